@@ -1,0 +1,268 @@
+"Routers, frontiers, STEER's mixtures and the threshold grid, against brute force, simulation and independent formulas."
+import itertools, subprocess, sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+
+from stepwise_routing import baselines as B
+from stepwise_routing.baselines import (COLUMNS, STEER, LargeOnly, Mixture, OracleRouter, RandomRouter, SmallOnly, choose_threshold, cost_matched,
+                                        escalation_times, fit_mixture, fit_steer, grid_search, is_degenerate, mixing_line, oracle_frontier,
+                                        oracle_times, outcome_grid, outcome_rows, random_frontier, random_outcome, replay, save_rows, toy_table, walk_outcome)
+
+READINGS = 'append', 'regenerate'
+
+# ---- replay -------------------------------------------------------------------------------------------------------------------------
+def slow_time(scores, T, threshold):
+    for t in range(T):
+        if scores[t] < threshold: return t
+    return T
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('threshold', [0., .1, .5, .95, 1.])
+def test_replay_is_the_first_crossing(on_escalate, threshold):
+    table, router = toy_table(60), RandomRouter(on_escalate=on_escalate)
+    scores = router.table_score(table)
+    t = np.array([slow_time(s, T, threshold) for s, T in zip(scores, table.n_steps)])
+    assert (escalation_times(router, table, threshold) == t).all()
+    got, want = replay(router, table, threshold), table.outcome(t, on_escalate)
+    assert all((got[k] == want[k]).all() for k in want)
+
+def test_many_thresholds_at_once():
+    table, router = toy_table(50), RandomRouter()
+    many = escalation_times(router, table, B.THRESHOLDS)
+    assert all((many[:, i] == escalation_times(router, table, x)).all() for i, x in enumerate(B.THRESHOLDS))
+    assert (np.diff(many, axis=1) <= 0).all(), 'a higher threshold never escalates later'
+
+def test_single_models():
+    table = toy_table(80)
+    small, large = replay(SmallOnly(), table, 1.), replay(LargeOnly(), table, 1.)
+    assert small['large_tokens'].sum() == 0 and large['small_tokens'].sum() == 0
+    assert (large['correct'] == table.correct[:, 0]).all()
+    assert (small['correct'] == table.correct[np.arange(80), table.n_steps]).all()
+    line = mixing_line(table)
+    assert line['accuracy'].tolist() == [small['correct'].mean(), large['correct'].mean()]
+    assert line['cost'].tolist() == [small['paper_flops'].mean(), large['paper_flops'].mean()]
+
+def state(problem, sample, n, benchmark='toy'):
+    return SimpleNamespace(problem=SimpleNamespace(benchmark=benchmark, id=problem), sample=sample, steps=(None,)*n, path='0'*n)
+
+def test_random_scores_are_those_of_the_walk_and_uniform():
+    table, router = toy_table(300), RandomRouter()
+    scores = router.table_score(table)
+    for i in (0, 7, 299):
+        walked = [router.score([state(table.problem_id[i], 0, t + 1)])[0] for t in range(table.n_steps[i])]
+        assert walked == scores[i, :table.n_steps[i]].tolist()
+    flat = np.sort(scores[~np.isnan(scores)])
+    assert 0 <= flat[0] and flat[-1] < 1
+    assert np.abs(flat - (np.arange(len(flat)) + .5)/len(flat)).max() < 1.63/np.sqrt(len(flat)), 'Kolmogorov-Smirnov at 1 %'
+    assert (RandomRouter(seed=1).table_score(table)[0] != scores[0])[:table.n_steps[0]].all()
+
+def test_oracle_router_scores_agree_with_the_table():
+    table = toy_table(60)
+    for e in READINGS:
+        router = OracleRouter.of(table, e)
+        assert (escalation_times(router, table, .5) == oracle_times(table, e)).all()
+        for i in range(60):
+            walked = [router.score([state(table.problem_id[i], 0, t + 1)])[0] for t in range(table.n_steps[i])]
+            assert walked == router.table_score(table)[i, :table.n_steps[i]].tolist()
+
+# ---- frontiers ----------------------------------------------------------------------------------------------------------------------
+def tiny(seed, n=4):
+    table = toy_table(n, seed=seed)
+    r = np.random.default_rng(seed) # not the usual order of costs
+    return replace(table, large_tokens=table.large_tokens*r.integers(1, 4, table.large_tokens.shape)//2)
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('seed', range(6))
+def test_oracle_frontier_is_brute_force(on_escalate, seed):
+    table = tiny(seed)
+    best = {}
+    for t in itertools.product(*(range(T + 1) for T in table.n_steps)):
+        o = table.outcome(np.array(t), on_escalate)
+        k = int(o['correct'].sum())
+        best[k] = min(best.get(k, np.inf), o['paper_flops'].mean())
+    least = {k: min(v for j, v in best.items() if j >= k) for k in best}
+    frontier = oracle_frontier(table, on_escalate)
+    assert np.isclose(frontier['cost'][0], min(best.values()))
+    for a, c in zip(frontier['accuracy'], frontier['cost']): assert np.isclose(least[round(a*len(table))], c)
+    assert round(frontier['accuracy'][-1]*len(table)) == max(best)
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('seed', range(6))
+def test_oracle_is_the_cheapest_right_time(on_escalate, seed):
+    table = tiny(seed, 12)
+    got = replay(OracleRouter.of(table, on_escalate), table, .5)
+    for i, T in enumerate(table.n_steps):
+        every = [{k: v[i] for k, v in table.outcome(np.minimum(t, table.n_steps), on_escalate).items()} for t in range(T + 1)]
+        right = [o['paper_flops'] for o in every if o['correct'] == 1]
+        assert got['correct'][i] == bool(right)
+        assert got['paper_flops'][i] == (min(right) if right else every[T]['paper_flops'])
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_random_frontier_is_what_coins_come_to(on_escalate):
+    table, r, p = toy_table(150), np.random.default_rng(0), np.array([0., .1, .35, .8, 1.])
+    exact = random_frontier(table, on_escalate, p)
+    for i, hazard in enumerate(p):
+        draws = []
+        for _ in range(400):
+            coin = r.random(table.obs.shape[:2]) < hazard
+            coin &= np.arange(coin.shape[1]) < table.n_steps[:, None]
+            o = table.outcome(np.where(coin.any(1), coin.argmax(1), table.n_steps), on_escalate)
+            draws.append((o['correct'].mean(), o['paper_flops'].mean()))
+        mean, error = np.mean(draws, 0), np.std(draws, 0)/np.sqrt(400)
+        assert abs(mean[0] - exact['accuracy'][i]) <= 4*error[0] + 1e-12
+        assert abs(mean[1] - exact['cost'][i]) <= 4*error[1] + 1.
+
+def test_hashed_coin_agrees_with_its_expectation():
+    table = toy_table(2000)
+    for p in (.1, .4):
+        o, e = replay(RandomRouter(), table, p), random_outcome(table, p)
+        for k in ('correct', 'paper_flops', 'steps'):
+            assert abs(o[k].mean() - e[k].mean()) < 4*np.std(o[k] - e[k])/np.sqrt(2000)
+
+@given(share=st.floats(0, 1))
+@settings(max_examples=25, deadline=None)
+def test_cost_matched_costs_what_was_asked(share):
+    table = toy_table(60)
+    low, high = (random_outcome(table, p)['paper_flops'].mean() for p in (0., 1.))
+    cost = low + share*(high - low)
+    assert np.isclose(random_outcome(table, cost_matched(table, cost))['paper_flops'].mean(), cost, rtol=1e-9)
+
+def test_cost_matched_says_what_is_possible():
+    with pytest.raises(ValueError, match='no random router on toy test costs 1e\\+12 FLOPs: p from 0 to 1 covers'): cost_matched(toy_table(20), 1e12)
+
+# ---- STEER --------------------------------------------------------------------------------------------------------------------------
+mixtures = st.builds(lambda w, m, gap, a, b: Mixture((w, 1 - w), (m, m + gap), (a, b)), st.floats(.05, .95), st.floats(-50, 50), st.floats(.01, 30),
+                     st.floats(.05, 20), st.floats(.05, 20))
+
+@given(mixtures, st.lists(st.floats(-200, 200), min_size=2, max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_posterior_is_a_monotone_probability(m, scores):
+    p = m.posterior(np.sort(scores))
+    assert ((0 <= p) & (p <= 1)).all() and (np.diff(p) >= -1e-12).all()
+
+@given(mixtures, st.floats(-60, 90))
+@settings(max_examples=300, deadline=None)
+def test_fold_changes_nothing_between_the_means(m, s):
+    inside = float(np.clip(s, *m.mean))
+    assert np.isclose(m.posterior(inside), m.posterior(inside, fold=False), rtol=1e-9, atol=1e-12)
+    if m.turn is not None: assert not m.mean[0] < m.turn < m.mean[1]
+
+@given(mixtures, st.floats(-60, 90))
+@settings(max_examples=200, deadline=None)
+def test_posterior_is_bayes_rule(m, s):
+    from scipy.stats import norm
+    density = [w*norm.pdf(s, a, b) for w, a, b in zip(m.weight, m.mean, m.std)]
+    assume(sum(density) > 1e-250)
+    assert np.isclose(m.posterior(s, fold=False), density[1]/sum(density), rtol=1e-6, atol=1e-9)
+
+def test_the_printed_posterior_is_not_monotone():
+    p = Mixture((.4, .6), (14., 20.), (1., 3.)).posterior([5., 13.], fold=False)
+    assert p[0] > p[1]
+
+def em(s, m, steps=3000):
+    "Expectation-maximisation for two normals, written out."
+    w, sd = np.array([.5, .5]), np.array([s.std(), s.std()])
+    for _ in range(steps):
+        d = w*np.exp(-((s[:, None] - m)/sd)**2/2)/sd
+        r = d/d.sum(1, keepdims=True)
+        n = r.sum(0)
+        w, m = n/len(s), (r*s[:, None]).sum(0)/n
+        sd = np.sqrt((r*(s[:, None] - m)**2).sum(0)/n)
+    return w, m, sd
+
+def test_fit_agrees_with_em_written_out():
+    r = np.random.default_rng(1)
+    s = np.r_[r.normal(12, 1.5, 300), r.normal(19, 2.5, 500)]
+    got, (w, m, sd) = fit_mixture(s), em(s, np.array([10., 20.]))
+    assert np.allclose(got.mean, m, atol=.02) and np.allclose(got.std, sd, atol=.02) and np.allclose(got.weight, w, atol=.01)
+
+def test_fit_finds_a_known_mixture():
+    r = np.random.default_rng(2)
+    first = r.random(20_000) < .3
+    got = fit_mixture(np.where(first, r.normal(-2, 1, 20_000), r.normal(3, 2, 20_000)))
+    assert np.allclose(got.weight, (.3, .7), atol=.02) and np.allclose(got.mean, (-2, 3), atol=.1) and np.allclose(got.std, (1, 2), atol=.1)
+
+def test_fit_is_ordered_reproducible_and_knows_no_scale():
+    r = np.random.default_rng(3)
+    s = np.r_[r.normal(15, 1, 200), r.normal(20, 1, 200)]
+    a, b, c = fit_mixture(s), fit_mixture(s), fit_mixture(1e4*s + 7)
+    assert a == b and a.mean[0] < a.mean[1]
+    assert np.allclose(np.array(c.mean), 1e4*np.array(a.mean) + 7, rtol=1e-3) and np.allclose(c.weight, a.weight, atol=1e-3)
+
+def test_degenerate_fits_fall_back_on_the_pooled_one():
+    table = toy_table(300, 'train')
+    obs = table.obs.copy()
+    index = np.arange(obs.shape[1])
+    known = ~np.isnan(obs[:, :, 0])
+    obs[:, 1, 0][known[:, 1]] = np.where(np.arange(known[:, 1].sum()) % 4, 20., 15.) # two spikes
+    obs[:, 2, 0][known[:, 2]] = 18.                                                   # one value
+    steer = fit_steer(replace(table, obs=obs))
+    few = (known.sum(0) < 50)
+    assert steer.mixtures[1] is None and steer.mixtures[2] is None and steer.mixtures[0] is not None
+    assert all(steer.mixtures[j] is None for j in index[few]) and steer.at(1) is steer.pooled and steer.at(99) is steer.pooled
+    assert fit_steer(table, gmm='pooled').mixtures == ()
+
+def test_steer_table_and_states_give_the_same_scores():
+    from stepwise_routing.core import Step
+    table, steer = toy_table(30), fit_steer(toy_table(300, 'train'))
+    step = lambda x: Step('1', 0, 'step', ids=(1,), ends=(1,), max_logit=(float(x),), generated=1)
+    for i in range(30):
+        chain = tuple(step(x) for x in table.obs[i, :table.n_steps[i], 0])
+        scores = steer.score([SimpleNamespace(steps=chain[:t + 1]) for t in range(len(chain))])
+        assert np.allclose(scores, steer.table_score(table)[i, :len(chain)], rtol=0, atol=0)
+    with pytest.raises(ValueError, match='raw logits'): steer.score([SimpleNamespace(steps=(replace(step(1), max_logit=None),))])
+
+def test_steer_scopes():
+    rest, nxt = (fit_steer(toy_table(100, 'train'), s) for s in ('rest', 'next'))
+    assert (rest.mode, rest.rescore, nxt.mode, nxt.rescore) == ('absorbing', False, 'per_step', True)
+    with pytest.raises(ValueError, match='walk the tree instead'): replay(nxt, toy_table(10), .5)
+    with pytest.raises(ValueError, match="unknown scope 'nxet'.*did you mean 'next'"): fit_steer(toy_table(100, 'train'), 'nxet')
+
+# ---- the threshold ------------------------------------------------------------------------------------------------------------------
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=11), st.integers(0, 20))
+@settings(max_examples=300, deadline=None)
+def test_choice_is_the_cheapest_that_is_good_enough(points, large):
+    accuracy, cost, alpha = [a/20 for a, _ in points], [c for _, c in points], .1
+    i = choose_threshold(accuracy, cost, large/20, alpha)
+    good = [j for j in range(len(points)) if points[j][0] >= large - 2]
+    if good: assert i in good and cost[i] == min(cost[j] for j in good)
+    else: assert accuracy[i] == max(accuracy) and cost[i] == min(c for a, c in zip(accuracy, cost) if a == max(accuracy))
+
+class Poison:
+    "A test table: any look at it fails."
+    split = 'test'
+    benchmark = 'toy'
+    def __getattr__(self, name): raise AssertionError(f'the test split was read: {name}')
+
+def test_nothing_is_chosen_or_fitted_on_test():
+    steer = fit_steer(toy_table(200, 'train'))
+    with pytest.raises(ValueError, match='choosing a threshold on toy was handed the test split'): grid_search(steer, Poison())
+    with pytest.raises(ValueError, match='fitting STEER on toy was handed the test split'): fit_steer(Poison())
+
+def test_grid_search_reports_the_whole_grid():
+    table, steer = toy_table(200, 'calibration'), fit_steer(toy_table(200, 'train'))
+    grid = grid_search(steer, table)
+    for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost):
+        o = replay(steer, table, x)
+        assert (a, c) == (o['correct'].mean(), o['paper_flops'].mean())
+    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02) and grid.threshold == B.THRESHOLDS[grid.chosen]
+    assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
+
+# ---- files and imports --------------------------------------------------------------------------------------------------------------
+def test_rows_round_trip_and_are_the_same_bytes(tmp_path):
+    table = toy_table(20)
+    rows = outcome_rows(SmallOnly(), table, random_outcome(table, .37), .37)
+    paths = [tmp_path/'a.csv', tmp_path/'b.csv']
+    for p in paths: save_rows(p, rows)
+    assert paths[0].read_bytes() == paths[1].read_bytes() and sorted(x.name for x in tmp_path.iterdir()) == ['a.csv', 'b.csv']
+    header, *lines = paths[0].read_text().splitlines()
+    assert tuple(header.split(',')) == COLUMNS
+    assert [float(line.split(',')[7]) for line in lines] == random_outcome(table, .37)['correct'].tolist()
+
+def test_import_loads_no_heavy_package():
+    code = 'import sys, stepwise_routing.baselines; print([m for m in ("torch", "sklearn", "matplotlib", "pandas", "transformers") if m in sys.modules])'
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip() == '[]'

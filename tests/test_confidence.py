@@ -1,0 +1,164 @@
+import json, re, sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy import toy_backends, toy_problems
+from stepwise_routing.core import Step
+from stepwise_routing.confidence import *
+
+def tokens(text, pattern=r'\\[A-Za-z]+|[A-Za-z]+|\d|\s+|.'):
+    "Tokens and their ends, as a tokenizer with single digits would cut them."
+    ends = [m.end() for m in re.finditer(pattern, text, re.S)]
+    return [text[a:b] for a, b in zip([0] + ends, ends)], ends
+
+def masked(text, **kw):
+    words, ends = tokens(text, **kw)
+    return ''.join(w for w, m in zip(words, math_token_mask(text, ends)) if m)
+
+# ---------------------------------------------------------------- the mask
+@pytest.mark.parametrize('text, math', [
+    ('Natalia sold 48/2 = 24 clips in May.', '48/2=24'),
+    (r'First, we use $r = \sqrt{x^2 + y^2}$ here.', r'$r=\sqrt{x^2+y^2}$'),
+    (r'Thus \(\theta = \frac{\pi}{2}\) as wanted', r'\(\theta=\frac{\pi}{2}\)'),
+    (r'So \[a^n - b^n\] divides it', r'\[a^n-b^n\]'),
+    ('We get $$\nx + y\n$$ now', '$$x+y$$'),
+    (r'\begin{align*} x &= y \\ z &= w \end{align*} done', r'\begin{align*}x&=y\\z&=w\end{align*}'),
+    (r'The answer is \boxed{\text{even}}.', r'\boxed{\text{even}}'),
+    (r'cut off \(x + y', r'\(x+y'),
+    ('It costs $5 and $6 more.', '56'),
+    ('A well-known and/or trick - **Step 1**: go', '-1'),
+    ('3*4=12, 2**3=8 and 5! = 120', '3*4=122**3=85!=120'),
+    ('Wow! No maths.', 'Wow!Nomaths.'),                  # falls back to all tokens
+    ('1,234.50 dollars', '1,234.50'), ('-3 < x', '-3<'), ('50% of it', '50%'), ('x ≤ 7 × 8', '≤7×8'),
+])
+def test_what_counts_as_mathematics(text, math):
+    assert re.sub(r'\s', '', masked(text)) == math
+
+@given(st.text(st.characters(exclude_categories=['Cs']), max_size=60), st.data())
+def test_mask_on_any_text_and_any_cut(text, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
+    mask = math_token_mask(text, cuts)
+    assert mask.dtype == bool and mask.shape == (len(cuts),) and (mask.any() or not cuts)
+
+@given(st.sampled_from([r'Let $x=3$, so \(2x+1=7\).', 'So 12 apples and 30 pears: 42', r'By \frac{1}{2} and $$y$$']), st.data())
+def test_mask_does_not_depend_on_how_tokens_are_cut(text, data):
+    "A coarse token is in the mask exactly where one of its characters is."
+    fine = math_token_mask(text, list(range(1, len(text) + 1)))
+    ends = sorted({*data.draw(st.lists(st.integers(1, len(text)), max_size=10)), len(text)})
+    coarse = math_token_mask(text, ends)
+    assert coarse.tolist() == [bool(fine[a:b].any()) for a, b in zip([0] + ends, ends)]
+
+def test_tokens_without_width_carry_no_mathematics():
+    assert math_token_mask('7', [1, 1, 1]).tolist() == [True, False, False]
+    assert math_token_mask('', [0]).tolist() == [True] and math_token_mask('', []).tolist() == []
+
+def test_mask_is_quick_on_hostile_text():
+    for text in ('$'*20_000, r'\begin{a}'*2000, r'\('*10_000, '{'*50_000, '1'*100_000, r'\a{'*10_000, r'\a{b{c}'*5000, r'\a{' + 'x{y}'*20_000, '$$ a $'*5000):
+        math_token_mask(text, [len(text)])
+
+# ---------------------------------------------------------------- the scores
+def step_of(text, prob, logit, rank=None, finish='step'):
+    ends = tokens(text)[1]
+    assert len(ends) == len(prob) == len(logit)
+    return Step(text, 0, finish, tuple(ends), tuple(ends), tuple(prob), tuple(rank or [1]*len(prob)), tuple(logit), generated=len(ends))
+
+def test_scores_on_a_latex_step_by_hand():
+    step = step_of(r'So $x=7$ holds', [.9, .1, .8, .7, .6, .95, .85, .2, .3], [20, 99, 10, 11, 12, 13, 14, 99, 99], [1, 1, 1, 6, 9, 1, 1, 1, 1])
+    assert logit_confidence(step) == pytest.approx((10 + 11 + 12 + 13 + 14)/5)
+    assert logprob_confidence(step) == .6
+    assert logprob_confidence(step, outside='drop') == .8 and logprob_confidence(step, k=6, outside='drop') == .7
+    assert logprob_confidence(replace(step, rank=(9,)*9), outside='drop') == .6          # nothing left: as if nothing were dropped
+
+def test_scores_of_steps_that_lack_something():
+    step = step_of('7', [.5], [3.])
+    assert np.isnan(logit_confidence(replace(step, max_logit=None))) and logprob_confidence(replace(step, max_logit=None)) == .5
+    bare = Step('7', 1, 'stop')
+    assert np.isnan(logit_confidence(bare)) and np.isnan(logprob_confidence(bare))
+    empty = Step('', 0, 'step', (5,), (0,), (.25,), (1,), (8.,), 1)
+    assert (logit_confidence(empty), logprob_confidence(empty)) == (8., .25)
+    for bad in (dict(outside='skip'), dict(k=0)):
+        with pytest.raises(ValueError): logprob_confidence(step, **bad)
+
+def test_observe():
+    steps = [step_of('so 7', [.9, .9, .5], [1, 2, 3]), step_of(r'\boxed{7}', [.9, .8, .7, .6], [4, 4, 4, 4])]
+    obs = observe([steps[0], replace(steps[1], model=1)])
+    assert FEATURES == ('score_logit', 'score_prob', 'index', 'length', 'final', 'model')
+    np.testing.assert_allclose(obs, [[3, .5, 0, 3, 0, 0], [4, .6, 1, 4, 1, 1]])
+    assert observe(steps, difficulty=4.5)[:, -1].tolist() == [4.5, 4.5] and observe([]).shape == (0, 6)
+
+# ---------------------------------------------------------------- standardising
+@given(st.lists(st.tuples(*[st.floats(-1e3, 1e3)]*3), min_size=1, max_size=30))
+def test_scaler_standardises_and_survives_a_file(rows):
+    import tempfile
+    obs = np.array(rows)
+    scaler = fit_scaler(obs, ('a', 'b', 'c'))
+    z = scaler(obs)
+    assert np.isfinite(z).all() and np.abs(z.mean(0)).max() < 1e-6
+    varies = obs.std(0) > 1e-9
+    np.testing.assert_allclose(z.std(0)[varies], 1, rtol=1e-3)
+    with tempfile.TemporaryDirectory() as d:
+        scaler.save(Path(d)/'scaler.json')
+        assert Scaler.load(Path(d)/'scaler.json') == scaler
+
+def test_scaler_ignores_padding_and_missing_scores():
+    obs = np.full((2, 3, 2), np.nan)
+    obs[0, :2], obs[1, :1] = [[1, np.nan], [3, np.nan]], [[5, np.nan]]
+    scaler = fit_scaler(obs, ('a', 'b'))
+    assert scaler.mean == (3., 0.) and scaler.std == (pytest.approx(np.std([1, 3, 5])), 1.)
+    assert fit_scaler([[7.], [7.]], ('a',)).std == (1.,)
+
+# ---------------------------------------------------------------- AUROC
+def brute(scores, labels):
+    wins = [(p > q) + .5*(p == q) for p, a in zip(scores, labels) if a for q, b in zip(scores, labels) if not b]
+    return np.mean(wins)
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40).filter(lambda x: len({b for _, b in x}) == 2))
+def test_auroc_is_the_share_of_pairs_in_order(items):
+    scores, labels = zip(*items)
+    at, lo, hi = auroc(scores, labels, n_boot=20)
+    assert at == pytest.approx(brute(scores, labels)) and 0 <= lo <= hi <= 1
+    assert auroc([-s for s in scores], labels, n_boot=20)[0] == pytest.approx(1 - at)
+
+def test_auroc_bootstrap_is_that_of_resampled_groups():
+    r = np.random.default_rng(3)
+    groups = r.integers(0, 12, 60); labels = r.random(60) < .6; scores = r.normal(size=60).round(1) + labels
+    at, lo, hi = auroc(scores, labels, groups, n_boot=2000, seed=1)
+    draws = []
+    for _ in range(2000):
+        rows = np.concatenate([np.flatnonzero(groups == g) for g in r.choice(np.unique(groups), 12)])
+        if 0 < labels[rows].sum() < len(rows): draws.append(brute(scores[rows], labels[rows]))
+    assert lo < at < hi
+    np.testing.assert_allclose([lo, hi], np.percentile(draws, [2.5, 97.5]), atol=.02)
+
+def test_auroc_interval_covers_the_truth_about_as_often_as_it_says():
+    from math import erf
+    truth, r, hit = .5*(1 + erf(1/2)), np.random.default_rng(0), 0       # two unit normals, one apart
+    for i in range(200):
+        labels = r.random(120) < .5
+        _, lo, hi = auroc(r.normal(size=120) + labels, labels, n_boot=300, seed=i)
+        hit += lo <= truth <= hi
+    assert .88 <= hit/200 <= .99
+
+def test_auroc_edges():
+    assert auroc([1, 2, np.nan], [False, True, False], n_boot=10)[0] == 1
+    assert all(np.isnan(auroc([1, 2], [True, True])))
+    assert auroc([1, 1, 1], [True, False, True], n_boot=10) == (.5, .5, .5)
+    assert auroc(range(50), [i % 3 > 0 for i in range(50)], seed=4) == auroc(range(50), [i % 3 > 0 for i in range(50)], seed=4)
+
+def test_scores_tell_right_toy_steps_from_wrong_ones(tmp_path):
+    from stepwise_routing.rollouts import RolloutStore, RoutingTree, collect_rollouts, tree_settings
+    backends, problems = toy_backends(2), toy_problems(150)
+    with RolloutStore(tmp_path/'s.jsonl', tree_settings('toy', backends)) as store:
+        collect_rollouts(problems, RoutingTree(backends, store), continuations=False)
+        steps = [(key[0], store.get(*key)) for key in store.index]
+    steps = [(p, s) for p, s in steps if s.text]
+    right, groups = ['slip' not in s.text for _, s in steps], [p for p, _ in steps]
+    for score in (logit_confidence, logprob_confidence):
+        at, lo, hi = auroc([score(s) for _, s in steps], right, groups)
+        assert lo > .6

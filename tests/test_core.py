@@ -1,0 +1,201 @@
+"""Records, steps and boxes, seeds, benchmarks on the 20-row samples, costs."""
+import asyncio, json, os, subprocess, sys, time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from stepwise_routing import core
+from stepwise_routing.core import (PRICES, SPLITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed, extract_boxed, generation_flops, load_problems,
+                                   nearest, run_async, split_steps)
+
+DATA = Path(__file__).parent/'data'
+SAMPLES = dict(gsm8k=DATA/'gsm8k.jsonl', math500=DATA/'math500.jsonl', omnimath=DATA/'omnimath.jsonl')
+
+# ---- steps and boxes
+@pytest.mark.parametrize('text,boxed', [
+    (r'\boxed{5}', '5'), (r'\boxed{ 5 }', '5'), (r'\boxed {5}', '5'), (r'\fbox{5}', '5'), (r'\boxed{\frac{1}{\sqrt{2}}}', r'\frac{1}{\sqrt{2}}'),
+    (r'\boxed{1} then \boxed{2}', '2'), (r'\boxed{1} then \boxed{2', '1'), (r'\boxed{\boxed{3}}', '3'), (r'\boxed{1', None), ('no box', None), ('', None),
+    (r'\boxed{\{1,2\}}', r'\{1,2\}'), (r'\boxed{\left\{ x \right.}', r'\left\{ x \right.'), (r'{ \boxed{4} ', '4'), (r'} \boxed{4}', '4'), (r'\boxed', None), (r'\boxed 2$.', '2'),
+    (r'\boxed{}', ''), (r'\boxed{a}{b}', 'a'), (r'x\\{\boxed{6}}', '6'), (r'\unboxed{5}', None)])
+def test_extract_boxed(text, boxed): assert extract_boxed(text) == boxed
+
+balanced = st.recursive(st.text('ab01+ ', max_size=5), lambda s: st.tuples(s, s, s).map(lambda t: t[0] + '{' + t[1] + '}' + t[2]), max_leaves=12)
+
+@settings(deadline=None)
+@given(st.text(max_size=30).filter(lambda s: '\\' not in s), balanced, st.text('ab{}$ .', max_size=20))
+def test_a_complete_box_is_found_whatever_surrounds_it(before, content, after):
+    assert extract_boxed(before + r'\boxed{' + content + '}' + after) == content.strip()
+
+@pytest.mark.parametrize('text', [r'\boxed{'*150_000, r'\boxed '*150_000, '{'*10**6, '}'*10**6, r'\boxed{1}'*100_000, r'\boxed' + ' '*10**6, '\\'*10**6])
+def test_boxes_take_linear_time(text):
+    start = time.perf_counter()
+    extract_boxed(text)
+    assert time.perf_counter() - start < 3
+
+@given(st.lists(st.text('ab c.\n').map(lambda s: ' '.join(s.split())).filter(bool), max_size=6), st.integers(1, 3))
+def test_steps_survive_joining(steps, breaks):
+    assert split_steps('\n\n'*breaks + ('\n\n'*breaks).join(steps) + '\n') == steps
+
+def test_windows_line_ends_separate_steps(): assert split_steps('a\r\n\r\nb') == ['a', 'b']
+
+def test_a_step_is_final_when_it_ends_or_holds_a_box():
+    assert not Step('a', 0, 'step').final
+    assert Step('a', 0, 'stop').final and Step('a', 0, 'length').final and Step(r'\boxed{1}', 0, 'step').final
+    assert not Step(r'\boxed{1', 0, 'step').final
+
+# ---- names, seeds, prompts
+def test_edge_seeds_depend_on_every_part_and_on_nothing_else():
+    base = ('gsm8k', 'p1', 0, '00', 1)
+    others = [('math500', 'p1', 0, '00', 1), ('gsm8k', 'p2', 0, '00', 1), ('gsm8k', 'p1', 1, '00', 1), ('gsm8k', 'p1', 0, '000', 1), ('gsm8k', 'p1', 0, '00', 0), ('gsm8k', 'p10', 0, '0', 1)]
+    seeds = [edge_seed(*a) for a in [base, *others]]
+    assert len(set(seeds)) == len(seeds) and all(0 <= s < 2**63 for s in seeds)
+    code = f'from stepwise_routing.core import edge_seed; print(edge_seed(*{base!r}))'
+    run = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONHASHSEED': '7'}, capture_output=True, text=True)
+    assert int(run.stdout) == seeds[0]
+
+def test_nearest():
+    assert nearest('calibratoin', SPLITS) == " (did you mean 'calibration'?)"
+    assert nearest('zzz', SPLITS) == ''
+
+def test_run_async_inside_and_outside_a_loop():
+    async def answer(): await asyncio.sleep(0); return 42
+    async def fail(): raise KeyError('inside')
+    async def main(): return run_async(answer())
+    assert run_async(answer()) == 42 and asyncio.run(main()) == 42
+    with pytest.raises(KeyError, match='inside'): run_async(fail())
+
+def test_prompts_hold_the_paper_template():
+    system, user = chat_prompt('What is 2+2?')
+    assert system == dict(role='system', content=r'Please reason step by step, and put your final answer within \boxed{}.')
+    assert user == dict(role='user', content='What is 2+2?')
+    text = core.VERIFY_PROMPT.format(question=r'\frac{1}{2}?', prefix='{a}', answer='b')
+    assert r'\frac{1}{2}?' in text and text.endswith('Verdict:\ncorrect | incorrect')
+
+# ---- benchmarks
+def write(path, rows): path.write_text(''.join(json.dumps(r) + '\n' for r in rows)); return path
+def rows(name): return [json.loads(line) for line in SAMPLES[name].read_text(encoding='utf-8').splitlines()]
+
+@pytest.mark.parametrize('name', SAMPLES)
+def test_samples_hold_twenty_problems(name):
+    raw = rows(name)
+    assert len(raw) == 20
+    problems = core._problems(name, 'test', SAMPLES[name])
+    assert len({p.id for p in problems}) == 20 and all(p.benchmark == name and p.answer and p.question for p in problems)
+    assert not any('\\boxed' in p.answer or '####' in p.answer for p in problems)
+
+@pytest.mark.parametrize('name', SAMPLES)
+def test_splits_are_disjoint_and_do_not_depend_on_the_order_of_the_file(name, tmp_path):
+    raw = rows(name)
+    shuffled = write(tmp_path/'shuffled.jsonl', raw[::-1])
+    split = {s: load_problems(name, s, path=SAMPLES[name]) for s in SPLITS}
+    assert split == {s: load_problems(name, s, path=shuffled) for s in SPLITS}
+    assert not {p.id for p in split['train']} & {p.id for p in split['calibration']}
+    if name == 'omnimath':
+        assert [len(split[s]) for s in SPLITS] == [8, 4, 8]
+        assert sorted(p.id for s in SPLITS for p in split[s]) == sorted(p.id for p in core._problems(name, 'test', SAMPLES[name]))
+    else:
+        assert len(split['train']) + len(split['calibration']) == len(split['test']) == 20
+    assert load_problems(name, 'test', n=3, path=SAMPLES[name]) == split['test'][:3]
+
+@pytest.mark.parametrize('name', ['gsm8k', 'math500'])
+def test_a_test_question_never_appears_in_train_or_calibration(name, tmp_path):
+    field = core.SOURCES[name].needs[0]
+    raw = rows(name)
+    reformatted = [{**r, field: '  ' + r[field].upper().replace(' ', '\n')} for r in raw[:10]]
+    test = write(tmp_path/'test.jsonl', reformatted)
+    kept = [p for s in ('train', 'calibration') for p in load_problems(name, s, path=SAMPLES[name], test_path=test)]
+    assert len(kept) == 10
+    assert not {core._key(p.question) for p in kept} & {core._key(p.question) for p in load_problems(name, 'test', path=test)}
+
+def test_from_the_hub_the_test_questions_are_left_out_too(monkeypatch):
+    asked = []
+    def hub(dataset, revision, configs, split): asked.append((dataset, revision, split)); return rows('gsm8k')[:20 if split == 'train' else 5]
+    monkeypatch.setattr(core, '_hub_rows', hub)
+    parts = {s: load_problems('gsm8k', s) for s in SPLITS}
+    assert len(parts['test']) == 5 and len(parts['train']) + len(parts['calibration']) == 15
+    assert {a[1] for a in asked} == {'740312add88f781978c0658806c59bc2815b9866'}
+
+def test_twins_and_empty_answers_are_left_out(tmp_path):
+    raw = rows('omnimath')
+    twin, empty = {**raw[0], 'problem': raw[0]['problem'].replace(' ', '  ').upper()}, {**raw[1], 'answer': ''}
+    path = write(tmp_path/'o.jsonl', [*raw, twin, {**raw[2], 'answer': '\\[ ' + raw[2]['answer'] + ' \\]'}])
+    found = [p for s in SPLITS for p in load_problems('omnimath', s, path=path)]
+    assert len(found) == 20
+    assert next(p for p in found if p.question == raw[2]['problem']).answer == raw[2]['answer']
+    path = write(tmp_path/'p.jsonl', [raw[0], empty, *raw[2:]])
+    assert len([p for s in SPLITS for p in load_problems('omnimath', s, path=path)]) == 19
+
+def test_known_near_duplicates_are_left_out_of_training_sets_and_never_of_math500(tmp_path):
+    question = 'What is the remainder when $1 + 2 + 3 + 4 + \\dots + 9 + 10$ is  divided by 8?'  # MATH train; a MATH-500 problem divides by 9
+    path = write(tmp_path/'m.jsonl', [*rows('math500'), dict(problem=question, solution=r'\boxed{7}')])
+    assert len([p for s in ('train', 'calibration') for p in load_problems('math500', s, path=path)]) == 20
+    assert len(load_problems('math500', 'test', path=path)) == 21
+
+def test_gsm8k_rows():
+    p = core._gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
+    assert p.answer == '1000' and p.solution == 'Half is 48/2=24.\n\nTotal 1,000.'
+
+def test_math_rows_take_the_last_box_where_no_answer_is_given():
+    p = core._math(dict(problem='P', solution=r'So \boxed{1}, no, $\boxed{\frac{1}{2}}$.', level='Level 5'))
+    assert p.answer == r'\frac{1}{2}' and p.difficulty == 5.
+    assert core._math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
+
+def test_parquet(tmp_path):
+    pa = pytest.importorskip('pyarrow'); pq = pytest.importorskip('pyarrow.parquet')
+    raw = [{k: r[k] for k in ('question', 'answer')} for r in rows('gsm8k')]
+    pq.write_table(pa.Table.from_pylist(raw), tmp_path/'g.parquet')
+    assert load_problems('gsm8k', 'test', path=tmp_path/'g.parquet') == load_problems('gsm8k', 'test', path=SAMPLES['gsm8k'])
+    (tmp_path/'bad.parquet').write_bytes(b'PAR1 nothing')
+    with pytest.raises(ValueError, match='bad.parquet is not a readable parquet file'): load_problems('gsm8k', 'test', path=tmp_path/'bad.parquet')
+
+GOOD = '{"question": "2+2?", "answer": "#### 4"}\n'
+@pytest.mark.parametrize('text,message', [
+    ('', 'holds no rows'), ('\n\n', 'holds no rows'), (GOOD + '{"question": "3+', r'row 2: not a JSON object \(.*cut off'), (GOOD + '\xff\xfe\n', 'row 2: not a JSON object'),
+    (GOOD + '[1]\n', 'row 2: not a JSON object'), (GOOD + '{"question": "3?"}\n', "row 2: no field 'answer'"), ('{"qestion": "3?", "answer": "#### 3"}', r"row 1: no field 'question' \(did you mean 'qestion'\?\)"),
+    (GOOD + '{"question": 3, "answer": "#### 3"}', "row 2: field 'question' is not text"), (GOOD + '{"question": "3?", "answer": "3"}', "row 2: field 'answer' has no \"#### number\""),
+    (GOOD + '{"question": "3?", "answer": null}', 'row 2: '), ('['*100_000, 'row 1: not a JSON object')])
+def test_bad_files_are_named_with_their_row(tmp_path, text, message):
+    path = tmp_path/'file.jsonl'; path.write_bytes(text.encode('latin-1'))
+    with pytest.raises(ValueError, match=message) as e: load_problems('gsm8k', 'test', path=path)
+    assert 'file.jsonl' in str(e.value) and '\n' not in str(e.value)
+
+def test_bad_names_and_numbers(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown benchmark 'gms8k' \(did you mean 'gsm8k'\?\); choose one of: gsm8k"): load_problems('gms8k', 'test')
+    with pytest.raises(ValueError, match=r"unknown benchmark 'micro-gsn' \(did you mean 'micro-gsm'\?\)"): load_problems('micro-gsn', 'test', n=3)
+    with pytest.raises(ValueError, match=r"unknown split 'cal'"): load_problems('gsm8k', 'cal')
+    with pytest.raises(ValueError, match='gsm8k test has 20 problems, n=21'): load_problems('gsm8k', 'test', n=21, path=SAMPLES['gsm8k'])
+    with pytest.raises(ValueError, match='at least 1'): load_problems('gsm8k', 'test', n=0, path=SAMPLES['gsm8k'])
+    with pytest.raises(FileNotFoundError, match=r"gsm8k.json is not a file \(did you mean 'gsm8k.jsonl'\?\)"): load_problems('gsm8k', 'test', path=DATA/'gsm8k.json')
+    with pytest.raises(ValueError, match='is generated: path='): load_problems('micro-gsm', 'test', n=3, path=SAMPLES['gsm8k'])
+    with pytest.raises(ValueError, match='say how many'): load_problems('micro-gsm', 'test')
+
+def test_without_datasets_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'datasets', None)
+    with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[hub\]"'): load_problems('gsm8k', 'test')
+
+# ---- costs
+tokens = st.integers(0, 5000)
+call = st.builds(lambda m, g, p, c: Call(m, g, p, min(c, p)), st.integers(-1, 1), tokens, tokens, tokens)
+PAIR, JUDGE = [ModelSpec('small', 1.5e9), ModelSpec('large', 7e9, price='gpt-4.1-mini')], ModelSpec('judge', 3e9, price='gpt-4o-mini')
+
+@given(st.lists(call, max_size=8))
+def test_costs_add_up_over_calls_and_full_is_never_below_paper(calls):
+    for f in (lambda c: generation_flops(c, PAIR, external=JUDGE), lambda c: generation_flops(c, PAIR, 'full', external=JUDGE), lambda c: api_cost(c, PAIR, external=JUDGE)):
+        assert f(calls) == pytest.approx(sum(f([c]) for c in calls))
+    assert generation_flops(calls, PAIR, 'full', JUDGE) >= generation_flops(calls, PAIR, 'paper', JUDGE)
+
+def test_the_paper_prices():
+    million = lambda **k: api_cost([Call(1, **{**dict(generated=0, prompt=0, cached=0), **k})], PAIR)
+    assert million(prompt=10**6) == pytest.approx(40) and million(prompt=10**6, cached=10**6) == pytest.approx(10) and million(generated=10**6) == pytest.approx(160)
+    assert set(PRICES) == {'gpt-4.1-mini', 'gpt-4o-mini'} and all(p.as_of for p in PRICES.values())
+
+def test_costs_name_what_is_missing():
+    with pytest.raises(ValueError, match='external'): generation_flops([Call(-1, 3, 5, 0, 'judge')], PAIR)
+    with pytest.raises(ValueError, match=r"did you mean 'paper'"): generation_flops([], PAIR, 'papr')
+    with pytest.raises(ValueError, match=r"did you mean 'gpt-4.1-mini'"): api_cost([Call(0, 1, 1, 0)], [ModelSpec('x', 0, price='gpt-4.1-mni')])
+    with pytest.raises(ValueError, match='model 2'): generation_flops([Call(2, 1, 1, 0)], PAIR)
+
+def test_import_is_light():
+    code = 'import sys; import stepwise_routing.core; print([m for m in ("torch", "numpy", "pandas", "sympy", "transformers", "datasets", "fastcore") if m in sys.modules])'
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'

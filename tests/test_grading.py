@@ -1,0 +1,190 @@
+"""Grading: hostile strings, agreement on known pairs, and the life of the grading processes."""
+import asyncio, json, os, subprocess, sys, threading, time
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from stepwise_routing.core import Grader, extract_boxed, is_equiv, split_steps
+from stepwise_routing import core
+
+SLACK = 1.  # a loaded machine may be late; the promise is 5 s
+
+EQUAL = [
+    ('5', 'x=5'), ('5', 'x = 5'), (r'\frac12', '0.5'), ('1/2', r'\frac{1}{2}'), ('50', '50%'), ('0.5', r'50\%'), ('10', r'10\text{ cm}'), ('10', '10 cm'),
+    ('10', r'10\,\mathrm{cm}^2'), ('36', r'36^\circ'), (r'\text{Evelyn}', 'Evelyn'), (r'\text{(C)}', 'C'), ('(3,4)', '(3, 4)'),
+    (r'\left(3,\frac{\pi}{2}\right)', r'(3, \pi/2)'), ('1,2,3', '3,2,1'), ('1,2,3', r'\{1,2,3\}'), (r'1\pm\sqrt{2}', r'1+\sqrt2, 1-\sqrt2'),
+    (r'(-\infty,2)\cup(3,\infty)', r'(-\infty, 2) \cup (3, \infty)'), ('12', '12.0'), ('1,234', '1234'), ('1234', r'1{,}234'), ('-3', '−3'),
+    ('2x+3', '3+2x'), ('(x+1)^2', 'x^2+2x+1'), (r'\begin{pmatrix}1\\2\end{pmatrix}', r'\begin{pmatrix} 1 \\ 2 \end{pmatrix}'), ('18', '$18'),
+    ('18', '18 miles per hour'), ('18', '18 dollars'), (r'2\sqrt{3}', r'\sqrt{12}'), (r'1\frac{1}{2}', '3/2'), ('10^{6}', '1000000'),
+    (r'x \in [-2,7]', '[-2,7]'), ('x>3', r'(3,\infty)'), (r'0.\overline{3}', '1/3'), ('1/3', '0.333333'), (r'\frac{3}{4}', '.75'),
+    (r'\binom{10}{3}', '120'), (r'50\cdot\binom{100}{50}', r'50\binom{100}{50}'), ('5!', '120'), ('7', r'\boxed{7}'), (r'-\frac{1}{2}', r'\frac{1}{-2}'),
+    ('1 000 000', '1000000'), (r'3\times 10^{5}', '300000'), (r'\{-1,2\}', 'x=-1, x=2'), ('-1,2', r'x=-1 \text{ or } x=2'), (r'\$32,\!348', '32348'),
+    (r'\frac{2^{n}-1}{8^{n}}', r'\frac{2^n-1}{2^{3n}}'), (r'\sin^2 x', r'(\sin x)^2'), ('2516_8', '2516'), (r'\frac{1}{2n}', r'C_n=\frac{1}{2n}')]
+DIFFERENT = [
+    ('5', '6'), ('5', '-5'), ('5', 'x=6'), ('x=5', 'y=5'), ('1/2', '2'), ('(3,4)', '(4,3)'), ('[0,1)', '(0,1)'), ('[0,1)', '[0,1]'), ('1,2,3', '1,2'),
+    ('3', '3, 4'), ('3,4', '3'), ('10', '10^2'), ('10', '1 0'), ('12', '1 2'), ('2x', '2y'), ('x+1', 'x-1'), ('12', '21'), ('0.33', '1/3'), ('A', 'B'),
+    (r'\text{(C)}', '(D)'), ('5', ''), ('5', ' '), ('5', None), ('', ''), ('5', 'nan'), ('5', 'inf'), ('2^{100}', '2^{101}'), (r'1\pm\sqrt{2}', r'1+\sqrt2'),
+    ('36', '36i'), ('5', '5pi'), ('5', '5x'), ('5', '5 pi'), ('5', '5 million'), ('50%', '5'), ('3.14', r'\pi'), ('4^{7}', '47'), ('10^{-20}', '0'), ('10^{-20}', '10^{-21}'),
+    ('0.00000001', '0.00000002'), (r'\frac{340}{2^{2017}}', r'\frac{\binom{2017}{340}}{2^{2017}}'), ('11:30', '11:31'), (r'\sqrt{x^2}', 'x'), ('1,234', '1,2,3,4'),
+    ('4343_6', '4343_7'), ('5', '5 or 6'), ('3/4', '4/3'), ('1000000.1', '1000000.2'), ('2^{1000}', '2^{1000}+1'), ('10^{30}', '10^{30}+1'),
+    ('66071772829247409', '66071678686068582'), (r'2\binom{4}{2}', '8'), ('1', '1/0')]
+
+@pytest.fixture(scope='module')
+def grader():
+    with Grader(n_workers=1) as g: yield g
+
+@pytest.fixture(scope='module')
+def hasty():
+    with Grader(n_workers=1, timeout=.3) as g: yield g
+
+@pytest.mark.parametrize('pairs,verdict', [(EQUAL, True), (DIFFERENT, False)], ids=['equal', 'different'])
+def test_known_pairs(grader, pairs, verdict):
+    assert [p for p, v in zip(pairs, grader.grade_many(pairs)) if v is not verdict] == []
+
+numbers = st.integers(-10**6, 10**6)
+
+@settings(max_examples=200, deadline=None)
+@given(numbers, numbers)
+def test_integers_are_graded_by_value(a, b):
+    assert core._quick(str(a), f'{b}.00') is (a == b)
+    assert core._quick(f'{a:,}', str(b)) is (a == b)
+
+@settings(max_examples=200, deadline=None)
+@given(numbers, st.integers(1, 1000), st.integers(1, 50))
+def test_fractions_are_graded_by_value(a, b, k):
+    assert core._quick(rf'\frac{{{a}}}{{{b}}}', f'{k*a}/{k*b}') is True
+    assert core._quick(rf'\dfrac{{{a}}}{{{b}}}', f'{k*a + 1}/{k*b}') is False
+
+# ---- hostile strings
+CANARY = '/tmp/stepwise-routing-canary-%d' % os.getpid()
+CODE = [f"__import__('os').system('touch {CANARY}')", f"exec(\"open('{CANARY}','w')\")", f"\\text{{__import__('os').system('touch {CANARY}')}}",
+        f"lambda: open('{CANARY}', 'w')", f"().__class__.__base__.__subclasses__()", f"x=__import__('pathlib').Path('{CANARY}').touch()",
+        f"\\frac{{open('{CANARY}','w')}}{{1}}", f"\\write18{{touch {CANARY}}}", "Symbol('x').__class__", "1;import os;os.abort()"]
+WORST = ['{'*1999, '('*900 + '1' + ')'*900, r'\frac{'*330, r'\boxed{'*280, '10^{10^{10^{10}}}', '9^9^9^9', '(10^9)!', r'\binom{10^9}{5\cdot10^8}', r'3^{10^{18}} \mod 7',
+         '(x+y+z+w)^{500}', r'\sum_{n=1}^{10^{10}} n^{n}', r'\begin{pmatrix}1&2\\3&4\end{pmatrix}^{10^{9}}', '1e999999999', '='.join(['x']*900),
+         '\x00\x01\x1b[31m', '\ud800\udfff x', '\\'*1999, '\n'*1500 + 'x', '🙂'*1999, '٣'*900]
+BIG = ['7'*10**6, r'\boxed{'*150_000, '{'*10**6, '^ '*500_000, '$'*10**6, ' '*10**6 + '3', '\\'*10**6, 'x=' * 500_000, '\x00'*10**6]
+
+def check(grader, text):
+    for gold, pred in ((r'\frac{x}{2}', text), (text, '3')):
+        start = time.perf_counter()
+        verdict = grader(gold, pred)
+        took = time.perf_counter() - start
+        assert isinstance(verdict, bool) and took < 5 + SLACK, (text[:40], took)
+    start = time.perf_counter()
+    extract_boxed(text), split_steps(text)
+    assert time.perf_counter() - start < 5
+    assert not os.path.exists(CANARY)
+
+@pytest.mark.parametrize('text', WORST + BIG + CODE, ids=lambda s: ascii(s[:12]))
+def test_hostile_strings(hasty, text): check(hasty, text)
+
+@pytest.mark.parametrize('text', ['10^{10^{10^{10}}}', '{'*1999])
+def test_is_equiv_keeps_its_promise_with_default_limits(text):
+    start = time.perf_counter()
+    assert is_equiv('3', text) is False
+    assert time.perf_counter() - start < 5 + SLACK
+
+pieces = st.sampled_from(['{', '}', r'\frac{', r'\boxed{', r'\sqrt', '^', '_', '10', '^{10^{10}}', '!', '(', ')', ',', '=', '<', r'\\', '$', '%', '.', ' ', '\n', '\x00', 'x', 'import',
+                          "__import__('os')", '[', ']', r'\text{', r'\int', r'\sum_{n=1}^{', r'\infty', '\ud83d', 'é', '-', '/', ';', '"', "'", '@', 'lambda:', '\t'])
+@settings(max_examples=50, deadline=None)
+@given(st.one_of(st.text(max_size=80), st.lists(pieces, max_size=25).map(''.join), st.builds(lambda a, n, b: a*n + b, pieces, st.integers(1, 300), pieces)))
+@example(CODE[0])
+def test_any_string(hasty, text): check(hasty, text)
+
+def test_nothing_is_evaluated():
+    import sympy
+    with pytest.raises(SyntaxError): core._literal("__import__('os').getcwd()")
+    assert core._literal('12') == sympy.Integer(12) and core._literal('1.5') == sympy.Float('1.5')
+
+GUARDED = '''
+import os, sys
+from stepwise_routing import core
+sys.addaudithook(core._guard)
+tried = {}
+def attempt(name, f):
+    try: f(); tried[name] = 'done'
+    except PermissionError: tried[name] = 'refused'
+attempt('write', lambda: open(sys.argv[1], 'w'))
+attempt('append', lambda: os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT))
+attempt('system', lambda: os.system('true'))
+attempt('fork', lambda: os.fork())
+attempt('eval', lambda: eval('1+1'))
+attempt('exec', lambda: exec('x = 1'))
+attempt('remove', lambda: os.remove(sys.argv[1]))
+attempt('kill', lambda: os.kill(os.getpid(), 0))
+attempt('socket', lambda: __import__('socket').socket())
+attempt('read', lambda: open(core.__file__).read())
+os.write(1, repr(tried).encode())
+os._exit(0)
+'''
+def test_second_wall(tmp_path):
+    canary = tmp_path/'canary'
+    out = subprocess.run([sys.executable, '-c', GUARDED, str(canary)], capture_output=True, text=True, timeout=30).stdout
+    tried = eval(out)
+    assert tried.pop('read') == 'done'
+    assert set(tried.values()) == {'refused'} and len(tried) == 9
+    assert not canary.exists()
+
+# ---- processes
+def alive(pid):
+    try: os.kill(pid, 0)
+    except ProcessLookupError: return False
+    try: return open(f'/proc/{pid}/stat').read().rsplit(')', 1)[1].split()[0] != 'Z'
+    except OSError: return True
+
+def gone(pid, seconds=10):
+    end = time.perf_counter() + seconds
+    while alive(pid) and time.perf_counter() < end: time.sleep(.02)
+    return not alive(pid)
+
+def test_server_is_replaced_and_leaves_no_zombie():
+    with Grader(n_workers=1) as g:
+        assert g('x+1', '1+x')
+        first = g.servers[0].process
+        first.kill(); first.wait()
+        assert g('x+2', '2+x')
+        second = g.servers[0].process
+        assert second.pid != first.pid
+    assert second.returncode is not None and not alive(second.pid)
+
+def test_given_up_pairs_are_listed_and_the_next_is_graded(hasty):
+    before = len(hasty.gave_up)
+    assert hasty('3', '10^{10^{10^{10}}}') is False
+    assert hasty.gave_up[before:] == [('3', '10^{10^{10^{10}}}')]
+    assert hasty('2x', 'x+x') is True
+
+def test_server_dies_with_its_parent():
+    code = 'import os, sys\nfrom stepwise_routing.core import Grader\ng = Grader(1); g("x+1", "1+x")\nos.write(1, b"%d" % g.servers[0].process.pid)\nos.kill(os.getpid(), 9)'
+    out = subprocess.run([sys.executable, '-c', code], capture_output=True, timeout=60)
+    assert gone(int(out.stdout))
+
+def test_from_threads_async_and_a_forked_process():
+    assert is_equiv('x+1', '1+x')
+    results = []
+    threads = [threading.Thread(target=lambda i=i: results.append(is_equiv(f'x+{i}', f'{i}+x'))) for i in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert results == [True]*8
+    async def main(): return is_equiv('2x', 'x+x')
+    assert asyncio.run(main())
+    pid = os.fork()
+    if pid == 0: os._exit(0 if is_equiv('3x', '2x+x') else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert is_equiv('4x', '2x+2x')  # the child left this process's server alone
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match='answers are text, got str and int'): is_equiv('5', 5)
+    with pytest.raises(ValueError, match='n_workers >= 1'): Grader(n_workers=0)
+    with pytest.raises(ValueError, match='timeout'): Grader(timeout=10)
+
+def test_plain_answers_start_no_process_and_are_fast():
+    g = Grader()
+    start = time.perf_counter()
+    assert sum(g.grade_many((str(i), str(i + i % 2)) for i in range(100_000))) == 50_000
+    assert time.perf_counter() - start < 10
+    assert all(s.process is None for s in g.servers)
+
+def test_grading_works_from_any_folder(tmp_path):
+    run = subprocess.run([sys.executable, '-c', 'from stepwise_routing.core import is_equiv; print(is_equiv("x+1", "1+x"))'], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == 'True' and run.stderr == ''

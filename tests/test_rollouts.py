@@ -1,0 +1,511 @@
+import asyncio, json, os, random, signal, subprocess, sys, time, warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy import ToyBackend, f32, toy_backends, toy_problems
+from stepwise_routing.core import Call, Step, edge_seed, extract_boxed, generation_flops
+from stepwise_routing.rollouts import *
+from stepwise_routing.rollouts import _edge_record, _edge_step, _seal, _unseal
+
+HERE = Path(__file__).parent
+SETTINGS = dict(benchmark='toy', models=[dict(spec=dict(name='m', params=1, price=None), temperature=.7)])
+quiet = pytest.mark.filterwarnings('ignore:.*torn by an interruption')
+
+def make_tree(path, k=2, sample=0, max_steps=30, backends=None, grade=None, **kwargs):
+    backends = backends or toy_backends(k, **kwargs)
+    store = RolloutStore(path, tree_settings('toy', backends))
+    return RoutingTree(backends, store, sample, max_steps, grade or (lambda gold, pred: gold == pred))
+
+@dataclass
+class Coin:
+    "A router whose score follows from the chain alone, for any mode."
+    mode: str = 'absorbing'
+    on_escalate: str = 'append'
+    start: int = 0
+    salt: int = 0
+    name: str = 'coin'
+    def score(self, states): return np.array([random.Random(f'{self.salt}-{s.problem.id}-{s.path}').random() for s in states])
+
+@dataclass
+class Script(Coin):
+    "Escalates where the script says so; the n-th question gets the n-th answer, then never again."
+    script: tuple = ()
+    rescore: bool = False
+    def __post_init__(self): self.asked = []
+    def score(self, states):
+        self.asked.append(states[0])
+        n = len(self.asked) - 1
+        return [0. if n < len(self.script) and self.script[n] else 1.]
+
+# ---------------------------------------------------------------- one line of the store
+numbers = st.floats(allow_nan=False, allow_infinity=True)
+steps = st.builds(Step, text=st.text(st.characters(), max_size=40), model=st.integers(0, 9), finish=st.sampled_from(['step', 'stop', 'length']),
+                  ids=st.lists(st.integers(0, 2**40)).map(tuple), ends=st.lists(st.integers(0, 2**31)).map(tuple), prob=st.lists(numbers).map(tuple),
+                  rank=st.lists(st.integers(1, 2**20)).map(tuple), max_logit=st.none() | st.lists(numbers).map(tuple),
+                  generated=st.integers(0, 10**6), prompt=st.integers(0, 10**6), cached=st.integers(0, 10**6))
+
+@given(steps)
+def test_a_line_keeps_a_step_exactly(step):
+    line = _seal(_edge_record(('p', 0, '01', step.model), step))
+    assert line.count(b'\n') == 1 and line.endswith(b'\n')
+    back = _edge_step(_unseal(line))
+    assert back == step and repr(back) == repr(step)
+
+@given(steps, st.data())
+def test_any_changed_byte_is_noticed(step, data):
+    line = _seal(_edge_record(('p', 0, '01', step.model), step))
+    at, new = data.draw(st.integers(0, len(line) - 2)), data.draw(st.integers(0, 255))
+    broken = line[:at] + bytes([new]) + line[at + 1:]
+    assert broken == line or _unseal(broken) is None
+
+# ---------------------------------------------------------------- the store
+def put_some(store, n, start=0):
+    for i in range(start, start + n):
+        store.put(f'p{i}', 0, '0'*(i % 3), i % 2, Step(f'step {i} \u2260 \n', i % 2, 'step', (i,), (3,), (f32(.1*i),), (1,), None, 1, 10 + i))
+
+def test_put_get_reopen_and_first_draw_wins(tmp_path):
+    with RolloutStore(tmp_path/'deep'/'s.jsonl', SETTINGS) as store:
+        put_some(store, 5)
+        old = store.get('p1', 0, '0', 1)
+        store.put('p1', 0, '0', 1, replace(old, text='another draw'))
+        assert store.get('p1', 0, '0', 1) == old and len(store) == 5 and ('p1', 0, '0', 1) in store
+        assert store.get('p1', 1, '0', 1) is None
+    for options in (dict(), dict(settings=SETTINGS), dict(readonly=True), dict(durable=True)):
+        with RolloutStore(tmp_path/'deep'/'s.jsonl', **options) as store: assert store.get('p1', 0, '0', 1) == old and len(store) == 5
+
+@quiet
+def test_cut_at_every_byte_of_the_last_two_records(tmp_path):
+    path = tmp_path/'s.jsonl'
+    with RolloutStore(path, SETTINGS) as store: put_some(store, 5); keys = list(store.index)
+    data = path.read_bytes()
+    ends = [i + 1 for i, c in enumerate(data) if c == 10]             # of the header and the five records
+    for cut in range(ends[3], len(data) + 1):
+        path.write_bytes(data[:cut])
+        whole = sum(end - 1 <= cut for end in ends[1:])               # a record that only lacks its line end is whole
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter('always')
+            with RolloutStore(path, SETTINGS) as store: assert list(store.index) == keys[:whole]
+        assert len(notes) == (cut not in ends and cut + 1 not in ends)
+        with RolloutStore(path, SETTINGS) as store:
+            put_some(store, 5)
+            assert len(store) == 5
+        assert path.read_bytes() == data
+
+@quiet
+def test_cut_at_every_byte_of_the_header(tmp_path):
+    path = tmp_path/'s.jsonl'
+    RolloutStore(path, SETTINGS).close()
+    data = path.read_bytes()
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        with RolloutStore(path, SETTINGS) as store: put_some(store, 1); assert len(store) == 1
+        with RolloutStore(path) as store: assert store.settings == SETTINGS and len(store) == 1
+
+def test_damage_further_up_names_the_row(tmp_path):
+    path = tmp_path/'s.jsonl'
+    with RolloutStore(path, SETTINGS) as store: put_some(store, 4)
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    start = len(lines[0]) + len(lines[1])
+    for at in range(start, start + len(lines[2])):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1:])
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=r's\.jsonl, row 3: damaged line') as e: RolloutStore(path, SETTINGS)
+        assert '\n' not in str(e.value) and path.read_bytes() == before
+
+def test_other_settings_are_refused_in_one_line(tmp_path):
+    path = tmp_path/'s.jsonl'
+    RolloutStore(path, SETTINGS).close()
+    for change, field in ((dict(benchmark='gsm8k'), 'settings.benchmark'), (dict(more=1), 'settings.more'), (dict(models=[]), 'settings.models'),
+                          (dict(models=[dict(SETTINGS['models'][0], temperature=1.)]), 'settings.models[0].temperature')):
+        with pytest.raises(ValueError) as e: RolloutStore(path, {**SETTINGS, **change})
+        assert field in str(e.value) and str(path) in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 400
+    with RolloutStore(path, SETTINGS): pass                                       # a refusal leaves no lock behind
+
+def test_another_file_is_left_alone(tmp_path):
+    path = tmp_path/'notes.txt'
+    for text in ('my notes', 'my notes\n', '{"question": "1+1"}\n', 'a\nb\nc\n'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match='not a rollout store'): RolloutStore(path, SETTINGS)
+        assert path.read_text() == text
+    path.write_bytes(_seal(dict(format='stepwise-routing rollouts 999', settings={})))
+    with pytest.raises(ValueError, match='rollouts 999'): RolloutStore(path, SETTINGS)
+    with pytest.raises(FileNotFoundError, match='run notebook 02'): RolloutStore(tmp_path/'none.jsonl')
+    assert not (tmp_path/'none.jsonl').exists()
+
+OPEN = 'import sys; from stepwise_routing.rollouts import RolloutStore; s = RolloutStore(sys.argv[1], readonly=len(sys.argv) > 2); print(len(s))'
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no fcntl')
+def test_one_writer_many_readers(tmp_path):
+    path = tmp_path/'s.jsonl'
+    with RolloutStore(path, SETTINGS) as store:
+        put_some(store, 3)
+        second = subprocess.run([sys.executable, '-c', OPEN, path], capture_output=True, text=True)
+        reader = subprocess.run([sys.executable, '-c', OPEN, path, 'r'], capture_output=True, text=True)
+    assert second.returncode == 1 and 'is being written by another process' in second.stderr.splitlines()[-1]
+    assert reader.stdout == '3\n'
+    assert subprocess.run([sys.executable, '-c', OPEN, path], capture_output=True, text=True).stdout == '3\n'
+
+def test_no_lock_where_the_system_has_none(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'fcntl', None)
+    with RolloutStore(tmp_path/'s.jsonl', SETTINGS) as store: put_some(store, 2); assert len(store) == 2
+
+def test_a_failed_write_leaves_no_torn_line(tmp_path):
+    path = tmp_path/'s.jsonl'
+    store = RolloutStore(path, SETTINGS)
+    put_some(store, 1)
+    class Full:
+        def __init__(self, file): self.file = file
+        def __getattr__(self, name): return getattr(self.file, name)
+        def write(self, data):
+            if len(data) < 50: raise OSError(28, 'No space left on device')
+            return self.file.write(data[:40])
+    whole, store.log.file = store.log.file, Full(store.log.file)
+    with pytest.raises(OSError, match='No space'): put_some(store, 1, 1)
+    store.log.file = whole
+    put_some(store, 1, 2); store.close()
+    with RolloutStore(path) as store: assert [k[0] for k in store.index] == ['p0', 'p2']
+
+WRITE = '''
+import sys; sys.path.insert(0, sys.argv[2])
+from test_rollouts import *
+store = RolloutStore(sys.argv[1], SETTINGS); print(len(store), flush=True)
+for i in range(len(store), 10**6): put_some(store, 1, i); print(i, flush=True)
+'''
+
+@quiet
+@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
+def test_nothing_that_was_put_is_lost_to_kill_9(tmp_path):
+    path, r = tmp_path/'s.jsonl', random.Random(0)
+    for _ in range(3):
+        p = subprocess.Popen([sys.executable, '-c', WRITE, path, HERE], stdout=subprocess.PIPE, text=True)
+        p.stdout.readline()
+        time.sleep(r.uniform(.005, .05)); p.send_signal(signal.SIGKILL)
+        said = p.stdout.read().split('\n')[:-1]; p.wait(); p.stdout.close()
+        with RolloutStore(path, readonly=True) as store:
+            n = len(store)
+            assert said and n >= int(said[-1]) + 1 and [k[0] for k in store.index] == [f'p{i}' for i in range(n)]
+
+def test_100_000_edges_load_in_two_seconds(tmp_path):
+    n, r = 30, random.Random(0)
+    step = Step('x'*60, 0, 'step', tuple(range(n)), tuple(range(2, 2*n + 2, 2)), *(tuple(f32(r.random()) for _ in range(n)) if i != 1 else (1,)*n for i in range(3)), n, 200)
+    record = _edge_record(('p', 0, '', 0), step)
+    with open(tmp_path/'s.jsonl', 'wb') as f:
+        f.write(_seal(dict(format='stepwise-routing rollouts 1', settings=SETTINGS)))
+        for i in range(100_000): f.write(_seal(record | dict(key=[f'p{i//20}', 0, '0'*(i % 20), 0])))
+    start = time.process_time()
+    with RolloutStore(tmp_path/'s.jsonl') as store:
+        took = time.process_time() - start
+        assert len(store) == 100_000 and store.get('p77', 0, '000', 0) == step
+    assert took < 2
+
+# ---------------------------------------------------------------- drawing edges
+class Lucky(ToyBackend):
+    "A server that ignores seeds: no two draws are the same."
+    def _random(self, *key): self.n = getattr(self, 'n', 0) + 1; return random.Random(self.n)
+
+def test_seeds_follow_from_the_edge(tmp_path):
+    tree, (p,) = make_tree(tmp_path/'s.jsonl', sample=3, end=.05, cut=0), toy_problems(1)
+    seen, write = [], tree.backends[1].write
+    async def spy(request):
+        out = await write(request)
+        seen.append((len(request.steps), request.to_end, [request.seed(i) for i in range(len(out))]))
+        return out
+    tree.backends[1].write = spy
+    async def go(): await tree.edge(p, '', 0); await tree.edge(p, '0', 1); return await tree.run(p, '0', 1)
+    chain = asyncio.run(go())
+    seeds = [edge_seed('toy', p.id, 3, '0' + '1'*i, 1) for i in range(len(chain))]
+    assert seen == [(1, False, seeds[:1]), (2, True, seeds[1:])] and len(set(seeds)) == len(seeds) > 1
+
+@pytest.mark.parametrize('backend', [ToyBackend, Lucky])
+def test_an_edge_is_drawn_once_however_many_ask(tmp_path, backend):
+    tree = make_tree(tmp_path/'s.jsonl', backends=[backend(0, end=.1), backend(1, end=.1)])
+    problems = toy_problems(8)
+    async def go():
+        wants = [f for p in problems for f in (tree.edge(p, '', 0), tree.run(p, '', 0), tree.edge(p, '', 1), tree.run(p, '', 1), tree.edge(p, '', 0), tree.run(p, '', 0))]
+        return await asyncio.gather(*wants)
+    out = asyncio.run(go())
+    for i, p in enumerate(problems):
+        first0, chain0, first1, chain1, again0, again = out[6*i:6*i + 6]
+        assert first0 == chain0[0] == again0 and first1 == chain1[0] and chain0 == again
+        assert tree.steps(p, '0'*len(chain0)) == chain0 and all(not s.final for s in chain0[:-1])
+    assert tree.drawn == len(tree.store) == sum(b.steps_written for b in tree.backends) and not tree.pending
+
+def test_a_chain_is_the_same_in_one_call_or_step_by_step(tmp_path):
+    whole, single = make_tree(tmp_path/'a.jsonl'), make_tree(tmp_path/'b.jsonl')
+    async def by_step(p):
+        path, out = '', []
+        while not out or not out[-1].final: out.append(await single.edge(p, path, 1)); path += '1'
+        return tuple(out)
+    for p in toy_problems(20): assert asyncio.run(whole.run(p, '', 1)) == asyncio.run(by_step(p))
+    assert set(whole.store.index) == set(single.store.index)
+
+def test_a_failing_model_fails_the_walk_and_the_next_one_goes_on(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.jsonl'), toy_problems(12)
+    write, left = tree.backends[1].write, [9]
+    async def failing(request):
+        left[0] -= 1
+        if left[0] < 0: raise ConnectionError('server gone')
+        return await write(request)
+    tree.backends[1].write = failing
+    with pytest.raises(ConnectionError, match='server gone'): collect_rollouts(problems, tree)
+    kept = dict(tree.store.index)
+    assert kept
+    tree.backends[1].write = write
+    collect_rollouts(problems, tree)
+    assert kept.items() <= tree.store.index.items()
+    other = make_tree(tmp_path/'t.jsonl')
+    collect_rollouts(problems, other)
+    assert {k: tree.store.get(*k) for k in tree.store.index} == {k: other.store.get(*k) for k in other.store.index}
+
+def test_ctrl_c_keeps_what_was_drawn(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.jsonl', shy=0), toy_problems(20)
+    write, left = tree.backends[0].write, [6]
+    async def interrupted(request):
+        left[0] -= 1
+        if left[0] == 0: raise KeyboardInterrupt
+        return await write(request)
+    tree.backends[0].write = interrupted
+    with pytest.raises(KeyboardInterrupt): walk(problems, Coin(), .5, tree)
+    assert len(tree.store)
+    tree.backends[0].write = write
+    assert walk(problems, Coin(), .5, tree) == walk(problems, Coin(), .5, make_tree(tmp_path/'t.jsonl'))
+
+def test_walks_run_inside_a_running_loop(tmp_path):
+    tree = make_tree(tmp_path/'s.jsonl')
+    async def notebook(): return walk(toy_problems(5), Coin(), .5, tree)
+    assert len(asyncio.run(notebook())) == 5
+
+# ---------------------------------------------------------------- walks
+def reference_walk(problem, router, threshold, tree):
+    "The semantics again, in another form: a list of (who, step, kept) events, then a bill by definition."
+    chain, events = [], []
+    draw = lambda m: asyncio.run(tree.edge(problem, ''.join(str(s.model) for s in chain), m))
+    over = lambda: bool(chain) and (chain[-1].final or len(chain) == tree.max_steps)
+    low = lambda y: router.score([State(problem, tree.sample, (*chain, y), ''.join(str(s.model) for s in (*chain, y)), tree.n_models)])[0] < threshold
+    top, writer = tree.n_models - 1, router.start
+    while not over():
+        y = draw(writer)
+        redone = False
+        while True:
+            last = y.final or len(chain) == tree.max_steps - 1
+            silent = router.mode == 'absorbing' and y.model == top or router.start == top or y.model == top and last
+            if redone and (last or router.mode == 'per_step' and router.on_escalate == 'regenerate'): silent = True
+            escalate = not silent and low(y)
+            if escalate and y.model < top and (last or router.on_escalate == 'regenerate'):
+                events.append((y, tuple(chain), False))
+                y, redone = draw(y.model + 1), True
+                continue
+            break
+        events.append((y, tuple(chain), True))
+        chain.append(y)
+        if escalate: writer = min(y.model + 1, top)
+        else: writer = y.model if router.mode == 'absorbing' else router.start
+    full = paper = 0
+    for i, (y, prefix, kept) in enumerate(events):
+        n = tree.specs[y.model].params
+        mine = [(q.prompt + (q.generated if k else 0)) for q, _, k in events[:i] if q.model == y.model]
+        paper += 2*n*y.generated
+        full += 2*n*(y.generated + y.prompt - min(mine[-1], y.prompt) if mine else y.generated + y.prompt)
+    return tuple(chain), paper, full
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(k=st.integers(2, 4), mode=st.sampled_from(['absorbing', 'per_step']), on_escalate=st.sampled_from(['append', 'regenerate']),
+       threshold=st.sampled_from([0., .2, .5, .8, 1.1]), salt=st.integers(0, 99), cut=st.sampled_from([0, .3]), end=st.sampled_from([.1, .5, 1.]),
+       empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 2, 5, 30]), data=st.data())
+def test_walks_of_any_kind(tmp_path, k, mode, on_escalate, threshold, salt, cut, end, empty, max_steps, data):
+    start = data.draw(st.integers(0, k - 1))
+    path = tmp_path/'s.jsonl'
+    path.unlink(missing_ok=True)
+    tree = make_tree(path, k, max_steps=max_steps, cut=cut, end=end, empty=empty)
+    router, problems = Coin(mode, on_escalate, start, salt), toy_problems(6, salt)
+    walks = walk(problems, router, threshold, tree)
+    drawn = tree.drawn
+    for p, w in zip(problems, walks):
+        chain, paper, full = reference_walk(p, router, threshold, tree)
+        assert w.steps == chain and w.path == ''.join(str(s.model) for s in chain)
+        assert generation_flops(w.calls, tree.specs) == paper and generation_flops(w.calls, tree.specs, 'full') == full
+        assert w.answer == extract_boxed(chain[-1].text) and w.correct == (w.answer == p.answer)
+        assert all(not s.final for s in chain[:-1]) and (chain[-1].final or len(chain) == max_steps)
+        assert all(0 <= c.cached <= c.prompt for c in w.calls)
+        if mode == 'absorbing': assert list(w.path) == sorted(w.path)
+        if threshold == 0: assert set(w.path) == {str(start)}
+    assert tree.drawn == drawn and walk(problems, router, threshold, RoutingTree(None, tree.store, max_steps=max_steps, grade=tree.grade)) == walks
+    tree.store.close()
+
+def scripted(tmp_path, script, k=2, **kwargs):
+    "The walk of a three-step chain under a script; returns its path, the kinds of its calls and what the router was asked."
+    class Three(ToyBackend):
+        "Writes `a0`, `b0`, and an answer as the third step (`a1` if model 1 wrote it, and so on)."
+        def _step(self, problem, prefix, seed, last):
+            n = len(prefix)
+            text = f'{"abc"[n]}{self.index}' + (rf' \boxed{{{self.index}}}' if n == 2 else '')
+            return Step(text, self.index, 'step', (0,), (len(text),), (.5,), (1,), (1.,), 10, 100 + 10*n)
+    tree = make_tree(tmp_path/f'{abs(hash((script, str(kwargs))))}.jsonl', backends=[Three(i) for i in range(k)])
+    router = Script(script=script, **kwargs)
+    (w,) = walk(toy_problems(1), router, .5, tree)
+    return w.path, [(c.model, c.kind, c.prompt - c.cached, c.generated) for c in w.calls], [s.path for s in router.asked]
+
+def test_absorbing_append(tmp_path):
+    assert scripted(tmp_path, (0, 1)) == ('001', [(0, 'step', 100, 10), (0, 'step', 0, 10), (1, 'step', 120, 10)], ['0', '00'])
+    assert scripted(tmp_path, (1,)) == ('011', [(0, 'step', 100, 10), (1, 'step', 110, 20)], ['0'])
+    assert scripted(tmp_path, (0, 0, 1)) == ('001', [(0, 'step', 100, 10), (0, 'step', 0, 10), (0, 'draft', 0, 10), (1, 'step', 120, 10)], ['0', '00', '000'])
+    assert scripted(tmp_path, ())[0] == '000'
+    assert scripted(tmp_path, (1,), start=1) == ('111', [(1, 'step', 100, 30)], [])
+
+def test_absorbing_regenerate(tmp_path):
+    assert scripted(tmp_path, (0, 1), on_escalate='regenerate') == ('011', [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 20)], ['0', '00'])
+    assert scripted(tmp_path, (1,), on_escalate='regenerate') == ('111', [(0, 'draft', 100, 10), (1, 'step', 100, 30)], ['0'])
+
+def test_per_step_append(tmp_path):
+    path, calls, asked = scripted(tmp_path, (1, 0, 1), mode='per_step')
+    assert (path, asked) == ('011', ['0', '01', '010']) and calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (0, 'draft', 10, 10), (1, 'step', 0, 10)]
+    assert scripted(tmp_path, (1, 1), mode='per_step')[::2] == ('011', ['0', '01'])
+
+def test_per_step_regenerate(tmp_path):
+    path, calls, asked = scripted(tmp_path, (0, 1, 0), mode='per_step', on_escalate='regenerate')
+    assert (path, asked) == ('010', ['0', '00', '010']) and calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 10), (0, 'step', 10, 10)]
+
+def test_three_models(tmp_path):
+    assert scripted(tmp_path, (1, 1), k=3)[::2] == ('012', ['0', '01'])
+    assert scripted(tmp_path, (1, 1), k=3, on_escalate='regenerate')[::2] == ('222', ['0', '1'])
+    assert scripted(tmp_path, (0, 0, 1, 1), k=3)[::2] == ('001', ['0', '00', '000'])  # a last step is regenerated once, and ends the walk
+    assert scripted(tmp_path, (1, 1, 1), k=3, mode='per_step')[::2] == ('012', ['0', '01'])
+
+def test_rescoring_reads_the_step_with_the_start_model_once(tmp_path):
+    path, calls, asked = scripted(tmp_path, (1, 0), mode='per_step', rescore=True)
+    assert path == '010' and [c[:2] for c in calls] == [(0, 'step'), (1, 'step'), (0, 'score'), (0, 'step')] and calls[2][3] == 0
+    tree, problems = make_tree(tmp_path/'s.jsonl', end=.1), toy_problems(6)
+    router = Coin(mode='per_step'); router.rescore = True
+    walks = walk(problems, router, .6, tree)
+    assert any(c.kind == 'score' for w in walks for c in w.calls)
+    assert walk(problems, router, .6, RoutingTree(None, tree.store, grade=tree.grade)) == walks
+    seen = Script(script=(1,), mode='per_step', rescore=True)
+    (w,) = walk(problems[:1], seen, .5, tree)
+    if len(seen.asked) > 1: assert seen.asked[1].steps[1].model == 1 and seen.asked[1].steps[1].prob != w.steps[1].prob
+
+def test_a_router_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
+    class Judge(Coin):
+        async def score(self, states):
+            await asyncio.sleep(0)
+            return np.ones(len(states)), [Call(-1, 1, 50, 0, 'judge')]
+    (w,) = walk(toy_problems(1), Judge(), .5, make_tree(tmp_path/'s.jsonl'))
+    assert [c.kind for c in w.calls] == ['step', 'judge']*len(w.steps)
+
+def test_bad_input_is_one_clear_line(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.jsonl'), toy_problems(2)
+    for call, what in ((lambda: walk(problems, Coin(mode='absorb'), .5, tree), "unknown mode 'absorb' (did you mean 'absorbing'?)"),
+                       (lambda: walk(problems, Coin(on_escalate='redo'), .5, tree), "unknown on_escalate 'redo'"),
+                       (lambda: walk(problems, Coin(start=2), .5, tree), 'start 2 is none of the 2 models'),
+                       (lambda: walk(toy_problems(1, benchmark='gsm8k'), Coin(), .5, tree), 'is the store of toy'),
+                       (lambda: RoutingTree(toy_backends(2, params=5), tree.store), 'settings of other models'),
+                       (lambda: outcome_table([], tree, 'test'), 'at least one problem'),
+                       (lambda: collect_rollouts(problems, make_tree(tmp_path/'3.jsonl', 3)), 'this tree has 3')):
+        with pytest.raises(ValueError) as e: call()
+        assert what in str(e.value) and '\n' not in str(e.value)
+    for replay in (lambda t: outcome_table(problems, t, 'test'), lambda t: walk(problems, Coin(), .5, t)):
+        with pytest.raises(LookupError, match='does not hold step 0 of toy-0-0 by model 0'): replay(RoutingTree(None, tree.store))
+    with pytest.raises(FileNotFoundError, match='run notebook 02'): OutcomeTable.load(tmp_path/'none.npz')
+
+# ---------------------------------------------------------------- the outcome table
+def first_low(router, threshold, table, problems):
+    "Per problem, the first small step whose score is below the threshold, -1 where there is none."
+    states = lambda p, T: [State(p, 0, (), '0'*(t + 1)) for t in range(T)]
+    return np.array([next((t for t, s in enumerate(states(p, T)) if router.score([s])[0] < threshold), -1) for p, T in zip(problems, table.n_steps)])
+
+def agree(outcome, walks, specs):
+    "Every Trajectory equals its row of an outcome, to the last bit."
+    made = lambda w, m: sum(c.generated for c in w.calls if c.model == m)
+    read = lambda w, m: sum(c.prompt - c.cached for c in w.calls if c.model == m)
+    truth = dict(correct=[w.correct for w in walks], paper_flops=[generation_flops(w.calls, specs) for w in walks],
+                 full_flops=[generation_flops(w.calls, specs, 'full') for w in walks], steps=[len(w.steps) for w in walks],
+                 large_steps=[w.path.count('1') for w in walks], small_tokens=[made(w, 0) for w in walks], large_tokens=[made(w, 1) for w in walks],
+                 small_prompt=[read(w, 0) for w in walks], large_prompt=[read(w, 1) for w in walks])
+    for k, v in truth.items(): np.testing.assert_array_equal(outcome[k], v, k)
+    return set(truth) == set(outcome)
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(on_escalate=st.sampled_from(['append', 'regenerate']), threshold=st.floats(0, 1.1), salt=st.integers(0, 10**6), cut=st.sampled_from([0, .1, .5]),
+       end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 3, 30]), params=st.sampled_from([None, 1_543_714_304]))
+def test_table_and_walk_agree_exactly(tmp_path, on_escalate, threshold, salt, cut, end, empty, max_steps, params):
+    path, problems = tmp_path/'s.jsonl', toy_problems(8, salt)
+    path.unlink(missing_ok=True)
+    tree = make_tree(path, max_steps=max_steps, cut=cut, end=end, empty=empty, params=params)
+    router = Coin(on_escalate=on_escalate, salt=salt)
+    live = walk(problems, router, threshold, tree)                        # draws what it needs itself
+    collect_rollouts(problems, tree)                                      # and this the rest
+    table = outcome_table(problems, RoutingTree(None, tree.store, max_steps=max_steps, grade=tree.grade), 'test')
+    assert agree(table.outcome(first_low(router, threshold, table, problems), on_escalate), live, tree.specs)
+    assert agree(table.large_only(), walk(problems, Coin(start=1), threshold, tree), tree.specs)
+    assert agree(table.outcome(-1, on_escalate), walk(problems, router, 0., tree), tree.specs)
+    for t in range(table.n_steps.max()):                                  # every column of every row
+        at = np.minimum(t, table.n_steps)
+        def score(states): return [float(len(states[0].path) != t + 1)]
+        stop = Coin(on_escalate=on_escalate); stop.score = score
+        assert agree(table.outcome(at, on_escalate), walk(problems, stop, .5, tree), tree.specs)
+    tree.store.close()
+
+def test_table_shapes_and_fill(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.jsonl'), toy_problems(30)
+    new = collect_rollouts(problems, tree)
+    assert new == len(tree.store) == tree.drawn and collect_rollouts(problems, tree) == 0
+    table = outcome_table(problems, tree, 'train')
+    n, S = len(problems), table.n_steps.max()
+    beyond = np.arange(S + 1) > table.n_steps[:, None]
+    assert table.obs.shape == (n, S, len(table.features)) and len(table) == n and table.split == 'train' and table.benchmark == 'toy'
+    assert (np.isnan(table.correct) == beyond).all() and np.isin(table.correct[~beyond], (0, 1)).all()
+    for k in ('large_tokens', 'large_prompt', 'large_steps'):
+        x = getattr(table, k)
+        assert x.shape == (n, S + 1) and x.dtype.kind == 'i' and ((x > 0) == (np.arange(S + 1) < table.n_steps[:, None])).all()
+    for k in ('small_tokens', 'small_prompt'): assert (getattr(table, k)[beyond[:, 1:]] == 0).all() and getattr(table, k).shape == (n, S)
+    assert (table.small_prompt[:, 0] > 0).all() and (table.small_prompt[:, 1:] == 0).all()
+    assert (np.isnan(table.obs[..., 0]) == beyond[:, 1:]).all()
+    for bad in (-2, S + 1):
+        with pytest.raises(ValueError, match='-1 or T for never'): table.outcome(bad)
+    with pytest.raises(ValueError, match='choose one of: append, regenerate'): table.outcome(0, 'redo')
+
+def test_table_is_the_same_after_any_history(tmp_path):
+    problems = toy_problems(15)
+    def saved(name, draw):
+        tree = make_tree(tmp_path/f'{name}.jsonl')
+        draw(tree)
+        outcome_table(problems, tree, 'test').save(tmp_path/'out'/f'{name}.npz')
+        return (tmp_path/'out'/f'{name}.npz').read_bytes()
+    def in_pieces(tree):
+        walk(problems[::-1], Coin(mode='per_step'), .5, tree)
+        collect_rollouts(problems[:7], tree, continuations=False)
+        for p in problems[::-1]: collect_rollouts([p], tree)
+    whole = saved('whole', lambda tree: collect_rollouts(problems, tree))
+    assert whole == saved('pieces', in_pieces) and not list((tmp_path/'out').glob('*.part'))
+    table = OutcomeTable.load(tmp_path/'out'/'whole.npz')
+    table.save(tmp_path/'again.npz')
+    assert (tmp_path/'again.npz').read_bytes() == whole
+    assert (type(table.split), type(table.models), type(table.params[0])) == (str, tuple, float) and table.features[0] == 'score_logit'
+
+@quiet
+def test_cut_store_at_any_byte_gives_the_same_table(tmp_path):
+    problems, path, r = toy_problems(6), tmp_path/'s.jsonl', random.Random(1)
+    tree = make_tree(path); collect_rollouts(problems, tree)
+    outcome_table(problems, tree, 'test').save(tmp_path/'t.npz'); tree.store.close()
+    data, want = path.read_bytes(), (tmp_path/'t.npz').read_bytes()
+    for _ in range(40):
+        path.write_bytes(data[:r.randrange(len(data))])
+        tree = make_tree(path); collect_rollouts(problems, tree)
+        outcome_table(problems, tree, 'test').save(tmp_path/'t.npz'); tree.store.close()
+        assert (tmp_path/'t.npz').read_bytes() == want
+
+def test_a_large_table_is_read_in_seconds(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.jsonl', end=.12, cut=0), toy_problems(500)
+    collect_rollouts(problems, tree)
+    start = time.process_time()
+    table = outcome_table(problems, RoutingTree(None, tree.store, grade=tree.grade), 'test')
+    assert len(tree.store) > 20_000 and table.n_steps.mean() > 5 and time.process_time() - start < 10
+
+def test_no_torch_is_needed():
+    code = 'import sys; import stepwise_routing.rollouts; print(sorted({"torch", "transformers", "pandas", "matplotlib", "sklearn"} & set(sys.modules)))'
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
