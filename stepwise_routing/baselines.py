@@ -7,11 +7,11 @@ __all__ = ['THRESHOLDS', 'COLUMNS', 'GRID_COLUMNS', 'Router', 'toy_table', 'Smal
            'escalation_times', 'replay', 'outcome_grid', 'random_outcome', 'random_frontier', 'cost_matched',
            'oracle_times', 'OracleRouter', 'oracle_frontier', 'mixing_line', 'Mixture', 'fit_mixture', 'is_degenerate',
            'STEER', 'fit_steer', 'choose_threshold', 'Grid', 'grid_search', 'walk_outcome', 'outcome_rows', 'save_rows',
-           'grid_rows']
+           'grid_rows', 'replay_methods', 'walk_methods', 'take_rows']
 
 # %% ../nbs/04_baselines.ipynb #imports
 import csv, inspect, os, warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -161,15 +161,14 @@ def cost_matched(
     on_escalate:str='append', # or "regenerate"
     unit:str='paper_flops'    # which cost
 )->float: # hazard p
-    "The smallest p at which the random router costs this much; ValueError where none does."
+    "The smallest p at which the random router costs this much; with a warning, the nearest one where none does."
     p, gap = np.linspace(0, 1, 201), lambda x: random_outcome(table, x, on_escalate)[unit].mean(-1) - cost
     side = gap(p)
-    cross = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0)) if side[0] != 0 else [0]
-    if side[0] == 0: return 0.
-    if not len(cross):
-        if np.isclose(cost, cost + side[-1]): return 1.
-        raise ValueError(f'no random router on {table.benchmark} {table.split} costs {cost:.4g} FLOPs: p from 0 to 1 covers '
-                         f'{cost + side.min():.4g} to {cost + side.max():.4g}')
+    cross, near = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0)), np.abs(side).argmin()
+    if np.isclose(cost + side[near], cost, rtol=1e-12) or not len(cross):
+        if not np.isclose(cost + side[near], cost, rtol=1e-9): warnings.warn(
+            f'no random router on {table.benchmark} {table.split} costs {cost:.4g} FLOPs (p from 0 to 1: {cost + side.min():.4g} to {cost + side.max():.4g}); taking the nearest')
+        return float(p[near])
     low, high = p[cross[0]], p[cross[0] + 1]
     for _ in range(50):
         middle = (low + high) / 2
@@ -443,3 +442,50 @@ def grid_rows(
             for g in grids for i, (x, a, c) in enumerate(zip(g.thresholds, g.accuracy, g.cost))]
 
 GRID_COLUMNS = ('benchmark', 'method', 'on_escalate', 'n', 'alpha', 'large_accuracy', 'threshold', 'accuracy', 'paper_flops', 'chosen')
+
+# %% ../nbs/04_baselines.ipynb #replay-methods
+def replay_methods(
+    train,            # `OutcomeTable`s of the three splits
+    calibration,
+    test,
+    alpha:float=0.02, # accuracy that a threshold may lose to the large model
+    seed:int=0        # of the mixture fits and the coin
+)->tuple: # (rows on test in the order of `COLUMNS`, `Grid`s on calibration)
+    "Every method of this notebook that the outcome table can replay."
+    rows, grids = [], []
+    for router in (SmallOnly(), LargeOnly(), OracleRouter.of(test, 'append'), OracleRouter.of(test, 'regenerate')):
+        rows += outcome_rows(router, test, replay(router, test, .5), .5)
+    for on_escalate in ('append', 'regenerate'):
+        steer = fit_steer(train, on_escalate=on_escalate, seed=seed)
+        grids.append(grid_search(steer, calibration, alpha=alpha))
+        for x in THRESHOLDS: rows += outcome_rows(steer, test, replay(steer, test, x), x, x == grids[-1].threshold)
+    p = cost_matched(calibration, grids[0].cost[grids[0].chosen])
+    return rows + outcome_rows(RandomRouter(seed), test, random_outcome(test, p), p), grids
+
+# %% ../nbs/04_baselines.ipynb #walk-methods
+def walk_methods(
+    router,               # `Router`, of any mode
+    problems:dict,        # split -> `Problem`s, for "calibration" and "test"
+    tables:dict,          # split -> `OutcomeTable` of at least these problems, in the same order
+    tree,                 # `RoutingTree`
+    alpha:float=0.02,     # accuracy that a threshold may lose to the large model
+    thresholds='chosen'   # on the test problems: "chosen" or "all"
+)->tuple: # (rows on test, `Grid` on calibration)
+    "A router by walks: threshold on calibration, report on test."
+    from stepwise_routing.rollouts import walk
+    _one_of('thresholds', thresholds, ('chosen', 'all'))
+    part = {s: take_rows(tables[s], slice(len(problems[s]))) for s in ('calibration', 'test')}
+    for s, t in part.items():
+        if [p.id for p in problems[s]] != t.problem_id.tolist(): raise ValueError(f'{t.benchmark} {s}: the outcome table holds other problems than these; run nbs/02_rollouts.ipynb again')
+    def run(router, table, x): return walk_outcome(walk(problems[table.split], router, x, tree), tree.specs)
+    grid = grid_search(router, part['calibration'], alpha=alpha, run=run)
+    rows = []
+    for x in THRESHOLDS if thresholds == 'all' else (grid.threshold,): rows += outcome_rows(router, part['test'], run(router, part['test'], x), x, x == grid.threshold)
+    return rows, grid
+
+def take_rows(
+    table, # `OutcomeTable`
+    rows   # indices or a slice
+)->OutcomeTable:
+    "Some rows of an outcome table."
+    return replace(table, **{f.name: getattr(table, f.name)[rows] for f in fields(table) if isinstance(getattr(table, f.name), np.ndarray)})

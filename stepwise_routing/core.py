@@ -8,7 +8,7 @@ __all__ = ['SYSTEM_PROMPT', 'VERIFY_PROMPT', 'SOURCES', 'MICRO', 'SPLITS', 'MAX_
            'Source', 'load_problems', 'Grader', 'is_equiv', 'Price', 'api_cost', 'generation_flops']
 
 # %% ../nbs/00_core.ipynb #imports
-import asyncio, atexit, contextlib, difflib, hashlib, json, os, queue, re, selectors, subprocess, sys, unicodedata
+import asyncio, atexit, contextlib, difflib, hashlib, json, os, queue, re, selectors, subprocess, sys, time, unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -50,7 +50,8 @@ def split_steps(
     return [s.strip() for s in text.replace('\r\n', '\n').split('\n\n') if s.strip()]
 
 # %% ../nbs/00_core.ipynb #boxed
-_BRACE = re.compile(r'(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<bare>\\(?:boxed|fbox)\s*(?P<token>\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])))|\\.|[{}]', re.S)
+_BRACE = re.compile(r'(?P<box>\\(?:boxed|fbox)\s*\{)|(?P<bare>\\(?:boxed|fbox)\s*(?P<token>\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])))'
+                    r'|\\.|[{}]', re.S)
 
 def extract_boxed(
     text:str # model output
@@ -153,7 +154,8 @@ def nearest(
 # %% ../nbs/00_core.ipynb #one-of
 def _one_of(what, name, options):
     "Raise a ValueError naming the nearest option unless `name` is one of them."
-    if name not in options: raise ValueError(f'unknown {what} {name!r}{nearest(name, options)}; choose one of: {", ".join(map(str, options))}')
+    if name in options: return
+    raise ValueError(f'unknown {what} {name!r}{nearest(name, options)}; choose one of: {", ".join(map(str, options))}')
 
 # %% ../nbs/00_core.ipynb #run-async
 def run_async(
@@ -184,7 +186,7 @@ def _gsm8k(row):
 def _math(row):
     "MATH and MATH-500: the answer is given, or it is the last box of the solution; the level runs from 1 to 5."
     answer, level = row.get('answer') or extract_boxed(row['solution']) or '', re.search(r'\d', str(row.get('level')))
-    return _problem('math500', row['problem'], answer, float(level[0]) if level else None, row['solution'])
+    return _problem('math500', row['problem'], answer.strip(), float(level[0]) if level else None, row['solution'])
 
 def _omni(row):
     "Omni-MATH: the difficulty runs from 1 to 10."
@@ -200,32 +202,36 @@ class Source:
     read: object        # row -> Problem
 
 _GSM = 'openai/gsm8k', '740312add88f781978c0658806c59bc2815b9866', ('main',)
+_MATH_500 = 'HuggingFaceH4/MATH-500', '6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be', (None,), 'test'
 _MATH_TRAIN = 'EleutherAI/hendrycks_math', '21a5633873b6a120296cce3e2df9d5550074f4a3', (
     'algebra', 'counting_and_probability', 'geometry', 'intermediate_algebra', 'number_theory', 'prealgebra', 'precalculus'), 'train'
-_OMNI = 'KbsdJames/Omni-MATH', '40ba231d8f16e29ecd40e6407e2c8640145a8f62', ('default',), 'test'
+_OMNI = 'KbsdJames/Omni-MATH', '40ba231d8f16e29ecd40e6407e2c8640145a8f62', (None,), 'test'
 SOURCES = dict(
     gsm8k=Source((*_GSM, 'test'), (*_GSM, 'train'), ('question', 'answer'), _gsm8k),
-    math500=Source(('HuggingFaceH4/MATH-500', '6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be', ('default',), 'test'), _MATH_TRAIN, ('problem', 'solution'), _math),
+    math500=Source(_MATH_500, _MATH_TRAIN, ('problem', 'solution'), _math),
     omnimath=Source(_OMNI, _OMNI, ('problem', 'answer', 'difficulty'), _omni))
 
 # %% ../nbs/00_core.ipynb #read-hub
 def _hub_rows(dataset, revision, configs, split):
     "Rows of a Hub dataset at a pinned revision."
     try: from datasets import load_dataset
-    except ImportError as e: raise ImportError(f'{dataset} comes from the Hugging Face Hub: pip install "stepwise-routing[hub]", or pass path=') from e
+    except ImportError as e:
+        raise ImportError(f'{dataset} comes from the Hugging Face Hub: pip install "stepwise-routing[hub]", or pass path=') from e
     return [row for c in configs for row in load_dataset(dataset, c, split=split, revision=revision)]
 
 # %% ../nbs/00_core.ipynb #read-file
 def _file_rows(path):
     "Rows of a local JSONL or parquet file; raises FileNotFoundError or ValueError naming file and row."
     path = Path(path)
-    if not path.is_file(): raise FileNotFoundError(f'{path} is not a file' + (nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ''))
+    beside = os.listdir(path.parent) if path.parent.is_dir() else []
+    if not path.is_file(): raise FileNotFoundError(f'{path} is not a file{nearest(path.name, beside)}')
     if path.suffix == '.parquet': return _parquet_rows(path)
     rows = []
     for i, line in enumerate(path.read_bytes().removeprefix(b'\xef\xbb\xbf').split(b'\n'), 1):
         if not line.strip(): continue
         try: rows.append(json.loads(line))
-        except (ValueError, RecursionError) as e: raise ValueError(f'{path}, row {i}: not a JSON object ({e}); is the file cut off?') from None
+        except (ValueError, RecursionError) as e:
+            raise ValueError(f'{path}, row {i}: not a JSON object ({e}); is the file cut off?') from None
     return rows
 
 def _parquet_rows(path):
@@ -239,6 +245,7 @@ def _parquet_rows(path):
 def _problems(benchmark, part, path=None):
     "Every problem of a benchmark's \"test\" or \"train\" source; raises ValueError naming file, row and field."
     source = SOURCES[benchmark]
+    text = source.needs[0]
     where = getattr(source, part)[0] if path is None else path
     rows = _hub_rows(*getattr(source, part)) if path is None else _file_rows(path)
     if not rows: raise ValueError(f'{where} holds no rows')
@@ -246,19 +253,18 @@ def _problems(benchmark, part, path=None):
     for i, row in enumerate(rows, 1):
         if not isinstance(row, dict): raise ValueError(f'{where}, row {i}: not a JSON object')
         for f in source.needs:
-            if f not in row: raise ValueError(f'{where}, row {i}: no field {f!r}{nearest(f, row)}; {benchmark} needs {", ".join(source.needs)}')
-        if not isinstance(row[source.needs[0]], str): raise ValueError(f'{where}, row {i}: field {source.needs[0]!r} is not text')
+            if f not in row: raise ValueError(f'{where}, row {i}: no field {f!r}{nearest(f, row)}; needed: {", ".join(source.needs)}')
+        if not isinstance(row[text], str): raise ValueError(f'{where}, row {i}: field {text!r} is not text')
         try: out.append(source.read(row))
         except (ValueError, TypeError, AttributeError) as e: raise ValueError(f'{where}, row {i}: {e}') from None
     return out
 
 # %% ../nbs/00_core.ipynb #left-out
-_LEFT_OUT = dict( # hashes of `_key(question)`
-    math500='29881c88 397d1c25 6b23c844', # MATH train problems that are near-duplicates of MATH-500's
-    omnimath="""
+_LEFT_OUT = dict( # hashes of `_key(question)`: MATH train near MATH-500, and Omni-MATH problems that are also in MATH
+    math500='29881c88 397d1c25 6b23c844', omnimath="""
     010f6b03 054fe2ea 0865780f 08db4437 0c56be0e 10242ed2 16d8e31c 251c8ebf 258fd06b 29686ba9 2b0704e2 2cfef772 2e72724e 356c2734
     3799ae48 399c7e62 412506d0 686f3bdf 87f2cce1 8b09e837 8c17fe7d 9091898a 9b755a38 a9232f3b accac0e5 ae2126a3 b178cd78 b2a5e7d6
-    ba3a5a77 c2ef7bdb c3667f57 d2ac7bc9 d5788c93 d587d580 d68d228e d6932a04 dacf1547 e3ecb941 f448cf4d f65b9f86""") # Omni-MATH problems that are also in MATH
+    ba3a5a77 c2ef7bdb c3667f57 d2ac7bc9 d5788c93 d587d580 d68d228e d6932a04 dacf1547 e3ecb941 f448cf4d f65b9f86""")
 
 def _clean(problems, left_out=''):
     "Problems with an answer that are not known near-duplicates, each question once, in the order of their ids (a hash, so a random order)."
@@ -295,7 +301,7 @@ def load_problems(
     path=None,       # local JSONL or parquet file to take this split from, instead of the Hub
     test_path=None   # with `path`: the file of the test set, whose questions are left out of train and calibration
 )->list: # `Problem`s in the order of a hash, so that the first n are a random subset
-    "Problems of one split (D31 of the design); the three splits of a benchmark share no question. Raises ValueError on unknown names and bad rows."
+    "Problems of one split; the splits of a benchmark share no question. Raises ValueError, FileNotFoundError, ImportError."
     _one_of('benchmark', benchmark, (*SOURCES, *MICRO))
     _one_of('split', split, SPLITS)
     if n is not None and n < 1: raise ValueError(f'n must be at least 1, got {n}')
@@ -315,7 +321,7 @@ _TIDY = [(re.compile(a), b) for a, b in (
     (r'\\[dtc]frac(?![a-zA-Z])', r'\\frac'), (r'\\[dt]?binom(?![a-zA-Z])', r'\\binom'),
     (r'(?<=[0-9})!])\s*\\binom', r' \\cdot \\binom'),
     (r'\\(?:mathrm|mathbf|textbf|textit|textrm|operatorname|mbox)(?=\s*\{)', r'\\text'),
-    (r'\\(?:left|right)(?![a-zA-Z])\.?|\\!|\{\}|\\displaystyle(?![a-zA-Z])', ''), (r'(?<=\d)(?:\\,|\{,\})(?=\d{3})', ','),
+    (r'\\(?:left|right)(?![a-zA-Z])\.?|\\!|\{\}|\\displaystyle(?![a-zA-Z])', ''), (r'(?<=\d)(?:\\,|\{,\})(?=\d{3})', ''),
     (r'(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~', ' '), (r'\\?[$€£]', ''), (r'\\%', '%'), (r'[−–]', '-'),
     (r'\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°', ''), (r'([\^_])\{(\w)\}', r'\1\2'), (r'\s+', ' '))]
 
@@ -325,9 +331,11 @@ def _tidy(text):
     return text.strip().rstrip('.').strip()
 
 # %% ../nbs/00_core.ipynb #number
-_NUMBER = re.compile(r'(?P<sign>[-+]?) ?(?P<whole>\d{1,3}(?:[, ]\d{3})+|\d*)(?:\.(?P<dec>\d*))?(?:\\overline ?\{?(?P<rep>\d+)\}?)? ?(?P<pct>%?)', re.A)
+_NUMBER = re.compile(r'(?P<sign>[-+]?) ?(?P<whole>\d{1,3}(?:[, ]\d{3})+|\d*)'
+                     r'(?:\.(?P<dec>\d*))?(?:\\overline ?\{?(?P<rep>\d+)\}?)? ?(?P<pct>%?)', re.A)
 _RATIO = re.compile(r'(?P<sign>-?) ?(?:\\frac ?\{ ?(?P<a>-?\d+) ?\} ?\{ ?(?P<b>-?\d+) ?\}|(?P<c>-?\d+) ?/ ?(?P<d>\d+))', re.A)
-_UNIT = re.compile(r'(?P<number>.*\d) (?!(?:pi|or|and|mod|to|if|for|where|but|million|billion|thousand|hundred|dozen|percent|sqrt)\b)[A-Za-z]{2}[A-Za-z ]*(?:\^[23])?')
+_UNIT = re.compile(r'(?P<number>.*\d) (?!(?:pi|sqrt|mod|or|and|to|if|for|where|but|percent|dozen|hundred|thousand|million|billion)\b)'
+                   r'[A-Za-z]{2}[A-Za-z ]*(?:\^[23])?')
 
 def _number(text):
     "(value, decimals, is a percentage) of a plain number, None for anything else; decimals is None for an exact fraction."
@@ -355,7 +363,8 @@ _BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)
 
 def _quick(gold, pred):
     "True or False where plain comparison settles it, None where Math-Verify must decide."
-    if not isinstance(gold, str) or not (pred is None or isinstance(pred, str)): raise TypeError(f'answers are text, got {type(gold).__name__} and {type(pred).__name__}')
+    if not isinstance(gold, str) or not isinstance(pred, (str, type(None))):
+        raise TypeError(f'answers are text, got {type(gold).__name__} and {type(pred).__name__}')
     if pred is None or not gold.strip() or not pred.strip(): return False
     if gold == pred: return True
     if max(len(gold), len(pred)) > MAX_ANSWER: return gold.strip() == pred.strip()
@@ -380,13 +389,14 @@ def _literal(text, *args, **kwargs):
     raise SyntaxError('only numbers and names are read')
 
 # %% ../nbs/00_core.ipynb #audit
-_HARMLESS = {'import', 'exec', 'compile', 'open', 'marshal.loads', 'os.listdir', 'os.scandir', 'object.__getattr__', 'sys._getframe', 'builtins.id'}
-_WRITERS = 'sympy/polys/monomials.py', 'collections/__init__.py', 'dataclasses.py' # libraries that build small functions from their own templates
+_HARMLESS = set('import exec compile open marshal.loads os.listdir os.scandir object.__getattr__ sys._getframe builtins.id'.split())
+_WRITERS = 'sympy/polys/monomials.py', 'collections/__init__.py', 'dataclasses.py' # they build small functions from their own templates
 
 def _guard(event, args):
     "Audit hook of the grading process; raises PermissionError."
     if event not in _HARMLESS: raise PermissionError(f'refused: {event}')
-    if event == 'open' and (set(args[1] or 'r') & set('wax+') or (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)): raise PermissionError('refused: writing a file')
+    if event == 'open' and (set(args[1] or 'r') & set('wax+') or (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)):
+        raise PermissionError('refused: writing a file')
     if event == 'exec' and not os.path.isfile(args[0].co_filename) and not sys._getframe(1).f_code.co_filename.endswith(_WRITERS):
         raise PermissionError('refused: code from a string')
 
@@ -422,8 +432,9 @@ def _judge(gold, pred, seconds):
     "Body of a forked grading process: exit status 11 for equal, 10 for different; any other end means it gave up."
     import resource, signal
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    for what, limit in (('RLIMIT_AS', 3 << 30), ('RLIMIT_FSIZE', 0), ('RLIMIT_CORE', 0)):
+    for what, limit in (('RLIMIT_AS', 3 << 29), ('RLIMIT_FSIZE', 0), ('RLIMIT_CORE', 0)):
         with contextlib.suppress(ValueError, OSError, AttributeError): resource.setrlimit(getattr(resource, what), (limit, limit))
     status = 9
     try:
@@ -432,8 +443,8 @@ def _judge(gold, pred, seconds):
     finally: os._exit(status)
 
 # %% ../nbs/00_core.ipynb #serve
-def _serve(seconds):
-    "Main loop of a grading server: pairs as JSON lines in, `yes`, `no` or `gave up` out."
+def _serve():
+    "Main loop of a grading server: [gold, pred, seconds] as JSON lines in, `yes`, `no` or `gave up` out."
     import gc, logging, sympy.parsing.sympy_parser
     sympy.parsing.sympy_parser.parse_expr = _literal
     logging.disable(logging.CRITICAL)
@@ -445,7 +456,7 @@ def _serve(seconds):
     print('ready', file=out)
     for line in sys.stdin:
         pid = os.fork()
-        if pid == 0: _judge(*json.loads(line), seconds)
+        if pid == 0: _judge(*json.loads(line))
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print({10: 'no', 11: 'yes'}.get(status, 'gave up'), file=out)
 
@@ -463,9 +474,9 @@ class _Server:
     def start(self):
         if not hasattr(os, 'fork'): raise RuntimeError('grading needs os.fork: use Linux, macOS or WSL')
         path = os.pathsep.join(filter(None, (os.environ.get('PYTHONPATH'), _package_folder())))
-        code = f'from stepwise_routing.core import _serve; _serve({self.seconds})'
-        self.process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'}, start_new_session=True)
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        env = {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'}
+        self.process = subprocess.Popen([sys.executable, '-c', 'from stepwise_routing.core import _serve; _serve()'], env=env, start_new_session=True, **pipes)
         self.owner = os.getpid()
         if self.read(60) != 'ready': raise RuntimeError('the grading process did not start: is math-verify[antlr4-13-2] installed?')
 
@@ -475,11 +486,14 @@ class _Server:
             return self.process.stdout.readline().decode().strip() if ready.select(seconds) else 'late'
 
     def ask(self, gold, pred):
+        begin, seconds = time.monotonic(), self.seconds
         try:
-            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None: self.close(); self.start()
-            self.process.stdin.write(json.dumps([gold, pred]).encode() + b'\n')
+            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
+                self.close(); self.start()
+                seconds = min(seconds, max(1., 4.5 - (time.monotonic() - begin))) # start-up and string together stay under 5 s
+            self.process.stdin.write(json.dumps([gold, pred, seconds]).encode() + b'\n')
             self.process.stdin.flush()
-            reply = self.read(self.seconds + 1)
+            reply = self.read(seconds + 1)
         except BaseException: self.close(); raise
         if reply in ('late', ''): self.close()
         return reply
@@ -491,20 +505,18 @@ class _Server:
 
 # %% ../nbs/00_core.ipynb #grader
 class Grader:
-    "Decides whether answers are equivalent to reference answers, in a bounded pool of processes; a context manager. Raises ValueError, TypeError."
+    "Grades answers against references in a bounded pool of processes; a context manager. Raises ValueError and TypeError."
     def __init__(self,
         n_workers:int=2,   # grading processes, each started when first needed
         timeout:float=2.5  # seconds until a pair is given up
     ):
-        if n_workers < 1 or not 0 < timeout <= 4: raise ValueError(f'Grader needs n_workers >= 1 and 0 < timeout <= 4, got {n_workers} and {timeout}')
+        if n_workers < 1 or not 0 < timeout <= 4:
+            raise ValueError(f'Grader needs n_workers >= 1 and 0 < timeout <= 4, got {n_workers} and {timeout}')
         self.servers, self.free, self.gave_up = [_Server(timeout) for _ in range(n_workers)], queue.LifoQueue(), []
         for s in self.servers: self.free.put(s)
 
-    def __call__(self,
-        gold:str,     # reference answer $y^*$
-        pred:str|None # parsed answer $\hat y$
-    )->bool: # are they equivalent?
-        "Grade one pair."
+    def __call__(self, gold, pred):
+        "Is `pred` (None is wrong) equivalent to the reference `gold`?"
         quick = _quick(gold, pred)
         return self._ask(gold, pred) if quick is None else quick
 

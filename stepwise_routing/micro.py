@@ -6,12 +6,14 @@
 __all__ = ['FAMILIES', 'LEVELS', 'SPLITS', 'REPAIR', 'SCORE_PROMPT', 'CHAT_TEMPLATE', 'MIXES', 'SHARES', 'SHAPES', 'RATES',
            'Draft', 'write_step', 'solve', 'micro_split', 'micro_drafts', 'as_problem', 'micro_problems', 'slip',
            'corrupt', 'equations_hold', 'first_wrong', 'verdict_messages', 'score_messages', 'solution_document',
-           'repair_document', 'judged_steps', 'judge_document', 'drill_document', 'check_document', 'train_tokenizer',
-           'documents', 'micro_tokenizer', 'encode_documents', 'batches', 'new_model', 'save_micro', 'train_micro']
+           'repair_document', 'judged_steps', 'judge_document', 'drill_document', 'check_document', 'documents',
+           'train_tokenizer', 'micro_tokenizer', 'new_model', 'save_micro', 'encode_documents', 'batches',
+           'train_micro', 'micro_path', 'load_micro', 'micro_chains', 'solved', 'labelled_steps', 'judge_steps',
+           'repair_rate', 'evaluate_micro']
 
 # %% ../nbs/00b_micro.ipynb #imports
-import ast, hashlib, json, os, random, re, time
-from dataclasses import dataclass, field, asdict
+import ast, asyncio, copy, hashlib, json, os, random, re, time
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd
@@ -19,7 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .core import Problem, extract_boxed
+import stepwise_routing
+from .core import (SYSTEM_PROMPT, VERIFY_PROMPT, Problem, chat_prompt, edge_seed, extract_boxed, is_equiv,
+                                   run_async, split_steps, _one_of)
 
 # %% ../nbs/00b_micro.ipynb #draft
 @dataclass(frozen=True)
@@ -277,7 +281,9 @@ def _percent(r, level):
     env, thing = dict(n=n, p=p, h=100), r.choice(('price', 'salary', 'population', 'weight', 'score'))
     steps = ['Multiply: [u = n * p]', '{p} percent is [v = u / h].']
     kind = r.choice(('of', 'up', 'down', 'twice') if level > 2 else ('of', 'up', 'down'))
-    if kind == 'of': return Draft('percent', level, r.choice((f'What is {p}% of {n}?', f'Find {p} percent of {n}.')), env, tuple(steps), '{v}')
+    if kind == 'of':
+        ask = r.choice((f'What is {p}% of {n}?', f'Find {p} percent of {n}.'))
+        return Draft('percent', level, ask, env, tuple(steps), '{v}')
     move = dict(up='grows', down='falls', twice='grows')[kind]
     text = f'A {thing} of {n} {move} by {p}%'
     steps.append(f'New value [w = n {"-" if kind == "down" else "+"} v]')
@@ -297,7 +303,8 @@ def _sequence(r, level):
         ask = r.choice((f'What is term number {n} of {shown}, ...?', f'A sequence starts {shown}, ... Find term {n}.'))
         return Draft('sequence', level, ask, env, tuple(steps), '{l}')
     steps += ['First plus last: [f = a + l].', 'Times the count: [g = f * n]', 'Half of it: [s = g / two].']
-    ask = r.choice((f'What is the sum of the first {n} terms of {shown}, ...?', f'Add the first {n} terms of {shown}, ... What is the sum?'))
+    ask = r.choice((f'What is the sum of the first {n} terms of {shown}, ...?',
+                    f'Add the first {n} terms of {shown}, ... What is the sum?'))
     return Draft('sequence', level, ask, env, tuple(steps), '{s}')
 
 # %% ../nbs/00b_micro.ipynb #math-polynomial
@@ -415,7 +422,9 @@ def _count(r, level):
     if r.random() < .4:
         steps.append(f'The others: [x = n - {last}].'); last = 'x'
         ask = f'How many integers from 1 to {n} are not divisible by {names}?'
-    else: ask = r.choice((f'How many integers from 1 to {n} are divisible by {names}?', f'Count the numbers up to {n} divisible by {names}.'))
+    else:
+        ask = r.choice((f'How many integers from 1 to {n} are divisible by {names}?',
+                        f'Count the numbers up to {n} divisible by {names}.'))
     return Draft('count', level, ask, env, tuple(steps), f'{{{last}}}')
 
 # %% ../nbs/00b_micro.ipynb #benchmarks
@@ -437,11 +446,6 @@ def micro_split(
     bucket = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), 'big') % 10
     return SPLITS[min(bucket, 3)]
 
-def _pick(name, options, what):
-    if name in options: return
-    from stepwise_routing.core import nearest
-    raise ValueError(f'{what} {name!r} is unknown{nearest(name, options)}; allowed: {", ".join(options)}')
-
 # %% ../nbs/00b_micro.ipynb #problems
 def micro_drafts(
     benchmark:str, # "micro-gsm", "micro-math" or "micro-omni"
@@ -450,20 +454,21 @@ def micro_drafts(
     levels=None    # weight of each level 1..5; the benchmark's own by default
 ):
     "Endless problems of one split, with repetitions, before their solutions are written out."
-    _pick(benchmark, FAMILIES, 'benchmark'); _pick(split, SPLITS, 'split')
+    _one_of('benchmark', benchmark, FAMILIES); _one_of('split', split, SPLITS)
     weights = levels or ((1, 1, 1, 1, 1) if split == 'lm' else LEVELS[benchmark])
     while True:
         draft = rng.choice(FAMILIES[benchmark])(rng, rng.choices((1, 2, 3, 4, 5), weights)[0])
         if micro_split(draft.question) == split: yield draft
 
 def as_problem(
-    benchmark:str,
-    draft:Draft
-)->Problem:
+    benchmark:str, # its benchmark
+    draft:Draft    # as drawn
+)->Problem: # difficulty = level
     "A draft with its solution, as the rest of the library knows problems."
     steps = solve(draft)
     key = hashlib.blake2b(draft.question.encode(), digest_size=5).hexdigest()
-    return Problem(benchmark, f'{draft.family}-{draft.level}-{key}', draft.question, extract_boxed(steps[-1]), draft.level, '\n\n'.join(steps))
+    name = f'{draft.family}-{draft.level}-{key}'
+    return Problem(benchmark, name, draft.question, extract_boxed(steps[-1]), draft.level, '\n\n'.join(steps))
 
 # %% ../nbs/00b_micro.ipynb #micro-problems
 def micro_problems(
@@ -548,7 +553,7 @@ def first_wrong(
     problem:Problem, # a micro problem, with its solution
     steps            # of str or Step: a chain, complete or not
 )->int: # index of the first wrong step, -1 where all are right
-    "Check a chain against the program's true values: a step is right when its equations hold and it states the numbers of the step\nthat is due, or of one already done (said again, or recomputed in a repair)."
+    "Check a chain against the true values: the step that is due, an earlier one again word for word, or a repair of one."
     said = lambda text: (sorted(_NUMBERS.findall(text)), re.findall(r'=\(?(-?\d+)\b(?![*/+=-])', text))
     lines, due = problem.solution.split('\n\n'), 0
     for i, step in enumerate(steps):
@@ -566,21 +571,20 @@ SCORE_PROMPT = 'Rate the last step from 0 (wrong) to 9 (right). Reply with one d
 def _texts(steps): return [getattr(s, 'text', s) for s in steps]
 
 def verdict_messages(
-    problem:Problem,
+    problem:Problem, # asked about
     steps            # of str or Step, the last one is judged
 )->list: # chat messages; the reply is "correct" or "incorrect"
     "The paper's appendix prompt: is the last step correct?"
-    from stepwise_routing.core import VERIFY_PROMPT
     *prefix, last = _texts(steps)
     return [dict(role='user', content=VERIFY_PROMPT.format(question=problem.question, prefix='\n\n'.join(prefix), answer=last))]
 
 def score_messages(
-    problem:Problem,
+    problem:Problem, # asked about
     steps            # of str or Step, the last one is scored
 )->list: # chat messages; the reply is one digit, 0 to 9
     "SpecReason's question in our words, asked after the chain itself so that a server can reuse the cached prefix."
-    from stepwise_routing.core import chat_prompt
-    return chat_prompt(problem.question) + [dict(role='assistant', content='\n\n'.join(_texts(steps))), dict(role='user', content=SCORE_PROMPT)]
+    said = dict(role='assistant', content='\n\n'.join(_texts(steps)))
+    return chat_prompt(problem.question) + [said, dict(role='user', content=SCORE_PROMPT)]
 
 # %% ../nbs/00b_micro.ipynb #chatml
 CHAT_TEMPLATE = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -592,18 +596,22 @@ def _chat(messages):
 
 # %% ../nbs/00b_micro.ipynb #documents
 def _prompt(question, rng):
-    from stepwise_routing.core import chat_prompt
     return _chat(chat_prompt(question)[0 if rng.random() < .4 else 1:])  # the constant system turn in 40 % saves compute
 
 def solution_document(
-    benchmark:str,
-    draft:Draft,
-    rng           # random.Random
+    benchmark:str, # of the problem
+    draft:Draft,   # the problem
+    rng            # random.Random
 )->list: # (text, learn) parts; no loss where learn is False
     "A problem and its worked solution."
     return [(_prompt(draft.question, rng), False), ('\n\n'.join(solve(draft)) + '<|im_end|>', True)]
 
-def repair_document(benchmark, draft, rng):
+# %% ../nbs/00b_micro.ipynb #repair
+def repair_document(
+    benchmark:str, # of the problem
+    draft:Draft,   # the problem
+    rng            # random.Random
+)->list: # (text, learn) parts
     "A solution with one slip, up to two steps that carry it on (none of these learnt), then the repair and the rest."
     right = solve(draft)
     if len(right) == 1: return solution_document(benchmark, draft, rng)
@@ -614,7 +622,10 @@ def repair_document(benchmark, draft, rng):
             (REPAIR + '\n\n'.join(right[at:]) + '<|im_end|>', True)]
 
 # %% ../nbs/00b_micro.ipynb #judge-document
-def judged_steps(draft, rng):
+def judged_steps(
+    draft:Draft, # the problem
+    rng          # random.Random
+)->tuple: # (steps, grade of the last one)
     "A prefix and what its last step is: 9 right, 0 a slip, 3 faithful to an earlier slip. Half of the draws are right."
     if rng.random() < .5:
         steps, at = solve(draft), len(draft.steps)
@@ -624,7 +635,11 @@ def judged_steps(draft, rng):
         n = min(len(steps), at + 1 + rng.choice((0, 0, 0, 1)))
     return steps[:n], 9 if n <= at else 0 if n == at + 1 else 3
 
-def judge_document(benchmark, draft, rng):
+def judge_document(
+    benchmark:str, # of the problem
+    draft:Draft,   # the problem
+    rng            # random.Random
+)->list: # (text, learn) parts
     "A judge prompt of either kind with the program's verdict."
     steps, grade = judged_steps(draft, rng)
     problem = Problem(benchmark, '', draft.question, '')
@@ -645,33 +660,21 @@ def _drill(rng):
     if op == '/': return f'{a*b}/{b}', a
     return f'floor({a}/{b})', a // b
 
+# %% ../nbs/00b_micro.ipynb #drill-documents
 def drill_document(benchmark, draft, rng):
     "Twelve bare operations, one a line, loss on the results."
-    return [part for ask, value in (_drill(rng) for _ in range(12)) for part in ((ask + '=', False), (f'{value}', True), ('\n\n', False))]
+    parts = []
+    for ask, value in (_drill(rng) for _ in range(12)): parts += [(ask + '=', False), (f'{value}', True), ('\n\n', False)]
+    return parts
 
 def check_document(benchmark, draft, rng):
     "Bare equations, half of them wrong, each with a verdict: practice for the judge, loss on the verdicts."
     parts = []
     for ask, value in (_drill(rng) for _ in range(10)):
         right = rng.random() < .5
-        parts += [(f'{ask}={value if right else _wrong(rng, value)}', False), (' correct' if right else ' incorrect', True), ('\n\n', False)]
+        said = value if right else _wrong(rng, value)
+        parts += [(f'{ask}={said}', False), (' correct' if right else ' incorrect', True), ('\n\n', False)]
     return parts
-
-# %% ../nbs/00b_micro.ipynb #tokenizer
-def train_tokenizer(
-    texts,       # iterable of str
-    vocab:int=960 # tokens in all
-): # Qwen2Tokenizer
-    "Byte-level BPE with Qwen2's own normaliser, splitting rule and decoder, ChatML tokens and template."
-    from tokenizers import trainers, pre_tokenizers
-    from transformers import Qwen2Tokenizer
-    special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
-    bpe = Qwen2Tokenizer()._tokenizer                   # the pipeline that AutoTokenizer will put in place again
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False))
-    model = json.loads(bpe.to_str())['model']
-    return Qwen2Tokenizer(vocab=model['vocab'], merges=[tuple(m) for m in model['merges']], eos_token='<|im_end|>', pad_token='<|endoftext|>',
-                          additional_special_tokens=special[1:], chat_template=CHAT_TEMPLATE, model_max_length=2048)
 
 # %% ../nbs/00b_micro.ipynb #mixture
 MIXES = {  # share of the training documents by kind
@@ -692,16 +695,73 @@ def documents(
         bare = kind in (drill_document, check_document)
         yield kind(benchmark, None if bare else next(streams[benchmark]), rng)
 
-def micro_tokenizer(n=6000, seed=0):
-    "The tokenizer that both shipped models share, trained on `n` documents of the larger mix."
+# %% ../nbs/00b_micro.ipynb #tokenizer
+def train_tokenizer(
+    texts,       # iterable of str
+    vocab:int=960 # tokens in all
+): # Qwen2Tokenizer
+    "Byte-level BPE with Qwen2's own normaliser, splitting rule and decoder, ChatML tokens and template."
+    from tokenizers import trainers, pre_tokenizers
+    from transformers import Qwen2Tokenizer
+    special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
+    bpe = Qwen2Tokenizer()._tokenizer                   # the pipeline that AutoTokenizer will put in place again
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    model = json.loads(bpe.to_str())['model']
+    return Qwen2Tokenizer(vocab=model['vocab'], merges=[tuple(m) for m in model['merges']], additional_special_tokens=special[1:],
+                          eos_token='<|im_end|>', pad_token='<|endoftext|>', chat_template=CHAT_TEMPLATE, model_max_length=2048)
+
+# %% ../nbs/00b_micro.ipynb #micro-tokenizer
+def micro_tokenizer(
+    n:int=6000, # documents to train it on
+    seed:int=0  # of the documents
+): # Qwen2Tokenizer, the same every time
+    "The tokenizer that both models share, trained on documents of the large mix."
     docs = documents(random.Random(f'tokenizer/{seed}'), MIXES['large'])
-    return train_tokenizer(''.join(t for t, _ in next(docs)).replace('<|im_start|>', '').replace('<|im_end|>', '') for _ in range(n))
+    plain = lambda doc: ''.join(t for t, _ in doc).replace('<|im_start|>', '').replace('<|im_end|>', '')
+    return train_tokenizer(plain(next(docs)) for _ in range(n))
+
+# %% ../nbs/00b_micro.ipynb #model
+SHAPES = {  # hidden size, layers, heads, key-value heads, mlp size
+    'tiny': (32, 1, 2, 1, 64), 'small': (64, 3, 2, 1, 192), 'large': (128, 4, 4, 2, 384)}
+
+def new_model(
+    shape:tuple, # as in `SHAPES`
+    tokenizer,   # its vocabulary and special tokens
+    seed:int=0   # of the weights
+): # Qwen2ForCausalLM with fresh weights
+    "A Qwen2 language model from scratch; the embedding is shared with the output layer."
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    hidden, layers, heads, kv, mlp = shape
+    stop, pad = (tokenizer.convert_tokens_to_ids(t) for t in ('<|im_end|>', '<|endoftext|>'))
+    config = Qwen2Config(vocab_size=len(tokenizer), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+                         num_key_value_heads=kv, intermediate_size=mlp, max_position_embeddings=2048, tie_word_embeddings=True,
+                         bos_token_id=None, eos_token_id=stop, pad_token_id=pad, use_sliding_window=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = stop, pad
+    return model
+
+# %% ../nbs/00b_micro.ipynb #save-micro
+def save_micro(
+    model,     # of any dtype
+    tokenizer, # goes into the same folder
+    folder     # made if missing; files are replaced one by one
+):
+    "A self-contained bf16 folder that transformers and vLLM load by path."
+    import torch
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for file in Path(folder).iterdir(): file.chmod(0o644)
 
 # %% ../nbs/00b_micro.ipynb #batches
 _WIDTHS = (64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512)
 
 def encode_documents(
-    tokenizer,
+    tokenizer, # a Qwen2Tokenizer
     docs       # list of documents
 )->list: # (ids, learn) per document, equally long lists
     "Token ids and whether each is learnt; the parts end where the tokenizer splits anyway, so encoding them apart changes nothing."
@@ -716,8 +776,9 @@ def encode_documents(
         out.append((ids, learn))
     return out
 
+# %% ../nbs/00b_micro.ipynb #batches-fn
 def batches(
-    tokenizer,
+    tokenizer,             # a Qwen2Tokenizer
     mix:dict,              # share of documents by kind
     seed:str,              # everything drawn follows from it
     documents_n:int=8192,  # documents of this chunk
@@ -739,40 +800,6 @@ def batches(
     rng.shuffle(out)
     return out
 
-# %% ../nbs/00b_micro.ipynb #model
-SHAPES = {  # hidden size, layers, heads, key-value heads, mlp size
-    'tiny': (32, 1, 2, 1, 64), 'small': (64, 3, 2, 1, 192), 'large': (128, 4, 4, 2, 384)}
-
-def new_model(
-    shape:tuple, # as in `SHAPES`
-    tokenizer,
-    seed:int=0
-): # Qwen2ForCausalLM with fresh weights
-    "A Qwen2 language model from scratch; the embedding is shared with the output layer."
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    hidden, layers, heads, kv, mlp = shape
-    stop, pad = (tokenizer.convert_tokens_to_ids(t) for t in ('<|im_end|>', '<|endoftext|>'))
-    config = Qwen2Config(vocab_size=len(tokenizer), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-                         num_key_value_heads=kv, intermediate_size=mlp, max_position_embeddings=2048, tie_word_embeddings=True,
-                         bos_token_id=None, eos_token_id=stop, pad_token_id=pad, use_sliding_window=False)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = stop, pad
-    return model
-
-# %% ../nbs/00b_micro.ipynb #save-micro
-def save_micro(
-    model,
-    tokenizer,
-    folder     # made if missing; files are replaced one by one
-):
-    "A self-contained bf16 folder that transformers and vLLM load by path."
-    import copy, torch
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
 # %% ../nbs/00b_micro.ipynb #trainer
 RATES = {'small': .012, 'large': .010}  # Muon's learning rate
 
@@ -787,6 +814,7 @@ def _optimizers(model, muon_lr, adam_lr, weight_decay):
 def _loss(model, ids, labels):
     "Mean cross entropy of the learnt tokens."
     import torch
+    ids, labels = torch.from_numpy(ids), torch.from_numpy(labels)
     with torch.autocast('cpu', torch.bfloat16):
         hidden = model.model(ids).last_hidden_state[:, :-1]
         on = labels[:, 1:] != -100
@@ -797,11 +825,52 @@ def _save_atomically(state, path):
     import torch
     torch.save(state, f'{path}.tmp'); os.replace(f'{path}.tmp', path)
 
+# %% ../nbs/00b_micro.ipynb #trainer-class
+class _Trainer:
+    "Model, optimisers and the place in the stream of documents: all that a checkpoint holds."
+    def __init__(self, run, path):
+        import torch
+        self.run, self.path, self.tokenizer = run, path, micro_tokenizer()
+        self.model = new_model(SHAPES[run['which']], self.tokenizer, run['seed']).train()
+        self.model.set_attn_implementation('eager')  # its backward pass is the faster one on a CPU at these lengths
+        self.optimizers = _optimizers(self.model, run['muon_lr'], run['adam_lr'], run['weight_decay'])
+        self.step, self.chunk, self.at, self.data = 0, 0, 0, None
+        if path.exists(): self.load(torch.load(path, weights_only=True))
+
+    def load(self, state):
+        if state['run'] != self.run: raise ValueError(f'{self.path} is of other settings ({state["run"]}): use another folder')
+        self.step, self.chunk, self.at = state['step'], state['chunk'], state['at']
+        self.model.load_state_dict(state['model'])
+        for o, s in zip(self.optimizers, state['optimizers']): o.load_state_dict(s)
+
+    def save(self):
+        _save_atomically(dict(run=self.run, step=self.step, chunk=self.chunk, at=self.at, model=self.model.state_dict(),
+                              optimizers=[o.state_dict() for o in self.optimizers]), self.path)
+
+    def next_batch(self):
+        run, mix = self.run, MIXES.get(self.run['which'], MIXES['large'])
+        while self.data is None or self.at >= len(self.data):
+            if self.data is not None: self.chunk, self.at = self.chunk + 1, 0
+            self.data = batches(self.tokenizer, mix, f'{run["which"]}/{run["seed"]}/{self.chunk}', run['chunk'], run['batch_tokens'])
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def train_step(self):
+        "One optimiser step at the rate its number asks for; returns the loss."
+        rate = min((self.step + 1) / self.run['warmup'], (self.run['steps'] - self.step) / self.run['steps'])
+        for o, lr in zip(self.optimizers, (self.run['muon_lr'], self.run['adam_lr'])):
+            for g in o.param_groups: g['lr'] = lr * rate
+        loss = _loss(self.model, *self.next_batch())
+        loss.backward()
+        for o in self.optimizers: o.step(); o.zero_grad()
+        self.step += 1
+        return loss.item()
+
 # %% ../nbs/00b_micro.ipynb #train-micro
 def train_micro(
     which:str,                  # "small", "large" or "tiny" (a toy): shape, rate and mix of documents
     out,                        # folder for the checkpoint and, at the end, the model
-    steps:int=None,             # optimiser steps; 12,000 (small) or 19,000 (large) if None
+    steps:int=None,             # optimiser steps; 12,000 (small) or 13,000 (large) if None
     seed:int=0,                 # of weights and documents
     muon_lr:float=None,         # Muon's rate; `RATES` if None
     adam_lr:float=3e-3,         # AdamW's rate (embeddings, norms, biases)
@@ -815,10 +884,10 @@ def train_micro(
 ): # the model, or None when left off
     "Train a micro model from scratch; run it again with the same arguments to go on from the last checkpoint."
     import torch
-    from tqdm.auto import trange
-    _pick(which, SHAPES, 'micro model')
+    from tqdm import trange
+    _one_of('micro model', which, SHAPES)
     torch.set_num_threads(threads)
-    steps, muon_lr = steps or dict(large=19_000).get(which, 12_000), muon_lr or RATES.get(which, .012)
+    steps, muon_lr = steps or dict(large=13_000).get(which, 12_000), muon_lr or RATES.get(which, .012)
     Path(out).mkdir(parents=True, exist_ok=True)
     run = dict(which=which, steps=steps, seed=seed, muon_lr=muon_lr, adam_lr=adam_lr, weight_decay=weight_decay, warmup=warmup,
                batch_tokens=batch_tokens, chunk=chunk)
@@ -831,46 +900,126 @@ def train_micro(
         if time.monotonic() - saved > save_every: trainer.save(); saved = time.monotonic()
     trainer.save()
     save_micro(trainer.model, trainer.tokenizer, out)
+    (Path(out)/'training.json').write_text(json.dumps(run, indent=1) + '\n')
     return trainer.model
 
-# %% ../nbs/00b_micro.ipynb #trainer-class
-class _Trainer:
-    "Model, optimisers and the place in the stream of documents: all that a checkpoint holds."
-    def __init__(self, run, path):
-        import torch
-        self.run, self.path, self.tokenizer = run, path, micro_tokenizer()
-        self.model = new_model(SHAPES[run['which']], self.tokenizer, run['seed']).train()
-        self.model.set_attn_implementation('eager')  # its backward pass is the faster one on a CPU at these lengths
-        self.optimizers = _optimizers(self.model, run['muon_lr'], run['adam_lr'], run['weight_decay'])
-        self.step, self.chunk, self.at, self.data = 0, 0, 0, None
-        if not path.exists(): return
-        state = torch.load(path, weights_only=True)
-        if state['run'] != run: raise ValueError(f'{path} belongs to a training with other settings ({state["run"]}): use another folder')
-        self.step, self.chunk, self.at = state['step'], state['chunk'], state['at']
-        self.model.load_state_dict(state['model'])
-        for o, s in zip(self.optimizers, state['optimizers']): o.load_state_dict(s)
+# %% ../nbs/00b_micro.ipynb #load-micro
+_FOLDER = Path(stepwise_routing.__file__).parent/'micro_models'
 
-    def save(self):
-        _save_atomically(dict(run=self.run, step=self.step, chunk=self.chunk, at=self.at, model=self.model.state_dict(),
-                              optimizers=[o.state_dict() for o in self.optimizers]), self.path)
+def micro_path(
+    which:str # "small" or "large"
+)->Path:
+    "Folder of a shipped micro model."
+    _one_of('micro model', which, ('small', 'large'))
+    return _FOLDER/which
 
-    def next_batch(self):
-        import torch
-        run = self.run
-        while self.data is None or self.at >= len(self.data):
-            if self.data is not None: self.chunk, self.at = self.chunk + 1, 0
-            mix = MIXES.get(run['which'], MIXES['large'])
-            self.data = batches(self.tokenizer, mix, f'{run["which"]}/{run["seed"]}/{self.chunk}', run['chunk'], run['batch_tokens'])
-        self.at += 1
-        return [torch.from_numpy(a) for a in self.data[self.at - 1]]
+def load_micro(
+    which:str, # "small" or "large"
+    **kwargs   # of `TransformersBackend`, e.g. temperature, batch_size
+): # TransformersBackend
+    "A shipped micro model, ready to write steps; the small one has index 0, the large one 1."
+    from stepwise_routing.models import TransformersBackend
+    return TransformersBackend(micro_path(which), **dict(dict(index=int(which == 'large'), name=f'micro-{which}'), **kwargs))
 
-    def train_step(self):
-        "One optimiser step at the rate its number asks for; returns the loss."
-        rate = min((self.step + 1) / self.run['warmup'], (self.run['steps'] - self.step) / self.run['steps'])
-        for o, lr in zip(self.optimizers, (self.run['muon_lr'], self.run['adam_lr'])):
-            for g in o.param_groups: g['lr'] = lr * rate
-        loss = _loss(self.model, *self.next_batch())
-        loss.backward()
-        for o in self.optimizers: o.step(); o.zero_grad()
-        self.step += 1
-        return loss.item()
+# %% ../nbs/00b_micro.ipynb #micro-chains
+def micro_chains(
+    backend,       # a `Backend`
+    problems,      # list of Problem
+    prefixes=None, # tuple of Steps per problem to go on from; none by default
+    sample:int=0   # which of the independent draws
+)->list: # tuple of Steps per problem, prefix included
+    "Let a model write every chain to its end."
+    from stepwise_routing.models import Request
+    async def one(p, prefix):
+        path, k = ''.join(str(s.model) for s in prefix), backend.index
+        seed = lambda i: edge_seed(p.benchmark, p.id, sample, path + str(k) * i, k)
+        return tuple(prefix) + tuple(await backend.write(Request(p, tuple(prefix), seed, to_end=True)))
+    async def every(): return await asyncio.gather(*map(one, problems, prefixes or [()] * len(problems)))
+    return list(run_async(every()))
+
+def solved(
+    problems, # list of Problem
+    chains    # tuple of Steps per problem
+)->np.ndarray: # bool [problem]
+    "Is the final answer right?"
+    return np.array([is_equiv(p.answer, extract_boxed(c[-1].text)) for p, c in zip(problems, chains)], bool)
+
+# %% ../nbs/00b_micro.ipynb #interval
+def _interval(statistic, *arrays, draws=2000, seed=0):
+    "[value, low, high]: a statistic of equally long arrays, with its 95 % bootstrap interval over rows."
+    rng, n = np.random.default_rng(seed), len(arrays[0])
+    again = [statistic(*(a[i] for a in arrays)) for i in rng.integers(0, n, (draws, n))]
+    return [round(float(v), 4) for v in (statistic(*arrays), *np.nanpercentile(again, (2.5, 97.5)))]
+
+def _auroc(right, score):
+    "Chance that a right step scores above a wrong one, ties half."
+    ranks = np.unique(score, return_inverse=True, return_counts=True)
+    middle = np.cumsum(ranks[2]) - (ranks[2] - 1) / 2
+    n, m = right.sum(), (~right).sum()
+    return (middle[ranks[1]][right].sum() - n * (n + 1) / 2) / (n * m) if n and m else np.nan
+
+# %% ../nbs/00b_micro.ipynb #judging
+def labelled_steps(
+    problems, # list of Problem
+    chains,   # tuple of Steps per problem
+    seed:int=0
+)->tuple: # (list of (problem, steps up to the judged one), right: bool [step])
+    "As many right steps as first wrong ones, at most one of each a chain."
+    rng = random.Random(seed)
+    faults = [(p, c, first_wrong(p, c)) for p, c in zip(problems, chains)]
+    bad = [(p, c[:k + 1]) for p, c, k in faults if k >= 0]
+    good = [(p, c[:rng.randint(1, len(c) if k < 0 else k)]) for p, c, k in faults if k != 0]
+    n = min(len(bad), len(good))
+    return rng.sample(good, n) + rng.sample(bad, n), np.arange(2 * n) < n
+
+def judge_steps(
+    backend, # a `Backend` that can judge
+    cases,   # list of (problem, steps)
+)->tuple: # (P(correct) [step], expected digit [step])
+    "Ask for a verdict and a score of each last step."
+    async def ask(messages, options): return await asyncio.gather(*(backend.choose(m, options) for m in messages))
+    verdict = run_async(ask([verdict_messages(*c) for c in cases], ['correct', 'incorrect']))
+    digit = run_async(ask([score_messages(*c) for c in cases], list('0123456789')))
+    return np.array(verdict)[:, 0], np.array(digit) @ np.arange(10)
+
+# %% ../nbs/00b_micro.ipynb #repair-rate
+def repair_rate(
+    backend,  # the large model
+    problems, # list of Problem
+    chains    # tuple of Steps per problem, by the small model
+)->tuple: # (solved from before the first wrong step, solved from after it), each bool [wrong chain]
+    "Can the large model save a chain that has gone wrong?"
+    lost = [(p, c, first_wrong(p, c)) for p, c in zip(problems, chains)]
+    lost = [(p, c, k) for p, c, k in lost if 0 <= k < len(c) - 1]
+    asked = [p for p, _, _ in lost]
+    return tuple(solved(asked, micro_chains(backend, asked, [c[:k + d] for _, c, k in lost])) for d in (0, 1))
+
+# %% ../nbs/00b_micro.ipynb #evaluate-micro
+def _evaluate(benchmark, pair, n, split, seed):
+    "The report of one benchmark."
+    problems = micro_problems(benchmark, split, n, seed)
+    chains = {which: micro_chains(b, problems) for which, b in pair.items()}
+    right = {which: solved(problems, c) for which, c in chains.items()}
+    report = {which: _interval(np.mean, right[which]) for which in pair}
+    report['tokens'] = {which: float(np.mean([sum(s.generated for s in x) for x in c]).round(1)) for which, c in chains.items()}
+    report['steps'] = float(np.mean([len(c) for c in chains['small']]).round(2))
+    cases, label = labelled_steps(problems, chains['small'])
+    verdict, digit = judge_steps(pair['large'], cases)
+    report['judged'], report['verdict'], report['score'] = len(label), _interval(_auroc, label, verdict), _interval(_auroc, label, digit)
+    before, after = repair_rate(pair['large'], problems, chains['small'])
+    report['lost'], report['from_before'], report['from_after'] = len(before), _interval(np.mean, before), _interval(np.mean, after)
+    return report
+
+def evaluate_micro(
+    pair=None,         # backends by "small", "large"; the shipped ones if None
+    n:int=500,         # problems per benchmark
+    split:str='test',  # of the problems
+    seed:int=0,        # of the problems
+    out=None           # JSON file to write, or None
+)->dict: # per benchmark: accuracies, judging AUROC and repair rates, each [value, low, high]
+    "Accuracy, judging and repair of a micro pair on held-out problems."
+    pair = pair or {which: load_micro(which) for which in ('small', 'large')}
+    report = dict(n=n, split=split, seed=seed, temperature=.7, parameters={k: int(b.spec.params) for k, b in pair.items()},
+                  benchmarks={b: _evaluate(b, pair, n, split, seed) for b in FAMILIES})
+    if out: Path(out).write_text(json.dumps(report, indent=1) + '\n')
+    return report

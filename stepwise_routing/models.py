@@ -188,19 +188,22 @@ class Forward:
         rows:int  # most rows in flight
     ):
         import torch
-        self.model, self.torch, self.options = model, torch, inspect.signature(model.forward).parameters
-        self.hidden = torch.finfo(model.dtype).min
-        ids = torch.arange(3, 15, device=model.device)[None] % model.config.vocab_size
+        self.model, self.torch, self.hidden = model, torch, torch.finfo(model.dtype).min
+        self.brief = dict(logits_to_keep=1) if 'logits_to_keep' in inspect.signature(model.forward).parameters else {}
         try:
-            plain = model(input_ids=ids, use_cache=True)
-            self.cache = SlotCache(plain.past_key_values, rows)
-            ids, at = ids.cpu().numpy(), np.arange(12)[None]
-            self(ids[:, :8], at[:, :8], [rows - 1], at[:, :8] < 6)
-            error = (self(ids[:, 6:], at[:, 6:], [rows - 1]) - plain.logits[:, 6:]).abs().max() / (1 + plain.logits.abs().max())
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e: error, cause = np.inf, e
-        else: cause = None
+            with torch.inference_mode(): error, cause = self.check(rows), None
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e: error, cause = 1., e
         if error > torch.finfo(model.dtype).eps ** .5:
             raise ValueError(f'{type(model).__name__} cannot be batched here: its past is not one key and value per token and layer') from cause
+
+    def check(self, rows):
+        "Make the cache; the largest difference, relative to the largest logit, that it makes to a few tokens."
+        ids, at = np.arange(3, 15)[None] % self.model.config.vocab_size, np.arange(12)[None]
+        plain = self.model(input_ids=self.torch.from_numpy(ids).to(self.model.device), use_cache=True)
+        self.cache = SlotCache(plain.past_key_values, rows)
+        self(ids[:, :8], at[:, :8], [rows - 1], at[:, :8] < 6)
+        cached = self(ids[:, 6:], at[:, 6:], [rows - 1])
+        return float((cached - plain.logits[:, 6:]).abs().max() / (1 + plain.logits.abs().max()))
 
     def __call__(
         self,
@@ -215,8 +218,8 @@ class Forward:
         ids, at = self.torch.from_numpy(np.stack((tokens, at * np.asarray(real)))).to(self.model.device)
         past = self.torch.arange(self.cache.columns, device=at.device) <= at[:, None, :, None]
         mask = self.torch.zeros((), dtype=self.model.dtype, device=at.device).masked_fill(~past, self.hidden)
-        few = dict(logits_to_keep=1) if brief and 'logits_to_keep' in self.options else {}
-        return self.model(input_ids=ids, position_ids=at, attention_mask=mask, past_key_values=self.cache, use_cache=True, **few).logits
+        return self.model(input_ids=ids, position_ids=at, attention_mask=mask, past_key_values=self.cache, use_cache=True,
+                          **(self.brief if brief else {})).logits
 
 # %% ../nbs/00a_models.ipynb #prefix-cache
 class PrefixCache:
@@ -452,11 +455,14 @@ def _folder(name):
 def _load_model(name):
     "A model from a folder or the Hub, in the precision it is kept in."
     from transformers import AutoModelForCausalLM
-    folder = _folder(name)
+    from transformers.utils import logging
+    folder, bar = _folder(name), logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try: return AutoModelForCausalLM.from_pretrained(folder or name, dtype='auto').eval()
     except (OSError, ValueError) as e:
         raise FileNotFoundError(f'model {str(name)!r} does not load: neither a folder here nor reachable on the Hugging Face Hub '
                                 f'({str(e).strip().splitlines()[0][:150]})') from e
+    finally: bar and logging.enable_progress_bar()
 
 # %% ../nbs/00a_models.ipynb #load-tokenizer
 def _load_tokenizer(source):

@@ -108,6 +108,9 @@ def experiments(
     found = {p.stem: declared(p) for p in sorted(project.nbs.glob('[0-9][0-9]_*.ipynb'))}
     return {name: parameters for name, parameters in found.items() if parameters}
 
+# %% ../nbs/06_reproduce.ipynb #sha
+def _sha(path): return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
 # %% ../nbs/06_reproduce.ipynb #profile
 @dataclass(frozen=True)
 class Profile:
@@ -147,9 +150,6 @@ def load_profile(
     own_name = path.stem if path.resolve().parent == project.params.resolve() else f'{path.stem}-{_sha(path)[:6]}'
     return Profile(own_name, {str(k): v for k, v in values.items() if str(k) not in own}, own, seconds, path.name)
 
-# %% ../nbs/06_reproduce.ipynb #sha
-def _sha(path): return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
 # %% ../nbs/06_reproduce.ipynb #fits
 _TYPES = dict(int=int, float=(int, float), str=str, bool=bool, list=(list, tuple), dict=dict, None_=type(None))
 
@@ -165,7 +165,7 @@ def _fits(value, kind):
 def resolve(
     profile,      # a `Profile`
     declarations, # notebook -> the parameters it declares
-    **fixed       # parameters that the runner sets itself: run_dir, store_dir
+    fixed         # parameters that the runner sets itself: run_dir, store_dir, profile
 )->dict: # notebook -> its parameters, defaults included
     "Give every notebook what it declares; refuse, by name, what none declares."
     everything = sorted({p for d in declarations.values() for p in d} - set(fixed))
@@ -340,8 +340,8 @@ def plan(
     if not found: raise FileNotFoundError('nbs/ holds no numbered notebook with a `parameters` cell')
     chosen, (run_id, note) = _choose(only, found), _pick_run(project, profile, run_id, resume, only)
     folder, store = project.runs/run_id, project.runs/'store'/profile.name
-    parameters = resolve(profile, found, **{k: os.path.relpath(p, project.nbs) for k, p in dict(run_dir=folder, store_dir=store).items()})
-    jobs, past = _jobs(project, parameters), Manifest.load(folder)
+    fixed = dict(run_dir=os.path.relpath(folder, project.nbs), store_dir=os.path.relpath(store, project.nbs), profile=profile.name)
+    jobs, past = _jobs(project, resolve(profile, found, fixed)), Manifest.load(folder)
     done = [j for i, j in enumerate(jobs) if all(_finished(past, k) for k in jobs[:i+1])]
     read = [j for j in jobs if only and j.notebook not in chosen and j.notebook < max(chosen)]
     missing = [j.notebook for j in read if not _finished(past, j, same=False)]
@@ -433,7 +433,7 @@ class NotebookFailed(RuntimeError):
 def _failure(project, job, executed, error):
     cells = _cells(executed) if executed.is_file() else []
     stuck = [c for c in cells if any(o['output_type'] == 'error' for o in c.get('outputs', ()))]
-    stuck = stuck or [c for c in cells if c['metadata'].get('papermill', {}).get('status') in ('failed', 'running')]
+    stuck = stuck or [c for c in cells if c['metadata'].get('papermill', {}).get('start_time')][-1:] # the kernel died in the last one
     ids = [c.get('id') for c in _cells(project.nbs/f'{job.notebook}.ipynb')]
     cell = stuck[0].get('id') if stuck else None
     place = f', cell {ids.index(cell)} ({cell})' if cell in ids else ''
@@ -449,8 +449,8 @@ def _execute(project, job, folder, bar=False):
     executed.unlink(missing_ok=True)
     try:
         pm.execute_notebook(str(project.nbs/executed.name), str(executed), parameters=job.parameters, cwd=str(project.nbs),
-                            kernel_name='python3', language='python', log_output=True, extra_arguments=['--log-level=50'],
-                            progress_bar=dict(position=1, leave=False, desc=job.notebook) if bar else False)
+                            kernel_name='python3', language='python', start_timeout=300, extra_arguments=['--log-level=50'],
+                            log_output=True, progress_bar=dict(position=1, leave=False, desc=job.notebook) if bar else False)
     except Exception as e:
         logging.getLogger('papermill').info('%s', e) # the traceback
         raise NotebookFailed(_failure(project, job, executed, e)) from None
@@ -497,6 +497,21 @@ def _tidy(folder, manifest, todo):
     for name, path in _artefacts(folder).items():
         if name not in kept: path.unlink()
 
+# %% ../nbs/06_reproduce.ipynb #begin
+def _now(): return datetime.now(timezone.utc).isoformat(timespec='milliseconds')
+
+def _begin(plan):
+    "Open the run folder and its manifest."
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    manifest, names = Manifest.load(plan.folder), [j.notebook for j in plan.jobs]
+    kept = {n: manifest.notebook(n) for n in names if n not in plan.todo and manifest.notebook(n)}
+    seeds = {f'{j.notebook}.{k}': v for j in plan.jobs for k, v in j.parameters.items() if 'seed' in k}
+    manifest.update(run=plan.folder.name, profile=plan.profile.name, status='running', started=manifest.data.get('started', _now()),
+                    continued=_now(), git=_commit(plan.project), python=platform.python_version(), packages=versions(),
+                    hardware=hardware(), seeds=seeds, inputs=_inputs(plan.project, plan.profile, names), notebooks=kept)
+    _tidy(plan.folder, manifest, plan.todo)
+    return manifest
+
 # %% ../nbs/06_reproduce.ipynb #step
 def _step(plan, job, manifest, bar, log):
     "Run one notebook and enter it into the manifest."
@@ -512,21 +527,6 @@ def _step(plan, job, manifest, bar, log):
     new = {f: _sha(p) for f, p in _artefacts(plan.folder).items() if f not in before}
     manifest.record(job.notebook, status='done', **facts, seconds=round(time.time() - start, 1), artefacts=new)
     log.info('%s done in %s', job.notebook, _clock(time.time() - start))
-
-def _now(): return datetime.now(timezone.utc).isoformat(timespec='milliseconds')
-
-# %% ../nbs/06_reproduce.ipynb #begin
-def _begin(plan):
-    "Open the run folder and its manifest."
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    manifest, names = Manifest.load(plan.folder), [j.notebook for j in plan.jobs]
-    kept = {n: manifest.notebook(n) for n in names if n not in plan.todo and manifest.notebook(n)}
-    seeds = {f'{j.notebook}.{k}': v for j in plan.jobs for k, v in j.parameters.items() if 'seed' in k}
-    manifest.update(run=plan.folder.name, profile=plan.profile.name, status='running', started=manifest.data.get('started', _now()),
-                    continued=_now(), git=_commit(plan.project), python=platform.python_version(), packages=versions(),
-                    hardware=hardware(), seeds=seeds, inputs=_inputs(plan.project, plan.profile, names), notebooks=kept)
-    _tidy(plan.folder, manifest, plan.todo)
-    return manifest
 
 # %% ../nbs/06_reproduce.ipynb #told
 @contextlib.contextmanager
@@ -571,7 +571,7 @@ def publish(
 )->list: # the files, relative to the clone
     "Copy a run's tables and figures to the top level, where the paper and the README look for them."
     made = {f: plan.folder/f for r in manifest['notebooks'].values() for f in r['artefacts']}
-    used = {k: v for j in plan.jobs for k, v in j.parameters.items() if k not in ('run_dir', 'store_dir')}
+    used = {k: v for j in plan.jobs for k, v in j.parameters.items() if k not in ('run_dir', 'store_dir', 'profile')}
     written = []
     for kind in ('tables', 'figures'):
         files = {f.split('/', 1)[1]: p for f, p in sorted(made.items()) if f.startswith(kind + '/')}
@@ -622,6 +622,9 @@ def _nbdev(project, *calls):
     done = subprocess.run([sys.executable, '-c', code], cwd=project.root, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode: raise RuntimeError(f'nbdev failed: {(done.stderr.strip().splitlines() or [""])[-1]}')
 
+def _clean(project):
+    if (project.root/'settings.ini').is_file(): _nbdev(project, 'nbdev_clean()')
+
 def lessons(
     project, # the clone
     only=()  # names; empty: all
@@ -635,8 +638,8 @@ def lessons(
             print(name, file=sys.stderr)
             _execute(project, Job(name, {}, ''), folder)
             write_back(folder/f'{name}.ipynb', project.nbs/f'{name}.ipynb')
-    _nbdev(project, 'nbdev_clean()')
-    return names
+    _clean(project)
+    return [n for n in names if n in chosen]
 
 # %% ../nbs/06_reproduce.ipynb #readme
 def readme(
@@ -749,7 +752,7 @@ def reproduce(
     if share or work.profile.name == PUBLISHED and not work.profile.edited: made = publish(work, manifest)
     if back:
         for j in work.jobs: write_back(work.folder/f'{j.notebook}.ipynb', project.nbs/f'{j.notebook}.ipynb')
-        if (project.root/'settings.ini').is_file(): _nbdev(project, 'nbdev_clean()')
+        _clean(project)
     print('\n'.join(['written:', *(f'  {f}' for f in sorted(made)), f'receipts: {project.short(work.folder)}/manifest.json']))
     return manifest
 
@@ -764,6 +767,18 @@ def _readme_command(args, project): _write(project.root/'README.md', readme(proj
 def _lessons_command(args, project): lessons(project, [n for n in args.only.split(',') if n])
 def _test_command(args, project): return run_tests(project)
 
+# %% ../nbs/06_reproduce.ipynb #micro-commands
+def _micro_train(args, project):
+    from stepwise_routing.micro import train_micro
+    for which in ('small', 'large') if args.which == 'both' else (args.which,):
+        train_micro(which, Path(args.out)/which, steps=args.steps, seed=args.seed, threads=args.threads)
+
+def _micro_eval(args, project):
+    from stepwise_routing.micro import evaluate_micro
+    from stepwise_routing.models import TransformersBackend
+    pair = {w: TransformersBackend(Path(args.models)/w, index=i, name=w) for i, w in enumerate(('small', 'large'))} if args.models else None
+    print(json.dumps(evaluate_micro(pair, args.n, args.split, out=args.out), indent=1))
+
 # %% ../nbs/06_reproduce.ipynb #micro-options
 def _micro_options(commands, add):
     micro = commands.add_parser('micro', help='train or measure the micro models', allow_abbrev=False)
@@ -774,11 +789,11 @@ def _micro_options(commands, add):
     train.add_argument('--steps', type=int, metavar='N', help='optimiser steps; default: as shipped')
     train.add_argument('--seed', type=int, default=0)
     train.add_argument('--threads', type=int, default=1, help='CPU threads')
-
-def _micro_train(args, project):
-    from stepwise_routing.micro import train_micro
-    for which in ('small', 'large') if args.which == 'both' else (args.which,):
-        train_micro(which, Path(args.out)/which, steps=args.steps, seed=args.seed, threads=args.threads)
+    measure = add('eval', _micro_eval, 'accuracy, judging and repair of a micro pair on held-out problems', verbs)
+    measure.add_argument('--models', metavar='DIR', help='folder with small/ and large/; default: the shipped pair')
+    measure.add_argument('--split', default='test', choices=['train', 'calibration', 'test'])
+    measure.add_argument('--n', type=int, default=500, metavar='N', help='problems per benchmark; default: 500')
+    measure.add_argument('--out', metavar='FILE', help='also write the report there, as JSON')
 
 # %% ../nbs/06_reproduce.ipynb #build-parser
 def _build_parser():

@@ -6,7 +6,7 @@
 __all__ = ['METRICS', 'METHOD_STYLE', 'PAPER_TABLE_1', 'read_rows', 'resamples', 'bootstrap_ci', 'evaluate', 'pareto_frontier',
            'headroom', 'method_label', 'table_flops', 'to_markdown', 'to_tex', 'details_markdown', 'headroom_markdown',
            'save_table', 'paper_style', 'label_directly', 'plot_accuracy_cost', 'figure_caption', 'save_figure',
-           'draw_accuracy_cost']
+           'draw_accuracy_cost', 'shortfalls', 'cost_unit', 'load_results']
 
 # %% ../nbs/05_results.ipynb #imports
 import contextlib, os
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from .core import _one_of
-from .baselines import COLUMNS, OracleRouter, mixing_line, oracle_frontier, outcome_grid, random_frontier, random_outcome, replay
+from .baselines import COLUMNS, OracleRouter, mixing_line, oracle_frontier, outcome_grid, random_frontier, random_outcome, replay, take_rows
 from .rollouts import OutcomeTable
 
 # %% ../nbs/05_results.ipynb #read-rows
@@ -33,9 +33,10 @@ def read_rows(
     for c in (c for c in COLUMNS if c not in ('benchmark', 'method', 'on_escalate', 'problem')):
         bad = ~np.isfinite(pd.to_numeric(rows[c], errors='coerce'))
         if bad.any(): raise ValueError(f'{path}, row {bad.argmax() + 2}: {c} is {rows[c][bad.argmax()]!r}, not a number')
-    keys = rows.groupby(['method', 'on_escalate', 'threshold'])[['problem', 'sample']].agg(lambda k: tuple(sorted(map(str, k))))
-    for name, key in keys.iterrows():
-        if key.tolist() != keys.iloc[0].tolist(): raise ValueError(f'{path}: {name[0]} at threshold {name[2]} has other problems than {keys.index[0][0]}; run nbs/04_baselines.ipynb again')
+    groups = [(name, g[['problem', 'sample']].drop_duplicates().sort_values(['problem', 'sample']).to_numpy().tolist(), len(g)) for name, g in rows.groupby(['method', 'on_escalate', 'threshold'])]
+    for (method, _, threshold), problems, n in groups:
+        if problems != groups[0][1] or n != len(problems):
+            raise ValueError(f'{path}: {method} at threshold {threshold:g} has other problems than {groups[0][0][0]}: run nbs/04_baselines.ipynb again')
     return rows
 
 # %% ../nbs/05_results.ipynb #bootstrap
@@ -48,13 +49,13 @@ def resamples(
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1/n), n_boot) / n
 
 def bootstrap_ci(
-    draws,           # [resample], a statistic per resample
+    draws,           # [resample, ...], a statistic per resample
     level:float=0.95 # coverage
-)->tuple: # low, high
+): # [2, ...]: low, high
     "Percentile interval; nan where the statistic is undefined in some resample."
     draws, tail = np.asarray(draws, float), (1 - level)/2
-    if np.isnan(draws).any(): return float('nan'), float('nan')
-    return tuple(float(np.quantile(draws, q, method='linear' if np.isfinite(draws).all() else 'nearest')) for q in (tail, 1 - tail))
+    method = 'linear' if np.isfinite(draws).all() else 'nearest' # between a number and infinity there is no middle
+    return np.quantile(draws, (tail, 1 - tail), axis=0, method=method)
 
 # %% ../nbs/05_results.ipynb #metrics
 METRICS = { # metric: (numerator, denominator, factor)
@@ -62,18 +63,20 @@ METRICS = { # metric: (numerator, denominator, factor)
     'ac_percent': ('correct', 'paper_flops', 100), 'ac_fraction': ('correct', 'paper_flops', 1), 'steps': ('steps', None, 1),
     'small_tokens': ('small_tokens', None, 1), 'large_tokens': ('large_tokens', None, 1), 'large_share': ('large_steps', 'steps', 1)}
 
-def _statistic(values, weights, metric, unit):
-    "A metric [resample] of the per-problem `values` under bootstrap weights [resample, problem]."
-    top, bottom, factor = METRICS[metric]
-    if top.endswith('_flops'): factor = factor/unit
-    if bottom == 'paper_flops': factor = factor*unit
+def _metrics(means, unit):
+    "Every metric [...] from the means [...] of the columns."
+    scale = lambda name: unit if name and name.endswith('_flops') else 1
     with np.errstate(invalid='ignore', divide='ignore'):
-        return factor*(weights @ values[top]) / (1 if bottom is None else weights @ values[bottom])
+        return {m: factor*(means[top]/scale(top)) / (1 if bottom is None else means[bottom]/scale(bottom)) for m, (top, bottom, factor) in METRICS.items()}
 
-def _per_problem(rows):
-    "Per-problem means over samples, problems in the order of their ids."
+_KEYS = ['method', 'on_escalate', 'threshold']
+
+def _columns(rows):
+    "The methods and thresholds of `rows`, and every column as [problem, method and threshold], means over samples, problems in the order of their ids."
     covered = 1 - rows['large_correct']*(1 - rows['correct'])
-    return rows.assign(covered=covered).groupby('problem', sort=True).mean(numeric_only=True)
+    keys = rows[[*_KEYS, 'chosen', 'benchmark']].drop_duplicates(_KEYS, ignore_index=True)
+    means = rows.assign(covered=covered).groupby([*_KEYS, 'problem'])[[*COLUMNS[7:], 'covered']].mean().unstack('problem').loc[list(keys[_KEYS].itertuples(index=False, name=None))]
+    return keys, {c: means[c].to_numpy(float).T for c in (*COLUMNS[7:], 'covered')}
 
 # %% ../nbs/05_results.ipynb #evaluate
 def evaluate(
@@ -84,18 +87,16 @@ def evaluate(
 ): # DataFrame, one row per method and threshold: every metric with _low and _high, and the differences to the large model alone
     "Metrics with paired bootstrap 95 % intervals over problems."
     import pandas as pd
-    groups = {k: _per_problem(g) for k, g in rows.groupby(['method', 'on_escalate', 'threshold'], sort=False)}
-    large = next((g for k, g in groups.items() if k[0] == 'Large only'), None)
-    if large is None: raise ValueError('no row of method "Large only", which every method is compared with: run nbs/04_baselines.ipynb again')
-    weights = resamples(len(large), n_boot, seed)
-    once, out = np.full((1, len(large)), 1/len(large)), []
-    for (method, on_escalate, threshold), g in groups.items():
-        row = dict(benchmark=rows['benchmark'].iloc[0], method=method, on_escalate=on_escalate, threshold=threshold, chosen=int(g['chosen'].iloc[0]), n=len(g), unit=unit)
-        compare = {f'{m}_vs_large': lambda w, m=m: _statistic(g, w, m, unit) - _statistic(large, w, m, unit) for m in ('accuracy', 'paper_flops')}
-        for m, f in ({m: lambda w, m=m: _statistic(g, w, m, unit) for m in METRICS} | compare).items():
-            row[m], (row[f'{m}_low'], row[f'{m}_high']) = float(f(once)[0]), bootstrap_ci(f(weights))
-        out.append(row)
-    return pd.DataFrame(out)
+    keys, values = _columns(rows)
+    large = np.flatnonzero(keys['method'] == 'Large only')
+    if not len(large): raise ValueError('no row of method "Large only", which every method is compared with: run nbs/04_baselines.ipynb again')
+    n = len(values['correct'])
+    weights = np.r_[np.full((1, n), 1/n), resamples(n, n_boot, seed)] # the sample itself, then its resamples
+    metrics = _metrics({c: weights @ v for c, v in values.items()}, unit)
+    metrics |= {f'{m}_vs_large': metrics[m] - metrics[m][:, large] for m in ('accuracy', 'paper_flops')}
+    columns = {}
+    for m, draws in metrics.items(): columns[m], (columns[f'{m}_low'], columns[f'{m}_high']) = draws[0], bootstrap_ci(draws[1:])
+    return pd.DataFrame(dict(benchmark=keys['benchmark'], **keys[_KEYS], chosen=keys['chosen'].astype(int), n=n, unit=unit, **columns))
 
 # %% ../nbs/05_results.ipynb #pareto
 def pareto_frontier(
@@ -136,6 +137,7 @@ def headroom(
     cost:str='paper_flops'     # or "full_flops"
 )->dict: # each number with _low and _high
     "The oracle against chance at equal cost, and what the oracle pays for the large model's accuracy."
+    table = take_rows(table, np.argsort(table.problem_id, kind='stable')) # the order, and so the resamples, of `evaluate`
     best, chance = replay(OracleRouter.of(table, on_escalate), table, .5), random_outcome(table, np.linspace(0, 1, 201), on_escalate)
     large = table.large_only()
     def numbers(w):
@@ -146,7 +148,7 @@ def headroom(
                     large_accuracy=w @ large['correct'], large_cost=w @ large[cost]/unit, cost_share_to_match_large=share)
     n, out = len(table), dict(benchmark=table.benchmark, on_escalate=on_escalate, n=len(table))
     point, draws = numbers(np.full((1, n), 1/n)), numbers(resamples(n, n_boot, seed))
-    for k in point: out[k], (out[f'{k}_low'], out[f'{k}_high']) = float(point[k][0]), bootstrap_ci(draws[k])
+    for k in point: out[k], (out[f'{k}_low'], out[f'{k}_high']) = float(point[k][0]), bootstrap_ci(draws[k]).tolist()
     return out
 
 # %% ../nbs/05_results.ipynb #method-style
@@ -211,7 +213,7 @@ def table_flops(
         for benchmark, text in zip(PAPER_TABLE_1['benchmarks'], printed):
             cells = {k: {'': float(t), '_text': t} for k, t in zip(('accuracy', 'flops', 'ac'), text.split())}
             out.append(dict(source='paper', benchmark=benchmark, method=method, label=method, external=external, unit=1e12) | _flat(cells))
-    return pd.DataFrame(out)
+    return pd.DataFrame(out).astype(dict(n='Int64'))
 
 def _flat(cells): return {f'{k}{part}': v for k, parts in cells.items() for part, v in parts.items()}
 
@@ -253,11 +255,11 @@ def _escape(text): return text.replace('%', r'\%').replace('_', r'\_').replace('
 def to_tex(
     table # DataFrame of `table_flops`
 )->str:
-    "Table 1 as a booktabs tabular, to be \\input; needs the packages booktabs and amssymb."
+    "Table 1 as a booktabs tabular, to be \\input; needs the packages booktabs, amssymb and graphicx (it is scaled to the line)."
     marks, panels = {'--': '--', 'no': r'$\times$', 'yes': r'$\checkmark$'}, list(_panels(table))
     width = max(len(b) for _, b, _ in panels)
     profile = table['profile'].iloc[0]
-    lines = [f'% generated by nbs/05_results.ipynb, {profile} profile; needs booktabs and amssymb', rf'\begin{{tabular}}{{lc{"rrr"*width}}}', r'\toprule']
+    lines = [f'% generated by nbs/05_results.ipynb, {profile} profile; needs booktabs, amssymb and graphicx', r'\resizebox{\linewidth}{!}{%', rf'\begin{{tabular}}{{lc{"rrr"*width}}}', r'\toprule']
     for i, (heading, benchmarks, rows) in enumerate(panels):
         if i: lines.append(r'\midrule')
         lines.append(rf'\multicolumn{{{2 + 3*width}}}{{l}}{{\emph{{{_escape(heading)}}}}} \\')
@@ -269,7 +271,7 @@ def to_tex(
             lines.append(f'{_escape(label)} & {marks[external]} & ' + ' & '.join(text for text, _ in numbers) + r' \\')
             if any(isinstance(x, str) for _, x in numbers):
                 lines.append(' & & ' + ' & '.join(rf'{{\tiny {x}}}' if isinstance(x, str) else '' for _, x in numbers) + r' \\')
-    return '\n'.join([*lines, r'\bottomrule', r'\end{tabular}', ''])
+    return '\n'.join([*lines, r'\bottomrule', r'\end{tabular}}', ''])
 
 # %% ../nbs/05_results.ipynb #details
 def details_markdown(
@@ -322,56 +324,79 @@ def save_table(
     frame,  # DataFrame, for the .csv: unrounded, with intervals; columns of printed text are left out
     **texts # ending -> text, e.g. tex=..., md=...
 )->list: # paths written
-    "Write a table as .csv and in the other forms given."
+    "Write a table as .csv (ten digits, which no sum's order changes) and in the other forms given."
     plain = frame[[c for c in frame if not c.endswith(('_text', '_interval'))]]
     stem = Path(stem)
-    return [_write(stem.with_name(f'{stem.name}.{k}'), t) for k, t in dict(csv=plain.to_csv(index=False, lineterminator='\n'), **texts).items()]
+    return [_write(stem.with_name(f'{stem.name}.{k}'), t) for k, t in dict(csv=plain.to_csv(index=False, lineterminator='\n', float_format='%.10g'), **texts).items()]
 
 # %% ../nbs/05_results.ipynb #paper-style
 @contextlib.contextmanager
 def paper_style():
     "Matplotlib settings of every figure, for the length of a `with` block."
-    import matplotlib.pyplot as plt
+    import matplotlib
     settings = {'font.family': 'STIXGeneral', 'mathtext.fontset': 'stix', 'font.size': 8, 'axes.labelsize': 8, 'axes.titlesize': 8, 'xtick.labelsize': 7, 'ytick.labelsize': 7,
                 'axes.linewidth': .5, 'xtick.major.width': .5, 'ytick.major.width': .5, 'xtick.minor.width': .3, 'lines.linewidth': 1, 'lines.markersize': 4,
                 'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False, 'figure.constrained_layout.use': True,
                 'savefig.dpi': 300, 'pdf.fonttype': 42, 'ps.fonttype': 42, 'svg.hashsalt': '0'}
-    with plt.rc_context(settings): yield
+    with matplotlib.rc_context(settings): yield
+
+# %% ../nbs/05_results.ipynb #ink
+def _ink(fig, xy):
+    "Raster [x, y] of a line through the pixels `xy` [point, 2]."
+    raster = np.zeros([int(x) + 2 for x in fig.bbox.size])
+    dense = np.concatenate([xy, *(np.linspace(a, b, 2 + int(np.abs(b - a).max())) for a, b in zip(xy[:-1], xy[1:]))])
+    dense = dense[((dense >= 0) & (dense < np.array(raster.shape) - 1)).all(1)].astype(int)
+    raster[dense[:, 0], dense[:, 1]] = 1
+    return raster
+
+def _covered(raster, centre, half):
+    "Ink under boxes of half-size `half` around `centre` [place, 2]."
+    total = np.pad(raster.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    low, high = (np.clip(np.round(centre + sign*np.asarray(half)).astype(int), 0, np.array(raster.shape) - 1) for sign in (-1, 1))
+    return total[high[:, 0], high[:, 1]] - total[low[:, 0], high[:, 1]] - total[high[:, 0], low[:, 1]] + total[low[:, 0], low[:, 1]]
+
+def _crossed(raster, start, end):
+    "Ink on the straight lines between `start` and `end` [place, 2], their first quarter left out."
+    at = start[:, None] + np.linspace(.25, 1, 24)[:, None]*(end - start)[:, None]
+    at = np.clip(at.astype(int), 0, np.array(raster.shape) - 2)
+    return sum(raster[at[..., 0] + i, at[..., 1] + j] for i in (0, 1) for j in (0, 1)).clip(0, 1).sum(1)
+
+# %% ../nbs/05_results.ipynb #place
+def _place(at, half, own, others, taken, frame, scale):
+    "The least bad place for a label of half-size `half` near the anchors `at` [anchor, 2]: (centre, end of its leader, anchor, distance in points)."
+    r, angle, i = (x.ravel() for x in np.meshgrid((4, 7, 11, 16, 22, 30, 40), np.deg2rad(np.arange(0, 360, 15)), np.arange(len(at)), indexing='ij'))
+    centre = at[i] + np.c_[np.cos(angle)*(r*scale + half[0]), np.sin(angle)*(r*scale + half[1])]
+    end = np.clip(at[i], centre - half, centre + half)
+    outside = ((centre - half < (frame.x0, frame.y0)) | (centre + half > (frame.x1, frame.y1))).any(1)
+    loss = 1e6*outside + 1e4*_covered(taken, centre, half + scale) + 30*_covered(own + others, centre, half + .5*scale) + 5*_covered(others, centre, half + 2.5*scale)
+    loss += (r > 7)*(1e3*_crossed(taken, at[i], end) + 20*_crossed(others, at[i], end) + 5*_crossed(own, at[i], end)) + 2*r + 6*(i > 0)
+    best = loss.round(6).argmin()
+    return centre[best], end[best], at[i[best]], r[best]
 
 # %% ../nbs/05_results.ipynb #label-directly
-def _clutter(ax):
-    "Points [n, 2] in pixels along every line that is drawn in `ax`."
-    out = [np.empty((0, 2))]
-    for line in ax.get_lines():
-        xy = ax.transData.transform(np.column_stack([np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)]))
-        out += [xy, *(np.linspace(a, b, 2 + int(np.hypot(*(b - a))//3)) for a, b in zip(xy[:-1], xy[1:]))]
-    return np.concatenate(out)
-
 def label_directly(
-    ax,         # axes with everything else drawn
-    labels,     # (text, x, y, colour), anchors in data coordinates
+    ax,          # axes with everything else drawn
+    labels,      # (text, anchors x, anchors y, colour) in data coordinates, the preferred anchor first
     size:float=7 # points
 ):
-    "Write labels next to their anchors where they cover nothing."
-    fig = ax.figure
+    "Write labels next to their anchors where they cover nothing; those with the fewest anchors choose first."
+    fig, ink = ax.figure, {}
     fig.draw_without_rendering()
-    dots, frame, scale, taken = _clutter(ax), ax.bbox, fig.dpi/72, []
-    around = [(r, a) for r in (5, 9, 14, 20, 28, 38) for a in np.deg2rad(np.arange(0, 360, 30))]
-    for text, x, y, color in labels:
-        note = ax.annotate(text, (x, y), xytext=(0, 0), textcoords='offset points', color=color, fontsize=size, ha='center', va='center')
+    scale, into = fig.dpi/72, ax.transAxes.inverted().transform
+    for line in ax.get_lines(): ink[line.get_color()] = ink.get(line.get_color(), 0) + _ink(fig, ax.transData.transform(np.column_stack(line.get_data()).astype(float)))
+    taken = _ink(fig, np.zeros((1, 2)))*0
+    for text, x, y, color in sorted(labels, key=lambda l: np.size(l[1])):
+        note = ax.text(0, 0, text, color=color, fontsize=size, ha='center', va='center', transform=None, zorder=6)
         note.set_in_layout(False)
-        box, best = note.get_window_extent(fig.canvas.get_renderer()), (np.inf, 0, 0)
-        w, h = box.width/2 + scale, box.height/2
-        at = ax.transData.transform((x, y))
-        for r, a in around:
-            cx, cy = at[0] + np.cos(a)*(r*scale + w), at[1] + np.sin(a)*(r*scale + h)
-            inside = frame.x0 <= cx - w and cx + w <= frame.x1 and frame.y0 <= cy - h and cy + h <= frame.y1
-            clash = sum(abs(cx - u) < w + v and abs(cy - t) < h + s for u, t, v, s in taken)
-            hidden = ((abs(dots - (cx, cy)) < (w, h)).all(1)).sum()
-            loss = 1e6*clash + 1e4*(not inside) + 20*hidden + r*scale
-            if loss < best[0] - 1e-9: best = (loss, cx, cy)
-        taken.append((best[1], best[2], w, h))
-        note.set_position(((best[1] - at[0])/scale, (best[2] - at[1])/scale))
+        half = np.array(note.get_window_extent(fig.canvas.get_renderer()).size)/2
+        at = ax.transData.transform(np.column_stack([np.atleast_1d(x), np.atleast_1d(y)]))
+        centre, end, anchor, r = _place(at, half, ink.get(color, taken*0), sum(v for k, v in ink.items() if k != color) + taken*0, taken, ax.bbox, scale)
+        low, high = (np.clip(np.round(c).astype(int), 0, None) for c in (centre - half, centre + half))
+        taken[low[0]:high[0], low[1]:high[1]] = 1
+        note.set_transform(ax.transAxes); note.set_position(into(centre))
+        if r > 7:
+            ax.plot(*into([end, anchor]).T, color=color, lw=.4, transform=ax.transAxes, zorder=1.5)[0].set_in_layout(False)
+            taken = np.maximum(taken, _ink(fig, np.array([end, anchor])))
 
 # %% ../nbs/05_results.ipynb #plot-reference
 def _reference(ax, table, unit):
@@ -381,36 +406,40 @@ def _reference(ax, table, unit):
     blend = lambda k: line[k][0] + mix*(line[k][1] - line[k][0])
     curves = (('small-large line', blend('cost'), blend('accuracy'), '#949494', '-'), ('random', chance['cost'], chance['accuracy'], '#949494', ':'),
               ('oracle', best['cost'], best['accuracy'], '#000000', '--'))
-    for i, (name, x, y, color, dash) in enumerate(curves):
+    for name, x, y, color, dash in curves:
         ax.plot(x/unit, 100*y, dash, color=color, lw=.8, zorder=1)
-        middle = (len(x)*2//3, len(x)//2, len(x)*3//4)[i]
-        out.append((name, x[middle]/unit, 100*y[middle], color))
+        places = [np.abs(np.log(x) - np.log(x[0])*(1 - part) - np.log(x[-1])*part).argmin() for part in (.5, .65, .35, .8)]
+        out.append((name, x[places]/unit, 100*y[places], color))
     return out
 
 # %% ../nbs/05_results.ipynb #plot-method
+def _tint(color): return '#' + ''.join(f'{(2*int(color[i:i + 2], 16) + 255)//3:02x}' for i in (1, 3, 5))
+
 def _sweep(ax, method, on_escalate, points):
     "One method: its threshold sweep, its chosen point and the intervals there; returns its label."
     style, hollow = METHOD_STYLE[method], on_escalate == 'regenerate'
+    color = _tint(style['color']) if hollow else style['color']
     p = points.sort_values('threshold')
     x, y = p['paper_flops'].to_numpy(), 100*p['accuracy'].to_numpy()
     if method == 'Ours' and len(p) > 1:
         front = pareto_frontier(x, y)
-        ax.plot(x[front], y[front], color=style['color'], lw=2, drawstyle='steps-post', zorder=4)
-    elif len(p) > 1: ax.plot(x, y, color=style['color'], lw=.8, ls=(0, (4, 1.5)) if hollow else '-', zorder=3)
+        ax.plot(x[front], y[front], color=color, lw=2, drawstyle='steps-post', zorder=4)
+    elif len(p) > 1: ax.plot(x, y, color=color, lw=.8, ls=(0, (4, 1.5)) if hollow else '-', marker='.', ms=1.5, zorder=3)
     best = p[p['chosen'] == 1].iloc[0]
     cx, cy = best['paper_flops'], 100*best['accuracy']
-    ax.plot([best['paper_flops_low'], best['paper_flops_high']], [cy, cy], color=style['color'], lw=1.5, alpha=.3, zorder=2)
-    ax.plot([cx, cx], [100*best['accuracy_low'], 100*best['accuracy_high']], color=style['color'], lw=1.5, alpha=.3, zorder=2)
-    ax.plot([cx], [cy], style['marker'], color=style['color'], mfc='white' if hollow else style['color'], ms=4.5, mew=.8, zorder=5)
-    return style['label'] + (' (regen.)' if hollow else ''), cx, cy, style['color']
+    ax.plot([best['paper_flops_low'], best['paper_flops_high']], [cy, cy], color=color, lw=1.5, alpha=.3, zorder=2)
+    ax.plot([cx, cx], [100*best['accuracy_low'], 100*best['accuracy_high']], color=color, lw=1.5, alpha=.3, zorder=2)
+    ax.plot([cx], [cy], style['marker'], color=color, mfc='white' if hollow else color, ms=4.5, mew=.8, zorder=5)
+    part = np.array([[.25], [.5], [.75]])
+    along = np.exp(np.log(x[:-1])*(1 - part) + np.log(x[1:])*part).ravel(), (y[:-1]*(1 - part) + y[1:]*part).ravel()
+    return style['label'] + (' (regen.)' if hollow else ''), np.r_[cx, along[0]], np.r_[cy, along[1]], color
 
 # %% ../nbs/05_results.ipynb #plot-accuracy-cost
 def plot_accuracy_cost(
     ax,                  # matplotlib axes
     results,             # DataFrame of `evaluate`, one benchmark
-    table,               # its `OutcomeTable` of the test split
-    label_size:float=6.5 # of the direct labels, points
-):
+    table                # its `OutcomeTable` of the test split
+)->list: # what `label_directly` is to write, once everything in the figure is drawn
     "Accuracy against cost of every method on one benchmark."
     from matplotlib.ticker import FuncFormatter, NullFormatter, MaxNLocator, LogLocator
     unit = results['unit'].iloc[0]
@@ -425,7 +454,7 @@ def plot_accuracy_cost(
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:g}')); ax.xaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_locator(MaxNLocator(5)); ax.margins(.06, .08)
     ax.set_title(results['benchmark'].iloc[0]); ax.set_xlabel(f'cost, ${_unit_name(unit).replace("^", "^{")}}}$ FLOPs per problem (log scale)'); ax.set_ylabel('accuracy, %')
-    label_directly(ax, labels, label_size)
+    return labels
 
 # %% ../nbs/05_results.ipynb #save-figure
 def figure_caption(
@@ -466,8 +495,52 @@ def draw_accuracy_cost(
     fig, names = Figure(figsize=(width, height)), list(results['benchmark'].unique())
     FigureCanvasAgg(fig)
     axes = fig.subplots(1, len(names), squeeze=False)[0]
-    for ax, name in zip(axes, names):
-        plot_accuracy_cost(ax, results[results['benchmark'] == name], tables[name], 6.5 if len(names) == 1 else 5)
-        if ax is not axes[0]: ax.set_ylabel('')
-        if len(names) > 1: ax.set_xlabel(ax.get_xlabel().split(' per')[0])
+    labels = [plot_accuracy_cost(ax, results[results['benchmark'] == name], tables[name]) for ax, name in zip(axes, names)]
+    if len(names) > 1:
+        for ax in axes: ax.set_xlabel(ax.get_xlabel().split(' per')[0])
+        for ax in axes[1:]: ax.set_ylabel('')
+    for ax, some in zip(axes, labels): label_directly(ax, some, 6.5 if len(names) == 1 else 5.5)
     return fig
+
+# %% ../nbs/05_results.ipynb #shortfalls
+def shortfalls(
+    results,        # DataFrame of `evaluate`, all benchmarks
+    grids,          # DataFrame of the calibration grids, all benchmarks
+    least:int=300   # test problems a benchmark should have
+)->list: # sentences
+    "What a reader must know that the numbers do not say."
+    out, chosen = [], results[results['chosen'] == 1]
+    for b, n in results.groupby('benchmark', sort=False)['n'].first().items():
+        if n < least: out.append(f'{b}: {int(n)} test problems, fewer than {least}; the intervals are wide.')
+    reasons = {'Ours': 'the policy of nbs/03_policy.ipynb has not been evaluated in this run', 'STEER (next)': 'its walks were switched off (steer_next)'}
+    for method in METHOD_STYLE:
+        lacking = [b for b in results['benchmark'].unique() if method not in chosen.loc[chosen['benchmark'] == b, 'method'].tolist()]
+        where = '' if len(lacking) == results['benchmark'].nunique() else f' on {", ".join(lacking)}'
+        if lacking: out.append(f'No row for {method}{where}: {reasons.get(method, "this version does not run it")}.')
+    for (b, method, e), g in grids.groupby(['benchmark', 'method', 'on_escalate'], sort=False):
+        best = g[g['chosen'] == 1].iloc[0]
+        if best['accuracy'] < best['large_accuracy'] - best['alpha'] - 1e-12:
+            out.append(f'{method_label(method, e)} on {b}: no threshold came within {100*best["alpha"]:g} points of the large model on calibration; the most accurate one ({best["threshold"]:g}) stands in.')
+    return out
+
+# %% ../nbs/05_results.ipynb #cost-unit
+def cost_unit(
+    table # `OutcomeTable`
+)->float: # FLOPs
+    "FLOPs per unit of cost in tables and figures: 10^12 as in the paper, 10^6 for models under a hundred million parameters."
+    return 1e6 if max(table.params) < 1e8 else 1e12
+
+def load_results(
+    run_dir,         # of notebooks 02 and 04
+    benchmark:str,   # which one
+    n_boot:int=2000, # bootstrap resamples
+    seed:int=0       # of the resamples
+)->tuple: # (DataFrame of `evaluate`, `OutcomeTable` of the test split, DataFrame of the calibration grid)
+    "Everything stored about a benchmark; one clear line where something is missing or does not belong together."
+    import pandas as pd
+    table = OutcomeTable.load(Path(run_dir)/'outcomes'/f'{benchmark}-test.npz')
+    rows, grid = read_rows(Path(run_dir)/'methods'/f'{benchmark}.csv'), Path(run_dir)/'methods'/f'{benchmark}-grid.csv'
+    if not grid.is_file(): raise FileNotFoundError(f'no calibration grid at {grid}: run nbs/04_baselines.ipynb first, with the same run_dir')
+    if set(rows['problem']) != set(table.problem_id.tolist()):
+        raise ValueError(f'{run_dir}: methods/{benchmark}.csv and outcomes/{benchmark}-test.npz hold different problems: run nbs/04_baselines.ipynb again')
+    return evaluate(rows, n_boot, seed, cost_unit(table)), table, pd.read_csv(grid)

@@ -15,6 +15,7 @@ import numpy as np
 
 from .core import Call, ModelSpec, Problem, Step, Trajectory, edge_seed, extract_boxed, is_equiv, nearest, run_async
 from .confidence import FEATURES, observe
+from .models import Request
 
 # %% ../nbs/02_rollouts.ipynb #pack
 def _pack(values, kinds):
@@ -44,8 +45,9 @@ _COLUMNS = dict(ids=('i4', 'i8'), ends=('u2', 'u4'), prob=('f4', 'f8'), rank=('u
 
 def _edge_record(key, step):
     "What the store keeps of an edge: its key (problem, sample, path, model) and the Step."
-    plain = dict(key=list(key), text=step.text, model=step.model, finish=step.finish, generated=step.generated, prompt=step.prompt, cached=step.cached)
-    return plain | {k: None if getattr(step, k) is None else _pack(getattr(step, k), kinds) for k, kinds in _COLUMNS.items()}
+    plain = {k: getattr(step, k) for k in ('text', 'model', 'finish', 'generated', 'prompt', 'cached')}
+    columns = {k: None if getattr(step, k) is None else _pack(getattr(step, k), kinds) for k, kinds in _COLUMNS.items()}
+    return dict(key=list(key), **plain, **columns)
 
 def _edge_step(record):
     "The Step of an edge record, exactly as it was put."
@@ -74,7 +76,8 @@ def _check_settings(path, old, new):
     if old is None and new is None: raise ValueError(f'{path} is empty; run notebook 02 first')
     if None in (old, new) or not (d := _difference(old, new)): return
     where, there, here = d[0], str(d[1])[:60], str(d[2])[:60]
-    raise ValueError(f'{path} holds draws with other settings: {where} is {there} there and {here} here; use the same settings, or another store')
+    raise ValueError(f'{path} holds draws with other settings: {where} is {there} there and {here} here; '
+                     'use the same settings, or another store')
 
 # %% ../nbs/02_rollouts.ipynb #scan
 _FORMAT = 'stepwise-routing rollouts 1'
@@ -84,7 +87,7 @@ def _scan(file, path):
     "Read a store: (settings, place of each edge by key, bytes that are whole). Settings are None where the file has no header yet."
     settings, index, at, torn = None, {}, 0, None
     for row, line in enumerate(file, 1):
-        if torn: raise ValueError(f'{path}, row {torn}: damaged line (its checksum does not fit); restore the file, or cut it off before this row')
+        if torn: raise ValueError(f'{path}, row {torn}: damaged line (bad checksum); restore the file, or cut it off before this row')
         record = _unseal(line)
         if row == 1 and record is None and line[:len(_MAGIC)] != _MAGIC[:len(line)] or row == 1 and record and 'format' not in record:
             raise ValueError(f'{path} is not a rollout store: its first line is no header; choose another file')
@@ -140,7 +143,7 @@ class _LogFile:
 
 # %% ../nbs/02_rollouts.ipynb #store
 class RolloutStore:
-    "The append-only file of drawn edges; a context manager. ValueError: other settings, or a damaged file; BlockingIOError: a second writer."
+    "The append-only file of drawn edges. ValueError: other settings, or a damaged file; BlockingIOError: a second writer."
     def __init__(self,
         path,               # JSONL file, made where there is none
         settings=None,      # what the draws depend on, see `tree_settings`; None takes what the file says
@@ -148,7 +151,7 @@ class RolloutStore:
         readonly:bool=False # read beside a writer
     ):
         self.path, settings = Path(path), json.loads(json.dumps(settings))
-        if not self.path.exists() and (readonly or settings is None): raise FileNotFoundError(f'no rollout store at {path}; run notebook 02 first')
+        if (readonly or settings is None) and not self.path.exists(): raise FileNotFoundError(f'no store at {path}; run notebook 02 first')
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.log = _LogFile(self.path, durable, readonly)
         try:
@@ -177,38 +180,15 @@ class RolloutStore:
     def __enter__(self): return self
     def __exit__(self, *exc): self.close()
 
-# %% ../nbs/02_rollouts.ipynb #tree
-class RoutingTree:
-    "The routing trees of a benchmark's problems, for one sample index: edges are drawn when first asked for and kept in the store."
-    def __init__(self,
-        backends,          # the models, small to large; None replays the store, without any model
-        store,             # a `RolloutStore` with these models' settings
-        sample:int=0,      # which of the independent draws
-        max_steps:int=30,  # steps of a chain at most
-        grade=is_equiv     # (reference answer, parsed answer) -> bool
-    ):
-        self.backends, self.store, self.sample, self.max_steps, self.grade = backends, store, sample, max_steps, grade
-        self.specs = [ModelSpec(**m['spec']) for m in store.settings['models']]
-        self.n_models, self.drawn, self.pending, self.grades = len(self.specs), 0, {}, {}
-        if self.n_models > 10: raise ValueError(f'a path has one digit per step, so a tree has at most 10 models; got {self.n_models}')
-        if [b.spec for b in backends or ()] not in ([], self.specs): raise ValueError('the store was opened with the settings of other models')
-
-    def key(self, problem, path, model):
-        if problem.benchmark == self.store.settings['benchmark']: return problem.id, self.sample, path, model
-        raise ValueError(f'{self.store.path} is the store of {self.store.settings["benchmark"]}, problem {problem.id} is of {problem.benchmark}')
-
-    def steps(self, problem, path):
-        "The stored steps that lead to a node."
-        return tuple(self.kept(problem, path[:i], int(m)) for i, m in enumerate(path))
-
-    def kept(self, problem, path, model):
-        step = self.store.get(*self.key(problem, path, model))
-        if step is None: raise LookupError(f'{self.store.path} does not hold step {len(path)} of {problem.id} by model {model} after "{path}"')
-        return step
-
-    async def edge(self, problem, path, model): return (await _follow(self, problem, path, model, False))[0]
-    async def run(self, problem, path, model): return await _follow(self, problem, path, model, True)
-    async def read(self, problem, path, model): return await _read(self, problem, path, model)
+# %% ../nbs/02_rollouts.ipynb #draw
+async def _draw(tree, problem, path, model, to_end):
+    "Let the model write, and keep what it wrote, a step an edge."
+    if not tree.backends: tree.kept(problem, path, model)
+    seed = lambda i: edge_seed(problem.benchmark, problem.id, tree.sample, path + str(model)*i, model)
+    request = Request(problem, tree.steps(problem, path), seed, to_end, tree.max_steps)
+    steps = await tree.backends[model].write(request)
+    tree.store.put_many([(tree.key(problem, path + str(model)*i, model), s) for i, s in enumerate(steps)])
+    tree.drawn += len(steps)
 
 # %% ../nbs/02_rollouts.ipynb #follow
 async def _follow(tree, problem, path, model, to_end):
@@ -229,28 +209,46 @@ async def _drawn(tree, problem, path, model, to_end):
         task.add_done_callback(lambda _: tree.pending.pop(key, None))
     await asyncio.shield(task)
 
-# %% ../nbs/02_rollouts.ipynb #draw
-def _request():
-    try: from stepwise_routing.models import Request
-    except ImportError: # FIXME goes when models is there
-        from types import SimpleNamespace
-        Request = lambda problem, steps=(), seed=None, to_end=False, max_steps=30: SimpleNamespace(problem=problem, steps=steps, seed=seed, to_end=to_end, max_steps=max_steps)
-    return Request
+# %% ../nbs/02_rollouts.ipynb #tree
+class RoutingTree:
+    "The routing trees of a benchmark's problems, for one sample index: edges are drawn when first asked for and kept in the store."
+    def __init__(self,
+        backends,          # the models, small to large; None replays the store, without any model
+        store,             # a `RolloutStore` with these models' settings
+        sample:int=0,      # which of the independent draws
+        max_steps:int=30,  # steps of a chain at most
+        grade=is_equiv     # (reference answer, parsed answer) -> bool
+    ):
+        self.backends, self.store, self.sample, self.max_steps, self.grade = backends, store, sample, max_steps, grade
+        self.specs = [ModelSpec(**m['spec']) for m in store.settings['models']]
+        self.n_models, self.drawn, self.pending, self.grades = len(self.specs), 0, {}, {}
+        if self.n_models > 10: raise ValueError(f'a path has one digit per step, so a tree has at most 10 models; got {self.n_models}')
+        if backends: _check_settings(store.path, store.settings, json.loads(json.dumps(tree_settings(store.settings['benchmark'], backends))))
+        if any(b.index != i for i, b in enumerate(backends or ())): raise ValueError('the models of a tree need index=0, 1, ... in order')
 
-async def _draw(tree, problem, path, model, to_end):
-    "Let the model write, and keep what it wrote, a step an edge."
-    Request = _request()
-    if not tree.backends: tree.kept(problem, path, model)
-    seed = lambda i: edge_seed(problem.benchmark, problem.id, tree.sample, path + str(model)*i, model)
-    request = Request(problem, tree.steps(problem, path), seed, to_end, tree.max_steps)
-    steps = await tree.backends[model].write(request)
-    tree.store.put_many([(tree.key(problem, path + str(model)*i, model), s) for i, s in enumerate(steps)])
-    tree.drawn += len(steps)
+    def key(self, problem, path, model):
+        "Key of an edge in the store."
+        benchmark = self.store.settings['benchmark']
+        if problem.benchmark == benchmark: return problem.id, self.sample, path, model
+        raise ValueError(f'{self.store.path} is the store of {benchmark}, but problem {problem.id} is of {problem.benchmark}')
+
+    def steps(self, problem, path):
+        "The stored steps that lead to a node."
+        return tuple(self.kept(problem, path[:i], int(m)) for i, m in enumerate(path))
+
+    def kept(self, problem, path, model):
+        "A stored step; LookupError where it has not been drawn."
+        step = self.store.get(*self.key(problem, path, model))
+        if step is not None: return step
+        raise LookupError(f'{self.store.path} does not hold step {len(path)} of {problem.id} by model {model} after "{path}"')
+
+    async def edge(self, problem, path, model): return (await _follow(self, problem, path, model, False))[0] # the next step
+    async def run(self, problem, path, model): return await _follow(self, problem, path, model, True) # all steps to the end
+    async def read(self, problem, path, model): return await _read(self, problem, path, model) # the last step as `model` sees it
 
 # %% ../nbs/02_rollouts.ipynb #read
 async def _read(tree, problem, path, model):
     "The last step of a path, written by another model, with `model`'s confidences; kept in the store like an edge."
-    Request = _request()
     key = (*tree.key(problem, path, model)[:3], f'read{model}')
     if key not in tree.store:
         *prefix, step = tree.steps(problem, path)
@@ -332,6 +330,18 @@ def _grade(tree, pairs):
     with ThreadPoolExecutor(2) as pool: tree.grades.update(zip(new, pool.map(lambda p: bool(tree.grade(*p)), new)))
     return [tree.grades[q.answer, a] for q, a in pairs]
 
+# %% ../nbs/02_rollouts.ipynb #check-router
+_ON_ESCALATE = ('append', 'regenerate')
+
+def _check_router(router, tree):
+    "Raise a ValueError for a router that cannot walk this tree."
+    for what, options in dict(mode=('absorbing', 'per_step'), on_escalate=_ON_ESCALATE).items():
+        value = getattr(router, what)
+        hint = f'{nearest(value, options)}; choose one of: {", ".join(options)}'
+        if value not in options: raise ValueError(f'router {router.name}: unknown {what} {value!r}{hint}')
+    if not 0 <= router.start < tree.n_models:
+        raise ValueError(f'router {router.name}: start {router.start} is none of the {tree.n_models} models')
+
 # %% ../nbs/02_rollouts.ipynb #walk
 def walk(
     problems,           # the `Problem`s
@@ -341,9 +351,7 @@ def walk(
     progress:bool|None=None # progress bar; None shows it on a terminal only
 )->list: # one `Trajectory` a problem
     "Let a router walk the trees of all problems at once."
-    for what, value, options in (('mode', router.mode, ('absorbing', 'per_step')), ('on_escalate', router.on_escalate, ('append', 'regenerate'))):
-        if value not in options: raise ValueError(f'router {router.name}: unknown {what} {value!r}{nearest(value, options)}; choose one of: {", ".join(options)}')
-    if not 0 <= router.start < tree.n_models: raise ValueError(f'router {router.name}: start {router.start} is none of the {tree.n_models} models')
+    _check_router(router, tree)
     walks = run_async(_together((_walk_one(p, router, threshold, tree) for p in problems), router.name, progress))
     answers = [extract_boxed(steps[-1].text) for _, steps, _ in walks]
     right = _grade(tree, list(zip(problems, answers)))
@@ -364,7 +372,7 @@ def collect_rollouts(
     progress:bool|None=None  # progress bar; None shows it on a terminal only
 )->int: # edges that were not in the store before
     "Draw what an `OutcomeTable` needs, all problems at once: the small chains, and a continuation by the large model from every prefix."
-    if continuations and tree.n_models != 2: raise ValueError(f'an outcome table is for two models, this tree has {tree.n_models}; use walk')
+    if continuations and tree.n_models != 2: raise ValueError(f'outcome tables are for two models, this tree has {tree.n_models}; use walk')
     before = tree.drawn
     run_async(_together((_collect_one(p, tree, continuations) for p in problems), 'rollouts', progress))
     return tree.drawn - before
@@ -395,31 +403,6 @@ class OutcomeTable:
     def save(self, path): _save_table(self, path)
     @classmethod
     def load(cls, path): return _load_table(cls, path)
-
-# %% ../nbs/02_rollouts.ipynb #charge
-def _charge(table, tau, paid):
-    "Outcomes where the first `tau` [n] small steps are kept and the first `paid` [n] were paid for."
-    rows, upto = np.arange(len(table)), lambda x: np.concatenate([np.zeros((len(x), 1), x.dtype), np.cumsum(x, 1)], 1)
-    out = {k: upto(getattr(table, k))[rows, paid] for k in ('small_tokens', 'small_prompt')}
-    out |= {k: getattr(table, k)[rows, tau] for k in ('correct', 'large_tokens', 'large_prompt', 'large_steps')}
-    small, large = table.params
-    out['steps'] = tau + out['large_steps']
-    out['paper_flops'] = 2.*small*out['small_tokens'] + 2.*large*out['large_tokens']
-    out['full_flops'] = out['paper_flops'] + 2.*small*out['small_prompt'] + 2.*large*out['large_prompt']
-    return out
-
-def _outcome(
-    table, # an `OutcomeTable`
-    t, # int [n], index of the small step after which the chain escalates; -1 or T = never
-    on_escalate='append' # "append" or "regenerate"
-): # dict of arrays [n]: correct, paper_flops, full_flops, small_tokens, large_tokens, steps, large_steps, small_prompt, large_prompt
-    "What escalating after step t brings about and costs."
-    if on_escalate not in ('append', 'regenerate'): raise ValueError(f'unknown on_escalate {on_escalate!r}; choose one of: append, regenerate')
-    t = np.broadcast_to(np.asarray(t, int), len(table))
-    if (t < -1).any() or (t > table.n_steps).any(): raise ValueError('an escalation step is an index into the small chain, or -1 or T for never')
-    never = (t < 0) | (t == table.n_steps)
-    redo = (t == table.n_steps - 1) | (on_escalate == 'regenerate')
-    return _charge(table, np.where(never, table.n_steps, t + ~redo), np.where(never, table.n_steps, t + 1))
 
 # %% ../nbs/02_rollouts.ipynb #rollout-row
 def _stored(tree, problem, path, model):
@@ -454,16 +437,42 @@ def outcome_table(
 )->OutcomeTable:
     "Read the outcomes of every escalation time off the store; LookupError where a rollout is missing."
     problems = list(problems)
-    if tree.n_models != 2: raise ValueError(f'an outcome table is for two models, this tree has {tree.n_models}; use walk')
+    if tree.n_models != 2: raise ValueError(f'outcome tables are for two models, this tree has {tree.n_models}; use walk')
     if not problems: raise ValueError('an outcome table needs at least one problem')
     rows = [_row(tree, p) for p in problems]
     right = iter(_grade(tree, [(p, a) for p, r in zip(problems, rows) for a in r['answers']]))
     T = np.array([len(r['obs']) for r in rows]); S = T.max()
     columns = {k: _padded([r[k] for r in rows], S + k.startswith('large')) for k in rows[0] if k not in ('answers', 'obs')}
-    return OutcomeTable(problems[0].benchmark, split, tuple(s.name for s in tree.specs), tuple(float(s.params) for s in tree.specs), FEATURES,
-                        np.array([p.id for p in problems]), np.full(len(rows), tree.sample), T,
+    names, params = zip(*((s.name, float(s.params)) for s in tree.specs))
+    return OutcomeTable(problems[0].benchmark, split, names, params, FEATURES,
+                        problem_id=np.array([p.id for p in problems]), sample=np.full(len(rows), tree.sample), n_steps=T,
                         correct=_padded([[float(next(right)) for _ in r['answers']] for r in rows], S + 1, np.nan),
                         obs=_padded([r['obs'] for r in rows], S, np.nan), **columns)
+
+# %% ../nbs/02_rollouts.ipynb #charge
+def _charge(table, tau, paid):
+    "Outcomes where the first `tau` [n] small steps are kept and the first `paid` [n] were paid for."
+    rows, upto = np.arange(len(table)), lambda x: np.concatenate([np.zeros((len(x), 1), x.dtype), np.cumsum(x, 1)], 1)
+    out = {k: upto(getattr(table, k))[rows, paid] for k in ('small_tokens', 'small_prompt')}
+    out |= {k: getattr(table, k)[rows, tau] for k in ('correct', 'large_tokens', 'large_prompt', 'large_steps')}
+    small, large = table.params
+    out['steps'] = tau + out['large_steps']
+    out['paper_flops'] = 2.*small*out['small_tokens'] + 2.*large*out['large_tokens']
+    out['full_flops'] = out['paper_flops'] + 2.*small*out['small_prompt'] + 2.*large*out['large_prompt']
+    return out
+
+def _outcome(
+    table, # an `OutcomeTable`
+    t, # int [n], index of the small step after which the chain escalates; -1 or T = never
+    on_escalate='append' # "append" or "regenerate"
+): # dict of arrays [n]: correct, paper_flops, full_flops, small_tokens, large_tokens, steps, large_steps, small_prompt, large_prompt
+    "What escalating after step t brings about and costs."
+    if on_escalate not in _ON_ESCALATE: raise ValueError(f'unknown on_escalate {on_escalate!r}; choose one of: {", ".join(_ON_ESCALATE)}')
+    t = np.broadcast_to(np.asarray(t, int), len(table))
+    if (t < -1).any() or (t > table.n_steps).any(): raise ValueError('t is an index into the small chain, or -1 or T for never')
+    never = (t < 0) | (t == table.n_steps)
+    redo = (t == table.n_steps - 1) | (on_escalate == 'regenerate')
+    return _charge(table, np.where(never, table.n_steps, t + ~redo), np.where(never, table.n_steps, t + 1))
 
 # %% ../nbs/02_rollouts.ipynb #table-save
 def _save_table(table, path):
@@ -480,5 +489,5 @@ def _save_table(table, path):
 
 def _load_table(cls, path):
     if not Path(path).exists(): raise FileNotFoundError(f'no outcome table at {path}; run notebook 02 first')
-    with np.load(path, allow_pickle=False) as z: columns = {f.name: z[f.name] for f in fields(cls)}
-    return cls(**{k: str(v) if k in ('benchmark', 'split') else tuple(v.tolist()) if k in ('models', 'params', 'features') else v for k, v in columns.items()})
+    plain = dict.fromkeys(('benchmark', 'split'), str) | dict.fromkeys(('models', 'params', 'features'), lambda x: tuple(x.tolist()))
+    with np.load(path, allow_pickle=False) as z: return cls(**{f.name: plain.get(f.name, np.asarray)(z[f.name]) for f in fields(cls)})

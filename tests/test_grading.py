@@ -79,11 +79,12 @@ def check(grader, text):
 @pytest.mark.parametrize('text', WORST + BIG + CODE, ids=lambda s: ascii(s[:12]))
 def test_hostile_strings(hasty, text): check(hasty, text)
 
-@pytest.mark.parametrize('text', ['10^{10^{10^{10}}}', '{'*1999])
-def test_is_equiv_keeps_its_promise_with_default_limits(text):
-    start = time.perf_counter()
-    assert is_equiv('3', text) is False
-    assert time.perf_counter() - start < 5 + SLACK
+def test_is_equiv_keeps_its_promise_with_default_limits():
+    core._default_grader.cache_clear()
+    for text in ('10^{10^{10^{10}}}', '{'*1999): # the first call starts the process, too
+        start = time.perf_counter()
+        assert is_equiv('3', text) is False
+        assert time.perf_counter() - start < 5 + SLACK
 
 pieces = st.sampled_from(['{', '}', r'\frac{', r'\boxed{', r'\sqrt', '^', '_', '10', '^{10^{10}}', '!', '(', ')', ',', '=', '<', r'\\', '$', '%', '.', ' ', '\n', '\x00', 'x', 'import',
                           "__import__('os')", '[', ']', r'\text{', r'\int', r'\sum_{n=1}^{', r'\infty', '\ud83d', 'é', '-', '/', ';', '"', "'", '@', 'lambda:', '\t'])

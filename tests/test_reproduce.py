@@ -72,8 +72,10 @@ def test_a_notebook_gets_what_it_declares_or_nothing_runs(changes):
     profile = R.Profile('p', {}, {}, {}, 'p.yaml').edit(**changes)
     unknown = [k for k in changes if k not in ('n_items', 'seed')]
     if unknown:
-        with pytest.raises(ValueError, match=re.escape(repr(unknown[0]))): R.resolve(profile, declarations, run_dir='r')
-    else: assert R.resolve(profile, declarations, run_dir='r') == {'01_a': dict(n_items=changes.get('n_items', 3), run_dir='r'), '02_b': dict(seed=changes.get('seed', 0))}
+        with pytest.raises(ValueError, match=re.escape(repr(unknown[0]))): R.resolve(profile, declarations, dict(run_dir='r'))
+    else:
+        expected = {'01_a': dict(n_items=changes.get('n_items', 3), run_dir='r'), '02_b': dict(seed=changes.get('seed', 0))}
+        assert R.resolve(profile, declarations, dict(run_dir='r')) == expected
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
     (tmp_path/'toy.yaml').write_text('n_items: 2')
@@ -102,7 +104,8 @@ def test_a_failing_notebook_ends_with_one_line_and_status_1_and_can_be_mended(tm
     (tmp_path/'mended/nbs/03_fails.ipynb').replace(project.nbs/'03_fails.ipynb')
     assert R.plan(project, R.load_profile('fast', project), resume=True).todo == ('03_fails',)
     done = run(project, 'reproduce', '--profile', 'fast', '--resume')
-    assert done.returncode == 0 and R.Manifest.load(project.runs/'r')['status'] == 'finished'
+    assert done.returncode == 0, done.stderr
+    assert R.Manifest.load(project.runs/"r")["status"] == "finished"
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):

@@ -1,0 +1,263 @@
+"Intervals, tables and figures: closed forms, golden text, the same bytes twice, clear lines for bad input."
+import subprocess, sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from stepwise_routing import results as R
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LargeOnly, SmallOnly, grid_rows, oracle_frontier, outcome_rows, random_frontier, replay,
+                                        replay_methods, save_rows, toy_table)
+from stepwise_routing.results import (METHOD_STYLE, PAPER_TABLE_1, bootstrap_ci, draw_accuracy_cost, evaluate, figure_caption, headroom, load_results,
+                                      method_label, paper_style, pareto_frontier, read_rows, resamples, save_figure, save_table, shortfalls, table_flops,
+                                      to_markdown, to_tex)
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    "A run directory as notebooks 02 and 04 leave it."
+    folder = tmp_path_factory.mktemp('run')
+    tables = {s: toy_table(60, s) for s in ('train', 'calibration', 'test')}
+    rows, grids = replay_methods(**tables)
+    tables['test'].save(folder/'outcomes'/'toy-test.npz')
+    save_rows(folder/'methods'/'toy.csv', rows)
+    save_rows(folder/'methods'/'toy-grid.csv', grid_rows(grids), GRID_COLUMNS)
+    return folder
+
+@pytest.fixture(scope='module')
+def loaded(run): return load_results(run, 'toy', n_boot=300)
+
+# ---- intervals ----------------------------------------------------------------------------------------------------------------------
+def test_interval_of_a_mean_is_the_normal_one():
+    x = np.random.default_rng(0).random(400) < .8
+    low, high = bootstrap_ci(resamples(400, 20_000) @ x)
+    half = 1.96*x.std()/20
+    assert np.isclose(high - low, 2*half, rtol=.04) and np.isclose((low + high)/2, x.mean(), atol=.003)
+
+def test_intervals_cover_95_percent():
+    r, W, hits = np.random.default_rng(1), resamples(150, 1000), 0
+    for _ in range(400):
+        low, high = bootstrap_ci(W @ r.normal(0, 1, 150))
+        hits += low <= 0 <= high
+    assert .915 <= hits/400 <= .975
+
+def test_resamples_are_a_multinomial_of_the_problems():
+    W = resamples(7, 20_000)
+    assert np.allclose(W.sum(1), 1) and np.allclose(W.mean(0), 1/7, atol=.003) and np.allclose(7*W.var(0)*7, 6/7, atol=.03)
+    assert (W == resamples(7, 20_000)).all() and (W != resamples(7, 20_000, seed=1)).any()
+
+def test_undefined_and_infinite_draws():
+    assert np.isnan(bootstrap_ci([1., np.nan])).all()
+    assert bootstrap_ci([1.]*50 + [np.inf]*50).tolist() == [1., np.inf]
+
+# ---- evaluate -----------------------------------------------------------------------------------------------------------------------
+def frame(correct, large, flops, threshold=0., method='X', n_large=None):
+    row = lambda i: dict(zip(COLUMNS, ('b', method, 'append', threshold, 1, f'p{i}', 0, correct[i], large[i], flops[i], 2*flops[i], 3, 4, 5, 2)))
+    return pd.DataFrame([row(i) for i in range(len(correct))])
+
+def test_every_metric_by_hand():
+    rows = pd.concat([frame([1, 1, 0, 1], [1, 1, 0, 1], [4e6]*4, method='Large only'), frame([1, 0, 1, 0], [1, 1, 0, 1], [1e6, 1e6, 2e6, 2e6])])
+    r = evaluate(rows, n_boot=50).iloc[1]
+    assert (r['accuracy'], r['coverage'], r['paper_flops'], r['full_flops']) == (.5, .5, 1.5, 3.)
+    assert np.isclose(r['ac_percent'], 50/1.5) and np.isclose(r['ac_fraction'], .5/1.5) and np.isclose(r['large_share'], .4)
+    assert (r['steps'], r['small_tokens'], r['large_tokens'], r['n']) == (5, 3, 4, 4)
+    assert r['accuracy_vs_large'] == -.25 and r['paper_flops_vs_large'] == -2.5
+
+def test_differences_are_paired():
+    "Two methods that differ on one problem in a hundred: the difference is known far better than either."
+    rng = np.random.default_rng(0)
+    large = (rng.random(100) < .5).astype(int); other = large.copy(); other[np.flatnonzero(large)[0]] = 0
+    rows = pd.concat([frame(large, large, np.full(100, 2e6), method='Large only'), frame(other, large, np.full(100, 1e6))])
+    r = evaluate(rows).iloc[1]
+    assert r['accuracy_high'] - r['accuracy_low'] > .15 and r['accuracy_vs_large_low'] >= -.035 and r['accuracy_vs_large_high'] == 0
+    assert r['paper_flops_vs_large_low'] == r['paper_flops_vs_large_high'] == -1
+
+def test_row_order_changes_nothing(run):
+    rows = read_rows(run/'methods'/'toy.csv')
+    a, b = evaluate(rows, 100), evaluate(rows.sample(frac=1, random_state=0), 100)
+    keys = ['method', 'on_escalate', 'threshold']
+    pd.testing.assert_frame_equal(a.sort_values(keys, ignore_index=True), b.sort_values(keys, ignore_index=True))
+
+def test_several_samples_of_a_problem_are_one_problem():
+    rows = pd.concat([frame([1, 0, 1, 0], [1, 0, 1, 0], [1e6]*4, method='Large only'), frame([1, 1, 0, 0], [1, 0, 1, 0], [1e6]*4)])
+    rows['problem'], rows['sample'] = ['p0', 'p0', 'p1', 'p1']*2, [0, 1]*4
+    r = evaluate(rows, 500)
+    assert r['n'].tolist() == [2, 2] and r['accuracy_low'].tolist() == [.5, 0.] and r['accuracy_high'].tolist() == [.5, 1.]
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_pareto_frontier_is_what_nothing_beats(points):
+    cost, accuracy = zip(*points)
+    kept = pareto_frontier(cost, accuracy)
+    beats = lambda a, b: a[0] <= b[0] and a[1] >= b[1] and a != b
+    assert {points[i] for i in kept} == {p for p in points if not any(beats(q, p) for q in points)}
+    assert [cost[i] for i in kept] == sorted({cost[i] for i in kept})
+
+# ---- headroom -----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize('on_escalate', ['append', 'regenerate'])
+def test_headroom_agrees_with_the_frontiers(on_escalate):
+    table = toy_table(120)
+    room, chance, best = headroom(table, on_escalate, 200), random_frontier(table, on_escalate, np.linspace(0, 1, 2001)), oracle_frontier(table, on_escalate)
+    assert np.isclose(room['oracle_accuracy'], best['accuracy'][-1])
+    assert np.isclose(room['random_accuracy'], np.interp(room['oracle_cost']*1e6, chance['cost'], chance['accuracy']), atol=2e-3)
+    enough = best['accuracy'] >= room['large_accuracy'] - 1e-9
+    assert np.isclose(room['cost_share_to_match_large'], best['cost'][enough][0]/(room['large_cost']*1e6))
+    assert np.isclose(room['gain'], room['oracle_accuracy'] - room['random_accuracy']) and room['gain_low'] <= room['gain'] <= room['gain_high']
+
+def test_headroom_says_when_the_large_model_is_out_of_reach():
+    table = toy_table(30)
+    correct = np.where(np.isnan(table.correct), np.nan, 0.); correct[:, 0] = 1
+    room = headroom(replace(table, correct=correct), 'append', 50)
+    assert room['cost_share_to_match_large'] == np.inf and 'not reached' in R.headroom_markdown([room])
+
+# ---- tables -------------------------------------------------------------------------------------------------------------------------
+def test_the_papers_accuracy_per_cost_follows_from_its_columns():
+    for method, (_, *cells) in PAPER_TABLE_1['rows'].items():
+        for cell in cells:
+            accuracy, flops, ac = map(float, cell.split())
+            assert abs(accuracy/flops - ac) < .02*ac, (method, cell)
+    assert {s['paper'] for s in METHOD_STYLE.values() if s['paper']} == set(PAPER_TABLE_1['rows'])
+
+GOLDEN = r'''% generated by nbs/05_results.ipynb, golden profile; needs booktabs, amssymb and graphicx
+\resizebox{\linewidth}{!}{%
+\begin{tabular}{lcrrrrrrrrr}
+\toprule
+\multicolumn{11}{l}{\emph{This run, golden profile (4 b test problems; $10^6$ FLOPs; [paired bootstrap 95\% interval])}} \\
+ & Ext. & \multicolumn{3}{c}{b} \\
+\cmidrule(lr){3-5}
+Method & models & Acc$\uparrow$ & FLOPs$\downarrow$ & A/C$\uparrow$ & Acc$\uparrow$ & FLOPs$\downarrow$ & A/C$\uparrow$ & Acc$\uparrow$ & FLOPs$\downarrow$ & A/C$\uparrow$ \\
+\midrule
+Large only & -- & 75.0 & 4.00 & 18.8 \\
+ & & {\tiny [75.0, 75.0]} & {\tiny [4.00, 4.00]} & {\tiny [18.8, 18.8]} \\
+STEER (rest), regenerate & $\times$ & 50.0 & 1.50 & 33.3 \\
+ & & {\tiny [50.0, 50.0]} & {\tiny [1.50, 1.50]} & {\tiny [33.3, 33.3]} \\
+\midrule
+'''
+
+def test_golden_tex():
+    rows = pd.concat([frame([1, 0, 1, 0], [1, 1, 0, 1], [1e6, 1e6, 2e6, 2e6], .3, 'STEER (rest)').assign(on_escalate='regenerate'),
+                      frame([1, 1, 0, 1], [1, 1, 0, 1], [4e6]*4, method='Large only')])
+    results = evaluate(rows, n_boot=1)
+    for c in ('accuracy', 'paper_flops', 'ac_percent'): results[f'{c}_low'] = results[f'{c}_high'] = results[c]
+    tex = to_tex(table_flops(results, 'golden'))
+    head, paper = tex.split(r'\multicolumn{11}{l}{\emph{Table 1 of the paper')
+    assert head == GOLDEN
+    assert r'Ours & $\times$ & 94.5 & 2.03 & 46.55 & 82.8 & 5.34 & 15.5 & 29.1 & 8.24 & 3.53 \\' in paper
+    assert r'RSD & $\checkmark$ & 94.4 & 2.27 & 41.59' in paper and paper.endswith('\\bottomrule\n\\end{tabular}}\n')
+    assert tex.count('{') == tex.count('}')
+
+def test_tables_hold_this_run_and_the_paper_apart(loaded):
+    results, _, _ = loaded
+    table = table_flops(results, 'toy')
+    assert table.loc[table['source'] == 'paper', 'accuracy_low'].isna().all() and table.loc[table['source'] == 'this run', 'accuracy_low'].notna().all()
+    md = to_markdown(table)
+    ours, paper = md.split('**Table 1 of the paper')
+    assert 'toy profile' in ours and 'GSM8K' not in ours and 'GSM8K' in paper and 'toy' not in paper
+    order = [l.split(' | ')[0][2:] for l in ours.splitlines()[4:] if l.startswith('| ')]
+    assert order == ['Small only', 'Large only', 'Random, at the cost of STEER (rest)', 'STEER (rest)', 'STEER (rest), regenerate', 'Oracle, in hindsight',
+                     'Oracle, in hindsight, regenerate']
+
+def test_same_results_same_bytes(loaded, tmp_path):
+    results, table, _ = loaded
+    written = []
+    for name in 'ab':
+        frame = table_flops(results, 'toy')
+        paths = save_table(tmp_path/name/'table1', frame, tex=to_tex(frame), md=to_markdown(frame))
+        with paper_style(): paths += save_figure(draw_accuracy_cost(results, dict(toy=table)), tmp_path/name/'figure', figure_caption(results, 'toy'))
+        written.append({p.name: p.read_bytes() for p in paths})
+    assert written[0] == written[1] and set(written[0]) == {'table1.csv', 'table1.tex', 'table1.md', 'figure.pdf', 'figure.png', 'figure.md'}
+    assert b'CreationDate' not in written[0]['figure.pdf'] and sorted(p.name for p in (tmp_path/'a').iterdir()) == sorted(written[0])
+
+def test_csv_keeps_ten_digits(loaded, tmp_path):
+    results, _, _ = loaded
+    back = pd.read_csv(save_table(tmp_path/'t', table_flops(results, 'toy'))[0])
+    mine = back[back['source'] == 'this run'].iloc[0]
+    assert np.isclose(mine['accuracy'], 100*results.query('method == "Small only"')['accuracy'].item(), rtol=1e-9)
+    assert not any(c.endswith(('_text', '_interval')) for c in back)
+
+# ---- figures ------------------------------------------------------------------------------------------------------------------------
+def boxes(fig):
+    renderer = fig.canvas.get_renderer()
+    return [(t.get_text(), t.get_window_extent(renderer)) for ax in fig.axes for t in ax.texts]
+
+@pytest.mark.parametrize('width, panels', [(2.7, 1), (5.5, 3)])
+def test_labels_do_not_overlap_and_stay_inside(loaded, width, panels):
+    results, table, _ = loaded
+    names = [f'toy{i}' for i in range(panels)]
+    many = pd.concat([results.assign(benchmark=b) for b in names])
+    with paper_style():
+        fig = draw_accuracy_cost(many, {b: table for b in names}, width, 2.3)
+        fig.draw_without_rendering()
+    assert fig.get_size_inches().tolist() == [width, 2.3]
+    found = boxes(fig)
+    assert len(found) == panels*7
+    for i, (_, a) in enumerate(found):
+        assert fig.bbox.x0 <= a.x0 and a.x1 <= fig.bbox.x1 and fig.bbox.y0 <= a.y0 and a.y1 <= fig.bbox.y1
+        for name, b in found[:i]: assert not (a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1), (found[i][0], name)
+
+def test_style_is_not_left_behind():
+    import matplotlib
+    before = matplotlib.rcParams['font.size']
+    with paper_style(): assert matplotlib.rcParams['font.size'] == 8 and matplotlib.rcParams['pdf.fonttype'] == 42
+    assert matplotlib.rcParams['font.size'] == before
+
+def test_redrawing_needs_no_torch_and_is_quick(run, tmp_path):
+    code = f'''
+import sys, time; start = time.process_time()
+from stepwise_routing.results import *
+r, t, g = load_results({str(run)!r}, 'toy')
+frame = table_flops(r, 'toy')
+save_table({str(tmp_path/"t")!r}, frame, tex=to_tex(frame), md=to_markdown(frame) + details_markdown(r))
+headroom(t, 'append')
+with paper_style(): save_figure(draw_accuracy_cost(r, dict(toy=t)), {str(tmp_path/"f")!r})
+assert not [m for m in ("torch", "transformers", "sklearn") if m in sys.modules]
+print(time.process_time() - start)'''
+    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert float(out.stdout) < 10
+
+# ---- what falls short, and bad input ------------------------------------------------------------------------------------------------
+def test_shortfalls_are_named(loaded):
+    results, _, grid = loaded
+    said = '\n'.join(shortfalls(results, grid))
+    assert 'toy: 60 test problems, fewer than 300' in said and 'No row for Ours: the policy of nbs/03_policy.ipynb' in said and 'No row for STEER (next)' in said
+    bad = grid.assign(accuracy=0.)
+    assert 'STEER (rest) on toy: no threshold came within 2 points of the large model' in '\n'.join(shortfalls(results, bad))
+    assert 'STEER (rest) on toy' not in '\n'.join(shortfalls(results, grid.assign(accuracy=grid['large_accuracy'])))
+
+def broken(run, tmp_path, change):
+    text = (run/'methods'/'toy.csv').read_text()
+    path = tmp_path/'toy.csv'
+    path.write_text(change(text))
+    return path
+
+@pytest.mark.parametrize('change, line', [
+    (lambda t: t.replace('large_correct', 'big_correct', 1), "has no column 'large_correct': run nbs/04_baselines.ipynb again"),
+    (lambda t: '\n'.join(t.split('\n')[:-2]) + '\n', 'has other problems than'),
+    (lambda t: t + t.split('\n')[-2] + '\n', 'has other problems than'),
+    (lambda t: t.replace(',append,0,', ',append,zero,', 1), "row .*: threshold is 'zero', not a number"),
+    (lambda t: t[:t.rindex(',')] + ',\n', "large_steps is '', not a number"),
+    (lambda t: '', 'is not a table of results'),
+    (lambda t: t + 'a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p\n', 'is not a table of results')])
+def test_bad_rows_get_a_clear_line(run, tmp_path, change, line):
+    with pytest.raises(ValueError, match=line) as e: read_rows(broken(run, tmp_path, change))
+    assert '\n' not in str(e.value)
+
+def test_missing_artefacts_name_the_notebook(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match='notebook 02|02_rollouts'): load_results(tmp_path, 'toy')
+    toy_table(60).save(tmp_path/'outcomes'/'toy-test.npz')
+    with pytest.raises(FileNotFoundError, match='run nbs/04_baselines.ipynb first'): load_results(tmp_path, 'toy')
+    (tmp_path/'methods').mkdir(); (tmp_path/'methods'/'toy.csv').write_bytes((run/'methods'/'toy.csv').read_bytes())
+    with pytest.raises(FileNotFoundError, match='no calibration grid'): load_results(tmp_path, 'toy')
+    (tmp_path/'methods'/'toy-grid.csv').write_bytes((run/'methods'/'toy-grid.csv').read_bytes())
+    toy_table(50).save(tmp_path/'outcomes'/'toy-test.npz')
+    with pytest.raises(ValueError, match='hold different problems'): load_results(tmp_path, 'toy')
+
+def test_unknown_methods_get_the_nearest_name():
+    with pytest.raises(ValueError, match=r"unknown method 'STEER rest' \(did you mean 'STEER \(rest\)'\?\)"): method_label('STEER rest', 'append')
+    table = toy_table(20)
+    with pytest.raises(ValueError, match='no row of method "Large only"'):
+        rows = outcome_rows(SmallOnly(), table, replay(SmallOnly(), table, 0.), 0.)
+        evaluate(pd.DataFrame(rows, columns=COLUMNS))
