@@ -455,8 +455,9 @@ def replay_methods(
     rows, grids = [], []
     for router in (SmallOnly(), LargeOnly(), OracleRouter.of(test, 'append'), OracleRouter.of(test, 'regenerate')):
         rows += outcome_rows(router, test, replay(router, test, .5), .5)
+    fitted = fit_steer(train, seed=seed)
     for on_escalate in ('append', 'regenerate'):
-        steer = fit_steer(train, on_escalate=on_escalate, seed=seed)
+        steer = replace(fitted, on_escalate=on_escalate)
         grids.append(grid_search(steer, calibration, alpha=alpha))
         for x in THRESHOLDS: rows += outcome_rows(steer, test, replay(steer, test, x), x, x == grids[-1].threshold)
     p = cost_matched(calibration, grids[0].cost[grids[0].chosen])

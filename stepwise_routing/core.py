@@ -8,7 +8,7 @@ __all__ = ['SYSTEM_PROMPT', 'VERIFY_PROMPT', 'SOURCES', 'MICRO', 'SPLITS', 'MAX_
            'Source', 'load_problems', 'Grader', 'is_equiv', 'Price', 'api_cost', 'generation_flops']
 
 # %% ../nbs/00_core.ipynb #imports
-import asyncio, atexit, contextlib, difflib, hashlib, json, os, queue, re, selectors, subprocess, sys, time, unicodedata
+import asyncio, atexit, contextlib, difflib, hashlib, json, os, queue, re, selectors, subprocess, sys, unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -431,9 +431,10 @@ def _math_verify(gold, pred):
 def _judge(gold, pred, seconds):
     "Body of a forked grading process: exit status 11 for equal, 10 for different; any other end means it gave up."
     import resource, signal
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    for timer, end, limit in ((signal.ITIMER_PROF, signal.SIGPROF, seconds/2), (signal.ITIMER_REAL, signal.SIGALRM, seconds)):
+        signal.signal(end, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {end})
+        signal.setitimer(timer, limit)
     for what, limit in (('RLIMIT_AS', 3 << 29), ('RLIMIT_FSIZE', 0), ('RLIMIT_CORE', 0)):
         with contextlib.suppress(ValueError, OSError, AttributeError): resource.setrlimit(getattr(resource, what), (limit, limit))
     status = 9
@@ -476,7 +477,8 @@ class _Server:
         path = os.pathsep.join(filter(None, (os.environ.get('PYTHONPATH'), _package_folder())))
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         env = {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'}
-        self.process = subprocess.Popen([sys.executable, '-c', 'from stepwise_routing.core import _serve; _serve()'], env=env, start_new_session=True, **pipes)
+        code = 'from stepwise_routing.core import _serve; _serve()'
+        self.process = subprocess.Popen([sys.executable, '-c', code], env=env, start_new_session=True, **pipes)
         self.owner = os.getpid()
         if self.read(60) != 'ready': raise RuntimeError('the grading process did not start: is math-verify[antlr4-13-2] installed?')
 
@@ -486,14 +488,11 @@ class _Server:
             return self.process.stdout.readline().decode().strip() if ready.select(seconds) else 'late'
 
     def ask(self, gold, pred):
-        begin, seconds = time.monotonic(), self.seconds
         try:
-            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
-                self.close(); self.start()
-                seconds = min(seconds, max(1., 4.5 - (time.monotonic() - begin))) # start-up and string together stay under 5 s
-            self.process.stdin.write(json.dumps([gold, pred, seconds]).encode() + b'\n')
+            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None: self.close(); self.start()
+            self.process.stdin.write(json.dumps([gold, pred, self.seconds]).encode() + b'\n')
             self.process.stdin.flush()
-            reply = self.read(seconds + 1)
+            reply = self.read(self.seconds + .5)
         except BaseException: self.close(); raise
         if reply in ('late', ''): self.close()
         return reply
@@ -508,10 +507,10 @@ class Grader:
     "Grades answers against references in a bounded pool of processes; a context manager. Raises ValueError and TypeError."
     def __init__(self,
         n_workers:int=2,   # grading processes, each started when first needed
-        timeout:float=2.5  # seconds until a pair is given up
+        timeout:float=4.   # seconds until a pair is given up; half of it in processor time
     ):
-        if n_workers < 1 or not 0 < timeout <= 4:
-            raise ValueError(f'Grader needs n_workers >= 1 and 0 < timeout <= 4, got {n_workers} and {timeout}')
+        if n_workers < 1 or not 0 < timeout <= 4.5:
+            raise ValueError(f'Grader needs n_workers >= 1 and 0 < timeout <= 4.5, got {n_workers} and {timeout}')
         self.servers, self.free, self.gave_up = [_Server(timeout) for _ in range(n_workers)], queue.LifoQueue(), []
         for s in self.servers: self.free.put(s)
 

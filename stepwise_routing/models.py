@@ -489,6 +489,27 @@ def _exact_norms(model):
         if type(m).__name__.endswith('RMSNorm') and hasattr(m, 'variance_epsilon'):
             m.forward = lambda x, m=m: rms_norm(x, m.weight.shape, m.weight, m.variance_epsilon)
 
+# %% ../nbs/00a_models.ipynb #grouped-attention
+def _grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    "Attention with several query heads per key head that copies no keys: the heads of a group become queries of one head."
+    from torch.nn.functional import scaled_dot_product_attention
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    (rows, heads, n, width), groups = query.shape, key.shape[1]
+    if attention_mask is None or kwargs.get('position_bias') is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    mask = attention_mask.repeat(1, 1, heads // groups, 1) if n > 1 else attention_mask
+    out = scaled_dot_product_attention(query.reshape(rows, groups, -1, width), key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
+
+def _use_grouped_attention(model):
+    "Put it in the place of the standard attention of a model that has one."
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+    if getattr(model.config, '_attn_implementation', None) != 'sdpa' or not model._can_set_attn_implementation(): return
+    AttentionInterface.register('stepwise', _grouped_attention)
+    AttentionMaskInterface.register('stepwise', sdpa_mask)
+    model.set_attn_implementation('stepwise')
+
 # %% ../nbs/00a_models.ipynb #hashes
 def _sha(*parts):
     h = hashlib.sha256()
@@ -525,6 +546,7 @@ def _open(model, tokenizer, dtype, device):
     hf.to(device)
     for p in hf.parameters(): p.data = p.data.to(kind) # buffers keep their precision: rotary frequencies need it
     if kind == torch.float64: _exact_norms(hf)
+    _use_grouped_attention(hf)
     return weights, hf, _load_tokenizer(model if tokenizer is None else tokenizer)
 
 def _ends(model, tokenizer):

@@ -6,10 +6,10 @@
 __all__ = ['METRICS', 'METHOD_STYLE', 'PAPER_TABLE_1', 'read_rows', 'resamples', 'bootstrap_ci', 'evaluate', 'pareto_frontier',
            'headroom', 'method_label', 'table_flops', 'to_markdown', 'to_tex', 'details_markdown', 'headroom_markdown',
            'save_table', 'paper_style', 'label_directly', 'plot_accuracy_cost', 'figure_caption', 'save_figure',
-           'draw_accuracy_cost', 'shortfalls', 'cost_unit', 'load_results']
+           'preview', 'draw_accuracy_cost', 'shortfalls', 'cost_unit', 'run_profile', 'load_results']
 
 # %% ../nbs/05_results.ipynb #imports
-import contextlib, os
+import contextlib, io, json, os
 from pathlib import Path
 
 import numpy as np
@@ -337,7 +337,7 @@ def paper_style():
     settings = {'font.family': 'STIXGeneral', 'mathtext.fontset': 'stix', 'font.size': 8, 'axes.labelsize': 8, 'axes.titlesize': 8, 'xtick.labelsize': 7, 'ytick.labelsize': 7,
                 'axes.linewidth': .5, 'xtick.major.width': .5, 'ytick.major.width': .5, 'xtick.minor.width': .3, 'lines.linewidth': 1, 'lines.markersize': 4,
                 'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False, 'figure.constrained_layout.use': True,
-                'savefig.dpi': 300, 'pdf.fonttype': 42, 'ps.fonttype': 42, 'svg.hashsalt': '0'}
+                'savefig.dpi': 220, 'pdf.fonttype': 42, 'ps.fonttype': 42, 'svg.hashsalt': '0'}
     with matplotlib.rc_context(settings): yield
 
 # %% ../nbs/05_results.ipynb #ink
@@ -473,7 +473,6 @@ def save_figure(
     caption=None # written as .md next to it
 )->list: # paths written
     "Write PDF and PNG, the same bytes for the same figure."
-    import io
     out, stem = [], Path(stem)
     for kind, metadata in dict(pdf=dict(CreationDate=None, Producer=None, Creator=None), png=dict(Software=None)).items():
         buffer = io.BytesIO()
@@ -481,6 +480,17 @@ def save_figure(
         out.append(_write(stem.with_name(f'{stem.name}.{kind}'), buffer.getvalue()))
     if caption: out.append(_write(stem.with_name(f'{stem.name}.md'), caption + '\n'))
     return out
+
+# %% ../nbs/05_results.ipynb #preview
+def preview(
+    fig,        # matplotlib figure
+    dpi:int=120 # dots per inch on the screen
+): # an image that Jupyter shows
+    "A figure as it will be saved, small enough to keep in a notebook."
+    from IPython.display import Image
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format='png', dpi=dpi, metadata=dict(Software=None))
+    return Image(buffer.getvalue())
 
 # %% ../nbs/05_results.ipynb #draw
 def draw_accuracy_cost(
@@ -529,6 +539,13 @@ def cost_unit(
 )->float: # FLOPs
     "FLOPs per unit of cost in tables and figures: 10^12 as in the paper, 10^6 for models under a hundred million parameters."
     return 1e6 if max(table.params) < 1e8 else 1e12
+
+def run_profile(
+    run_dir # of the run
+)->str: # e.g. "micro"
+    "The profile a run belongs to: its manifest says so; without one, the folder's name."
+    manifest = Path(run_dir)/'manifest.json'
+    return (json.loads(manifest.read_text('utf-8')).get('profile') if manifest.is_file() else None) or Path(run_dir).resolve().name
 
 def load_results(
     run_dir,         # of notebooks 02 and 04

@@ -116,6 +116,17 @@ def test_from_the_hub_the_test_questions_are_left_out_too(monkeypatch):
     assert len(parts['test']) == 5 and len(parts['train']) + len(parts['calibration']) == 15
     assert {a[1] for a in asked} == {'740312add88f781978c0658806c59bc2815b9866'}
 
+def test_the_hub_is_asked_for_every_configuration_at_the_pinned_revision(monkeypatch):
+    asked = []
+    def load_dataset(name, config, split, revision):
+        asked.append((name, config, split, revision))
+        return [dict(problem=f'Question of {name} {config}', solution=r'\boxed{1}', level='Level 3')]
+    monkeypatch.setitem(sys.modules, 'datasets', type('datasets', (), dict(load_dataset=staticmethod(load_dataset))))
+    problems = load_problems('math500', 'train') + load_problems('math500', 'calibration')
+    assert len(problems) == 7 and {p.difficulty for p in problems} == {3.}
+    assert {(n, s) for n, c, s, r in asked} == {('HuggingFaceH4/MATH-500', 'test'), ('EleutherAI/hendrycks_math', 'train')}
+    assert len({c for n, c, s, r in asked if n.startswith('Eleuther')}) == 7 and all(len(r) == 40 for n, c, s, r in asked)
+
 def test_twins_and_empty_answers_are_left_out(tmp_path):
     raw = rows('omnimath')
     twin, empty = {**raw[0], 'problem': raw[0]['problem'].replace(' ', '  ').upper()}, {**raw[1], 'answer': ''}

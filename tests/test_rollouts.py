@@ -509,3 +509,19 @@ def test_a_large_table_is_read_in_seconds(tmp_path):
 def test_no_torch_is_needed():
     code = 'import sys; import stepwise_routing.rollouts; print(sorted({"torch", "transformers", "pandas", "matplotlib", "sklearn"} & set(sys.modules)))'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
+
+def test_table_and_walk_agree_on_the_micro_models(tmp_path):
+    from stepwise_routing.core import is_equiv, load_problems, run_async
+    from stepwise_routing.micro import load_micro, micro_path
+    if not (micro_path('large')/'model.safetensors').exists(): pytest.skip('the micro models are not trained')
+    backends, problems = [load_micro('small'), load_micro('large')], load_problems('micro-math', 'test', 6)
+    trees = [RoutingTree(backends, RolloutStore(tmp_path/f'{i}.jsonl', tree_settings('micro-math', backends))) for i in range(2)]
+    lives = {(reading, th): walk(problems, Coin(on_escalate=reading), th, trees[0]) for reading in ('append', 'regenerate') for th in (.3, .7)}
+    collect_rollouts(problems[::-1], trees[1])                            # the same draws, in other batches, into another store
+    table = outcome_table(problems, RoutingTree(None, trees[1].store), 'test')
+    for (reading, th), live in lives.items():
+        agree(table.outcome(first_low(Coin(on_escalate=reading), th, table, problems), reading), live, trees[0].specs)
+        assert walk(problems, Coin(on_escalate=reading), th, RoutingTree(None, trees[1].store)) == live
+    for p in problems[:3]:                                                # one call, or step by step
+        chain = trees[1].steps(p, '1'*int(table.large_steps[problems.index(p), 0]))
+        assert tuple(run_async(trees[0].edge(p, '1'*i, 1)) for i in range(len(chain))) == chain

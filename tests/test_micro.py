@@ -1,0 +1,266 @@
+"The micro world: problems that are right, splits that are disjoint, a tokenizer that survives, a trainer that resumes, weights that load."
+import random, re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from stepwise_routing import micro as M
+from stepwise_routing.core import extract_boxed, load_problems, split_steps
+
+EVERY = [(b, f) for b, fs in M.FAMILIES.items() for f in fs]
+names = [f.__name__.strip('_') for _, f in EVERY]
+anyone = dict(pick=st.sampled_from(EVERY), level=st.integers(1, 5), seed=st.integers(0, 10**6))
+
+# An oracle of its own for what a step says: plain text arithmetic, nothing shared with the library.
+def value(text):
+    text = re.sub(r'floor\((\d+)/(\d+)\)', r'(\1//\2)', text).replace(' mod ', '%')
+    assert re.fullmatch(r'[\d+\-*/%() ]+', text), text
+    return eval(re.sub(r'\d+', lambda m: f'Fraction({int(m[0])})', text))
+
+def equations(step):
+    "(left, right) of every equation between numbers in a step."
+    return re.findall(r'((?:floor\(\d+/\d+\)|[\d()+\-*/]|(?<=\d) mod (?=\d))+)=(-?\d+)', step)
+
+@settings(max_examples=300, deadline=None)
+@given(**anyone)
+def test_every_equation_of_a_solution_is_true(pick, level, seed):
+    draft = pick[1](random.Random(seed), level)
+    steps, seen = M.solve(draft), 0
+    for step in steps:
+        for left, right in equations(step): assert value(left) == int(right), step; seen += 1
+        assert M.equations_hold(step)
+    assert seen >= len(steps) and 1 <= len(steps) <= 15
+    assert all(extract_boxed(s) is None for s in steps[:-1]) and extract_boxed(steps[-1]) is not None
+
+# Answers worked out from the question alone, by other means than the program.
+def number(text): return [int(x) for x in re.findall(r'\d+', text)]
+
+def by_hand(family, q):
+    n = number(q)
+    if family == 'divisors': return np.gcd(*n) if 'gcd' in q or 'divisor' in q else np.lcm(*n)
+    if family == 'fraction': return Fraction(n[0], n[1]) + (1 if '+' in q else -1) * Fraction(n[2], n[3])
+    if family == 'modular': return (n[0] * n[1] + (n[2] if len(n) == 4 else 0)) % n[-1]
+    if family == 'power': return pow(*n[:3]) if len(n) == 3 else pow(*n[:3]) * n[3] % n[4]
+    if family == 'count':
+        top, ds = (n[0], n[1:]) if q.startswith('Count') else (n[1], n[2:])
+        hits = sum(any(i % d == 0 for d in ds) for i in range(1, top + 1))
+        return top - hits if 'not divisible' in q else hits
+    if family == 'chain':
+        v = n[0]
+        for word, a in re.findall(r'(Add|Subtract|Multiply by|Take the remainder modulo) (\d+)', q):
+            v = dict(A=lambda: v + int(a), S=lambda: v - int(a), M=lambda: v * int(a), T=lambda: v % int(a))[word[0]]()
+        return v
+    if family == 'polynomial':
+        x = int(re.search(r'(?:f\(|x = )(\d+)\)?[.?]', q)[1])
+        text = re.search(r'(?:= |Evaluate )([\dx^+\- ]*x\^[\dx^+\- ]*?)(?:\. What| at)', q)[1]
+        return eval(re.sub(r'(\d)x', r'\1*x', text).replace('^', '**'), dict(x=x))
+    if family == 'linear':
+        left, right = re.search(r'([\d()x+ ]*x[\d()x+ ]*) = ([\dx+ ]+\d|\d+)', q).groups()
+        f = lambda t, x: eval(re.sub(r'(\d)([(x])', r'\1*\2', t.strip()), dict(x=x))
+        return next(x for x in range(0, 400) if f(left, x) == f(right, x))
+    if family == 'recurrence':
+        last = int(re.findall(r'x_(\d+)[.?]$', q)[0])
+        if 'x_1 =' in q:
+            m, xs = int(re.search(r'mod (\d+)', q)[1]), [int(v) for v in re.findall(r'x_[01] = (\d+)', q)]
+            while len(xs) <= last: xs.append((xs[-1] + xs[-2]) % m)
+            return xs[last]
+        x, = [int(v) for v in re.findall(r'x_0 = (\d+)', q)]
+        p, c, m = map(int, re.search(r'\((\d+) x_k \+ (\d+)\) mod (\d+)', q).groups() if 'x_k' in q
+                      else re.search(r'is (\d+) times the last plus (\d+), modulo (\d+)', q).groups())
+        for _ in range(last): x = (p * x + c) % m
+        return x
+    if family == 'percent':
+        if q.startswith(('What is', 'Find')): p, base = (n[0], n[1]); return Fraction(p * base, 100)
+        v = n[0] * (100 + (-n[1] if 'falls' in q else n[1])) // 100
+        return v + (n[2] if 'then by' in q else 0)
+    if family == 'story':
+        v = n[0]
+        for s in q.split('. ')[1:]:
+            if 'times as large' in s: v *= number(s)[0]
+            elif re.search(r'finds|buys|brings', s): v += number(s)[0]
+            elif re.search(r'loses|gives|break', s): v -= number(s)[0]
+        return v
+    if family == 'shop':
+        pairs = [(int(a), int(b)) for a, b in re.findall(r'(\d+) \w+ at (\d+) dollars', q)]
+        total, purse = sum(a * b for a, b in pairs), re.search(r'(?:pays with|had) (\d+)', q)
+        return int(purse[1]) - total if purse else total
+
+@pytest.mark.parametrize('benchmark,family', EVERY, ids=names)
+def test_answers_worked_out_independently(benchmark, family):
+    r, checked = random.Random(11), 0
+    for i in range(150):
+        draft = family(r, i % 5 + 1)
+        truth = by_hand(draft.family, draft.question)
+        if truth is None: continue
+        assert Fraction(extract_boxed(M.solve(draft)[-1])) == truth, draft.question
+        checked += 1
+    assert checked == 150 or draft.family in ('work', 'share', 'trip', 'sequence', 'system', 'digits')
+
+@pytest.mark.parametrize('benchmark,family', EVERY, ids=names)
+def test_questions_have_one_answer(benchmark, family):
+    r, seen = random.Random(3), {}
+    for i in range(400):
+        draft = family(r, i % 5 + 1)
+        solution = M.solve(draft)
+        assert seen.setdefault(draft.question, solution[-1]) == solution[-1]
+    assert len(seen) > 150
+
+@settings(max_examples=300, deadline=None)
+@given(**anyone)
+def test_first_wrong_finds_the_injected_slip(pick, level, seed):
+    r = random.Random(seed)
+    draft = pick[1](r, level)
+    problem, right = M.as_problem(pick[0], draft), M.solve(draft)
+    assert M.first_wrong(problem, right) == -1 and M.first_wrong(problem, []) == -1
+    wrong, at = M.corrupt(draft, r)
+    assert M.first_wrong(problem, wrong) == at and M.first_wrong(problem, wrong[:at]) == -1
+    repaired = right[:at] + [M.REPAIR + right[at]] + right[at + 1:]
+    assert M.first_wrong(problem, repaired) == -1
+    if at: assert M.first_wrong(problem, right[:at] + [M.REPAIR + right[at - 1]] + right[at:]) == -1
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=60), st.integers(0, 1000))
+def test_first_wrong_takes_any_text(text, seed):
+    problem = M.as_problem('micro-gsm', M._story(random.Random(seed), 2))
+    assert M.first_wrong(problem, [text]) in (0, -1)
+
+def test_hostile_equations_are_wrong_and_quick():
+    for bad in ('9' * 5000 + '=1', '((((' * 900 + '1=1', '1/0=1', '5%0=0', '2**99999999=1', '007=7', '1=2=1', '3*4=13'): assert not M.equations_hold(bad)
+    assert M.equations_hold('no equation at all')
+
+def test_splits_share_no_question_and_none_is_trained_on():
+    for b in M.FAMILIES:
+        found = {s: {p.question for p in M.micro_problems(b, s, 150)} for s in M.SPLITS}
+        assert all(len(q) == 150 for q in found.values())
+        assert sum(map(len, found.values())) == len(set().union(*found.values()))
+        assert all(M.micro_split(q) == s for s, qs in found.items() for q in qs)
+
+def test_training_documents_hold_only_lm_questions():
+    rng = random.Random(0)
+    for _ in range(40):
+        for b in M.FAMILIES: assert M.micro_split(next(M.micro_drafts(b, 'lm', rng)).question) == 'lm'
+    held = {p.question for b in M.FAMILIES for s in M.SPLITS[:3] for p in M.micro_problems(b, s, 200)}
+    stream = M.documents(random.Random('large/0/0'), M.MIXES['large'])
+    asked = {m for d in (next(stream) for _ in range(1500)) for m in re.findall(r'<\|im_start\|>user\n(.*?)<\|im_end\|>', d[0][0], re.S)}
+    assert len(asked) > 800 and not asked & held
+
+def test_problems_are_deterministic_and_prefixes_of_each_other():
+    for b in M.FAMILIES:
+        ps = M.micro_problems(b, 'test', 60)
+        assert ps == M.micro_problems(b, 'test', 60) and ps[:20] == M.micro_problems(b, 'test', 20)
+        assert ps != M.micro_problems(b, 'test', 60, seed=1)
+        assert len({p.id for p in ps}) == 60 and all(p.difficulty in range(1, 6) and p.benchmark == b for p in ps)
+        assert all(extract_boxed(p.solution) == p.answer for p in ps)
+    assert load_problems('micro-math', 'test', n=5) == M.micro_problems('micro-math', 'test', 5)
+
+@pytest.mark.parametrize('args,hint', [(('micro-gms', 'test', 1), "micro-gsm"), (('micro-gsm', 'tset', 1), "test")])
+def test_unknown_names_say_what_was_meant(args, hint):
+    with pytest.raises(ValueError, match=f"did you mean '{hint}'"): M.micro_problems(*args)
+
+# Documents
+def docs(mix, n, seed=0):
+    stream = M.documents(random.Random(seed), mix)
+    return [next(stream) for _ in range(n)]
+
+def test_wrong_steps_are_not_learnt_and_repairs_are():
+    r = random.Random(1)
+    for _ in range(100):
+        draft = M._shop(r, 3)
+        parts = M.repair_document('micro-gsm', draft, r)
+        wrong, = [t for t, on in parts[1:] if not on]
+        learnt = ''.join(t for t, on in parts if on)
+        assert learnt.replace(M.REPAIR, '').removesuffix('<|im_end|>') == '\n\n'.join(M.solve(draft))
+        assert not learnt.count(wrong) and 'boxed' not in wrong and ''.join(t for t, _ in parts).count(M.REPAIR) == 1
+
+def test_judged_steps_carry_the_right_grade():
+    r, grades = random.Random(2), []
+    for _ in range(600):
+        draft = M._chain(r, 2)
+        steps, grade = M.judged_steps(draft, r)
+        at = M.first_wrong(M.as_problem('micro-omni', draft), steps)
+        assert grade == (9 if at == -1 else 0 if at == len(steps) - 1 else 3)
+        grades.append(grade)
+    assert .42 < np.mean(np.array(grades) == 9) < .6
+
+@pytest.fixture(scope='module')
+def tokenizer(): return M.micro_tokenizer(n=1500)
+
+def test_tokenizer_survives_autotokenizer(tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+    M.save_micro(M.new_model(M.SHAPES['tiny'], tokenizer), tokenizer, tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    texts = [''.join(t for t, _ in d) for d in docs(M.MIXES['large'], 200)] + ['Ünïcödé \n\n\n x', '7.\n\n8', "it's\r\n\r\n"]
+    for t in texts:
+        assert again.encode(t) == tokenizer.encode(t)
+        assert again.decode(again.encode(t)) == t
+    assert (again.eos_token, again.pad_token) == ('<|im_end|>', '<|endoftext|>')
+    assert all(len(again.encode(d)) == 1 for d in '0123456789') and len(again.encode('.\n\n')) == len(again.encode('\n\n')) == 1
+    turns = M.score_messages(M.micro_problems('micro-gsm', 'lm', 1)[0], ['1+1=2', '2+2=4'])
+    assert again.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == M._chat(turns)
+
+def test_parts_are_encoded_as_the_whole(tokenizer):
+    for doc, (ids, learn) in zip(ds := docs(M.MIXES['large'], 300, 5), M.encode_documents(tokenizer, ds)):
+        assert ids == tokenizer.encode(''.join(t for t, _ in doc)) and len(learn) == len(ids)
+
+def test_batches_are_deterministic_and_padded_right(tokenizer):
+    one, two = (M.batches(tokenizer, M.MIXES['large'], 'x', 300) for _ in range(2))
+    assert len(one) == len(two) > 5
+    for (x, y), (x2, y2) in zip(one, two):
+        assert (x == x2).all() and (y == y2).all() and x.size <= 2048 and x.shape[1] in M._WIDTHS
+        assert (y[y != -100] == x[y != -100]).all() and ((y != -100).any(1)).all()
+
+# Training
+RUN = dict(steps=12, batch_tokens=256, chunk=64, warmup=3)
+
+def weights(model): return {k: v.clone() for k, v in model.state_dict().items()}
+
+def test_interrupted_training_ends_with_the_same_weights(tmp_path):
+    import torch
+    whole = weights(M.train_micro('tiny', tmp_path/'a', **RUN))
+    for stop in (1, 7):  # also across a chunk's end
+        assert M.train_micro('tiny', tmp_path/f'b{stop}', stop_after=stop, **RUN) is None
+        parts = weights(M.train_micro('tiny', tmp_path/f'b{stop}', **RUN))
+        assert all(torch.equal(whole[k], parts[k]) for k in whole)
+    other = weights(M.train_micro('tiny', tmp_path/'c', **RUN | dict(seed=1)))
+    assert not all(torch.equal(whole[k], other[k]) for k in whole)
+    with pytest.raises(ValueError, match='other settings'): M.train_micro('tiny', tmp_path/'a', **RUN | dict(seed=1))
+    with pytest.raises(ValueError, match="did you mean 'small'"): M.train_micro('smal', tmp_path/'d')
+
+def test_training_learns(tmp_path):
+    losses = []
+    trainer = M._Trainer(dict(which='tiny', steps=60, seed=0, muon_lr=.012, adam_lr=3e-3, weight_decay=.01, warmup=5, batch_tokens=512, chunk=128),
+                         tmp_path/'checkpoint.pt')
+    for _ in range(60): losses.append(trainer.train_step())
+    assert np.mean(losses[-10:]) < .75 * np.mean(losses[:5])
+
+def test_auroc_against_pairs():
+    r = np.random.default_rng(0)
+    for _ in range(20):
+        right, score = r.random(30) < .5, r.integers(0, 6, 30) / 5
+        pairs = [(a > b) + .5 * (a == b) for a in score[right] for b in score[~right]]
+        assert np.isclose(M._auroc(right, score), np.mean(pairs))
+
+# The shipped weights
+def test_shipped_weights_are_small_and_self_contained():
+    total = sum(f.stat().st_size for w in ('small', 'large') for f in M.micro_path(w).iterdir())
+    assert total < 40e6
+    for w in ('small', 'large'):
+        assert {'config.json', 'generation_config.json', 'model.safetensors', 'tokenizer.json'} <= {f.name for f in M.micro_path(w).iterdir()}
+
+@pytest.mark.parametrize('which', ['small', 'large'])
+def test_shipped_models_solve_problems_greedily(which):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from stepwise_routing.core import chat_prompt
+    torch.set_num_threads(1)
+    model, tok = AutoModelForCausalLM.from_pretrained(M.micro_path(which)), AutoTokenizer.from_pretrained(M.micro_path(which))
+    assert tok.get_vocab() == M.micro_tokenizer().get_vocab()
+    problems, right = M.micro_problems('micro-gsm', 'train', 12), 0
+    for p in problems:
+        text = tok.apply_chat_template(chat_prompt(p.question), tokenize=False, add_generation_prompt=True)
+        ids = torch.tensor([tok.encode(text)])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False)
+        right += extract_boxed(tok.decode(out[0, ids.shape[1]:])) == p.answer
+    assert right >= (6 if which == 'small' else 9)
