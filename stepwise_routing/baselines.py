@@ -10,7 +10,7 @@ __all__ = ['THRESHOLDS', 'COLUMNS', 'GRID_COLUMNS', 'Router', 'toy_table', 'Smal
            'grid_rows', 'replay_methods', 'walk_methods', 'take_rows']
 
 # %% ../nbs/04_baselines.ipynb #imports
-import csv, inspect, os, warnings
+import csv, os, warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
@@ -50,9 +50,11 @@ def toy_table(
     score = np.where(inside, r.normal(np.where(slip, 15, 20), 2), np.nan)
     obs = np.stack([score, np.where(inside, step[:-1], np.nan), np.where(inside, step[:-1] == T[:, None] - 1, np.nan)], -1)
     prefix = 40 + np.c_[np.zeros(n, int), tokens.cumsum(1)]
-    return OutcomeTable(benchmark='toy', split=split, models=('toy small', 'toy large'), problem_id=np.array([f'{split}-{i:04d}' for i in range(n)]), sample=np.zeros(n, int), n_steps=T,
-        correct=np.where(step <= T[:, None], right, np.nan).astype(float), large_tokens=rest*10, large_prompt=prefix*before, large_steps=rest,
-        small_tokens=tokens, small_prompt=np.where(step[:-1] == 0, 40, 0)*inside, obs=obs, features=('score_logit', 'index', 'final'), params=params)
+    return OutcomeTable(
+        benchmark='toy', split=split, models=('toy small', 'toy large'), params=params, features=('score_logit', 'index', 'final'), obs=obs,
+        problem_id=np.array([f'{split}-{i:04d}' for i in range(n)]), sample=np.zeros(n, int), n_steps=T,
+        correct=np.where(step <= T[:, None], right, np.nan).astype(float), large_tokens=rest*10, large_prompt=prefix*before,
+        large_steps=rest, small_tokens=tokens, small_prompt=np.where(step[:-1] == 0, 40, 0)*inside)
 
 # %% ../nbs/04_baselines.ipynb #single
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def escalation_times(
     thresholds  # one threshold, or [threshold]
 ): # int [problem] or [problem, threshold]: index of the step after which the chain escalates; the number of steps where it never does
     "First crossing of the threshold on every small chain."
-    if router.mode != 'absorbing': raise ValueError(f'{router.name} decides per step, which an outcome table cannot replay: walk the tree instead')
+    if router.mode != 'absorbing':
+        raise ValueError(f'{router.name} decides per step, which an outcome table cannot replay: walk the tree instead')
     below = router.table_score(table)[..., None] < np.atleast_1d(thresholds)
     t = np.where(below.any(1), below.argmax(1), table.n_steps[:, None])
     return t[:, 0] if np.ndim(thresholds) == 0 else t
@@ -165,9 +168,10 @@ def cost_matched(
     p, gap = np.linspace(0, 1, 201), lambda x: random_outcome(table, x, on_escalate)[unit].mean(-1) - cost
     side = gap(p)
     cross, near = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0)), np.abs(side).argmin()
-    if np.isclose(cost + side[near], cost, rtol=1e-12) or not len(cross):
-        if not np.isclose(cost + side[near], cost, rtol=1e-9): warnings.warn(
-            f'no random router on {table.benchmark} {table.split} costs {cost:.4g} FLOPs (p from 0 to 1: {cost + side.min():.4g} to {cost + side.max():.4g}); taking the nearest')
+    if np.isclose(cost + side[near], cost, rtol=1e-12): return float(p[near])
+    if not len(cross):
+        warnings.warn(f'no random router on {table.benchmark} {table.split} costs {cost:.4g} FLOPs (p from 0 to 1: {cost + side.min():.4g} '
+                      f'to {cost + side.max():.4g}); taking the nearest')
         return float(p[near])
     low, high = p[cross[0]], p[cross[0] + 1]
     for _ in range(50):
@@ -175,7 +179,7 @@ def cost_matched(
         low, high = (middle, high) if (gap(middle) <= 0) == (side[cross[0]] <= 0) else (low, middle)
     return float(high)
 
-# %% ../nbs/04_baselines.ipynb #oracle
+# %% ../nbs/04_baselines.ipynb #oracle-times
 def oracle_times(
     table,                    # `OutcomeTable`
     on_escalate:str='append', # or "regenerate"
@@ -189,6 +193,7 @@ def oracle_times(
 
 def _reach(table): return np.arange(table.obs.shape[1] + 1) <= table.n_steps[:, None]
 
+# %% ../nbs/04_baselines.ipynb #oracle-router
 @dataclass(frozen=True)
 class OracleRouter:
     "Escalates at the cheapest time that is right, which it knows from the outcome table."
@@ -270,9 +275,10 @@ def fit_mixture(
     from sklearn.mixture import GaussianMixture
     s = np.asarray(scores, float)
     s = s[~np.isnan(s)]
-    if len(np.unique(s)) < 2: raise ValueError(f'a mixture needs scores that differ, got {len(s)} with {len(np.unique(s))} different values')
+    values = len(np.unique(s))
+    if values < 2: raise ValueError(f'a mixture needs scores that differ, got {len(s)} with {values} different values')
     centre, scale = s.mean(), s.std()
-    em = GaussianMixture(2, n_init=n_init, random_state=seed, reg_covar=reg_covar, tol=1e-6, max_iter=1000, init_params='k-means++')
+    em = GaussianMixture(2, n_init=n_init, random_state=seed, reg_covar=reg_covar, tol=1e-5, max_iter=1000, init_params='k-means++')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         em.fit(((s - centre)/scale)[:, None])
@@ -329,7 +335,8 @@ def fit_steer(
     "Fit STEER's mixtures, without labels."
     _one_of('scope', scope, ('rest', 'next')); _one_of('gmm', gmm, ('per_step', 'pooled')); _not_test(table, 'fitting STEER')
     logits = table.obs[..., table.features.index('score_logit')]
-    if np.isnan(logits[_inside(table)]).any(): raise ValueError(f'{table.benchmark} {table.split}: STEER needs raw logits, and some steps have none')
+    if np.isnan(logits[_inside(table)]).any():
+        raise ValueError(f'{table.benchmark} {table.split}: STEER needs raw logits, and some steps have none')
     mixtures = []
     for scores in logits.T if gmm == 'per_step' else ():
         enough = (~np.isnan(scores)).sum() >= min_scores and len(np.unique(scores[~np.isnan(scores)])) > 1
@@ -349,7 +356,7 @@ def choose_threshold(
     large_accuracy:float, # of the large model alone, on the same problems
     alpha:float=0.02      # accuracy that may be lost
 )->int: # index of the chosen threshold
-    "The cheapest threshold within alpha of the large model, else the most accurate one; ties go to the cheaper, then to the lower threshold."
+    "The cheapest threshold within alpha of the large model, else the most accurate; ties go to the cheaper, then to the lower one."
     accuracy, cost = np.asarray(accuracy, float), np.asarray(cost, float)
     good = accuracy >= large_accuracy - alpha - 1e-12
     if not good.any(): good = accuracy >= accuracy.max() - 1e-12
@@ -396,14 +403,15 @@ def walk_outcome(
     "What walks come to, in the terms of the outcome table."
     def row(t):
         tokens = lambda large: sum(c.generated for c in t.calls if (c.model > 0) == large)
-        return dict(correct=float(t.correct), paper_flops=generation_flops(t.calls, specs, 'paper'), full_flops=generation_flops(t.calls, specs, 'full'),
-                    small_tokens=tokens(False), large_tokens=tokens(True), steps=len(t.steps), large_steps=sum(s.model > 0 for s in t.steps))
+        flops = {f'{r}_flops': generation_flops(t.calls, specs, r) for r in ('paper', 'full')}
+        return dict(correct=float(t.correct), **flops, small_tokens=tokens(False), large_tokens=tokens(True), steps=len(t.steps),
+                    large_steps=sum(s.model > 0 for s in t.steps))
     rows = [row(t) for t in trajectories]
     return {k: np.array([r[k] for r in rows]) for k in rows[0]}
 
 # %% ../nbs/04_baselines.ipynb #rows
-COLUMNS = ('benchmark', 'method', 'on_escalate', 'threshold', 'chosen', 'problem', 'sample', 'correct', 'large_correct', 'paper_flops', 'full_flops',
-           'small_tokens', 'large_tokens', 'steps', 'large_steps')
+COLUMNS = ('benchmark', 'method', 'on_escalate', 'threshold', 'chosen', 'problem', 'sample',
+           'correct', 'large_correct', 'paper_flops', 'full_flops', 'small_tokens', 'large_tokens', 'steps', 'large_steps')
 
 def outcome_rows(
     router,            # whose rows they are
@@ -415,7 +423,8 @@ def outcome_rows(
     "One row per problem."
     def row(i):
         value = lambda k: table.correct[i, 0] if k == 'large_correct' else outcome[k][i]
-        return (table.benchmark, router.name, router.on_escalate, threshold, int(chosen), table.problem_id[i], table.sample[i], *map(value, COLUMNS[7:]))
+        return (table.benchmark, router.name, router.on_escalate, threshold, int(chosen), table.problem_id[i], table.sample[i],
+                *map(value, COLUMNS[7:]))
     return [row(i) for i in range(len(table.problem_id))]
 
 # %% ../nbs/04_baselines.ipynb #save-rows
@@ -431,7 +440,8 @@ def save_rows(
     "Write rows as CSV, floats exactly, all at once."
     path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + '.part')
-    with open(part, 'w', newline='') as f: csv.writer(f, lineterminator='\n').writerows([columns, *([_text(x) for x in row] for row in rows)])
+    lines = [columns, *([_text(x) for x in row] for row in rows)]
+    with open(part, 'w', newline='') as f: csv.writer(f, lineterminator='\n').writerows(lines)
     os.replace(part, path)
 
 def grid_rows(
@@ -477,11 +487,13 @@ def walk_methods(
     _one_of('thresholds', thresholds, ('chosen', 'all'))
     part = {s: take_rows(tables[s], slice(len(problems[s]))) for s in ('calibration', 'test')}
     for s, t in part.items():
-        if [p.id for p in problems[s]] != t.problem_id.tolist(): raise ValueError(f'{t.benchmark} {s}: the outcome table holds other problems than these; run nbs/02_rollouts.ipynb again')
+        if [p.id for p in problems[s]] != t.problem_id.tolist():
+            raise ValueError(f'{t.benchmark} {s}: the outcome table holds other problems than these; run nbs/02_rollouts.ipynb again')
     def run(router, table, x): return walk_outcome(walk(problems[table.split], router, x, tree), tree.specs)
     grid = grid_search(router, part['calibration'], alpha=alpha, run=run)
     rows = []
-    for x in THRESHOLDS if thresholds == 'all' else (grid.threshold,): rows += outcome_rows(router, part['test'], run(router, part['test'], x), x, x == grid.threshold)
+    for x in THRESHOLDS if thresholds == 'all' else (grid.threshold,):
+        rows += outcome_rows(router, part['test'], run(router, part['test'], x), x, x == grid.threshold)
     return rows, grid
 
 def take_rows(

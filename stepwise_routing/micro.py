@@ -541,9 +541,10 @@ def equations_hold(
     step:str
 )->bool: # False also where an equation cannot be read
     "Whether every equation between numbers in a step is true, in exact arithmetic."
-    text = re.sub(r'floor\((\d+)/(\d+)\)', r'(\1//\2)', step[:2000]).replace(' mod ', '%')
+    text = re.sub(r'floor\((\d+)/(\d+)\)', r'(\1//\2)', step).replace(' mod ', '%')
+    if len(text) > 2000: return False
     for chain in _CHAIN.findall(text):
-        try: values = [_exact(ast.parse(side[:80], mode='eval')) for side in chain.split('=')]
+        try: values = [_exact(ast.parse(side, mode='eval')) for side in chain.split('=')]
         except (SyntaxError, ZeroDivisionError, ValueError, RecursionError, MemoryError): return False
         if any(v != values[0] for v in values): return False
     return True
@@ -713,6 +714,7 @@ def train_tokenizer(
                           eos_token='<|im_end|>', pad_token='<|endoftext|>', chat_template=CHAT_TEMPLATE, model_max_length=2048)
 
 # %% ../nbs/00b_micro.ipynb #micro-tokenizer
+@lru_cache(2)
 def micro_tokenizer(
     n:int=6000, # documents to train it on
     seed:int=0  # of the documents
@@ -789,7 +791,7 @@ def batches(
     stream, filed, out = documents(rng, mix), {w: [] for w in _WIDTHS}, []
     for ids, learn in encode_documents(tokenizer, [next(stream) for _ in range(documents_n)]):
         width = next((w for w in _WIDTHS if w >= len(ids)), None)
-        if width is None: continue
+        if width is None or width > tokens: continue
         filed[width].append((ids, learn)); rows = tokens // width
         if len(filed[width]) < rows: continue
         x, y = np.zeros((rows, width), np.int64), np.full((rows, width), -100, np.int64)
@@ -797,6 +799,7 @@ def batches(
             x[i, :len(ids)] = ids
             y[i, :len(ids)] = np.where(learn, ids, -100)
         out.append((x, y)); filed[width] = []
+    if not out: raise ValueError(f'{documents_n} documents fill no batch of {tokens} tokens: use more documents or smaller batches')
     rng.shuffle(out)
     return out
 

@@ -96,7 +96,8 @@ class StepTokenizer:
         ends = self.widths[words].cumsum().tolist()
         if sum(ends[-1:]) != len(raw): ends = [len(self.decode(words[:i+1])) for i in range(len(words))] # characters split between tokens
         ends += [len(raw)] * (len(ids) - len(words))
-        return text, ended, tuple(np.clip(np.array(ends, int) - (len(raw) - len(raw.lstrip())), 0, len(text)).tolist())
+        lead = len(raw) - len(raw.lstrip())
+        return text, ended, tuple(min(max(end - lead, 0), len(text)) for end in ends)
 
 # %% ../nbs/00a_models.ipynb #uniforms
 def uniforms(
@@ -142,6 +143,7 @@ def six_digits(
 )->np.ndarray: # the same as float64, each exactly representable in float32
     "Round to six significant digits, then to float32."
     x = np.asarray(x, float)
+    x = np.where(np.abs(x) < 1e-40, 0, x)
     scale = 10. ** (5 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
     return (np.round(x * scale) / scale).astype(np.float32).astype(float)
 
@@ -176,7 +178,7 @@ class SlotCache:
     def get_seq_length(self, *args): return self.columns
     def get_mask_sizes(self, *args): return self.columns, 0
     def read(self, row, n): return self.kv[:, row, :n].clone()
-    def write(self, row, kv): self.kv[:, row, :kv.shape[2-1]] = kv
+    def write(self, row, kv): self.kv[:, row, :kv.shape[1]] = kv
     def move(self, row, to, n): self.kv[:, to, :n] = self.kv[:, row, :n]
 
 # %% ../nbs/00a_models.ipynb #forward
@@ -184,42 +186,45 @@ class Forward:
     "A Hugging Face model that reads and writes rows of a `SlotCache`."
     def __init__(
         self,
-        model,    # a causal language model
-        rows:int  # most rows in flight
+        model,   # a causal language model
+        rows:int # most rows in flight
     ):
         import torch
-        self.model, self.torch, self.hidden = model, torch, torch.finfo(model.dtype).min
+        self.torch, self.model, self.hidden = torch, model, torch.finfo(model.dtype).min
         self.brief = dict(logits_to_keep=1) if 'logits_to_keep' in inspect.signature(model.forward).parameters else {}
-        try:
-            with torch.inference_mode(): error, cause = self.check(rows), None
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e: error, cause = 1., e
-        if error > torch.finfo(model.dtype).eps ** .5:
-            raise ValueError(f'{type(model).__name__} cannot be batched here: its past is not one key and value per token and layer') from cause
-
-    def check(self, rows):
-        "Make the cache; the largest difference, relative to the largest logit, that it makes to a few tokens."
-        ids, at = np.arange(3, 15)[None] % self.model.config.vocab_size, np.arange(12)[None]
-        plain = self.model(input_ids=self.torch.from_numpy(ids).to(self.model.device), use_cache=True)
-        self.cache = SlotCache(plain.past_key_values, rows)
-        self(ids[:, :8], at[:, :8], [rows - 1], at[:, :8] < 6)
-        cached = self(ids[:, 6:], at[:, 6:], [rows - 1])
-        return float((cached - plain.logits[:, 6:]).abs().max() / (1 + plain.logits.abs().max()))
+        _check_cache(self, rows)
 
     def __call__(
         self,
-        tokens, # token ids [row, query]
-        at,     # their positions
-        rows,   # their rows of the cache, a slice or a list
-        real=True, # False for padding
+        tokens,     # token ids [row, query]
+        at,         # their positions [row, query]
+        rows,       # their rows of the cache, a slice or a list
+        real=True,  # False for padding
         brief=False # are the logits of no interest?
     ): # raw logits [row, query, vocabulary]
-        "One forward pass: store keys and values of `tokens`, look at everything before them."
+        "Store keys and values of `tokens`, let them look at all that is before them."
         self.cache.window(rows, at, real)
-        ids, at = self.torch.from_numpy(np.stack((tokens, at * np.asarray(real)))).to(self.model.device)
-        past = self.torch.arange(self.cache.columns, device=at.device) <= at[:, None, :, None]
-        mask = self.torch.zeros((), dtype=self.model.dtype, device=at.device).masked_fill(~past, self.hidden)
+        ids, at = self.torch.from_numpy(np.stack((tokens, at))).to(self.model.device)
+        future = self.torch.arange(self.cache.columns, device=at.device) > at[:, None, :, None]
+        mask = self.torch.zeros(future.shape, dtype=self.model.dtype, device=at.device).masked_fill_(future, self.hidden)
         return self.model(input_ids=ids, position_ids=at, attention_mask=mask, past_key_values=self.cache, use_cache=True,
                           **(self.brief if brief else {})).logits
+
+# %% ../nbs/00a_models.ipynb #check-cache
+def _check_cache(forward, rows):
+    "Give `forward` its cache; ValueError for a model whose logits it changes."
+    model, torch = forward.model, forward.torch
+    ids, at = np.arange(3, 15)[None] % model.config.vocab_size, np.arange(12)[None]
+    why = None
+    try:
+        with torch.inference_mode():
+            plain = model(input_ids=torch.from_numpy(ids).to(model.device), use_cache=True)
+            forward.cache = SlotCache(plain.past_key_values, rows)
+            forward(ids[:, :8], at[:, :8], [rows - 1], at[:, :8] < 6)
+            change = (forward(ids[:, 6:], at[:, 6:], [rows - 1]) - plain.logits[:, 6:]).abs().max() / (1 + plain.logits.abs().max())
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e: change, why = 1., e
+    if change > torch.finfo(model.dtype).eps ** .5:
+        raise ValueError(f'{type(model).__name__} cannot be batched here: its past is not one key and one value per token and layer') from why
 
 # %% ../nbs/00a_models.ipynb #prefix-cache
 class PrefixCache:
@@ -230,7 +235,7 @@ class PrefixCache:
     ): self.budget, self.used, self.made, self.kept, self.index = budget, 0, 0, OrderedDict(), {}
 
     def put(self, ids, marks, read):
-        "Keep what `read()` returns for all prefixes ids[:m] of which the last token is still to be computed."
+        "Keep the keys and values that `read()` returns, for all prefixes ids[:m]; they lack the last token of the longest."
         code = np.asarray(ids, np.int32).tobytes()
         keys = [code[:4*m] for m in marks]
         if not self.budget or keys[-1] in self.index: return
@@ -244,7 +249,7 @@ class PrefixCache:
                 if self.index.get(key) == number: del self.index[key]
 
     def find(self, ids, marks):
-        "Keys and values of the longest known prefix, up to its last token but one, and how many positions that is."
+        "Keys and values of the longest known prefix but for its last token, and how many positions that is."
         code = np.asarray(ids, np.int32).tobytes()
         for m in reversed(marks):
             if (number := self.index.get(code[:4*m])) is None: continue
@@ -252,86 +257,29 @@ class PrefixCache:
             return self.kept[number][0][:, :m-1], m - 1
         return None, 0
 
-# %% ../nbs/00a_models.ipynb #row
+# %% ../nbs/00a_models.ipynb #engine
 @dataclass(eq=False)
 class _Row:
-    "A chain in flight: tokens known so far, where its steps end, and what is asked for."
-    ids: list                # prompt, prefix, then what is written
-    marks: list              # lengths of `ids` at the end of the prompt and of each step
-    future: asyncio.Future   # gets the answer
-    request: Request = None  # what to write,
-    answers: tuple = ()      # or tokens to be scored as the continuation
+    "A chain in flight: the tokens known so far, where its steps end, and what is asked for."
+    ids: list              # prompt, prefix, then what is written
+    marks: list            # lengths of `ids` at the end of the prompt and of each step
+    future: object         # gets the answer
+    request: Request = None # what to write,
+    answers: tuple = ()    # or tokens to be scored as the continuation
     steps: list = field(default_factory=list)
 
-# %% ../nbs/00a_models.ipynb #engine
 class Engine:
-    "Continuous batching: rows come and go between two tokens."
-    def __init__(self, forward, text, index, temperature, top_p, max_tokens, context, batch_size, prefix_bytes):
-        self.forward, self.text, self.index, self.temperature, self.top_p = forward, text, index, temperature, top_p
-        self.max_tokens, self.context, self.size, self.prefixes = max_tokens, context, batch_size, PrefixCache(prefix_bytes)
-        self.waiting, self.rows, self.stats = deque(), [], dict(passes=0, generated=0, prompt=0, cached=0)
-        self.last, self.length, self.count, self.limit = np.zeros((4, batch_size), int) # last token, tokens known, tokens of this step, its limit
-        self.u, self.drawn = np.zeros((batch_size, max_tokens)), np.zeros((batch_size, max_tokens, 4))
+    "Rows of one model, waiting and in flight, and how to sample."
+    def __init__(self, name, forward, text, index=0, temperature=.7, top_p=1., max_tokens=512, context=2048, size=128, prefix_bytes=0):
+        self.name, self.forward, self.text, self.index, self.temperature, self.top_p = name, forward, text, index, temperature, top_p
+        self.max_tokens, self.context, self.size, self.prefixes = max_tokens, context, size, PrefixCache(prefix_bytes)
+        self.waiting, self.new, self.rows = deque(), [], []                # rows before, at and after admission
+        self.stats = dict(passes=0, generated=0, prompt=0, cached=0)
+        self.last, self.length = np.zeros((2, size), int)                  # last token, tokens known
+        self.count, self.limit = np.zeros((2, size), int)                  # tokens of this step, and how many it may have
+        self.u, self.drawn = np.zeros((size, max_tokens)), np.zeros((size, max_tokens, 4)) # random numbers; token, logit, prob, rank
 
-    def turn(self):
-        "Admit, write one token in every row, settle the rows whose step may have ended."
-        _admit(self)
-        n, torch = len(self.rows), self.forward.torch
-        if not n: return
-        logits = self.forward(self.last[:n, None], self.length[:n, None] - 1, slice(0, n))[:, -1].double()
-        u = torch.from_numpy(self.u[np.arange(n), self.count[:n]]).to(logits.device)
-        tokens = draw_tokens(logits, u, self.temperature, self.top_p)
-        drawn = torch.cat((tokens[None].double(), confidences(logits, tokens))).cpu().numpy().T # [row, 4]; the only transfer
-        _finite(drawn[:, 1])
-        self.drawn[np.arange(n), self.count[:n]], self.last[:n] = drawn, drawn[:, 0]
-        self.length[:n] += 1
-        self.count[:n] += 1
-        over = self.text.closing[self.last[:n]] | (self.count[:n] == self.limit[:n])
-        for slot in np.flatnonzero(over)[::-1]: _settle(self, int(slot))
-        self.stats['passes'], self.stats['generated'] = self.stats['passes'] + 1, self.stats['generated'] + n
-
-    def leave(self, slot):
-        "Take a row out; the last one moves into its place."
-        row, end = self.rows[slot], len(self.rows) - 1
-        self.prefixes.put(row.ids, row.marks, lambda: self.forward.cache.read(slot, row.marks[-1] - 1))
-        if slot < end:
-            for a in (self.last, self.length, self.count, self.limit, self.u, self.drawn): a[slot] = a[end]
-            self.forward.cache.move(end, slot, self.length[end] - 1)
-            self.rows[slot] = self.rows[end]
-        self.rows.pop()
-        if not row.future.done(): row.future.set_result(tuple(row.steps))
-
-# %% ../nbs/00a_models.ipynb #settle
-def _finite(logits):
-    if not np.isfinite(logits).all(): raise FloatingPointError('the model returned logits that are not finite: try dtype="float32", or check its weights')
-
-def _begin(engine, slot):
-    "Start the next step of a row; False where the context is full."
-    row = engine.rows[slot]
-    room = min(engine.max_tokens, engine.context - len(row.ids))
-    if room <= 0: return bool(row.steps.append(Step('', engine.index, 'length', prompt=len(row.ids))))
-    engine.last[slot], engine.length[slot], engine.count[slot], engine.limit[slot] = row.ids[-1], len(row.ids), 0, room
-    engine.u[slot, :room] = uniforms(row.request.seed(len(row.steps)), room)
-    return True
-
-def _settle(engine, slot):
-    "Turn the tokens of a row into a Step if it has ended, and go on to the next one or leave."
-    row, request, n = engine.rows[slot], engine.rows[slot].request, engine.count[slot]
-    drawn = engine.drawn[slot, :n]
-    ids = tuple(drawn[:, 0].astype(int).tolist())
-    text, ended, ends = engine.text.parse(ids)
-    finish = 'stop' if ids[-1] in engine.text.eos else 'step' if ended else 'length' if n == engine.limit[slot] else None
-    if finish is None: return
-    top, prob = six_digits(drawn[:, 1:3].T).tolist()
-    rank = drawn[:, 3].astype(int).tolist()
-    step = Step(text, engine.index, finish, ids, ends, tuple(prob), tuple(rank), tuple(top), len(ids), len(row.ids))
-    row.steps.append(step)
-    row.ids += ids
-    row.marks.append(len(row.ids))
-    more = request.to_end and not step.final and len(request.steps) + len(row.steps) < request.max_steps
-    if not (more and _begin(engine, slot)): engine.leave(slot)
-
-# %% ../nbs/00a_models.ipynb #admit
+# %% ../nbs/00a_models.ipynb #prefill
 def _batches(lengths, most):
     "Cut indices into batches of similar lengths: little padding, no more than `most` tokens with it."
     batch, order = [], np.argsort(lengths, kind='stable')[::-1]
@@ -340,80 +288,142 @@ def _batches(lengths, most):
         batch.append(int(i))
     if batch: yield batch
 
-def _spread(engine, slots, tokens, starts, **kwargs):
-    "One forward pass over token lists of several lengths, padded."
+def _spread(engine, places, tokens, starts, **kwargs):
+    "One forward pass over token lists of several lengths, each from its own start."
     at = np.arange(max(map(len, tokens)))[None].repeat(len(tokens), 0)
     real = at < np.array([len(t) for t in tokens])[:, None]
     ids = np.zeros(at.shape, int)
     ids[real] = np.concatenate(tokens)
     engine.stats['passes'] += 1
-    return engine.forward(ids, (at + np.array(starts)[:, None]) * real, slots, real, **kwargs)
+    return engine.forward(ids, (at + np.array(starts)[:, None]) * real, places, real, **kwargs)
 
 def _prefill(engine, rows, first):
-    "Compute what no earlier row has left behind of the rows from place `first` on; the last token of each is left to its first turn."
-    done = []
-    for slot, row in enumerate(rows, first):
+    "Compute what no earlier row has left behind of the rows from place `first` on, but for the last token of each."
+    todo = []
+    for place, row in enumerate(rows, first):
         kv, n = engine.prefixes.find(row.ids, row.marks)
-        if n: engine.forward.cache.write(slot, kv)
-        done.append(n)
+        if n: engine.forward.cache.write(place, kv)
+        if row.ids[n:-1]: todo.append((place, row.ids[n:-1], n))
         engine.stats['prompt'], engine.stats['cached'] = engine.stats['prompt'] + len(row.ids), engine.stats['cached'] + n
-    left = [row.ids[n:-1] for row, n in zip(rows, done)]
-    todo = [i for i, ids in enumerate(left) if ids]
-    for batch in _batches([len(left[i]) for i in todo], 8192):
-        batch = [todo[b] for b in batch]
-        _spread(engine, [first + i for i in batch], [left[i] for i in batch], [done[i] for i in batch], brief=True)
+    for batch in _batches([len(ids) for _, ids, _ in todo], 8192): _spread(engine, *zip(*(todo[i] for i in batch)), brief=True)
 
-# %% ../nbs/00a_models.ipynb #admit-rows
-def _read(engine, rows, first):
+# %% ../nbs/00a_models.ipynb #begin
+def _begin(engine, place):
+    "Start the next step of a row; False where the context is full."
+    row = engine.rows[place]
+    room = min(engine.max_tokens, engine.context - len(row.ids))
+    if room <= 0: return bool(row.steps.append(Step('', engine.index, 'length', prompt=len(row.ids))))
+    engine.last[place], engine.length[place], engine.count[place], engine.limit[place] = row.ids[-1], len(row.ids), 0, room
+    engine.u[place, :room] = uniforms(row.request.seed(len(row.steps)), room)
+    return True
+
+def _new_step(engine, row, drawn, full):
+    "The Step that the drawn tokens [token, 4] make; None if it has not ended yet."
+    ids = tuple(drawn[:, 0].astype(int).tolist())
+    text, ended, ends = engine.text.parse(ids)
+    finish = 'stop' if ids[-1] in engine.text.eos else 'step' if ended else 'length' if full else None
+    if finish is None: return None
+    logit, prob = six_digits(drawn[:, 1:3].T).tolist()
+    rank = drawn[:, 3].astype(int).tolist()
+    return Step(text, engine.index, finish, ids, ends, tuple(prob), tuple(rank), tuple(logit), generated=len(ids), prompt=len(row.ids))
+
+# %% ../nbs/00a_models.ipynb #settle
+def _leave(engine, place):
+    "Take a row out and answer its caller."
+    row, end = engine.rows[place], len(engine.rows) - 1
+    engine.prefixes.put(row.ids, row.marks, lambda: engine.forward.cache.read(place, len(row.ids) - 1))
+    if place < end:
+        for a in (engine.last, engine.length, engine.count, engine.limit, engine.u, engine.drawn): a[place] = a[end]
+        engine.forward.cache.move(end, place, engine.length[end] - 1)
+        engine.rows[place] = engine.rows[end]
+    engine.rows.pop()
+    if not row.future.done(): row.future.set_result(tuple(row.steps))
+
+def _settle(engine, place):
+    "Make a Step of a row's tokens if it has ended, and go on to the next one or leave."
+    row, n = engine.rows[place], engine.count[place]
+    step = _new_step(engine, row, engine.drawn[place, :n], full=n == engine.limit[place])
+    if step is None: return
+    row.steps.append(step)
+    row.ids += step.ids
+    row.marks.append(len(row.ids))
+    more = row.request.to_end and not step.final and len(row.request.steps) + len(row.steps) < row.request.max_steps
+    if not (more and _begin(engine, place)): _leave(engine, place)
+
+# %% ../nbs/00a_models.ipynb #score-rows
+def _finite(engine, logits):
+    "FloatingPointError unless all of them are finite numbers."
+    if not np.isfinite(logits).all():
+        raise FloatingPointError(f'{engine.name}: logits that are not finite; try dtype="float32", or check the weights')
+
+def _score_rows(engine, rows, first):
     "Confidences of the answers of prefilled rows, each to its future."
-    torch = engine.forward.torch
+    cache, torch = engine.forward.cache, engine.forward.torch
     for batch in _batches([len(row.answers) for row in rows], max(1, (1 << 24) // engine.text.vocab)):
-        some = [rows[i] for i in batch]
-        logits = _spread(engine, [first + i for i in batch], [[row.ids[-1], *row.answers[:-1]] for row in some], [len(row.ids) - 1 for row in some]).double()
+        some, places = [rows[i] for i in batch], [first + i for i in batch]
+        logits = _spread(engine, places, [[row.ids[-1], *row.answers[:-1]] for row in some], [len(row.ids) - 1 for row in some]).double()
         answers = np.zeros(logits.shape[:2], int)
         for i, row in enumerate(some): answers[i, :len(row.answers)] = row.answers
-        known = confidences(logits, torch.from_numpy(answers).to(logits.device)).cpu().numpy()
-        for i, (place, row) in enumerate(zip(batch, some)):
-            n = len(row.ids) + len(row.answers)
-            engine.prefixes.put([*row.ids, *row.answers], [*row.marks, n], lambda: engine.forward.cache.read(first + place, n - 1))
-            _finite(known[0, i, :len(row.answers)])
-            row.future.set_result(known[:, i, :len(row.answers)])
+        known = confidences(logits, torch.from_numpy(answers).to(logits.device)).cpu().numpy() # [3, row, token]
+        for i, (place, row) in enumerate(zip(places, some)):
+            n, mine = len(row.ids) + len(row.answers), known[:, i, :len(row.answers)]
+            _finite(engine, mine[0])
+            engine.prefixes.put([*row.ids, *row.answers], [*row.marks, n], lambda: cache.read(place, n - 1))
+            row.future.set_result(mine)
 
+# %% ../nbs/00a_models.ipynb #admit
 def _admit(engine):
-    "Drop rows that nobody waits for any more, then let waiting ones in."
-    for slot in reversed([i for i, row in enumerate(engine.rows) if row.future.done()]): engine.leave(slot)
-    new, room = [], engine.size - len(engine.rows)
-    while engine.waiting and len(new) < room:
-        if not (row := engine.waiting.popleft()).future.done(): new.append(row)
-    if not new: return
-    new.sort(key=lambda row: -len(row.ids))
-    prompts = Counter(tuple(row.ids[:row.marks[0]]) for row in new)
-    leads = {prompt: row for row in reversed(new) for prompt in [tuple(row.ids[:row.marks[0]])]}.values() # the longest of each prompt
-    for wave in (list(leads), [row for row in new if row not in leads]):
+    "Drop rows that nobody waits for any more, then let waiting ones in, scoring at once those that are only scored."
+    for place in reversed([i for i, row in enumerate(engine.rows) if row.future.done()]): _leave(engine, place)
+    room, groups = engine.size - len(engine.rows), {}
+    while engine.waiting and len(engine.new) < room:
+        if not (row := engine.waiting.popleft()).future.done(): engine.new.append(row)
+    if not engine.new: return
+    for row in sorted(engine.new, key=lambda row: len(row.ids)): groups.setdefault(tuple(row.ids[:row.marks[0]]), []).append(row)
+    for wave in ([group[-1] for group in groups.values()], [row for group in groups.values() for row in group[:-1]]):
         writers, readers, first = [r for r in wave if r.request], [r for r in wave if not r.request], len(engine.rows)
         _prefill(engine, writers + readers, first)
-        if readers: _read(engine, readers, first + len(writers))
+        if readers: _score_rows(engine, readers, first + len(writers))
         engine.rows += writers
-        for slot, row in enumerate(writers, first):
-            if prompts[tuple(row.ids[:row.marks[0]])] > 1:
-                engine.prefixes.put(row.ids, row.marks, lambda: engine.forward.cache.read(slot, len(row.ids) - 1))
-            _begin(engine, slot)
+        for place, row in enumerate(writers, first):
+            if len(groups[tuple(row.ids[:row.marks[0]])]) > 1: # others wait for its keys
+                engine.prefixes.put(row.ids, row.marks, lambda: engine.forward.cache.read(place, len(row.ids) - 1))
+            _begin(engine, place)
+    engine.new.clear()
+
+# %% ../nbs/00a_models.ipynb #turn
+def _turn(engine):
+    "Admit, write one token in every row, settle the rows whose step may have ended."
+    _admit(engine)
+    n, torch = len(engine.rows), engine.forward.torch
+    if not n: return
+    here = np.arange(n), engine.count[:n]
+    logits = engine.forward(engine.last[:n, None], engine.length[:n, None] - 1, slice(0, n))[:, -1].double()
+    tokens = draw_tokens(logits, torch.from_numpy(engine.u[here]).to(logits.device), engine.temperature, engine.top_p)
+    drawn = torch.cat((tokens[None].double(), confidences(logits, tokens))).cpu().numpy().T # [row, 4]; the only transfer back
+    _finite(engine, drawn[:, 1])
+    engine.drawn[here], engine.last[:n] = drawn, drawn[:, 0]
+    engine.length[:n] += 1
+    engine.count[:n] += 1
+    over = engine.text.closing[engine.last[:n]] | (engine.count[:n] == engine.limit[:n])
+    for place in np.flatnonzero(over)[::-1]: _settle(engine, int(place))
+    engine.stats['passes'], engine.stats['generated'] = engine.stats['passes'] + 1, engine.stats['generated'] + n
 
 # %% ../nbs/00a_models.ipynb #drive
 def _fail(engine, error):
     "Hand an error to everybody who waits."
-    rows = [*engine.rows, *engine.waiting]
-    engine.rows.clear()
-    engine.waiting.clear()
+    rows = [*engine.rows, *engine.new, *engine.waiting]
+    for some in (engine.rows, engine.new, engine.waiting): some.clear()
     for row in rows:
         if row.future.done() or row.future.get_loop().is_closed(): continue
-        row.future.cancel() if isinstance(error, asyncio.CancelledError) else row.future.set_exception(error)
+        if isinstance(error, asyncio.CancelledError): row.future.cancel()
+        else: row.future.set_exception(error)
 
 async def _drive(engine):
     "Turn until nobody waits."
     try:
         while engine.rows or engine.waiting:
-            with engine.forward.torch.inference_mode(): engine.turn()
+            with engine.forward.torch.inference_mode(): _turn(engine)
             await asyncio.sleep(0)
     except BaseException as error:
         _fail(engine, error)
@@ -421,25 +431,18 @@ async def _drive(engine):
 
 async def _answer(backend, ids, marks, **what):
     "Queue a row with the backend's engine and wait for its answer."
-    loop, task = asyncio.get_running_loop(), backend.task
-    row = _Row(list(ids), marks, loop.create_future(), **what)
-    if backend.engine is None: raise RuntimeError(f'{backend.spec.name} is closed')
+    loop, task, engine = asyncio.get_running_loop(), backend.task, backend.engine
+    if engine is None: raise RuntimeError(f'{backend.spec.name} is closed')
     if task is None or task.done() or task.get_loop() is not loop:
-        if task and not task.done() and task.get_loop().is_running(): raise RuntimeError(f'{backend.spec.name} is at work in another event loop')
-        _fail(backend.engine, asyncio.CancelledError())
-        backend.task = loop.create_task(_drive(backend.engine))
-    backend.engine.waiting.append(row)
+        if task and not task.done() and task.get_loop().is_running(): raise RuntimeError(f'{engine.name} is at work in another event loop')
+        _fail(engine, asyncio.CancelledError()) # what a loop that is gone has left behind
+        backend.task = loop.create_task(_drive(engine))
+    row = _Row(list(ids), marks, loop.create_future(), **what)
+    engine.waiting.append(row)
     return await row.future
 
 # %% ../nbs/00a_models.ipynb #load-model
 _WEIGHTS = '*.safetensors', 'pytorch_model*.bin'
-
-def _device(name):
-    "A torch device, the GPU by default where there is one."
-    import torch
-    gpu = torch.cuda.is_available()
-    if str(name).startswith('cuda') and not gpu: raise ValueError(f'device={name!r}: torch sees no GPU here; use device="cpu"')
-    return torch.device(name or ('cuda' if gpu else 'cpu'))
 
 def _folder(name):
     "The folder of a local model, None for a name on the Hub; FileNotFoundError for what is neither."
@@ -449,8 +452,8 @@ def _folder(name):
         if not any(any(path.glob(w)) for w in _WEIGHTS): raise FileNotFoundError(f'{path}: no weights ({" or ".join(_WEIGHTS)})')
         return path
     near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-    hub = not str(name).startswith(('.', '/', '~')) and str(name).count('/') <= 1 and '\\' not in str(name)
-    if not hub or path.is_file(): raise FileNotFoundError(f'no model folder {str(path)!r}{nearest(path.name, near)}')
+    hub = str(name).count('/') <= 1 and not str(name).startswith(('.', '/', '~'))
+    if path.is_file() or not hub or nearest(path.name, near): raise FileNotFoundError(f'no model folder {str(path)!r}{nearest(path.name, near)}')
 
 def _load_model(name):
     "A model from a folder or the Hub, in the precision it is kept in."
@@ -458,117 +461,128 @@ def _load_model(name):
     from transformers.utils import logging
     folder, bar = _folder(name), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    try: return AutoModelForCausalLM.from_pretrained(folder or name, dtype='auto').eval()
+    try: return AutoModelForCausalLM.from_pretrained(folder or name, dtype='auto')
     except (OSError, ValueError) as e:
-        raise FileNotFoundError(f'model {str(name)!r} does not load: neither a folder here nor reachable on the Hugging Face Hub '
-                                f'({str(e).strip().splitlines()[0][:150]})') from e
-    finally: bar and logging.enable_progress_bar()
+        why = str(e).strip().splitlines()[0][:150]
+        raise FileNotFoundError(f'model {str(name)!r} does not load, neither from a folder nor from the Hugging Face Hub: {why}') from e
+    finally:
+        if bar: logging.enable_progress_bar()
 
 # %% ../nbs/00a_models.ipynb #load-tokenizer
-def _load_tokenizer(source):
-    "A tokenizer from a folder or the Hub; checked against its own tokenizer.json, which a class chosen by config.json may override."
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    if not isinstance(source, (str, Path)): return source
-    file = Path(source)/'tokenizer.json'
-    try: tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise FileNotFoundError(f'{source}: no tokenizer there; pass tokenizer=<its folder or name>') from e
-    if file.exists():
-        own = PreTrainedTokenizerFast(tokenizer_file=str(file))
-        if any(tokenizer.encode(t, add_special_tokens=False) != own.encode(t, add_special_tokens=False) for t in _SAMPLES):
-            own.chat_template, own.eos_token = tokenizer.chat_template, tokenizer.eos_token
-            return own
-    return tokenizer
-
 _SAMPLES = 'Ann has 12.50 apples.\n\n3*4=12, so \\boxed{12}', ' x^2  -  7 ', "it's 1,000\n", 'naïve ½'
 
+def _load_tokenizer(source):
+    "A tokenizer from a folder or the Hub, or one that is there already."
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    if not isinstance(source, (str, Path)): return source
+    try: tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as e:
+        raise FileNotFoundError(f'{source}: no tokenizer there; pass tokenizer=<a folder or name that has one>') from e
+    file = Path(source)/'tokenizer.json'
+    if not file.exists(): return tokenizer
+    saved = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    if all(tokenizer.encode(t, add_special_tokens=False) == saved.encode(t, add_special_tokens=False) for t in _SAMPLES): return tokenizer
+    saved.chat_template, saved.eos_token = tokenizer.chat_template, tokenizer.eos_token
+    return saved
+
+# %% ../nbs/00a_models.ipynb #hashes
+def weights_sha256(
+    model # a folder with weights, or a Hugging Face model
+)->str:
+    "Hash of a model's weights."
+    h = hashlib.sha256()
+    if isinstance(model, (str, Path)):
+        for file in sorted(f for w in _WEIGHTS for f in Path(model).glob(w)):
+            with file.open('rb') as stream:
+                while block := stream.read(1 << 20): h.update(block)
+        return h.hexdigest()
+    import torch
+    for name, t in sorted(model.state_dict().items()):
+        h.update(f'{name} {t.dtype} {tuple(t.shape)}'.encode())
+        h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+# %% ../nbs/00a_models.ipynb #grouped-attention
 def _exact_norms(model):
-    "Keep float64 through RMSNorm, which Hugging Face models compute in float32."
+    "Keep float64 through RMSNorm."
     from torch.nn.functional import rms_norm
     for m in model.modules():
         if type(m).__name__.endswith('RMSNorm') and hasattr(m, 'variance_epsilon'):
             m.forward = lambda x, m=m: rms_norm(x, m.weight.shape, m.weight, m.variance_epsilon)
 
-# %% ../nbs/00a_models.ipynb #grouped-attention
 def _grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    "Attention with several query heads per key head that copies no keys: the heads of a group become queries of one head."
+    "Attention of several query heads per key head, without copies of the keys."
     from torch.nn.functional import scaled_dot_product_attention
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    (rows, heads, n, width), groups = query.shape, key.shape[1]
     if attention_mask is None or kwargs.get('position_bias') is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    (rows, heads, n, width), groups = query.shape, key.shape[1]
     mask = attention_mask.repeat(1, 1, heads // groups, 1) if n > 1 else attention_mask
     out = scaled_dot_product_attention(query.reshape(rows, groups, -1, width), key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
 
 def _use_grouped_attention(model):
-    "Put it in the place of the standard attention of a model that has one."
+    "Put it in the place of the standard attention, where a model uses that."
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
     if getattr(model.config, '_attn_implementation', None) != 'sdpa' or not model._can_set_attn_implementation(): return
-    AttentionInterface.register('stepwise', _grouped_attention)
-    AttentionMaskInterface.register('stepwise', sdpa_mask)
-    model.set_attn_implementation('stepwise')
+    AttentionInterface.register('grouped', _grouped_attention)
+    AttentionMaskInterface.register('grouped', sdpa_mask)
+    model.set_attn_implementation('grouped')
 
-# %% ../nbs/00a_models.ipynb #hashes
-def _sha(*parts):
-    h = hashlib.sha256()
-    for part in parts: h.update(part if isinstance(part, bytes) else str(part).encode())
-    return h.hexdigest()
+# %% ../nbs/00a_models.ipynb #check-arguments
+def _check(temperature, top_p, **counts):
+    "ValueError for an argument out of range."
+    if not 0 <= temperature < float('inf'): raise ValueError(f'temperature={temperature}: give a number from 0 (greedy) up')
+    if not 0 < top_p <= 1: raise ValueError(f'top_p={top_p}: give a number above 0, up to 1')
+    for name, n in counts.items():
+        least = int(name != 'prefix_mib')
+        if n < least: raise ValueError(f'{name}={n}: give a number from {least} up')
 
-def weights_sha256(
-    model # a folder with weights, or a Hugging Face model
-)->str:
-    "What the weights are: a hash of the weight files, or of the tensors of a model that was made here."
-    if isinstance(model, (str, Path)):
-        files = sorted(f for w in _WEIGHTS for f in Path(model).glob(w))
-        h = hashlib.sha256()
-        for f in files:
-            with f.open('rb') as stream:
-                while block := stream.read(1 << 20): h.update(block)
-        return h.hexdigest()
+def _device(name):
+    "A torch device, the GPU by default where there is one."
     import torch
-    state = sorted(model.state_dict().items())
-    return _sha(*(p for k, t in state for p in (k, t.dtype, tuple(t.shape), t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())))
+    gpu = torch.cuda.is_available()
+    if str(name).startswith('cuda') and not gpu: raise ValueError(f'device={str(name)!r}: torch sees no GPU here; use device="cpu"')
+    return torch.device(name or ('cuda' if gpu else 'cpu'))
+
+def _dtype(name, device, params):
+    "A torch dtype, by default bfloat16 on a GPU, float64 for small and float32 for large models on a CPU."
+    import torch
+    kind = name or ('bfloat16' if device.type == 'cuda' else 'float64' if params <= 20e6 else 'float32')
+    if isinstance(kind, str): kind = getattr(torch, kind, None)
+    if not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        raise ValueError(f'dtype={name!r}: choose float64, float32, bfloat16 or float16')
+    return kind
 
 # %% ../nbs/00a_models.ipynb #open-model
 def _open(model, tokenizer, dtype, device):
     "Hash of the weights, the model as it will run, and its tokenizer."
-    import torch
     device, named = _device(device), isinstance(model, (str, Path))
-    if not named and tokenizer is None: raise ValueError('a model that is passed as an object needs its tokenizer as well: tokenizer=...')
-    hf = _load_model(model) if named else model.eval()
-    weights = weights_sha256(_folder(model) or hf if named else hf)
-    small = hf.num_parameters() <= 20e6
-    dtype = dtype or ('bfloat16' if device.type == 'cuda' else 'float64' if small else 'float32')
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not (isinstance(kind, torch.dtype) and kind.is_floating_point): raise ValueError(f'dtype={dtype!r}: choose float64, float32, bfloat16 or float16')
+    if not named and tokenizer is None: raise ValueError('a model passed as an object needs its tokenizer as well: tokenizer=...')
+    hf = (_load_model(model) if named else model).eval()
+    weights = weights_sha256(named and _folder(model) or hf)
+    dtype = _dtype(dtype, device, hf.num_parameters())
     hf.to(device)
-    for p in hf.parameters(): p.data = p.data.to(kind) # buffers keep their precision: rotary frequencies need it
-    if kind == torch.float64: _exact_norms(hf)
+    for p in hf.parameters(): p.data = p.data.to(dtype) # buffers keep their precision: rotary frequencies need it
+    if str(dtype) == 'torch.float64': _exact_norms(hf)
     _use_grouped_attention(hf)
     return weights, hf, _load_tokenizer(model if tokenizer is None else tokenizer)
 
 def _ends(model, tokenizer):
-    "Token ids that end a reply."
-    more = model.generation_config.eos_token_id if getattr(model, 'generation_config', None) else None
+    "Token ids that end a reply, the tokenizer's own first."
+    more = getattr(getattr(model, 'generation_config', None), 'eos_token_id', None)
     ids = [tokenizer.eos_token_id, *(more if isinstance(more, (list, tuple)) else [more])]
     return list(dict.fromkeys(i for i in ids if i is not None))
 
 def _context(config, context):
-    "Tokens that a chain may have."
+    "Tokens that a chain may have; ValueError beyond what the model takes."
     most = getattr(config, 'max_position_embeddings', None) or context or 4096
     window, layers = getattr(config, 'sliding_window', None), getattr(config, 'layer_types', None)
     if window and (layers is None or 'sliding_attention' in layers) and window < (context or most):
         raise ValueError(f'this model looks back {window} tokens only: pass context={window} or less')
     if context is not None and not 1 < context <= most: raise ValueError(f'context={context}: the model takes 2 to {most} tokens')
     return context or most
-
-def _check(temperature, top_p, **counts):
-    if not 0 <= temperature < float('inf'): raise ValueError(f'temperature={temperature}: give a number from 0 (greedy) up')
-    if not 0 < top_p <= 1: raise ValueError(f'top_p={top_p}: give a number above 0, up to 1')
-    for name, n in counts.items():
-        if n < (name != 'prefix_mib'): raise ValueError(f'{name}={n}: give a number from {int(name != "prefix_mib")} up')
 
 # %% ../nbs/00a_models.ipynb #write-request
 def _prefix(backend, request):
@@ -582,8 +596,8 @@ def _prefix(backend, request):
 
 def _room(backend, ids, more, what):
     "ValueError unless `more` tokens fit behind `ids`."
-    if len(ids) + more > backend.context:
-        raise ValueError(f'{what}: {len(ids)} prompt tokens and {more} more do not fit the context of {backend.context} tokens of {backend.spec.name}')
+    n = backend.context
+    if len(ids) + more > n: raise ValueError(f'{what}: {len(ids)} prompt tokens and {more} more exceed the context of {n} of {backend.spec.name}')
 
 async def _write(backend, request):
     ids, marks = _prefix(backend, request)
@@ -596,13 +610,13 @@ async def _score(backend, request, step):
     tokens = tuple(backend.text.kept(tuple(step.ids), step.text, step.finish))
     _room(backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}')
     known = await _answer(backend, ids, marks, answers=tokens) if tokens else np.zeros((3, 0))
-    top, prob = six_digits(known[:2]).tolist()
-    return replace(step, ids=tokens, ends=backend.text.parse(tokens)[2], prob=tuple(prob), rank=tuple(known[2].astype(int).tolist()),
-                   max_logit=tuple(top), generated=0, prompt=len(ids) + len(tokens), cached=0)
+    logit, prob = map(tuple, six_digits(known[:2]).tolist())
+    return replace(step, ids=tokens, ends=backend.text.parse(tokens)[2], prob=prob, rank=tuple(known[2].astype(int).tolist()),
+                   max_logit=logit, generated=0, prompt=len(ids) + len(tokens), cached=0)
 
 # %% ../nbs/00a_models.ipynb #choose-request
 async def _choose(backend, messages, options):
-    ids = backend.text.encode(prompt_text(backend.tokenizer, messages))
+    ids = backend.text.encode(prompt_text(backend.text.hf, messages))
     replies = [tuple(backend.text.encode(o)) for o in options]
     for i, a in enumerate(replies):
         _room(backend, ids, len(a), f'option {options[i]!r}')
@@ -616,11 +630,13 @@ async def _choose(backend, messages, options):
 # %% ../nbs/00a_models.ipynb #settings
 def _settings(backend):
     "What this model's draws depend on, as JSON."
-    hf, e = backend.tokenizer, backend.engine
+    sha = lambda text: hashlib.sha256(text.encode()).hexdigest()
+    hf, e = backend.text.hf, backend.engine
     fast = getattr(hf, 'backend_tokenizer', None)
-    return dict(backend='transformers', name=backend.spec.name, weights=backend.weights, tokenizer=_sha(fast.to_str() if fast else sorted(hf.get_vocab().items())),
-                prompt=_sha(prompt_text(hf, chat_prompt('?'))), temperature=float(e.temperature), top_p=float(e.top_p), max_tokens=e.max_tokens,
-                context=e.context, dtype=str(backend.model.dtype).removeprefix('torch.'), draws='philox, inverse transform')
+    return dict(backend='transformers', name=backend.spec.name, weights=backend.weights,
+                tokenizer=sha(fast.to_str() if fast else json.dumps(sorted(hf.get_vocab().items()))), prompt=sha(prompt_text(hf, chat_prompt('?'))),
+                temperature=float(e.temperature), top_p=float(e.top_p), max_tokens=e.max_tokens, context=e.context,
+                dtype=str(e.forward.model.dtype).removeprefix('torch.'), draws='philox, inverse transform')
 
 # %% ../nbs/00a_models.ipynb #transformers-backend
 class TransformersBackend:
@@ -642,20 +658,19 @@ class TransformersBackend:
         device=None,           # "cpu", "cuda"; None = a GPU where there is one
         prefix_mib:int=256     # memory for prefixes that later calls may continue, in MiB
     ):
-        _check(temperature=temperature, top_p=top_p, max_tokens=max_tokens, batch_size=batch_size, prefix_mib=prefix_mib)
-        self.index, self.task = index, None
-        self.weights, self.model, self.tokenizer = _open(model, tokenizer, dtype, device)
-        self.spec = ModelSpec(name or Path(str(getattr(self.model, 'name_or_path', '') or type(self.model).__name__)).name, self.model.num_parameters())
-        self.context = _context(self.model.config, context)
-        eos = _ends(self.model, self.tokenizer)
-        self.text = StepTokenizer(self.tokenizer, eos, self.model.config.vocab_size)
-        self.engine = Engine(Forward(self.model, batch_size), self.text, index, temperature, top_p, max_tokens, self.context, batch_size, prefix_mib << 20)
+        _check(temperature, top_p, max_tokens=max_tokens, batch_size=batch_size, prefix_mib=prefix_mib)
+        self.weights, hf, tokenizer = _open(model, tokenizer, dtype, device)
+        self.spec = ModelSpec(name or Path(hf.name_or_path or type(hf).__name__).name, hf.num_parameters())
+        self.index, self.context, self.task = index, _context(hf.config, context), None
+        self.text = StepTokenizer(tokenizer, _ends(hf, tokenizer), hf.config.vocab_size)
+        self.engine = Engine(self.spec.name, Forward(hf, batch_size), self.text, index, temperature, top_p,
+                             max_tokens, self.context, batch_size, prefix_mib << 20)
 
+    def settings(self): return _settings(self)
     async def write(self, request): return await _write(self, request)
     async def score(self, request, step): return await _score(self, request, step)
     async def choose(self, messages, options): return await _choose(self, messages, options)
-    def settings(self): return _settings(self)
     async def close(self):
         "Give the memory back; whoever still waits gets an error."
         if self.engine: _fail(self.engine, RuntimeError(f'{self.spec.name} was closed'))
-        self.engine = self.model = None
+        self.engine = None

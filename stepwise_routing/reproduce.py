@@ -437,9 +437,9 @@ def _failure(project, job, executed, error):
     ids = [c.get('id') for c in _cells(project.nbs/f'{job.notebook}.ipynb')]
     cell = stuck[0].get('id') if stuck else None
     place = f', cell {ids.index(cell)} ({cell})' if cell in ids else ''
-    name, value = getattr(error, 'ename', type(error).__name__), str(getattr(error, 'evalue', error)).strip()
+    name, value = getattr(error, 'ename', type(error).__name__), ' '.join(str(getattr(error, 'evalue', error)).split())
     if name == 'DeadKernelError': value = 'the kernel died; often the memory ran out'
-    return f'{job.notebook}{place}: {name}: {(value.splitlines() or [""])[0][:500]}'
+    return f'{job.notebook}{place}: {name}: {value[:300]}'
 
 # %% ../nbs/06_reproduce.ipynb #execute
 def _execute(project, job, folder, bar=False):
@@ -657,8 +657,9 @@ def readme(
     text, _ = MarkdownExporter(config=hidden).from_notebook_node(notebook)
     def include(m):
         path = project.nbs/m[1]
-        return path.read_text('utf-8').strip() if path.is_file() else f'*({m[1].removeprefix("../")} is not there yet)*'
-    text = re.sub(r'<!-- include: (\S+) -->', include, text)
+        if not path.is_file(): return f'*({m[1].removeprefix("../")} is not there yet)*'
+        return path.read_text('utf-8').split(m[2] or '\0')[0].strip()
+    text = re.sub(r'<!-- include: (\S+)(?: up to: (.+?))? -->', include, text)
     return re.sub(r'(?<=[("\'])\.\./', '', text).strip() + '\n' # paths from nbs/ become paths from the root
 
 # %% ../nbs/06_reproduce.ipynb #check
@@ -668,7 +669,7 @@ def check_sync(
     "What is out of step with the notebooks."
     with tempfile.TemporaryDirectory() as tmp:
         copy, package = Project(Path(tmp).resolve()), 'stepwise_routing'
-        for name in ('nbs', package, 'tables', 'settings.ini', 'pyproject.toml', 'README.md'):
+        for name in ('nbs', package, 'tables', 'figures', 'settings.ini', 'pyproject.toml', 'README.md'):
             source = project.root/name
             if source.is_dir(): shutil.copytree(source, copy.root/name, ignore=shutil.ignore_patterns('.*', '__pycache__', 'micro_models'))
             elif source.is_file(): shutil.copy(source, copy.root/name)

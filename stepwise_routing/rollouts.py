@@ -97,7 +97,7 @@ def _scan(file, path):
         if row == 1: settings = record['settings']
         else: index.setdefault(tuple(record['key']), (at, len(line)))
         at += len(line)
-    if torn: warnings.warn(f'{path}, row {torn}: the last line was torn by an interruption; dropped', stacklevel=4)
+    if torn: warnings.warn(f'{path}, row {torn}: the last line was torn by an interruption; dropped', stacklevel=3)
     return settings, index, at
 
 # %% ../nbs/02_rollouts.ipynb #lock

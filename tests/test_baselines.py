@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 from stepwise_routing import baselines as B
 from stepwise_routing.baselines import (COLUMNS, STEER, LargeOnly, Mixture, OracleRouter, RandomRouter, SmallOnly, choose_threshold, cost_matched,
                                         escalation_times, fit_mixture, fit_steer, grid_search, is_degenerate, mixing_line, oracle_frontier,
-                                        oracle_times, outcome_grid, outcome_rows, random_frontier, random_outcome, replay, replay_methods, save_rows, toy_table, walk_outcome)
+                                        oracle_times, outcome_grid, outcome_rows, random_frontier, random_outcome, replay, replay_methods, save_rows, toy_table, walk_methods, walk_outcome)
 
 READINGS = 'append', 'regenerate'
 
@@ -253,6 +253,50 @@ def test_grid_search_reports_the_whole_grid():
         assert (a, c) == (o['correct'].mean(), o['paper_flops'].mean())
     assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02) and grid.threshold == B.THRESHOLDS[grid.chosen]
     assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
+
+# ---- walks --------------------------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope='module')
+def world(tmp_path_factory):
+    "Three splits of toy problems, their outcome tables and the tree they came from."
+    from toy import toy_backends, toy_problems
+    from stepwise_routing.rollouts import RolloutStore, RoutingTree, collect_rollouts, outcome_table, tree_settings
+    problems, backends = {s: toy_problems(40, i) for i, s in enumerate(('train', 'calibration', 'test'))}, toy_backends(end=.15)
+    with RolloutStore(tmp_path_factory.mktemp('store')/'toy.jsonl', tree_settings('toy', backends)) as store:
+        tree = RoutingTree(backends, store)
+        collect_rollouts([p for ps in problems.values() for p in ps], tree)
+        yield problems, {s: outcome_table(p, tree, s) for s, p in problems.items()}, tree
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('threshold', [0., .3, .7, 1.])
+def test_walks_and_replays_agree_exactly(world, on_escalate, threshold):
+    from stepwise_routing.rollouts import walk
+    problems, tables, tree = world
+    table = tables['test']
+    routers = SmallOnly(), LargeOnly(), RandomRouter(on_escalate=on_escalate), OracleRouter.of(table, on_escalate), fit_steer(tables['train'], on_escalate=on_escalate)
+    for router in routers:
+        got, want = walk_outcome(walk(problems['test'], router, threshold, tree), tree.specs), replay(router, table, threshold)
+        for k in got: assert (got[k] == want[k]).all(), (router.name, k)
+
+def test_steer_next_walks_and_pays_for_reading(world):
+    from stepwise_routing.rollouts import walk
+    problems, tables, tree = world
+    steer = fit_steer(tables['train'], 'next')
+    still = walk_outcome(walk(problems['test'], steer, 0., tree), tree.specs)
+    assert (still['correct'] == replay(SmallOnly(), tables['test'], 0.)['correct']).all() and still['large_steps'].sum() == 0
+    walks = walk(problems['test'], steer, .7, tree)
+    read = [c for w in walks for c in w.calls if c.kind == 'score']
+    assert read and all(c.model == 0 and c.generated == 0 and c.prompt > c.cached for c in read)
+    assert any('10' in w.path for w in walks), 'per step: back to the small model'
+
+def test_walk_methods_choose_on_calibration_and_report_on_test(world):
+    problems, tables, tree = world
+    few = dict(problems, calibration=problems['calibration'][:20])
+    rows, grid = walk_methods(fit_steer(tables['train'], 'next'), few, tables, tree)
+    assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 11)
+    assert {r[3] for r in rows} == {grid.threshold} and [r[5] for r in rows] == [p.id for p in problems['test']]
+    every, same = walk_methods(fit_steer(tables['train'], 'next'), few, tables, tree, thresholds='all')
+    assert same == grid and len(every) == 11*40 and [r for r in every if r[4]] == rows
+    with pytest.raises(ValueError, match='holds other problems than these'): walk_methods(fit_steer(tables['train'], 'next'), dict(few, test=problems['train']), tables, tree)
 
 # ---- files and imports --------------------------------------------------------------------------------------------------------------
 def test_rows_round_trip_and_are_the_same_bytes(tmp_path):

@@ -127,7 +127,8 @@ def test_first_wrong_takes_any_text(text, seed):
     assert M.first_wrong(problem, [text]) in (0, -1)
 
 def test_hostile_equations_are_wrong_and_quick():
-    for bad in ('9' * 5000 + '=1', '((((' * 900 + '1=1', '1/0=1', '5%0=0', '2**99999999=1', '007=7', '1=2=1', '3*4=13'): assert not M.equations_hold(bad)
+    bads = ('9' * 5000 + '=1', '((((' * 900 + '1=1', '1/0=1', '5%0=0', '2**99999999=1', '007=7', '1=2=1', '3*4=13')
+    for bad in bads: assert not M.equations_hold(bad)
     assert M.equations_hold('no equation at all')
 
 def test_splits_share_no_question_and_none_is_trained_on():
@@ -191,7 +192,7 @@ def test_tokenizer_survives_autotokenizer(tokenizer, tmp_path):
     from transformers import AutoTokenizer
     M.save_micro(M.new_model(M.SHAPES['tiny'], tokenizer), tokenizer, tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
-    texts = [''.join(t for t, _ in d) for d in docs(M.MIXES['large'], 200)] + ['Ünïcödé \n\n\n x', '7.\n\n8', "it's\r\n\r\n"]
+    texts = [''.join(t for t, _ in d) for d in docs(M.MIXES['large'], 60)] + ['Ünïcödé \n\n\n x', '7.\n\n8', "it's\r\n\r\n"]
     for t in texts:
         assert again.encode(t) == tokenizer.encode(t)
         assert again.decode(again.encode(t)) == t
@@ -201,7 +202,7 @@ def test_tokenizer_survives_autotokenizer(tokenizer, tmp_path):
     assert again.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == M._chat(turns)
 
 def test_parts_are_encoded_as_the_whole(tokenizer):
-    for doc, (ids, learn) in zip(ds := docs(M.MIXES['large'], 300, 5), M.encode_documents(tokenizer, ds)):
+    for doc, (ids, learn) in zip(ds := docs(M.MIXES['large'], 120, 5), M.encode_documents(tokenizer, ds)):
         assert ids == tokenizer.encode(''.join(t for t, _ in doc)) and len(learn) == len(ids)
 
 def test_batches_are_deterministic_and_padded_right(tokenizer):
@@ -226,6 +227,7 @@ def test_interrupted_training_ends_with_the_same_weights(tmp_path):
     other = weights(M.train_micro('tiny', tmp_path/'c', **RUN | dict(seed=1)))
     assert not all(torch.equal(whole[k], other[k]) for k in whole)
     with pytest.raises(ValueError, match='other settings'): M.train_micro('tiny', tmp_path/'a', **RUN | dict(seed=1))
+    with pytest.raises(ValueError, match='fill no batch'): M.train_micro('tiny', tmp_path/'e', **RUN | dict(chunk=1))
     with pytest.raises(ValueError, match="did you mean 'small'"): M.train_micro('smal', tmp_path/'d')
 
 def test_training_learns(tmp_path):
@@ -257,10 +259,10 @@ def test_shipped_models_solve_problems_greedily(which):
     torch.set_num_threads(1)
     model, tok = AutoModelForCausalLM.from_pretrained(M.micro_path(which)), AutoTokenizer.from_pretrained(M.micro_path(which))
     assert tok.get_vocab() == M.micro_tokenizer().get_vocab()
-    problems, right = M.micro_problems('micro-gsm', 'train', 12), 0
+    problems, right = M.micro_problems('micro-gsm', 'train', 10), 0
     for p in problems:
         text = tok.apply_chat_template(chat_prompt(p.question), tokenize=False, add_generation_prompt=True)
         ids = torch.tensor([tok.encode(text)])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False)
         right += extract_boxed(tok.decode(out[0, ids.shape[1]:])) == p.answer
-    assert right >= (6 if which == 'small' else 9)
+    assert right >= (5 if which == 'small' else 8)

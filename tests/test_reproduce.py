@@ -95,7 +95,7 @@ def test_a_failing_notebook_ends_with_one_line_and_status_1_and_can_be_mended(tm
     done = run(project, 'reproduce', '--profile', 'fast', '--run-id', 'r')
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
-    assert line.startswith('stepwise-routing: 03_fails, cell 2 (cell-2): ValueError: no such (executed copy and log.txt in runs/r; continue with:')
+    assert line.startswith('stepwise-routing: 03_fails, cell 2 (cell-2): ValueError: no such thing (executed copy and log.txt in runs/r; continue with:')
     assert 'Traceback' not in done.stderr
     assert 'no such\nthing' in (project.runs/'r/log.txt').read_text()
     manifest = R.Manifest.load(project.runs/'r')

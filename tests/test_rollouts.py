@@ -1,4 +1,4 @@
-import asyncio, json, os, random, signal, subprocess, sys, time, warnings
+import asyncio, json, os, random, signal, subprocess, sys, time, warnings, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -485,6 +485,7 @@ def test_table_is_the_same_after_any_history(tmp_path):
     table = OutcomeTable.load(tmp_path/'out'/'whole.npz')
     table.save(tmp_path/'again.npz')
     assert (tmp_path/'again.npz').read_bytes() == whole
+    with zipfile.ZipFile(tmp_path/'again.npz') as z: assert {i.date_time for i in z.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     assert (type(table.split), type(table.models), type(table.params[0])) == (str, tuple, float) and table.features[0] == 'score_logit'
 
 @quiet

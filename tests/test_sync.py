@@ -1,5 +1,5 @@
 "Notebooks, modules and README say the same; and the check notices when they do not."
-import json, re, shutil
+import json, re, shutil, subprocess, sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = R.Project(ROOT)
 
 def copy(to):
-    for name in ('nbs', 'stepwise_routing', 'tables'):
+    for name in ('nbs', 'stepwise_routing', 'tables', 'figures'):
         if (ROOT/name).is_dir(): shutil.copytree(ROOT/name, to/name, ignore=shutil.ignore_patterns('__pycache__', '.*', 'micro_models'))
     for name in ('settings.ini', 'pyproject.toml', 'README.md'): shutil.copy(ROOT/name, to/name)
     return R.Project(to)
@@ -28,9 +28,9 @@ def test_each_way_of_falling_out_of_step_is_named(tmp_path):
 def test_the_readme_is_the_index_with_the_published_table(tmp_path):
     clone = copy(tmp_path)
     (clone.root/'tables').mkdir(exist_ok=True)
-    (clone.root/'tables/table1.md').write_text('| some | other | table |\n', 'utf-8')
+    (clone.root/'tables/table1.md').write_text('| some | other | table |\n\n**What Table 1 leaves out**\n\nmuch', 'utf-8')
     text = R.readme(clone)
-    assert '| some | other | table |' in text and 'include:' not in text and '](../' not in text
+    assert '| some | other | table |' in text and 'leaves out' not in text and 'include:' not in text and '](../' not in text
     assert R.readme(clone) == text
 
 def test_readme_links_lead_somewhere():
@@ -43,6 +43,14 @@ def test_the_readme_names_the_two_commands_and_what_stands_behind_them():
     assert 'make reproduce' in text and 'make test' in text
     for command in ("install -e '.[dev]' -c constraints.txt", 'stepwise-routing reproduce --profile micro', 'stepwise-routing test'):
         assert command in text and command in make
+
+def test_the_library_example_of_the_readme_runs(tmp_path):
+    code = re.findall(r'```python\n(.*?)```', (ROOT/'README.md').read_text('utf-8'), re.S)
+    assert len(code) == 1
+    *body, last = code[0].strip().splitlines()
+    done = subprocess.run([sys.executable, '-c', '\n'.join([*body, f'print({last.split(" #")[0]})'])], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\[(\('[01]+', (True|False)\)(, )?){4}\]", done.stdout.strip())
 
 def requirement_lines():
     "name -> the pinned versions, by Python version"

@@ -1,0 +1,421 @@
+"The engine against plain forward passes of the same model, whatever shares the batch; and every way a step can end."
+import asyncio, random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+torch = pytest.importorskip('torch')
+from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, load_problems, run_async
+from stepwise_routing.micro import micro_path
+from stepwise_routing.models import PrefixCache, Request, StepTokenizer, TransformersBackend, confidences, draw_tokens, six_digits, step_text, uniforms
+from stepwise_routing.models import prompt_text, weights_sha256
+
+torch.set_num_threads(1)
+PROBLEM = Problem('toy', '1', 'How many?', '7')
+
+# toy tokenizers and models
+
+def bytes_tokenizer(*more, template=None):
+    "One token a byte, and the given strings as tokens of their own; <end> ends a reply."
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    t = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    t.add_special_tokens(['<end>'])
+    t.add_tokens([AddedToken(m, normalized=False) for m in more])
+    hf = PreTrainedTokenizerFast(tokenizer_object=t, eos_token='<end>')
+    hf.chat_template = template or '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}> '
+    return hf
+
+class Scripted(torch.nn.Module):
+    "A language model whose logits depend on the position only: row p of a table."
+    dtype, device, name_or_path = torch.float64, torch.device('cpu'), ''
+    def __init__(self, table):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.as_tensor(table, dtype=torch.float64))
+        self.config = SimpleNamespace(vocab_size=self.table.shape[1], max_position_embeddings=len(table))
+    def num_parameters(self): return self.table.numel()
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=True):
+        from transformers import DynamicCache
+        if past_key_values is None: past_key_values, position_ids = DynamicCache(), torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        past_key_values.update(*[input_ids[:, None, :, None].double()] * 2, 0)
+        return SimpleNamespace(logits=self.table[position_ids], past_key_values=past_key_values)
+
+PIECES = ['.\n\n', '\n\n', 'a', ' ', '\n', r'\boxed{7}', 'é']
+
+def scripted(*pieces, **kwargs):
+    "A backend that writes these pieces one after another ('<end>' ends the reply), and its tokenizer."
+    hf = bytes_tokenizer(*PIECES)
+    start = len(hf.encode(prompt_text(hf, chat_prompt(PROBLEM.question)), add_special_tokens=False))
+    table = np.zeros((start + 40, len(hf)))
+    for i, piece in enumerate(pieces): table[start - 1 + i, hf.convert_tokens_to_ids(piece)] = 99
+    table[start - 1 + len(pieces):, hf.convert_tokens_to_ids('a')] = 99
+    return TransformersBackend(Scripted(table), hf, **kwargs), start
+
+def tiny(kind, **more):
+    "A random model of an architecture, and a byte tokenizer for it."
+    import transformers as t
+    torch.manual_seed(0)
+    size = dict(vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, max_position_embeddings=512, **more)
+    if kind == 'gpt2': config = t.GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=4, n_positions=512)
+    else: config = dict(qwen2=t.Qwen2Config, llama=t.LlamaConfig, neox=t.GPTNeoXConfig, mistral=t.MistralConfig)[kind](**size)
+    model = t.AutoModelForCausalLM.from_config(config).eval()
+    for p in model.parameters(): p.data *= 3 # from nearly uniform to opinionated
+    return model
+
+def gather(*coroutines):
+    async def all_(): return await asyncio.gather(*coroutines)
+    return run_async(all_())
+
+def plain(model, ids, tokens):
+    "Largest logit, probability and rank of each token, by one pass of a Hugging Face model."
+    with torch.no_grad(): z = model(input_ids=torch.tensor([[*ids, *tokens]])).logits[0, len(ids)-1:-1].double()
+    p = z.softmax(-1)[torch.arange(len(tokens)), list(tokens)]
+    return z.amax(-1).tolist(), p.tolist(), [1 + int((row > row[t]).sum()) for row, t in zip(z, tokens)]
+
+# the micro pair: as a reader of the package meets it
+
+@pytest.fixture(scope='module')
+def problems(): return load_problems('micro-gsm', 'test', 6)
+
+@pytest.fixture(scope='module')
+def engines():
+    "The small model, with several batch sizes and memories for prefixes (the last one too small for most)."
+    made = [TransformersBackend(micro_path('small'), name='small', batch_size=n, max_tokens=60, context=400, prefix_mib=m) for n, m in ((1, 0), (3, 64), (16, 1))]
+    made[2].engine.prefixes = PrefixCache(10**5)
+    return made
+
+def seeds(problem, sample, n=0): return lambda i: edge_seed(problem.benchmark, problem.id, sample, '0' * (n + i), 0)
+
+async def one_by_one(backend, problem, sample, pauses=iter(int, 1), steps=(), most=8):
+    steps = tuple(steps)
+    while len(steps) < most and not (steps and steps[-1].final):
+        for _ in range(next(pauses)): await asyncio.sleep(0)
+        steps += await backend.write(Request(problem, steps, seeds(problem, sample, len(steps))))
+    return steps
+
+@pytest.fixture(scope='module')
+def alone(engines, problems):
+    "Every chain written alone, one step a call, nothing remembered."
+    return {(p.id, s): run_async(one_by_one(engines[0], p, s)) for p in problems for s in range(2)}
+
+def test_confidences_are_those_of_a_plain_forward_pass(alone, problems, engines):
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(micro_path('small')).double().eval()
+    for m in model.modules(): # RMSNorm as written, but in float64
+        if type(m).__name__ == 'Qwen2RMSNorm': m.forward = lambda x, m=m: m.weight * x / (x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon).sqrt()
+    checked = 0
+    for p in problems:
+        ids = list(engines[0].text.prompt(p.question))
+        for step in alone[p.id, 0]:
+            top, prob, rank = plain(model, ids, step.ids)
+            np.testing.assert_allclose(step.max_logit, top, rtol=1e-5)
+            np.testing.assert_allclose(step.prob, prob, rtol=1e-5)
+            assert (list(step.rank), step.prompt, step.generated) == (rank, len(ids), len(step.ids))
+            ids += step.ids
+            checked += len(step.ids)
+    assert checked > 100
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.data())
+def test_a_step_does_not_depend_on_what_shares_its_batch(engines, problems, alone, data):
+    backend = engines[data.draw(st.integers(0, 2), label='engine')]
+    jobs = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.sampled_from(['end', 'steps', 'middle', 'score'])), min_size=1, max_size=10), label='jobs')
+    r = data.draw(st.randoms(use_true_random=False))
+    async def job(i, sample, kind):
+        p, known = problems[i], alone[problems[i].id, sample]
+        for _ in range(r.randrange(9)): await asyncio.sleep(0)
+        at = r.randrange(len(known))
+        if kind == 'steps': return await one_by_one(backend, p, sample, iter(lambda: r.randrange(4), -1)) == known
+        if kind == 'score':
+            s = await backend.score(Request(p, known[:at]), known[at])
+            return (s.ids, s.ends, s.prob, s.rank, s.max_logit, s.generated) == (known[at].ids, known[at].ends, known[at].prob, known[at].rank, known[at].max_logit, 0)
+        at *= kind == 'middle'
+        return known[:at] + await backend.write(Request(p, known[:at], seeds(p, sample, at), to_end=True, max_steps=8)) == known
+    assert all(gather(*(job(*j) for j in jobs)))
+    assert not backend.engine.rows and not backend.engine.waiting
+
+def test_what_was_remembered_was_used_and_changes_nothing(problems, alone, engines):
+    backend = TransformersBackend(micro_path('small'), max_tokens=60, context=400)
+    assert gather(*(one_by_one(backend, p, 0) for p in problems)) == [alone[p.id, 0] for p in problems]
+    stats, steps = backend.engine.stats, sum(len(alone[p.id, 0]) for p in problems)
+    assert stats['cached'] > .5 * stats['prompt'] and engines[0].engine.stats['cached'] == 0
+    assert stats['generated'] == sum(s.generated for p in problems for s in alone[p.id, 0]) and steps > len(problems)
+
+def test_steps_survive_float32_and_decode_to_their_text(alone, engines):
+    for steps in alone.values():
+        for s in steps:
+            assert tuple(np.array(s.prob, 'f4').tolist()) == s.prob and tuple(np.array(s.max_logit, 'f4').tolist()) == s.max_logit
+            assert engines[0].text.parse(s.ids)[0] == s.text and len(s.ends) == len(s.ids) and s.ends[-1] == len(s.text)
+            assert all('\n\n' not in s.text and s.text == s.text.strip() for s in steps)
+
+def test_one_large_and_one_small_model_in_one_loop(problems, alone, engines):
+    large = TransformersBackend(micro_path('large'), index=1, max_tokens=60)
+    done = []
+    async def go(backend, p):
+        steps = await one_by_one(backend, p, 0)
+        done.append(backend.index)
+        return steps
+    both = gather(*(go(b, p) for p in problems[:4] for b in (large, engines[1])))
+    assert both[1::2] == [alone[p.id, 0] for p in problems[:4]] and {s.model for c in both[::2] for s in c} == {1}
+    assert done != sorted(done) and done != sorted(done, reverse=True) # neither waits for the other
+    mixed = run_async(large.write(Request(problems[0], alone[problems[0].id, 0][:1], to_end=True, max_steps=8)))
+    assert mixed[0].prompt == alone[problems[0].id, 0][0].prompt + alone[problems[0].id, 0][0].generated # its ids were kept
+
+# the engine with other architectures
+
+@pytest.mark.parametrize('kind', ['qwen2', 'llama', 'neox', 'gpt2'])
+def test_any_architecture_with_keys_and_values(kind):
+    model = tiny(kind, **(dict(num_key_value_heads=2) if kind in ('qwen2', 'llama') else {}))
+    hf, oracle = bytes_tokenizer(), tiny(kind, **(dict(num_key_value_heads=2) if kind in ('qwen2', 'llama') else {})).double()
+    backend = TransformersBackend(model, hf, max_tokens=9, batch_size=3)
+    asked = [Problem('toy', str(i), 'x' * (1 + 7 * i), '') for i in range(5)]
+    steps = gather(*(backend.write(Request(p, seed=lambda i, p=p: int(p.id))) for p in asked))
+    for p, (step,) in zip(asked, steps):
+        top, prob, rank = plain(oracle, backend.text.prompt(p.question), step.ids)
+        np.testing.assert_allclose(step.max_logit, top, rtol=1e-5)
+        np.testing.assert_allclose(step.prob, prob, rtol=1e-5)
+        assert list(step.rank) == rank
+
+def test_an_architecture_without_keys_and_values_is_refused():
+    from transformers import MambaConfig, MambaForCausalLM
+    model = MambaForCausalLM(MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(ValueError, match='MambaForCausalLM cannot be batched here'): TransformersBackend(model, bytes_tokenizer())
+
+def test_a_sliding_window_limits_the_context():
+    with pytest.raises(ValueError, match='pass context=64 or less'): TransformersBackend(tiny('mistral', num_key_value_heads=2, sliding_window=64), bytes_tokenizer())
+    assert TransformersBackend(tiny('mistral', num_key_value_heads=2, sliding_window=64), bytes_tokenizer(), context=64).context == 64
+
+def test_the_cache_grows_with_the_chain():
+    backend = TransformersBackend(tiny('llama'), bytes_tokenizer(), max_tokens=40, batch_size=2)
+    asked = [Problem('toy', 'x', 'x' * 90, ''), *(Problem('toy', str(n), 'x' * n, '') for n in range(115, 130))] # around 256 tokens with the prompt
+    for p, (step,) in zip(asked, gather(*(backend.write(Request(p)) for p in asked))):
+        np.testing.assert_allclose(step.prob, plain(tiny('llama').double(), backend.text.prompt(p.question), step.ids)[1], rtol=1e-5)
+    assert len(backend.text.prompt(asked[0].question)) < 256 < len(backend.text.prompt(asked[-1].question)) + 40
+    assert backend.engine.forward.cache.kv.shape[2] == 512
+
+# how a step ends
+
+@pytest.mark.parametrize('pieces, text, finish, n', [
+    (('a', '.\n\n'), 'a.', 'step', 2),                        # the blank line is swallowed by a token
+    (('a', '\n\n'), 'a', 'step', 2),
+    (('a', '\n', '\n'), 'a', 'step', 3),                      # or made of two
+    (('a', '\n', 'a', '\n\n'), 'a\na', 'step', 4),            # one line break ends nothing
+    (('\n\n', '\n', ' ', 'a', '.\n\n'), 'a.', 'step', 5),     # nor do leading blank lines
+    (('<end>',), '', 'stop', 1),
+    (('\n\n', '<end>'), '', 'stop', 2),
+    (('a', ' ', '<end>'), 'a', 'stop', 3),
+    (('a', ' ', 'a'), 'a aaaaa', 'length', 8),
+    (('a',) * 7 + ('.\n\n',), 'aaaaaaa.', 'step', 8),         # the last token allowed ends it
+    (('é', 'a', '\n\n'), 'éa', 'step', 3),
+])
+def test_where_a_step_ends(pieces, text, finish, n):
+    backend, start = scripted(*pieces, max_tokens=8, temperature=0)
+    step, = run_async(backend.write(Request(PROBLEM)))
+    assert (step.text, step.finish, step.generated, step.prompt) == (text, finish, n, start)
+    assert len(step.ids) == len(step.ends) == len(step.prob) == len(step.rank) == len(step.max_logit) == n and set(step.rank) == {1}
+    assert all(a <= b for a, b in zip(step.ends, step.ends[1:])) and step.ends[-1] == len(text)
+
+def test_ends_are_offsets_in_the_stripped_text():
+    backend, _ = scripted('\n\n', ' ', 'a', '\n', 'a', '.\n\n', temperature=0)
+    assert run_async(backend.write(Request(PROBLEM)))[0].ends == (0, 0, 1, 2, 3, 4)
+
+def test_a_boxed_answer_ends_the_chain_and_nothing_else_does():
+    backend, start = scripted('a', '\n\n', 'a', r'\boxed{7}', '\n\n', 'a', '<end>', temperature=0)
+    steps = run_async(backend.write(Request(PROBLEM, to_end=True)))
+    assert [s.text for s in steps] == ['a', r'a\boxed{7}'] and steps[-1].finish == 'step' and [s.prompt for s in steps] == [start, start + 2]
+    backend, _ = scripted(*['a', '\n\n'] * 9, temperature=0)
+    assert len(run_async(backend.write(Request(PROBLEM, to_end=True, max_steps=3)))) == 3
+    assert len(run_async(backend.write(Request(PROBLEM, steps[:1], to_end=True, max_steps=3)))) == 2 # the prefix counts
+
+def test_a_full_context_ends_the_chain():
+    backend, start = scripted(*['a', '\n\n'] * 9, temperature=0)
+    backend.context = backend.engine.context = start + 5
+    steps = run_async(backend.write(Request(PROBLEM, to_end=True)))
+    assert [(s.text, s.finish) for s in steps] == [('a', 'step'), ('a', 'step'), ('a', 'length')]
+    backend.context = backend.engine.context = start + 4
+    steps = run_async(backend.write(Request(PROBLEM, to_end=True)))
+    assert [(s.text, s.finish, s.generated) for s in steps] == [('a', 'step', 2), ('a', 'step', 2), ('', 'length', 0)]
+    assert run_async(backend.write(Request(PROBLEM, steps[:2]))) == steps[2:]
+
+@given(st.text(st.sampled_from('a\n .é'), max_size=12))
+def test_step_text_is_the_first_segment_between_blank_lines(raw):
+    text, ended = step_text(raw)
+    segments = [s.strip() for s in raw.lstrip().split('\n\n')]
+    assert text == segments[0] and ended == (len(segments) > 1)
+
+# prompts and token ids
+
+def test_prompts_come_from_the_chat_template_or_chatml():
+    hf = bytes_tokenizer()
+    assert prompt_text(hf, chat_prompt('1+1?')).endswith('user: 1+1?\n> ')
+    assert prompt_text(hf, [dict(role='user', content='q'), dict(role='assistant', content='so ')]) == 'user: q\n> so '
+    hf.chat_template = None
+    assert prompt_text(hf, [dict(role='user', content='q')]) == '<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n'
+
+def test_ids_are_kept_when_they_are_this_vocabularys_and_made_when_not():
+    text = StepTokenizer(bytes_tokenizer('.\n\n', 'ab'), [256], 259)
+    spelled = tuple(text.encode('a')) + tuple(text.encode('b')) + tuple(text.encode('.\n\n'))
+    assert spelled != tuple(text.encode('ab.\n\n')) and text.kept(spelled, 'ab.', 'step') == spelled
+    assert text.kept((1, 2, 3), 'ab.', 'step') == tuple(text.encode('ab.\n\n')) # ids of another vocabulary
+    assert text.kept((10**6,), 'ab.', 'step') == text.kept((), 'ab.', 'step') == tuple(text.encode('ab.\n\n'))
+    assert text.kept((), 'ab', 'stop') == (*text.encode('ab'), 256) and text.kept((), 'ab', 'length') == tuple(text.encode('ab'))
+
+def test_the_shipped_tokenizer_keeps_digits_apart_and_text_whole():
+    backend = TransformersBackend(micro_path('small'))
+    for text in ('12+345=357.\n\nSo \\boxed{357}', "it's 5%, x^2-1", 'naïve ½ 数'):
+        ids = backend.text.encode(text)
+        assert backend.text.decode(ids) == text and backend.text.encode(backend.text.decode(ids)) == ids
+    assert all(backend.text.widths[i] == 1 for i in backend.text.encode('357'))
+
+def test_a_saved_pre_tokenizer_beats_the_class_that_config_json_asks_for(tmp_path):
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    t = Tokenizer(models.BPE({c: i for i, c in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), '.Ċ', '.ĊĊ', 'ĊĊ', '12'])},
+                             [('.', 'Ċ'), ('.Ċ', 'Ċ'), ('Ċ', 'Ċ'), ('1', '2')]))
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split('.', 'isolated'), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    t.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=t, eos_token='!').save_pretrained(tmp_path)
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=260, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                                 intermediate_size=16, max_position_embeddings=128)).save_pretrained(tmp_path)
+    backend = TransformersBackend(tmp_path)
+    assert backend.text.encode('7.\n\n12') == t.encode('7.\n\n12').ids != []
+
+# sampling
+
+def test_draws_follow_the_model_at_its_temperature():
+    z = np.array([2., 1., 0., -1., .5])
+    hf = bytes_tokenizer()
+    start = len(hf.encode(prompt_text(hf, chat_prompt(PROBLEM.question))))
+    table = np.full((start + 2, len(hf)), -np.inf)
+    table[:, 65:70] = z
+    for temperature, top_p, likely in ((1., 1., 5), (.7, 1., 5), (.7, .8, 2)):
+        backend = TransformersBackend(Scripted(table), hf, temperature=temperature, top_p=top_p, max_tokens=1)
+        drawn = gather(*(backend.write(Request(PROBLEM, seed=lambda i, k=k: k)) for k in range(2000)))
+        tokens = [s.ids[0] - 65 for s, in drawn]
+        p = np.exp(z / temperature) / np.exp(z / temperature).sum()
+        keep = np.argsort(-p)[:likely]
+        expected = np.array([p[i] * (i in keep) for i in range(5)]) / p[keep].sum() * len(tokens)
+        seen = np.bincount(tokens, minlength=5)
+        assert ((seen - expected)[expected > 0]**2 / expected[expected > 0]).sum() < {5: 18.5, 2: 10.9}[likely] # 0.1 % point of chi-square, 4 and 1 degrees
+        assert not seen[expected == 0].any()
+        raw = np.exp(z) / np.exp(z).sum() # confidences are at temperature 1, whatever was sampled
+        assert all(np.isclose(s.prob[0], raw[t], rtol=1e-5) and s.max_logit[0] == 2 and s.rank[0] == 1 + (z > z[t]).sum() for (s,), t in zip(drawn, tokens))
+
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True), st.floats(.05, 3), st.floats(.01, 1))
+def test_a_draw_is_the_inverse_of_the_distribution(z, u, temperature, top_p):
+    z = np.array(z)
+    token = int(draw_tokens(torch.tensor(z)[None], torch.tensor([u], dtype=torch.float64), temperature, top_p)[0])
+    p = np.exp((z - z.max()) / temperature)
+    order = np.argsort(-p, kind='stable')
+    p[order[(np.cumsum(p[order]) - p[order]) >= top_p * p.sum() * (1 + 1e-9)]] = 0
+    edges = np.cumsum(p) / p.sum()
+    assert (edges[token-1] if token else 0) - 1e-6 <= u <= edges[token] + 1e-6
+    assert int(draw_tokens(torch.tensor(z)[None], torch.tensor([u]), 0)[0]) == int(np.argmax(z))
+
+def test_random_numbers_belong_to_seed_and_place():
+    assert uniforms(2**63 - 1, 40)[:7].tolist() == uniforms(2**63 - 1, 7).tolist() and uniforms(1, 3).tolist() != uniforms(2, 3).tolist()
+    many = np.concatenate([uniforms(k, 50) for k in range(200)])
+    assert abs(many.mean() - .5) < .01 and (many >= 0).all() and (many < 1).all()
+
+@given(st.floats(-1e30, 1e30))
+def test_six_digits_are_stable_and_close(x):
+    y = float(six_digits(x))
+    assert np.float32(y) == y and abs(y - x) <= 6e-6 * abs(x) + 1e-37 and float(six_digits(y)) == y
+
+# choosing
+
+def test_choose_is_the_product_over_tokens_renormalised():
+    backend, oracle = TransformersBackend(tiny('qwen2', num_key_value_heads=1), bytes_tokenizer()), tiny('qwen2', num_key_value_heads=1).double()
+    ids = backend.text.encode(prompt_text(backend.text.hf, chat_prompt('?')))
+    for options in (['correct', 'incorrect'], list('0123456789'), ['yes', 'no', 'perhaps']):
+        brute = np.array([np.prod(plain(oracle, ids, backend.text.encode(o))[1]) for o in options])
+        np.testing.assert_allclose(run_async(backend.choose(chat_prompt('?'), options)), brute / brute.sum(), rtol=1e-5)
+    assert backend.engine.stats['cached'] > 0 # the prompt was computed once
+    with pytest.raises(ValueError, match="option '1' begins option '10'"): run_async(backend.choose(chat_prompt('?'), ['1', '10']))
+
+def test_a_step_from_another_vocabulary_is_scored_as_text():
+    backend, oracle = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()
+    step = Step('3+4=7', 1, 'step', ids=(9999, 3), prob=(.5, .5), generated=2)
+    s = run_async(backend.score(Request(PROBLEM, (Step('so', 1, 'step'),)), step))
+    ids = [*backend.text.prompt(PROBLEM.question), *backend.text.encode('so\n\n')]
+    assert s.ids == tuple(backend.text.encode('3+4=7\n\n')) and (s.text, s.model, s.finish, s.generated) == ('3+4=7', 1, 'step', 0)
+    assert s.prompt == len(ids) + len(s.ids)
+    np.testing.assert_allclose(s.prob, plain(oracle, ids, s.ids)[1], rtol=1e-5)
+
+# what goes wrong
+
+def test_an_error_reaches_everybody_and_the_next_call_works(problems, alone, engines):
+    backend = engines[1]
+    def broken(i): raise ZeroDivisionError('no seed')
+    async def go():
+        return await asyncio.gather(*(backend.write(Request(p, seed=s, to_end=True)) for p in problems for s in (seeds(p, 0), broken)), return_exceptions=True)
+    assert all(isinstance(r, ZeroDivisionError) for r in run_async(asyncio.wait_for(go(), 30)))
+    assert run_async(one_by_one(backend, problems[0], 0)) == alone[problems[0].id, 0]
+
+def test_cancelled_requests_make_room(problems, alone, engines):
+    backend = engines[1]
+    async def go():
+        tasks = [asyncio.create_task(one_by_one(backend, p, s)) for s in range(2) for p in problems]
+        for i, t in enumerate(tasks):
+            await asyncio.sleep(0)
+            if i % 2: t.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+    got, known = run_async(go()), [alone[p.id, s] for s in range(2) for p in problems]
+    assert [g for g in got[::2]] == known[::2] and sum(isinstance(g, asyncio.CancelledError) for g in got) >= 5 and not backend.engine.rows
+
+def test_a_loop_that_died_leaves_nothing_behind(problems, alone, engines):
+    backend = engines[1]
+    async def abandon():
+        task = asyncio.create_task(backend.write(Request(problems[0], to_end=True)))
+        for _ in range(5): await asyncio.sleep(0)
+    asyncio.run(abandon())
+    loop = asyncio.new_event_loop() # one that is simply dropped
+    loop.create_task(backend.write(Request(problems[1], to_end=True)))
+    for _ in range(5): loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert run_async(asyncio.wait_for(one_by_one(backend, problems[0], 0), 30)) == alone[problems[0].id, 0]
+
+def test_closing_answers_who_waits(problems):
+    backend = TransformersBackend(micro_path('small'))
+    async def go():
+        task = asyncio.create_task(backend.write(Request(problems[0], to_end=True)))
+        for _ in range(3): await asyncio.sleep(0)
+        await backend.close()
+        return await asyncio.gather(task, backend.write(Request(problems[0])), return_exceptions=True)
+    assert all(isinstance(e, RuntimeError) and 'closed' in str(e) for e in run_async(go()))
+
+def test_settings_name_what_draws_depend_on_and_nothing_else(engines):
+    a, b = [TransformersBackend(micro_path('small'), name='small', **k).settings() for k in (dict(batch_size=2, prefix_mib=1), dict(batch_size=9))]
+    assert a == b and 'batch_size' not in a and len(a['weights']) == 64
+    for change in (dict(temperature=1), dict(top_p=.9), dict(max_tokens=9), dict(context=300), dict(dtype='float32')):
+        assert TransformersBackend(micro_path('small'), name='small', **change).settings() != a
+    model = tiny('llama')
+    sha = weights_sha256(model)
+    model.lm_head.weight.data[0, 0] += 1
+    assert weights_sha256(model) != sha and TransformersBackend(micro_path('large')).settings()['weights'] != a['weights']
+
+def test_bad_arguments_and_missing_files_say_so_in_one_line(tmp_path):
+    model, hf = tiny('llama'), bytes_tokenizer()
+    (tmp_path/'micro-small').mkdir()
+    (tmp_path/'empty').mkdir()
+    model.save_pretrained(tmp_path/'no-tokenizer')
+    model.config.save_pretrained(tmp_path/'no-weights')
+    nan = np.full((200, len(hf)), np.nan)
+    cases = [
+        (dict(temperature=-1), ValueError, 'temperature=-1'), (dict(temperature=float('nan')), ValueError, 'temperature=nan'),
+        (dict(top_p=0), ValueError, 'top_p=0'), (dict(max_tokens=0), ValueError, 'max_tokens=0'), (dict(batch_size=0), ValueError, 'batch_size=0'),
+        (dict(context=10**6), ValueError, 'context=1000000'), (dict(dtype='float99'), ValueError, 'float32'), (dict(tokenizer=None), ValueError, 'tokenizer'),
+        (dict(model=tmp_path/'micro-smal'), FileNotFoundError, "did you mean 'micro-small'"), (dict(model=tmp_path/'empty'), FileNotFoundError, 'no config.json'),
+        (dict(model=tmp_path/'no-weights'), FileNotFoundError, 'no weights'), (dict(model=tmp_path/'no-tokenizer', tokenizer=None), FileNotFoundError, 'no tokenizer')]
+    if not torch.cuda.is_available(): cases.append((dict(device='cuda'), ValueError, 'no GPU'))
+    for change, error, words in cases:
+        with pytest.raises(error) as e: TransformersBackend(**dict(dict(model=model, tokenizer=hf), **change))
+        assert words in str(e.value) and '\n' not in str(e.value)
+    backend = TransformersBackend(model, hf, context=60)
+    with pytest.raises(ValueError, match="problem 'long'.* context of 60"): run_async(backend.write(Request(Problem('toy', 'long', 'x' * 99, ''))))
+    with pytest.raises(FloatingPointError, match='not finite'): run_async(TransformersBackend(Scripted(nan), hf).write(Request(PROBLEM)))
