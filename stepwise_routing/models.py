@@ -120,7 +120,7 @@ def draw_tokens(
     if temperature == 0: return best[:, 0]
     mass = ((logits - top) / temperature).exp_()
     if top_p < 1:
-        ordered, order = mass.sort(-1, descending=True, stable=True)
+        ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         mass = mass.scatter(-1, order, ordered.masked_fill(before >= top_p * ordered.sum(-1, keepdim=True), 0))
     total = mass.cumsum_(-1)
@@ -224,7 +224,7 @@ def _check_cache(forward, rows):
             change = (forward(ids[:, 6:], at[:, 6:], [rows - 1]) - plain.logits[:, 6:]).abs().max() / (1 + plain.logits.abs().max())
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e: change, why = 1., e
     if change > torch.finfo(model.dtype).eps ** .5:
-        raise ValueError(f'{type(model).__name__} cannot be batched here: its past is not one key and one value per token and layer') from why
+        raise ValueError(f'{type(model).__name__} cannot be batched here: its past is not a key and a value per token and layer') from why
 
 # %% ../nbs/00a_models.ipynb #prefix-cache
 class PrefixCache:
@@ -453,7 +453,8 @@ def _folder(name):
         return path
     near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
     hub = str(name).count('/') <= 1 and not str(name).startswith(('.', '/', '~'))
-    if path.is_file() or not hub or nearest(path.name, near): raise FileNotFoundError(f'no model folder {str(path)!r}{nearest(path.name, near)}')
+    hint = nearest(path.name, near)
+    if path.is_file() or hint or not hub: raise FileNotFoundError(f'no model folder {str(path)!r}{hint}')
 
 def _load_model(name):
     "A model from a folder or the Hub, in the precision it is kept in."
@@ -596,8 +597,8 @@ def _prefix(backend, request):
 
 def _room(backend, ids, more, what):
     "ValueError unless `more` tokens fit behind `ids`."
-    n = backend.context
-    if len(ids) + more > n: raise ValueError(f'{what}: {len(ids)} prompt tokens and {more} more exceed the context of {n} of {backend.spec.name}')
+    if len(ids) + more <= backend.context: return
+    raise ValueError(f'{what}: {len(ids)} prompt tokens and {more} more exceed the context of {backend.context} of {backend.spec.name}')
 
 async def _write(backend, request):
     ids, marks = _prefix(backend, request)
@@ -634,9 +635,10 @@ def _settings(backend):
     hf, e = backend.text.hf, backend.engine
     fast = getattr(hf, 'backend_tokenizer', None)
     return dict(backend='transformers', name=backend.spec.name, weights=backend.weights,
-                tokenizer=sha(fast.to_str() if fast else json.dumps(sorted(hf.get_vocab().items()))), prompt=sha(prompt_text(hf, chat_prompt('?'))),
-                temperature=float(e.temperature), top_p=float(e.top_p), max_tokens=e.max_tokens, context=e.context,
-                dtype=str(e.forward.model.dtype).removeprefix('torch.'), draws='philox, inverse transform')
+                tokenizer=sha(fast.to_str() if fast else json.dumps(sorted(hf.get_vocab().items()))),
+                prompt=sha(prompt_text(hf, chat_prompt('?'))), temperature=float(e.temperature), top_p=float(e.top_p),
+                max_tokens=e.max_tokens, context=e.context, dtype=str(e.forward.model.dtype).removeprefix('torch.'),
+                draws='philox, inverse transform')
 
 # %% ../nbs/00a_models.ipynb #transformers-backend
 class TransformersBackend:

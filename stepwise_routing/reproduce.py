@@ -515,7 +515,8 @@ def _begin(plan):
 # %% ../nbs/06_reproduce.ipynb #step
 def _step(plan, job, manifest, bar, log):
     "Run one notebook and enter it into the manifest."
-    facts = dict(fingerprint=job.fingerprint, parameters=job.parameters, started=_now())
+    parameters = json.loads(json.dumps(job.parameters).replace(str(Path.home()), '~')) # a receipt names nobody
+    facts = dict(fingerprint=job.fingerprint, parameters=parameters, started=_now())
     before, start = set(_artefacts(plan.folder)), time.time()
     manifest.record(job.notebook, status='running', **facts)
     bar.begin(job.notebook)
