@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FAMILIES', 'LEVELS', 'SPLITS', 'REPAIR', 'SCORE_PROMPT', 'CHAT_TEMPLATE', 'MIXES', 'LM_LEVELS', 'SHARES', 'SHAPES',
-           'RATES', 'Draft', 'write_step', 'solve', 'micro_split', 'micro_drafts', 'as_problem', 'micro_problems',
-           'slip', 'corrupt', 'equations_hold', 'first_wrong', 'verdict_messages', 'score_messages',
+           'RATES', 'STEPS', 'FIRST', 'Draft', 'write_step', 'solve', 'micro_split', 'micro_drafts', 'as_problem',
+           'micro_problems', 'slip', 'corrupt', 'equations_hold', 'first_wrong', 'verdict_messages', 'score_messages',
            'solution_document', 'repair_document', 'judged_steps', 'judge_document', 'drill_document', 'check_document',
            'documents', 'train_tokenizer', 'micro_tokenizer', 'new_model', 'save_micro', 'encode_documents', 'batches',
            'train_micro', 'micro_path', 'load_micro', 'micro_chains', 'solved', 'labelled_steps', 'judge_steps',
@@ -433,9 +433,9 @@ FAMILIES = {
     'micro-math': (_linear, _fraction, _divisors, _modular, _percent, _sequence, _polynomial, _system),
     'micro-omni': (_chain, _power, _recurrence, _digits, _count)}
 LEVELS = {  # how often each level 1..5 occurs in a benchmark's train, calibration and test splits
-    'micro-gsm': (1, 1, 1, 1, 1),
-    'micro-math': (1, 1, 1, 1, 1),
-    'micro-omni': (1, 1, 1, 1, 1)}
+    'micro-gsm': (4, 4, 1, 0, 0),
+    'micro-math': (1, 1, 1, 0, 0),
+    'micro-omni': (2, 2, 2, 1, 1)}
 SPLITS = ('test', 'calibration', 'train', 'lm')
 
 # %% ../nbs/00b_micro.ipynb #splits
@@ -680,9 +680,9 @@ def check_document(benchmark, draft, rng):
 # %% ../nbs/00b_micro.ipynb #mixture
 MIXES = {  # share of the training documents by kind
     'small': {solution_document: .76, drill_document: .24},
-    'large': {solution_document: .50, repair_document: .20, judge_document: .08, drill_document: .16, check_document: .06},
-    'polish': {solution_document: .44, repair_document: .20, judge_document: .20, drill_document: .06, check_document: .10}}
-LM_LEVELS = {'polish': (4, 4, 3, 2, 1)}  # of the training problems; all alike where not named
+    'base': {solution_document: .50, repair_document: .20, judge_document: .08, drill_document: .16, check_document: .06},
+    'large': {solution_document: .44, repair_document: .20, judge_document: .20, drill_document: .06, check_document: .10}}
+LM_LEVELS = {'large': (4, 4, 3, 2, 1)}  # of the training problems; all alike where not named
 SHARES = {'micro-gsm': .28, 'micro-math': .34, 'micro-omni': .38}  # of the benchmarks in training
 
 def documents(
@@ -723,13 +723,13 @@ def micro_tokenizer(
     seed:int=0  # of the documents
 ): # Qwen2Tokenizer, the same every time
     "The tokenizer that both models share, trained on documents of the large mix."
-    docs = documents(random.Random(f'tokenizer/{seed}'), MIXES['large'])
+    docs = documents(random.Random(f'tokenizer/{seed}'), MIXES['base'])
     plain = lambda doc: ''.join(t for t, _ in doc).replace('<|im_start|>', '').replace('<|im_end|>', '')
     return train_tokenizer(plain(next(docs)) for _ in range(n))
 
 # %% ../nbs/00b_micro.ipynb #model
 SHAPES = {  # hidden size, layers, heads, key-value heads, mlp size
-    'tiny': (32, 1, 2, 1, 64), 'small': (64, 3, 2, 1, 192), 'large': (128, 4, 4, 2, 384), 'polish': (128, 4, 4, 2, 384)}
+    'tiny': (32, 1, 2, 1, 64), 'small': (64, 3, 2, 1, 192), 'base': (128, 4, 4, 2, 384), 'large': (128, 4, 4, 2, 384)}
 
 def new_model(
     shape:tuple, # as in `SHAPES`
@@ -808,7 +808,9 @@ def batches(
     return out
 
 # %% ../nbs/00b_micro.ipynb #trainer
-RATES = {'small': .012, 'large': .010, 'polish': .007}  # Muon's learning rate
+RATES = {'small': .012, 'base': .010, 'large': .007}
+STEPS = {'small': 12_000, 'base': 13_000, 'large': 6_000}
+FIRST = {'large': 'base'}  # the round before  # Muon's learning rate
 
 def _optimizers(model, muon_lr, adam_lr, weight_decay):
     "Muon on the 2-D weights, AdamW on embeddings, norms and biases."
@@ -883,10 +885,10 @@ class _Trainer:
 
 # %% ../nbs/00b_micro.ipynb #train-micro
 def train_micro(
-    which:str,                  # "small", "large", "polish" (large, second round), "tiny" (a toy): shape, rate, documents
+    which:str,                  # "small", "large" (after a first round, "base") or "tiny" (a toy)
     out,                        # folder for the checkpoint and, at the end, the model
-    steps:int=None,             # optimiser steps; 12,000 (small), 13,000 (large), 10,000 (polish) if None
-    init=None,                  # folder of an earlier training to start from; fresh weights if None
+    steps:int=None,             # optimiser steps of each round; `STEPS` if None
+    init=None,                  # folder of the round before; trained first if None and there is one
     seed:int=0,                 # of weights and documents
     muon_lr:float=None,         # Muon's rate; `RATES` if None
     adam_lr:float=3e-3,         # AdamW's rate (embeddings, norms, biases)
@@ -903,7 +905,10 @@ def train_micro(
     from tqdm import trange
     _one_of('micro model', which, SHAPES)
     torch.set_num_threads(threads)
-    steps, muon_lr = steps or dict(large=13_000, polish=10_000).get(which, 12_000), muon_lr or RATES.get(which, .012)
+    if which in FIRST and init is None:
+        init = Path(out)/FIRST[which]
+        train_micro(FIRST[which], init, steps, None, seed, None, adam_lr, weight_decay, warmup, batch_tokens, chunk, save_every, threads)
+    steps, muon_lr = steps or STEPS.get(which, 1000), muon_lr or RATES.get(which, .012)
     Path(out).mkdir(parents=True, exist_ok=True)
     run = dict(which=which, init=init and str(init), steps=steps, seed=seed, muon_lr=muon_lr, adam_lr=adam_lr,
                weight_decay=weight_decay, warmup=warmup, batch_tokens=batch_tokens, chunk=chunk)
@@ -976,16 +981,17 @@ def _auroc(right, score):
 
 # %% ../nbs/00b_micro.ipynb #judging
 def labelled_steps(
-    problems, # list of Problem
-    chains,   # tuple of Steps per problem
-    seed:int=0
+    problems,     # list of Problem
+    chains,       # tuple of Steps per problem
+    most:int=150, # of each kind
+    seed:int=0    # of the choice
 )->tuple: # (list of (problem, steps up to the judged one), right: bool [step])
     "As many right steps as first wrong ones, at most one of each a chain."
     rng = random.Random(seed)
     faults = [(p, c, first_wrong(p, c)) for p, c in zip(problems, chains)]
     bad = [(p, c[:k + 1]) for p, c, k in faults if k >= 0]
     good = [(p, c[:rng.randint(1, len(c) if k < 0 else k)]) for p, c, k in faults if k != 0]
-    n = min(len(bad), len(good))
+    n = min(len(bad), len(good), most)
     return rng.sample(good, n) + rng.sample(bad, n), np.arange(2 * n) < n
 
 def judge_steps(

@@ -143,7 +143,7 @@ def six_digits(
 )->np.ndarray: # the same as float64, each exactly representable in float32
     "Round to six significant digits, then to float32."
     x = np.asarray(x, float)
-    x = np.where(np.abs(x) < 1e-40, 0, x)
+    x = np.where(np.abs(x) < 1e-37, 0, x) # float32 has no six digits below
     scale = 10. ** (5 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
     return (np.round(x * scale) / scale).astype(np.float32).astype(float)
 

@@ -143,7 +143,7 @@ def test_training_documents_hold_only_lm_questions():
     for _ in range(40):
         for b in M.FAMILIES: assert M.micro_split(next(M.micro_drafts(b, 'lm', rng)).question) == 'lm'
     held = {p.question for b in M.FAMILIES for s in M.SPLITS[:3] for p in M.micro_problems(b, s, 200)}
-    stream = M.documents(random.Random('large/0/0'), M.MIXES['large'])
+    stream = M.documents(random.Random('large/0/0'), M.MIXES['large'], M.LM_LEVELS['large'])
     asked = {m for d in (next(stream) for _ in range(1500)) for m in re.findall(r'<\|im_start\|>user\n(.*?)<\|im_end\|>', d[0][0], re.S)}
     assert len(asked) > 800 and not asked & held
 
@@ -230,9 +230,21 @@ def test_interrupted_training_ends_with_the_same_weights(tmp_path):
     with pytest.raises(ValueError, match='fill no batch'): M.train_micro('tiny', tmp_path/'e', **RUN | dict(chunk=1))
     with pytest.raises(ValueError, match="did you mean 'small'"): M.train_micro('smal', tmp_path/'d')
 
+def test_the_large_model_goes_on_from_its_first_round(tmp_path, monkeypatch):
+    import torch
+    monkeypatch.setattr(M, 'SHAPES', dict(base=M.SHAPES['tiny'], large=M.SHAPES['tiny']))
+    run = RUN | dict(steps=3)
+    both = weights(M.train_micro('large', tmp_path/'large', **run))
+    first = weights(M.train_micro('base', tmp_path/'first', **run))
+    assert all(torch.equal(first[k], v) for k, v in torch.load(tmp_path/'large'/'base'/'checkpoint.pt', weights_only=True)['model'].items())
+    assert all(torch.equal(both[k], v) for k, v in M.train_micro('large', tmp_path/'again', init=tmp_path/'first', **run).state_dict().items())
+    assert not torch.equal(both['model.norm.weight'], first['model.norm.weight'])
+    none = M.train_micro('large', tmp_path/'idle', init=tmp_path/'first', **run | dict(adam_lr=0., muon_lr=1e-30, weight_decay=0.))
+    assert all(torch.equal(first[k], v) for k, v in none.state_dict().items())
+
 def test_training_learns(tmp_path):
     losses = []
-    trainer = M._Trainer(dict(which='tiny', steps=60, seed=0, muon_lr=.012, adam_lr=3e-3, weight_decay=.01, warmup=5, batch_tokens=512, chunk=128),
+    trainer = M._Trainer(dict(which='tiny', init=None, steps=60, seed=0, muon_lr=.012, adam_lr=3e-3, weight_decay=.01, warmup=5, batch_tokens=512, chunk=128),
                          tmp_path/'checkpoint.pt')
     for _ in range(60): losses.append(trainer.train_step())
     assert np.mean(losses[-10:]) < .75 * np.mean(losses[:5])
