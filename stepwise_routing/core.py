@@ -161,10 +161,20 @@ def _one_of(what, name, options):
 def run_async(
     coro # a coroutine
 ): # what it returns
-    "Run a coroutine to its end, also where an event loop is already running (Jupyter)."
+    "Run a coroutine to its end, also where an event loop is already running (Jupyter); an interrupt stops it in both."
     try: asyncio.get_running_loop()
     except RuntimeError: return asyncio.run(coro)
-    with ThreadPoolExecutor(1) as pool: return pool.submit(asyncio.run, coro).result()
+    started = queue.Queue()
+    async def main():
+        started.put((asyncio.get_running_loop(), asyncio.current_task()))
+        return await coro
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(asyncio.run, main())
+        try: return future.result()
+        except KeyboardInterrupt: # leaving the pool waits for its thread, so end the work there too
+            loop, task = started.get()
+            if not future.done(): loop.call_soon_threadsafe(task.cancel)
+            raise
 
 # %% ../nbs/00_core.ipynb #key
 def _key(question):

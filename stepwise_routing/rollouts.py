@@ -223,7 +223,8 @@ class RoutingTree:
         self.specs = [ModelSpec(**m['spec']) for m in store.settings['models']]
         self.n_models, self.drawn, self.pending, self.grades = len(self.specs), 0, {}, {}
         if self.n_models > 10: raise ValueError(f'a path has one digit per step, so a tree has at most 10 models; got {self.n_models}')
-        if backends: _check_settings(store.path, store.settings, json.loads(json.dumps(tree_settings(store.settings['benchmark'], backends))))
+        mine = tree_settings(store.settings['benchmark'], backends or [])
+        if backends: _check_settings(store.path, store.settings, json.loads(json.dumps(mine)))
         if any(b.index != i for i, b in enumerate(backends or ())): raise ValueError('the models of a tree need index=0, 1, ... in order')
 
     def key(self, problem, path, model):

@@ -210,3 +210,21 @@ def test_costs_name_what_is_missing():
 def test_import_is_light():
     code = 'import sys; import stepwise_routing.core; print([m for m in ("torch", "numpy", "pandas", "sympy", "transformers", "datasets", "fastcore") if m in sys.modules])'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
+
+
+def test_an_interrupt_in_a_running_loop_ends_the_work():
+    code = '''
+import asyncio, os, signal, threading, time
+from stepwise_routing.core import run_async
+ended = []
+async def long():
+    try: await asyncio.sleep(60)
+    finally: ended.append(True)
+async def cell(): return run_async(long())
+threading.Timer(.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try: asyncio.new_event_loop().run_until_complete(cell())
+except KeyboardInterrupt: print('interrupted', ended)
+'''
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=40)
+    assert done.stdout.strip() == 'interrupted [True]', done.stderr[-300:]
