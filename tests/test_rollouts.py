@@ -514,7 +514,6 @@ def test_no_torch_is_needed():
 def test_table_and_walk_agree_on_the_micro_models(tmp_path):
     from stepwise_routing.core import is_equiv, load_problems, run_async
     from stepwise_routing.micro import load_micro, micro_path
-    if not (micro_path('large')/'model.safetensors').exists(): pytest.skip('the micro models are not trained')
     backends, problems = [load_micro('small'), load_micro('large')], load_problems('micro-math', 'test', 6)
     trees = [RoutingTree(backends, RolloutStore(tmp_path/f'{i}.jsonl', tree_settings('micro-math', backends))) for i in range(2)]
     lives = {(reading, th): walk(problems, Coin(on_escalate=reading), th, trees[0]) for reading in ('append', 'regenerate') for th in (.3, .7)}
