@@ -10,14 +10,14 @@ __all__ = ['THRESHOLDS', 'COLUMNS', 'GRID_COLUMNS', 'Router', 'toy_table', 'Smal
            'grid_rows', 'replay_methods', 'walk_methods', 'take_rows']
 
 # %% ../nbs/04_baselines.ipynb #imports
-import csv, os, warnings
+import csv, io, warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from .core import SPLITS, _digest, _one_of, generation_flops
+from .core import SPLITS, _digest, _one_of, _write, generation_flops
 from .confidence import logit_confidence
 from .rollouts import OutcomeTable
 
@@ -68,14 +68,10 @@ class SmallOnly:
     def table_score(self, table): return np.where(_inside(table), 1., np.nan)
 
 @dataclass(frozen=True)
-class LargeOnly:
-    "Starts with the largest model."
+class LargeOnly(SmallOnly):
+    "Starts with the largest model, and so has nobody to escalate to."
     name: str = 'Large only'
-    mode: str = 'absorbing'
-    on_escalate: str = 'append'
     start: int = 1 # index of the largest model
-    def score(self, states): return np.ones(len(states))
-    def table_score(self, table): return np.where(_inside(table), 1., np.nan)
 
 def _inside(table): return np.arange(table.obs.shape[1]) < table.n_steps[:, None]
 
@@ -165,7 +161,8 @@ def cost_matched(
     unit:str='paper_flops'    # which cost
 )->float: # hazard p
     "The smallest p at which the random router costs this much; with a warning, the nearest one where none does."
-    p, gap = np.linspace(0, 1, 201), lambda x: random_outcome(table, x, on_escalate)[unit].mean(-1) - cost
+    p, spent = np.linspace(0, 1, 201), outcome_grid(table, on_escalate)[unit]
+    gap = lambda x: (_hazard(table.n_steps, spent.shape[1], x)*spent).sum(-1).mean(-1) - cost
     side = gap(p)
     cross, near = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0)), np.abs(side).argmin()
     if np.isclose(cost + side[near], cost, rtol=1e-12): return float(p[near])
@@ -438,11 +435,9 @@ def save_rows(
     columns=COLUMNS  # header
 ):
     "Write rows as CSV, floats exactly, all at once."
-    path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + '.part')
-    lines = [columns, *([_text(x) for x in row] for row in rows)]
-    with open(part, 'w', newline='') as f: csv.writer(f, lineterminator='\n').writerows(lines)
-    os.replace(part, path)
+    text = io.StringIO()
+    csv.writer(text, lineterminator='\n').writerows([columns, *([_text(x) for x in row] for row in rows)])
+    _write(path, text.getvalue())
 
 def grid_rows(
     grids # `Grid`s

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .core import Step
+from .core import Step, _one_of
 
 # %% ../nbs/01_confidence.ipynb #math-pattern
 _MATH = re.compile('|'.join((
@@ -56,7 +56,7 @@ def logprob_confidence(
     outside:str='own'  # a sampled token ranked below `k`: "own" counts it with its own probability, "drop" leaves it out
 )->float: # $S^{API}$; nan where there are no probabilities
     "Min over the math tokens of the sampled token's probability (the paper's score for API models)."
-    if outside not in ('own', 'drop'): raise ValueError(f'unknown outside {outside!r}; choose one of: own, drop')
+    _one_of('outside', outside, ('own', 'drop'))
     if k < 1: raise ValueError(f'k is the number of log-probabilities per token, at least 1; got {k}')
     if not len(step.prob): return float('nan')
     mask, prob = math_token_mask(step.text, step.ends), np.asarray(step.prob)

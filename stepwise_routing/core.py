@@ -157,6 +157,17 @@ def _one_of(what, name, options):
     if name in options: return
     raise ValueError(f'unknown {what} {name!r}{nearest(name, options)}; choose one of: {", ".join(map(str, options))}')
 
+# %% ../nbs/00_core.ipynb #write
+def _write(path, data):
+    "Write text or bytes, all or nothing; folders are made. Returns the path."
+    path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + '.part')
+    with open(part, 'wb') as f:
+        f.write(data.encode('utf-8') if isinstance(data, str) else data)
+        f.flush(); os.fsync(f.fileno())
+    os.replace(part, path)
+    return path
+
 # %% ../nbs/00_core.ipynb #run-async
 def run_async(
     coro # a coroutine

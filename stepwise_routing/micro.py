@@ -12,7 +12,7 @@ __all__ = ['FAMILIES', 'LEVELS', 'SPLITS', 'REPAIR', 'SCORE_PROMPT', 'CHAT_TEMPL
            'repair_rate', 'evaluate_micro']
 
 # %% ../nbs/00b_micro.ipynb #imports
-import ast, asyncio, copy, hashlib, json, os, random, re, time
+import ast, asyncio, copy, json, os, random, re, time
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -23,7 +23,7 @@ import numpy as np
 
 import stepwise_routing
 from .core import (SYSTEM_PROMPT, VERIFY_PROMPT, Problem, chat_prompt, edge_seed, extract_boxed, is_equiv,
-                                   run_async, split_steps, _one_of)
+                                   run_async, split_steps, _digest, _one_of)
 
 # %% ../nbs/00b_micro.ipynb #draft
 @dataclass(frozen=True)
@@ -443,8 +443,7 @@ def micro_split(
     question:str
 )->str: # one of `SPLITS`
     "The split a question belongs to, whoever draws it: a hash of its text; a tenth each for test, calibration, train; the rest \"lm\"."
-    bucket = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), 'big') % 10
-    return SPLITS[min(bucket, 3)]
+    return SPLITS[min(int(_digest(question), 16) % 10, 3)]
 
 # %% ../nbs/00b_micro.ipynb #problems
 def micro_drafts(
@@ -466,8 +465,7 @@ def as_problem(
 )->Problem: # difficulty = level
     "A draft with its solution, as the rest of the library knows problems."
     steps = solve(draft)
-    key = hashlib.blake2b(draft.question.encode(), digest_size=5).hexdigest()
-    name = f'{draft.family}-{draft.level}-{key}'
+    name = f'{draft.family}-{draft.level}-{_digest(draft.question, size=5)}'
     return Problem(benchmark, name, draft.question, extract_boxed(steps[-1]), draft.level, '\n\n'.join(steps))
 
 # %% ../nbs/00b_micro.ipynb #micro-problems

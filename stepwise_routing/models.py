@@ -8,7 +8,7 @@ __all__ = ['Request', 'Backend', 'prompt_text', 'step_text', 'StepTokenizer', 'u
 
 # %% ../nbs/00a_models.ipynb #imports
 import asyncio, hashlib, inspect, json
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from . import __version__
-from .core import nearest
+from .core import _write, nearest
 
 # %% ../nbs/06_reproduce.ipynb #project
 @dataclass(frozen=True)
@@ -206,15 +206,6 @@ class Manifest:
     def record(self, name, **facts):
         "Add what is known of a notebook and save."
         self.update(notebooks={**self.data.get('notebooks', {}), name: facts})
-
-# %% ../nbs/06_reproduce.ipynb #write
-def _write(path, content):
-    "Write a file so that it is either the old one or the new one, whatever happens."
-    new = path.with_name(path.name + '.new')
-    with open(new, 'wb') as f:
-        f.write(content if isinstance(content, bytes) else content.encode('utf-8'))
-        f.flush(); os.fsync(f.fileno())
-    os.replace(new, path)
 
 # %% ../nbs/06_reproduce.ipynb #ask
 def _ask(*command, cwd=None):

@@ -9,12 +9,12 @@ __all__ = ['METRICS', 'METHOD_STYLE', 'PAPER_TABLE_1', 'TABLE_NOTES', 'read_rows
            'save_figure', 'preview', 'draw_accuracy_cost', 'shortfalls', 'cost_unit', 'run_profile', 'load_results']
 
 # %% ../nbs/05_results.ipynb #imports
-import contextlib, io, json, os, re
+import contextlib, io, json, re
 from pathlib import Path
 
 import numpy as np
 
-from .core import _one_of
+from .core import _one_of, _write
 from .baselines import (COLUMNS, OracleRouter, mixing_line, oracle_frontier, outcome_grid, random_frontier, random_outcome,
                                         replay, take_rows)
 from .rollouts import OutcomeTable
@@ -332,14 +332,6 @@ def headroom_markdown(
     return '\n'.join(lines) + '\n'
 
 # %% ../nbs/05_results.ipynb #save-table
-def _write(path, data):
-    "Write bytes or text, all or nothing."
-    path = Path(path); path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + '.part')
-    part.write_bytes(data.encode() if isinstance(data, str) else data)
-    os.replace(part, path)
-    return path
-
 def save_table(
     stem,   # path without its ending
     frame,  # DataFrame, for the .csv: unrounded, with intervals; columns of printed text are left out

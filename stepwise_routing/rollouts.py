@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .core import Call, ModelSpec, Problem, Step, Trajectory, edge_seed, extract_boxed, is_equiv, nearest, run_async
+from .core import Call, ModelSpec, Problem, Step, Trajectory, edge_seed, extract_boxed, is_equiv, nearest, run_async, _one_of, _write
 from .confidence import FEATURES, observe
 from .models import Request
 
@@ -468,7 +468,7 @@ def _outcome(
     on_escalate='append' # "append" or "regenerate"
 ): # dict of arrays [n]: correct, paper_flops, full_flops, small_tokens, large_tokens, steps, large_steps, small_prompt, large_prompt
     "What escalating after step t brings about and costs."
-    if on_escalate not in _ON_ESCALATE: raise ValueError(f'unknown on_escalate {on_escalate!r}; choose one of: {", ".join(_ON_ESCALATE)}')
+    _one_of('on_escalate', on_escalate, _ON_ESCALATE)
     t = np.broadcast_to(np.asarray(t, int), len(table))
     if (t < -1).any() or (t > table.n_steps).any(): raise ValueError('t is an index into the small chain, or -1 or T for never')
     never = (t < 0) | (t == table.n_steps)
@@ -478,15 +478,13 @@ def _outcome(
 # %% ../nbs/02_rollouts.ipynb #table-save
 def _save_table(table, path):
     "Write the table as .npz with the same bytes every time, all or nothing."
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + '.part')
-    with zipfile.ZipFile(part, 'w') as z:
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, 'w') as z:
         for f in fields(table):
             with io.BytesIO() as b:
                 np.lib.format.write_array(b, np.asarray(getattr(table, f.name)), allow_pickle=False)
                 z.writestr(zipfile.ZipInfo(f.name + '.npy'), b.getvalue())
-    os.replace(part, path)
+    _write(path, whole.getvalue())
 
 def _load_table(cls, path):
     if not Path(path).exists(): raise FileNotFoundError(f'no outcome table at {path}; run notebook 02 first')
