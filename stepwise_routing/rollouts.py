@@ -277,40 +277,57 @@ def _bill(steps, seen, kind='step'):
     return call
 
 # %% ../nbs/02_rollouts.ipynb #asked
-async def _escalates(router, threshold, tree, state, seen, calls):
-    "Ask the router about the chain so far: does it escalate? Calls that its score cost are billed."
-    *before, last = state.steps
-    if last.model != router.start and getattr(router, 'rescore', False):
-        last = await tree.read(state.problem, state.path, router.start)
-        calls.append(Call(router.start, 0, last.prompt, min(seen.get(router.start, 0), last.prompt), 'score'))
-        seen[router.start] = last.prompt
-        state = State(state.problem, state.sample, (*before, last), state.path, state.n_models)
-    scores = router.score([state])
-    if inspect.isawaitable(scores): scores = await scores
-    if isinstance(scores, tuple): scores, extra = scores; calls.extend(extra)
-    return float(scores[0]) < threshold
+async def _said(answer, calls):
+    "A router's answer about one state; calls that it cost are billed."
+    if inspect.isawaitable(answer): answer = await answer
+    if isinstance(answer, tuple): answer, extra = answer; calls.extend(extra)
+    return answer[0]
+
+def _chooses(router, tree): return tree.n_models > 2 and hasattr(router, 'choose')
+
+async def _goes_on(router, threshold, tree, state, calls):
+    "Ask the router about the chain so far: which model goes on?"
+    m, absorbing = int(state.path[-1]), router.mode == 'absorbing'
+    if not _chooses(router, tree):
+        low = float(await _said(router.score([state]), calls)) < threshold
+        return min(m + 1, tree.n_models - 1) if low else m if absorbing else router.start
+    to, lowest = int(await _said(router.choose([state], threshold), calls)), m if absorbing else 0
+    if lowest <= to < tree.n_models: return to
+    raise ValueError(f'router {router.name}: chose model {to}; {router.mode}, it can go on with {lowest} to {tree.n_models - 1}')
+
+# %% ../nbs/02_rollouts.ipynb #rescored
+async def _rescored(router, tree, state, seen, calls):
+    "The state as a router with `rescore` sees it: with its first model's confidences in the last step, a reading that is billed."
+    m, (*before, last) = router.start, state.steps
+    if last.model == m or not getattr(router, 'rescore', False): return state
+    read = await tree.read(state.problem, state.path, m)
+    calls.append(Call(m, 0, read.prompt, min(seen.get(m, 0), read.prompt), 'score'))
+    seen[m] = read.prompt
+    return replace(state, steps=(*before, replace(read, generated=last.generated)))
 
 # %% ../nbs/02_rollouts.ipynb #walk-one
 async def _walk_one(problem, router, threshold, tree):
     "One walk: (path, kept steps, calls)."
     top, absorbing, redoing = tree.n_models - 1, router.mode == 'absorbing', router.on_escalate == 'regenerate'
+    stays = absorbing or router.start == top and not _chooses(router, tree) # is the top the end of the climb?
     m, path, steps, calls, seen, fresh = router.start, '', [], [], {}, False
     while not steps or not (steps[-1].final or len(steps) >= tree.max_steps):
-        if m == top and (absorbing or router.start == top):
+        if m == top and stays:
             rest = await tree.run(problem, path, m)
             return path + str(m)*len(rest), (*steps, *rest), (*calls, _bill(rest, seen))
         step = await tree.edge(problem, path, m)
-        ends, low, bill = step.final or len(steps) + 1 >= tree.max_steps, False, len(calls)
+        ends, to, bill = step.final or len(steps) + 1 >= tree.max_steps, m, len(calls)
         calls.append(_bill([step], seen))
-        if not (fresh and (ends or redoing and not absorbing) or m == top and ends):
+        asked = not (fresh and (ends or redoing and not absorbing) or m == top and ends)
+        if asked:
             state = State(problem, tree.sample, (*steps, step), path + str(m), tree.n_models)
-            low = await _escalates(router, threshold, tree, state, seen, calls)
-        if low and m < top and (ends or redoing):
+            to = await _goes_on(router, threshold, tree, await _rescored(router, tree, state, seen, calls), calls)
+        if to > m and (ends or redoing):
             calls[bill], seen[m] = replace(calls[bill], kind='draft'), step.prompt
-            m, fresh = m + 1, True
+            m, fresh = to, True
             continue
         steps.append(step); path += str(m)
-        m, fresh = min(m + 1, top) if low else m if absorbing else router.start, False
+        m, fresh = to if asked or absorbing else router.start, False
     return path, tuple(steps), tuple(calls)
 
 # %% ../nbs/02_rollouts.ipynb #together
@@ -346,7 +363,7 @@ def _check_router(router, tree):
 # %% ../nbs/02_rollouts.ipynb #walk
 def walk(
     problems,           # the `Problem`s
-    router,             # has `mode`, `on_escalate`, `start` and `score(states)`, see notebook 04
+    router,             # has `mode`, `on_escalate`, `start` and `score(states)`, see notebook 04; `choose` for more than two models
     threshold:float,    # escalate where the score is below it
     tree:RoutingTree,   # draws the steps, or finds them in its store
     progress:bool|None=None # progress bar; None shows it on a terminal only

@@ -42,6 +42,24 @@ class Script(Coin):
         n = len(self.asked) - 1
         return [0. if n < len(self.script) and self.script[n] else 1.]
 
+@dataclass
+class Leap(Coin):
+    "A router that chooses any model it may, which with two models its score says as well."
+    def choose(self, states, threshold):
+        def one(s):
+            r, m = random.Random(f'{self.salt}-{s.problem.id}-{s.path}'), int(s.path[-1])
+            low = r.random() < threshold
+            return r.choice(range(m if self.mode == 'absorbing' else 0, s.n_models)) if low else m
+        return [one(s) for s in states]
+
+@dataclass
+class Named(Script):
+    "Chooses the models of the script, one a question, then stays (absorbing) or goes back to the first."
+    def choose(self, states, threshold):
+        self.asked.append(states[0])
+        n, stay = len(self.asked) - 1, int(states[0].path[-1]) if self.mode == 'absorbing' else self.start
+        return [self.script[n] if n < len(self.script) else stay]
+
 # ---------------------------------------------------------------- one line of the store
 numbers = st.floats(allow_nan=False, allow_infinity=True)
 steps = st.builds(Step, text=st.text(st.characters(), max_size=40), model=st.integers(0, 9), finish=st.sampled_from(['step', 'stop', 'length']),
@@ -287,24 +305,27 @@ def reference_walk(problem, router, threshold, tree):
     chain, events = [], []
     draw = lambda m: asyncio.run(tree.edge(problem, ''.join(str(s.model) for s in chain), m))
     over = lambda: bool(chain) and (chain[-1].final or len(chain) == tree.max_steps)
-    low = lambda y: router.score([State(problem, tree.sample, (*chain, y), ''.join(str(s.model) for s in (*chain, y)), tree.n_models)])[0] < threshold
-    top, writer = tree.n_models - 1, router.start
+    state = lambda y: State(problem, tree.sample, (*chain, y), ''.join(str(s.model) for s in (*chain, y)), tree.n_models)
+    chooses, top, writer = tree.n_models > 2 and hasattr(router, 'choose'), tree.n_models - 1, router.start
+    def goes_on(y):
+        if chooses: return router.choose([state(y)], threshold)[0]
+        return min(y.model + 1, top) if router.score([state(y)])[0] < threshold else y.model if router.mode == 'absorbing' else router.start
     while not over():
         y = draw(writer)
         redone = False
         while True:
             last = y.final or len(chain) == tree.max_steps - 1
-            silent = router.mode == 'absorbing' and y.model == top or router.start == top or y.model == top and last
+            silent = router.mode == 'absorbing' and y.model == top or router.start == top and not chooses or y.model == top and last
             if redone and (last or router.mode == 'per_step' and router.on_escalate == 'regenerate'): silent = True
-            escalate = not silent and low(y)
-            if escalate and y.model < top and (last or router.on_escalate == 'regenerate'):
+            to = None if silent else goes_on(y)
+            if not silent and to > y.model and (last or router.on_escalate == 'regenerate'):
                 events.append((y, tuple(chain), False))
-                y, redone = draw(y.model + 1), True
+                y, redone = draw(to), True
                 continue
             break
         events.append((y, tuple(chain), True))
         chain.append(y)
-        if escalate: writer = min(y.model + 1, top)
+        if not silent: writer = to
         else: writer = y.model if router.mode == 'absorbing' else router.start
     full = paper = 0
     for i, (y, prefix, kept) in enumerate(events):
@@ -314,16 +335,16 @@ def reference_walk(problem, router, threshold, tree):
         full += 2*n*(y.generated + y.prompt - min(mine[-1], y.prompt) if mine else y.generated + y.prompt)
     return tuple(chain), paper, full
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(k=st.integers(2, 4), mode=st.sampled_from(['absorbing', 'per_step']), on_escalate=st.sampled_from(['append', 'regenerate']),
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from([Coin, Leap]), k=st.integers(2, 4), mode=st.sampled_from(['absorbing', 'per_step']), on_escalate=st.sampled_from(['append', 'regenerate']),
        threshold=st.sampled_from([0., .2, .5, .8, 1.1]), salt=st.integers(0, 99), cut=st.sampled_from([0, .3]), end=st.sampled_from([.1, .5, 1.]),
        empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 2, 5, 30]), data=st.data())
-def test_walks_of_any_kind(tmp_path, k, mode, on_escalate, threshold, salt, cut, end, empty, max_steps, data):
+def test_walks_of_any_kind(tmp_path, kind, k, mode, on_escalate, threshold, salt, cut, end, empty, max_steps, data):
     start = data.draw(st.integers(0, k - 1))
     path = tmp_path/'s.jsonl'
     path.unlink(missing_ok=True)
     tree = make_tree(path, k, max_steps=max_steps, cut=cut, end=end, empty=empty)
-    router, problems = Coin(mode, on_escalate, start, salt), toy_problems(6, salt)
+    router, problems = kind(mode, on_escalate, start, salt), toy_problems(6, salt)
     walks = walk(problems, router, threshold, tree)
     drawn = tree.drawn
     for p, w in zip(problems, walks):
@@ -335,10 +356,11 @@ def test_walks_of_any_kind(tmp_path, k, mode, on_escalate, threshold, salt, cut,
         assert all(0 <= c.cached <= c.prompt for c in w.calls)
         if mode == 'absorbing': assert list(w.path) == sorted(w.path)
         if threshold == 0: assert set(w.path) == {str(start)}
+        if k == 2: assert w == walk([p], Coin(mode, on_escalate, start, salt), threshold, tree)[0] # two models: the score says it all
     assert tree.drawn == drawn and walk(problems, router, threshold, RoutingTree(None, tree.store, max_steps=max_steps, grade=tree.grade)) == walks
     tree.store.close()
 
-def scripted(tmp_path, script, k=2, **kwargs):
+def scripted(tmp_path, script, k=2, kind=Script, **kwargs):
     "The walk of a three-step chain under a script; returns its path, the kinds of its calls and what the router was asked."
     class Three(ToyBackend):
         "Writes `a0`, `b0`, and an answer as the third step (`a1` if model 1 wrote it, and so on)."
@@ -346,8 +368,8 @@ def scripted(tmp_path, script, k=2, **kwargs):
             n = len(prefix)
             text = f'{"abc"[n]}{self.index}' + (rf' \boxed{{{self.index}}}' if n == 2 else '')
             return Step(text, self.index, 'step', (0,), (len(text),), (.5,), (1,), (1.,), 10, 100 + 10*n)
-    tree = make_tree(tmp_path/f'{abs(hash((script, str(kwargs))))}.jsonl', backends=[Three(i) for i in range(k)])
-    router = Script(script=script, **kwargs)
+    tree = make_tree(tmp_path/f'{abs(hash((script, kind.__name__, str(kwargs))))}.jsonl', backends=[Three(i) for i in range(k)])
+    router = kind(script=script, **kwargs)
     (w,) = walk(toy_problems(1), router, .5, tree)
     return w.path, [(c.model, c.kind, c.prompt - c.cached, c.generated) for c in w.calls], [s.path for s in router.asked]
 
@@ -377,6 +399,45 @@ def test_three_models(tmp_path):
     assert scripted(tmp_path, (0, 0, 1, 1), k=3)[::2] == ('001', ['0', '00', '000'])  # a last step is regenerated once, and ends the walk
     assert scripted(tmp_path, (1, 1, 1), k=3, mode='per_step')[::2] == ('012', ['0', '01'])
 
+def leaps(tmp_path, *script, **kwargs): return scripted(tmp_path, script, 3, Named, **kwargs)
+
+def test_a_choice_jumps_over_a_model(tmp_path):
+    path, calls, asked = leaps(tmp_path, 2)
+    assert (path, asked) == ('022', ['0']) and calls == [(0, 'step', 100, 10), (2, 'step', 110, 20)]
+    path, calls, asked = leaps(tmp_path, 1, 2)                            # up by one, and asked again there
+    assert (path, asked) == ('012', ['0', '01']) and calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (2, 'step', 120, 10)]
+    path, calls, asked = leaps(tmp_path, 0, 0, 2)                         # a last step is written again, by the one chosen
+    assert (path, asked) == ('002', ['0', '00', '000']) and [c[:2] for c in calls] == [(0, 'step'), (0, 'step'), (0, 'draft'), (2, 'step')]
+    assert leaps(tmp_path)[0] == '000' and leaps(tmp_path, 1)[::2] == ('011', ['0', '01', '011'])
+
+def test_a_choice_writes_the_step_again(tmp_path):
+    path, calls, asked = leaps(tmp_path, 2, on_escalate='regenerate')
+    assert (path, asked) == ('222', ['0']) and calls == [(0, 'draft', 100, 10), (2, 'step', 100, 30)]
+    path, calls, asked = leaps(tmp_path, 0, 1, 2, on_escalate='regenerate')
+    assert (path, asked) == ('022', ['0', '00', '01']) and calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'draft', 110, 10), (2, 'step', 110, 20)]
+    assert leaps(tmp_path, 0, 0, 1, on_escalate='regenerate')[::2] == ('001', ['0', '00', '000'])
+
+def test_a_choice_per_step_is_any_model(tmp_path):
+    path, calls, asked = leaps(tmp_path, 2, 1, mode='per_step')
+    assert (path, asked) == ('021', ['0', '02', '021']) and calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (1, 'step', 120, 10)]
+    path, calls, asked = leaps(tmp_path, 2, 0, 2, mode='per_step')        # down again, and the last step once more by the largest
+    assert (path, asked) == ('022', ['0', '02', '020']) and calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (0, 'draft', 10, 10), (2, 'step', 0, 10)]
+    path, calls, asked = leaps(tmp_path, 2, 1, mode='per_step', on_escalate='regenerate') # a step written again is not asked about
+    assert (path, asked) == ('210', ['0', '20', '210']) and [c[:2] for c in calls] == [(0, 'draft'), (2, 'step'), (0, 'draft'), (1, 'step'), (0, 'step')]
+    assert leaps(tmp_path, 0, 1, 1, mode='per_step', start=2)[::2] == ('201', ['2', '20', '201']) # who starts at the top may come down
+    assert leaps(tmp_path, 0, 2, mode='per_step', on_escalate='regenerate', start=1)[::2] == ('121', ['1', '10', '121'])
+
+def test_a_choice_out_of_reach_is_one_clear_line(tmp_path):
+    for script, kwargs, what in (((1, 0), {}, 'router coin: chose model 0; absorbing, it can go on with 1 to 2'), ((3,), {}, 'chose model 3'),
+                                 ((-1,), dict(mode='per_step'), 'per_step, it can go on with 0 to 2')):
+        with pytest.raises(ValueError) as e: leaps(tmp_path, *script, **kwargs)
+        assert what in str(e.value) and '\n' not in str(e.value)
+
+def test_a_choice_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
+    class Judge(Named):
+        async def choose(self, states, threshold): return Named.choose(self, states, threshold), [Call(-1, 1, 50, 0, 'judge')]
+    assert scripted(tmp_path, (1, 2), 3, Judge)[1] == [(0, 'step', 100, 10), (-1, 'judge', 50, 1), (1, 'step', 110, 10), (-1, 'judge', 50, 1), (2, 'step', 120, 10)]
+
 def test_rescoring_reads_the_step_with_the_start_model_once(tmp_path):
     path, calls, asked = scripted(tmp_path, (1, 0), mode='per_step', rescore=True)
     assert path == '010' and [c[:2] for c in calls] == [(0, 'step'), (1, 'step'), (0, 'score'), (0, 'step')] and calls[2][3] == 0
@@ -387,7 +448,9 @@ def test_rescoring_reads_the_step_with_the_start_model_once(tmp_path):
     assert walk(problems, router, .6, RoutingTree(None, tree.store, grade=tree.grade)) == walks
     seen = Script(script=(1,), mode='per_step', rescore=True)
     (w,) = walk(problems[:1], seen, .5, tree)
-    if len(seen.asked) > 1: assert seen.asked[1].steps[1].model == 1 and seen.asked[1].steps[1].prob != w.steps[1].prob
+    if len(seen.asked) > 1:                                               # another opinion of the same step
+        read, step = seen.asked[1].steps[1], w.steps[1]
+        assert read.prob != step.prob and (read.model, read.text, read.generated) == (1, step.text, step.generated)
 
 def test_a_router_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
     class Judge(Coin):
