@@ -1,0 +1,51 @@
+"""Where the time of a policy goes: `python tests/bench/policy.py [outcome table.npz]` (default: a synthetic table of 500 problems).
+
+Prints milliseconds a training step at the paper's setting and with the exact estimator, the share of each part of a step, and
+microseconds a decision. One core; compare the ratios of one run, not runs on different days."""
+import cProfile, pstats, sys, time
+
+import numpy as np
+import torch
+
+from stepwise_routing.baselines import toy_table
+from stepwise_routing.policy import TableEnv, decider, policy_inputs, train_policy
+from stepwise_routing.rollouts import OutcomeTable
+
+PARTS = ('sample', 'exact_estimate', '_critic_step', 'fisher_rows', 'cpo_direction', 'line_search', 'deploy')
+
+def training(env, steps=200):
+    "ms a step, and the share of the parts, per setting."
+    for name, settings in dict(paper={}, sampled_50=dict(batch=50), exact_5=dict(estimator='exact'),
+                               exact_all=dict(estimator='exact', batch=None)).items():
+        n = steps if settings.get('batch', 5) else steps//4
+        start = time.perf_counter()
+        train_policy(env, steps=n, progress=False, **settings)
+        spent = time.perf_counter() - start
+        profile = cProfile.Profile()
+        profile.runcall(train_policy, env, steps=n//4, progress=False, **settings)
+        stats = pstats.Stats(profile).stats
+        whole = max(s[3] for s in stats.values())
+        share = {p: sum(s[3] for (_, _, f), s in stats.items() if f == p)/whole for p in PARTS}
+        parts = ', '.join(f'{p} {100*x:.0f} %' for p, x in share.items() if x > .005)
+        print(f'{name}: {1000*spent/n:.1f} ms a step, {spent/n*1000:.0f} s for 1000 steps (under the profiler: {parts})')
+
+def decisions(env, policy, table):
+    "Microseconds a decision at several batch sizes."
+    inputs = policy_inputs(table.obs, table.features, policy.features)[env.inside.numpy()]
+    decide = decider(policy)
+    for batch in (1, 16, 256):
+        rows = inputs[np.arange(batch) % len(inputs)]
+        times = []
+        for _ in range(2000):
+            start = time.perf_counter()
+            decide(rows)
+            times.append(time.perf_counter() - start)
+        print(f'batch {batch}: {1e6*np.median(times)/batch:.1f} us a decision (median of 2000), 99th percentile {1e6*np.quantile(times, .99)/batch:.1f}')
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    table = OutcomeTable.load(sys.argv[1]) if len(sys.argv) > 1 else toy_table(500, 'train')
+    features = tuple(f for f in table.features if f != 'model')
+    env = TableEnv(table, features)
+    training(env)
+    decisions(env, train_policy(env, steps=1, progress=False).policy, table)
