@@ -8,7 +8,7 @@ __all__ = ['PAPER_FEATURES', 'FULL_FEATURES', 'CONTINUE', 'ESCALATE', 'Estimate'
            'fisher_vector_product', 'conjugate_gradients', 'Direction', 'cpo_direction', 'line_search',
            'update_threshold', 'Rollouts', 'TableEnv', 'exact_outcome', 'exact_estimate', 'sampled_estimate',
            'policy_step', 'verify_steps', 'parse_verdict', 'StepVerifier', 'locally_verified', 'covered',
-           'false_positive_rate', 'train_policy', 'Trained', 'Calibration', 'safest_threshold', 'calibrate_threshold',
+           'false_positive_rate', 'train_policy', 'Trained', 'Calibration', 'threshold_path', 'calibrate_threshold',
            'decider', 'PolicyRouter', 'TreeEnv', 'save_pretrained', 'load_policy', 'policy_surface', 'fit_policy',
            'fit_policies', 'fit_walks']
 
@@ -54,7 +54,8 @@ def _mlp(sizes, seed, last=1.):
     "Linear layers with tanh between them; `last` scales the last layer's weights."
     generator, layers = torch.Generator().manual_seed(seed), []
     for i, (a, b) in enumerate(zip(sizes, sizes[1:])):
-        layer, scale = torch.nn.Linear(a, b, dtype=torch.float64), last if i == len(sizes) - 2 else 1.
+        layer = torch.nn.utils.skip_init(torch.nn.Linear, a, b, dtype=torch.float64) # leaves the global generator alone
+        scale = last if i == len(sizes) - 2 else 1.
         layer.weight.data = torch.randn(b, a, generator=generator, dtype=torch.float64)*scale/a**.5
         layer.bias.data.zero_()
         layers += [layer, torch.nn.Tanh()]
@@ -74,7 +75,9 @@ class RoutingPolicy(torch.nn.Module):
     ):
         super().__init__()
         self.mode = _one_of('mode', mode, ('absorbing', 'per_step')) or mode
-        if tuple(scaler.features) != tuple(features): raise ValueError(f'the scaler is for {scaler.features}, the policy for {features}')
+        if tuple(scaler.features) != tuple(features) or not len(features) == len(scaler.mean) == len(scaler.std):
+            raise ValueError(f'the scaler is for {scaler.features} with {len(scaler.mean)} means and {len(scaler.std)} deviations, '
+                             f'the policy for {features}')
         self.features, self.scaler, self.n_models, self.hidden = tuple(features), scaler, n_models, tuple(hidden)
         self.net = _mlp((len(features), *hidden, n_models), seed, last=.1)
         self.net[-1].bias.data = torch.log(torch.tensor([1 - p_escalate] + [p_escalate/(n_models - 1)]*(n_models - 1), dtype=torch.float64))
@@ -151,7 +154,7 @@ def vtrace(
     gamma:float=1.    # discount
 ): # (vs, adv), both [row, step] and 0 beyond the end
     "V-trace targets and advantages (Espeholt et al., 2018, eq. 1); after the last decision the value is 0."
-    values, rewards = values*inside, rewards*inside
+    values, rewards, rho = (torch.where(inside, z, 0.) for z in (values, rewards, rho))
     after = F.pad(values[:, 1:], (0, 1))
     gap = rho.clamp(max=rho_bar)*(rewards + gamma*after - values)*inside
     trace, vs = rho.clamp(max=c_bar)*inside, torch.zeros_like(values)
@@ -242,8 +245,9 @@ def cpo_direction(
     q, r, s = (float(p) for p in (g @ v, g @ w, b @ w))
     free = float(np.sqrt(max(q, 1e-300)/(2*delta)))
     if b @ b <= 1e-16: return Direction(-v/free, free, 0., 4) if c < 0 else Direction(torch.zeros_like(g), free, 0., 0)
-    reach = 2*delta - c*c/s # >= 0: the boundary of the half-space meets the ball
-    if reach < 0: return Direction(-v/free, free, 0., 3) if c < 0 else Direction(-float(np.sqrt(2*delta/s))*w, 0., float(np.sqrt(s/(2*delta))), 0)
+    reach = 2*delta - c*c/s # > 0: the boundary of the half-space cuts the ball
+    if reach <= 1e-12*delta and c < 0: return Direction(-v/free, free, 0., 3)
+    if reach <= 1e-12*delta: return Direction(-float(np.sqrt(2*delta/s))*w, 0., float(np.sqrt(s/(2*delta))), 0)
     lam, nu = _dual(q, r, s, c or -1e-300, delta)
     return Direction(-(v + nu*w)/lam, lam, nu, 2 if c < 0 else 1)
 
@@ -313,6 +317,7 @@ class TableEnv:
         unit:str='paper_flops',    # the cost: "paper_flops" or "full_flops"
         scaler:Scaler|None=None    # of the features; None fits it here, as on the training split
     ):
+        _one_of('unit', unit, ('paper_flops', 'full_flops'))
         obs, self.steps = policy_inputs(table.obs, table.features, features), np.arange(table.obs.shape[1])
         self.inside = torch.as_tensor(self.steps < table.n_steps[:, None])
         _check_table(table, obs[self.inside.numpy()], features)
@@ -339,6 +344,7 @@ def _check_table(table, obs, features):
     bad = np.isnan(obs).any(0)
     if bad.any(): raise ValueError(f'{where}: feature {features[bad.argmax()]!r} is nan at some steps; '
                                    'choose features that the backend provides (score_logit needs raw logits)')
+    if table.split != 'train': return # few problems to calibrate on may well hold no miss
     large, small = table.correct[:, 0], table.correct[np.arange(len(table)), table.n_steps]
     if not large.any(): raise ValueError(f'{where}: the large model solves none of the {len(table)} problems, so nothing can be missed; '
                                          'use easier problems or another model')
@@ -608,6 +614,8 @@ def _check_training(env, s, verdicts):
         _one_of(k, s[k], options)
     for k in ('alpha', 'p_escalate'):
         if not 0 < s[k] < 1: raise ValueError(f'{k}={s[k]!r}: choose a number between 0 and 1, without the ends')
+    if not min(s['temp']) > 0: raise ValueError(f'temp={s["temp"]!r}: choose two numbers above 0')
+    if not s['damping'] >= 0: raise ValueError(f'damping={s["damping"]!r}: choose 0 or more')
     for k in ('steps', 'lr', 'delta', 'rho_bar', 'v_rho_bar', 'c_bar', 'eta', 'cg_iters', 'window'):
         if not s[k] > 0: raise ValueError(f'{k}={s[k]!r}: choose a number above 0')
     for k, high in dict(gamma=1, kappa=.5).items():
@@ -683,11 +691,14 @@ class Calibration:
     met: bool         # does it?
 
 # %% ../nbs/03_policy.ipynb #thresholds
+@torch.no_grad()
 def _thresholds(policy, env, most=500):
-    "Thresholds between the values of pi(escalate) on the problems of `env`, a grid of 21 where it takes walks to know."
-    if not isinstance(env, TableEnv): return np.linspace(0., 1., 21)
-    with torch.no_grad(): pi = policy(env.x)[..., ESCALATE].exp()[env.inside].numpy()
-    pi = np.unique(pi)
+    "Thresholds between the values that pi(escalate) takes on the problems of `env`; 25 of them where it takes walks to know."
+    if isinstance(env, TableEnv): x, at = env.x[env.inside], None
+    else:
+        drawn, most = env.sample(policy, np.arange(len(env)), np.random.default_rng(0)), 25
+        x, at = drawn.x[drawn.inside], drawn.at[drawn.inside]
+    pi = np.unique(1 - policy(x, at)[..., CONTINUE].exp().numpy())
     pi = pi[np.unique(np.linspace(0, len(pi) - 1, most).round().astype(int))]
     return np.r_[0., (pi[:-1] + pi[1:])/2, 1.]
 
@@ -699,14 +710,17 @@ def _curve(policy, env, kappas):
     rows = [deploy(float(k)) for k in kappas]
     return {k: np.array([float(r[k].mean()) for r in rows]) for k in ('miss', 'right', 'cost')}
 
-def safest_threshold(
-    policy, # trained
-    env     # training problems
-)->float: # kappa
-    "The largest threshold with the fewest misses on the training problems: where calibration starts from."
+def threshold_path(
+    policy,            # trained
+    env,               # training problems
+    risk:str='miss'    # or "error", for a target accuracy
+): # [threshold], the safest first, the cheapest last
+    "Thresholds that no other one beats in both risk and cost on the training problems."
     kappas = _thresholds(policy, env)
-    miss = _curve(policy, env, kappas)['miss']
-    return float(kappas[np.flatnonzero(miss == miss.min())[-1]])
+    curve = _curve(policy, env, kappas)
+    order = np.lexsort((curve['cost'], curve['miss'] if risk == 'miss' else 1 - curve['right']))
+    cheapest = np.minimum.accumulate(np.r_[np.inf, curve['cost'][order]])[:-1]
+    return kappas[order[curve['cost'][order] < cheapest]]
 
 # %% ../nbs/03_policy.ipynb #calibrate-threshold
 def calibrate_threshold(
@@ -714,24 +728,24 @@ def calibrate_threshold(
     env,                              # problems that training did not see
     alpha:float=.02,                  # target miss rate
     target_accuracy:float|None=None,  # instead of alpha: an accuracy between the small and the large model's
-    low:float=0.                      # thresholds below are not considered; see `safest_threshold`
+    path=None                         # thresholds in the order to try, see `threshold_path`; None: from 0 upwards
 )->Calibration:
-    "Conformal risk control for kappa; where no threshold satisfies the bound, the safest one, with a warning and `met=False`."
+    "Conformal risk control for kappa; where not even the first threshold satisfies the bound, that one, with a warning and `met=False`."
     if not 0 < alpha < 1: raise ValueError(f'alpha={alpha!r}: choose a number between 0 and 1, without the ends')
     if target_accuracy is not None and not 0 < target_accuracy < 1:
         raise ValueError(f'target_accuracy={target_accuracy!r}: choose a share between 0 and 1, like 0.93')
     if not len(env): raise ValueError('the calibration set is empty: hold out some problems')
-    kappas, n = _thresholds(policy, env), len(env)
-    kappas = kappas[kappas >= min(low, kappas[-1])]
+    kappas, n = _thresholds(policy, env) if path is None else np.asarray(path, float), len(env)
     curve = _curve(policy, env, kappas)
     risk, limit = (curve['miss'], alpha) if target_accuracy is None else (1 - curve['right'], 1 - target_accuracy)
     bound = (n*risk + 1)/(n + 1)
     good = np.logical_and.accumulate(bound <= limit + 1e-12)
-    i = int(good.sum()) - 1 if good.any() else int(np.flatnonzero(bound == bound.min())[-1])
+    i = max(int(good.sum()) - 1, 0)
     if not good.any():
-        warnings.warn(f'no threshold keeps the bound within {limit:.4g} on {n} problems (best {bound[i]:.4g}): taking the safest; '
-                      + ('use more calibration problems' if 1/(n + 1) > limit else 'train with this alpha, or allow more'), stacklevel=2)
-    return Calibration(float(kappas[i]), n, *(float(curve[k][i]) for k in ('miss', 'right', 'cost')), float(bound[i]), limit, bool(good.any()))
+        warnings.warn(f'no threshold keeps the bound within {limit:.4g} on {n} problems (the safest: {bound[0]:.4g}, which is taken): '
+                      + ('use more calibration problems' if 1/(n + 1) > limit else 'allow more, or find out what is missed'), stacklevel=2)
+    found = (float(curve[k][i]) for k in ('miss', 'right', 'cost'))
+    return Calibration(float(kappas[i]), n, *found, float(bound[i]), limit, bool(good.any()))
 
 # %% ../nbs/03_policy.ipynb #decider
 def decider(
@@ -772,7 +786,7 @@ class PolicyRouter:
         obs = [[len(s.steps) - 1 if f == 'index' else v for f, v in zip(FEATURES, row)] for s, row in zip(states, rows)]
         return policy_inputs(obs, FEATURES, self.policy.features)
 
-    def score(self, states): return 1 - self.decide(self.inputs(states))[:, 1:].sum(-1)
+    def score(self, states): return _sure(self.decide(self.inputs(states)))
 
     def choose(self, states, threshold): # asked instead of `score` where there are more than two models
         at = np.array([int(s.path[-1]) for s in states])
@@ -780,7 +794,9 @@ class PolicyRouter:
 
     def table_score(self, table):
         inputs = policy_inputs(table.obs, table.features, self.policy.features)
-        return np.where(np.isnan(inputs).any(-1), np.nan, 1 - self.decide(np.nan_to_num(inputs))[..., ESCALATE])
+        return np.where(np.isnan(inputs).any(-1), np.nan, _sure(self.decide(np.nan_to_num(inputs))))
+
+def _sure(pi): return np.minimum(1 - pi[..., 1:].sum(-1), 1 - 2**-53) # below 1 however small pi is: kappa = 0 always escalates
 
 # %% ../nbs/03_policy.ipynb #walker
 _MARK = Call(0, 0, 0, 0, 'decision')
@@ -952,7 +968,8 @@ def load_policy(
     except Exception as e:
         raise ValueError(f'{folder} is no readable policy ({type(e).__name__}: {str(e).splitlines()[0]:.120}); save it again') from e
     lacking = [f for f in policy.features if features is not None and f not in features]
-    if lacking: raise ValueError(f'{folder}: the policy looks at {lacking[0]!r}, which is not among the features at hand: {", ".join(features)}')
+    if lacking:
+        raise ValueError(f'{folder}: the policy looks at {lacking[0]!r}, which is not among the features at hand: {", ".join(features)}')
     trained_for = tuple(config.get('models', ()))
     if models is not None and trained_for and tuple(models) != trained_for:
         raise ValueError(f'{folder}: trained for the models {" and ".join(trained_for)}, not for {" and ".join(models)}; '
@@ -997,7 +1014,7 @@ def _fit(env, held_out, folder, alpha, settings, **provenance):
     trained = train_policy(env, alpha, progress=False, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # an unmet bound is in the config, and reported with the results
-        result = calibrate_threshold(trained.policy, held_out, alpha, low=safest_threshold(trained.policy, env))
+        result = calibrate_threshold(trained.policy, held_out, alpha, path=threshold_path(trained.policy, env))
     lines = [['step', *trained.log]] + [[k, *(f'{float(v):.6g}' for v in row)] for k, row in enumerate(zip(*trained.log.values()), 1)]
     _write(folder/'log.csv', '\n'.join(','.join(map(str, line)) for line in lines) + '\n')
     save_pretrained(folder, trained.policy, result.kappa, variant=folder.parent.name, on_escalate=env.on_escalate, models=env.models,

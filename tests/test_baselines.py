@@ -1,5 +1,5 @@
-"Routers, frontiers, STEER's mixtures and the threshold grid, against brute force, simulation and independent formulas."
-import itertools, subprocess, sys
+"Routers, frontiers, STEER's mixtures, the threshold grid and trained policies, against brute force, simulation and independent formulas."
+import dataclasses, itertools, subprocess, sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,9 +8,12 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from stepwise_routing import baselines as B
-from stepwise_routing.baselines import (COLUMNS, STEER, LargeOnly, Mixture, OracleRouter, RandomRouter, SmallOnly, choose_threshold, cost_matched,
+from stepwise_routing.baselines import (COLUMNS, RECEIPT_COLUMNS, STEER, LargeOnly, Mixture, OracleRouter, RandomRouter, SavedPolicy, ScoreRouter, SmallOnly,
+                                        choose_threshold, cost_matched,
                                         escalation_times, fit_mixture, fit_steer, grid_search, is_degenerate, mixing_line, oracle_frontier,
-                                        oracle_times, outcome_grid, outcome_rows, random_frontier, random_outcome, replay, replay_methods, save_rows, toy_table, walk_methods, walk_outcome)
+                                        load_policies, oracle_times, outcome_grid, outcome_rows, policy_method, policy_rows, random_frontier, random_outcome,
+                                        receipt_rows, replay, replay_methods, save_rows, score_thresholds, toy_table, walk_methods, walk_outcome, walk_tables,
+                                        walker)
 
 READINGS = 'append', 'regenerate'
 
@@ -59,6 +62,18 @@ def test_random_scores_are_those_of_the_walk_and_uniform():
     assert 0 <= flat[0] and flat[-1] < 1
     assert np.abs(flat - (np.arange(len(flat)) + .5)/len(flat)).max() < 1.63/np.sqrt(len(flat)), 'Kolmogorov-Smirnov at 1 %'
     assert (RandomRouter(seed=1).table_score(table)[0] != scores[0])[:table.n_steps[0]].all()
+
+def test_bare_scores_are_the_observation():
+    table, r = toy_table(300, 'calibration'), ScoreRouter('score_logit', 'regenerate')
+    assert (r.name, r.on_escalate) == ('Bare score_logit', 'regenerate') and np.array_equal(r.table_score(table), table.obs[..., 0], equal_nan=True)
+    x = score_thresholds(r, table, 10)
+    assert len(x) == 11 and (np.diff(x) > 0).all()
+    scores = table.obs[..., 0][~np.isnan(table.obs[..., 0])]
+    share = [(scores < t).mean() for t in x[:-1]]
+    assert np.allclose(share, np.arange(10)/10, atol=2/len(scores)), 'the grid is even in the scores'
+    assert (escalation_times(r, table, x[0]) == table.n_steps).all() and (escalation_times(r, table, x[-1]) == 0).all()
+    with pytest.raises(ValueError, match='was handed the test split'): score_thresholds(r, toy_table(20))
+    with pytest.raises(ValueError, match=r"unknown feature 'score_logits' \(did you mean 'score_logit'\?\)"): ScoreRouter('score_logits')
 
 def test_oracle_router_scores_agree_with_the_table():
     table = toy_table(60)
@@ -297,6 +312,96 @@ def test_walk_methods_choose_on_calibration_and_report_on_test(world):
     every, same = walk_methods(fit_steer(tables['train'], 'next'), few, tables, tree, thresholds='all')
     assert same == grid and len(every) == 11*40 and [r for r in every if r[4]] == rows
     with pytest.raises(ValueError, match='holds other problems than these'): walk_methods(fit_steer(tables['train'], 'next'), dict(few, test=problems['train']), tables, tree)
+
+# ---- trained policies ---------------------------------------------------------------------------------------------------------------
+SAID = dict(n=40, miss=.01, accuracy=.9, bound=.03, met=False)
+
+def coin(alpha, seed, kappa, variant='append', e='append', name='Ours'):
+    return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name), kappa, SAID)
+
+def test_rows_of_a_policy_are_means_over_its_seeds():
+    test, cal = toy_table(50), toy_table(40, 'calibration')
+    policies = [coin(a, i, k) for a, i, k in ((.02, 0, .9), (.02, 3, .7), (.2, 0, .95))]
+    rows, singles, grid = policy_rows(policies, cal, test)
+    by = lambda rows, *at: np.array([r[7:15] for r in rows if tuple(r[i] for i in (3, *range(15, len(r)))) == at], float)
+    alone = [replay(p.router, test, 1 - p.kappa) for p in policies]
+    for alpha, some in ((.02, alone[:2]), (.2, alone[2:])):
+        want = np.stack([np.mean([test.correct[:, 0] if k == 'large_correct' else o[k] for o in some], 0) for k in COLUMNS[7:]], 1)
+        assert np.allclose(by(rows, alpha), want)
+    for seed, o in ((0, alone[0]), (3, alone[1])): assert (by(singles, .02, seed)[:, 0] == o['correct']).all()
+    assert {r[3] for r in singles} == {.02} and {(r[3], r[4]) for r in rows} == {(.02, 1), (.2, 0)}
+    assert (grid.method, grid.n, grid.thresholds, grid.threshold, grid.alpha) == ('Ours', 40, (.02, .2), .02, .02)
+    assert np.isclose(grid.accuracy[1], replay(policies[2].router, cal, 1 - .95)['correct'].mean())
+    assert np.isclose(grid.cost[0], np.mean([replay(p.router, cal, p.threshold)['paper_flops'].mean() for p in policies[:2]]))
+    fewer, same, _ = policy_rows(policies, cal, test, alphas='chosen')
+    assert fewer == [r for r in rows if r[4]] and same == singles
+
+def test_policies_choose_nothing_here():
+    test, cal = toy_table(30), toy_table(30, 'calibration')
+    with pytest.raises(ValueError, match=r"toy: no policy 'append' for alpha 0.05, only for 0.02, 0.2: run nbs/03_policy.ipynb with alpha=0.05"):
+        policy_rows([coin(.02, 0, .9), coin(.2, 0, .9)], cal, test, .05)
+    with pytest.raises(ValueError, match='was handed the test split'): policy_rows([coin(.02, 0, .9)], test, test)
+    assert [policy_method(v) for v in ('append', 'per_step-full', 'ablation-union')] == ['Ours', 'Ours (per step, full)', 'union']
+    receipt = dict(zip(RECEIPT_COLUMNS, receipt_rows('toy', [coin(.02, 4, .9)])[0]))
+    assert receipt == dict(benchmark='toy', variant='append', method='Ours', on_escalate='append', alpha=.02, seed=4, kappa=.9, **SAID)
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    "A run directory with policies as notebook 03 leaves them: untrained ones, with thresholds in the middle of their scores."
+    policy = pytest.importorskip('stepwise_routing.policy')
+    from stepwise_routing.confidence import fit_scaler
+    folder, train, names = tmp_path_factory.mktemp('run'), toy_table(100, 'train'), ('score_logit', 'index', 'final')
+    scaler = fit_scaler(train.obs, names)
+    for variant, mode, e in (('append', 'absorbing', 'append'), ('per_step', 'per_step', 'append'), ('ablation-short', 'absorbing', 'regenerate')):
+        for seed in (0, 1):
+            p = policy.RoutingPolicy(names, scaler, mode=mode, p_escalate=.3, seed=seed)
+            for q in p.parameters(): q.data *= 3
+            kappa = 1 - np.nanmedian(policy.PolicyRouter(p).table_score(train))
+            policy.save_pretrained(folder/'policies'/'toy'/variant/f'alpha0.02-seed{seed}', p, kappa, alpha=.02, seed=seed, benchmark='toy', variant=variant,
+                                   models=('toy small', 'toy large'), on_escalate=e, calibration=SAID)
+    return folder
+
+def test_saved_policies_are_routers(trained):
+    from stepwise_routing.policy import RoutingPolicy, TableEnv
+    found, table = load_policies(trained, 'toy', ('toy small', 'toy large')), toy_table(80)
+    assert [p.label for p in found] == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step') for i in (0, 1)]
+    assert [(p.router.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in found[::2]] == [
+        ('short', 'absorbing', 'regenerate', True), ('Ours', 'absorbing', 'append', False), ('Ours (per step)', 'per_step', 'append', False)]
+    for p in found[:4]:
+        o = replay(p.router, table, p.threshold)
+        env = TableEnv(table, p.router.policy.features, p.router.on_escalate, scaler=p.router.policy.scaler)
+        want = env.deploy(p.router.policy, p.kappa)
+        assert (o['correct'] == np.asarray(want['right'])).all() and 0 < (o['large_tokens'] > 0).mean() < 1
+    assert load_policies(trained, 'other', ('a', 'b')) == [] and load_policies(trained/'none', 'toy', ('a', 'b')) == []
+
+@pytest.mark.parametrize('name, change, line', [
+    ('config.json', lambda b: b[:40], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03_policy.ipynb again'),
+    ('config.json', lambda b: None, 'no config.json in policies/toy/append/alpha0.02-seed1.*: run nbs/03_policy.ipynb again'),
+    ('model.safetensors', lambda b: b[:-8], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03_policy.ipynb again'),
+    ('config.json', lambda b: b.replace(b'"alpha"', b'"alfa"'), "policies/toy/append/alpha0.02-seed1 has no 'alpha' in its config.json: run"),
+    ('config.json', lambda b: b.replace(b'"benchmark": "toy"', b'"benchmark": "toys"'), 'append/alpha0.02-seed1 is of toys, append: run'),
+    ('config.json', lambda b: b.replace(b'toy large', b'toy huge'), 'append/alpha0.02-seed1: trained for the models .*toy huge.*: run')])
+def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, line):
+    import shutil
+    shutil.copytree(trained, tmp_path/'run')
+    path = tmp_path/'run'/'policies'/'toy'/'append'/'alpha0.02-seed1'/name
+    changed = change(path.read_bytes())
+    if changed is None: path.unlink()
+    else: path.write_bytes(changed)
+    with pytest.raises(ValueError, match=line) as e: load_policies(tmp_path/'run', 'toy', ('toy small', 'toy large'))
+    assert '\n' not in str(e.value) and str(tmp_path) not in str(e.value)
+
+def test_policies_walk_as_they_replay(world):
+    "An absorbing policy's walks are its replays; `walker` and `walk_tables` serve routers of any mode."
+    problems, tables, tree = world
+    few = {s: problems[s][:25] for s in ('calibration', 'test')}
+    part, policies = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)]
+    walked, replayed = (policy_rows(policies, part['calibration'], part['test'], run=run) for run in (walker(few, tree), replay))
+    assert walked == replayed and len(walked[0]) == 25
+    rows, singles, grid = policy_rows([dataclasses.replace(p, router=dataclasses.replace(p.router, mode='per_step')) for p in policies],
+                                      part['calibration'], part['test'], run=walker(few, tree))
+    assert len(singles) == 50 and grid.n == 25 and [r[7] for r in rows] != [r[7] for r in replayed[0]]
+    with pytest.raises(ValueError, match='holds other problems than these'): walk_tables(dict(test=problems['train']), tables)
 
 # ---- files and imports --------------------------------------------------------------------------------------------------------------
 def test_rows_round_trip_and_are_the_same_bytes(tmp_path):

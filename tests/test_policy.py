@@ -706,6 +706,17 @@ def test_calibration_takes_the_largest_threshold_with_only_safe_ones_below():
         safe = grid[grid < (unsafe[0] if len(unsafe) else 2.)]
         assert np.isclose(env.deploy(policy, safe[-1])['miss'].mean(), c.miss), 'nor is there a larger one'
 
+def test_calibration_does_not_jump_over_unsafe_thresholds():
+    "Here escalating after the second step goes wrong, after the first or the third one it does not: safe, unsafe, safe. Only the first stretch counts."
+    table = tabular.chain_table('calibration')
+    table = tabular.take(table, np.flatnonzero((table.n_steps == 3) & (table.correct[:, 0] == 1))[:120])
+    env = P.TableEnv(replace(table, correct=np.tile([1., 0., 1., 0.], (120, 1))), ('index',), 'regenerate')
+    policy = fitted_policy(env, hidden=())
+    policy.net[0].weight.data, policy.net[0].bias.data = f64([[0.], [1.2]]), f64([0., 0.]) # pi(escalate) rises with the index: .19, .5, .81
+    miss = [env.deploy(policy, kappa)['miss'].mean() for kappa in (.1, .3, .7, .9)]
+    c = P.calibrate_threshold(policy, env, .1)
+    assert miss == [0, 1, 0, 1] and c.met and c.kappa < .19 and c.miss == 0
+
 def one_line(e):
     text = str(getattr(e, 'value', getattr(e, 'message', e)))
     assert text and '\n' not in text and len(text) < 300, text

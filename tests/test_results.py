@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepwise_routing import results as R
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LargeOnly, SmallOnly, grid_rows, oracle_frontier, outcome_rows, random_frontier, replay,
-                                        replay_methods, save_rows, toy_table)
-from stepwise_routing.results import (METHOD_STYLE, PAPER_TABLE_1, bootstrap_ci, draw_accuracy_cost, evaluate, figure_caption, headroom, load_results,
-                                      method_label, paper_style, pareto_frontier, read_rows, resamples, save_figure, save_table, shortfalls, table_flops,
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, RECEIPT_COLUMNS, SEED_COLUMNS, LargeOnly, RandomRouter, SavedPolicy, SmallOnly, grid_rows,
+                                        grid_search, fit_steer, oracle_frontier, outcome_grid, outcome_rows, policy_rows, random_frontier, random_outcome,
+                                        receipt_rows, replay, replay_methods, save_rows, toy_table)
+from stepwise_routing.results import (METHOD_STYLE, PAPER_TABLE_1, ablation_markdown, ablation_table, bootstrap_ci, compare_at_equal_accuracy,
+                                      compare_with_steer, comparison_markdown, cost_share_markdown, cost_share_table, draw_accuracy_cost, evaluate,
+                                      figure_caption, frontier_share, gain_markdown, headroom, load_results, load_seeds, method_label, paper_style,
+                                      pareto_frontier, read_rows, resamples, routing_area, routing_gain, save_figure, save_table, shortfalls, table_flops,
                                       to_markdown, to_tex)
 
 @pytest.fixture(scope='module')
@@ -28,6 +31,30 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def loaded(run): return load_results(run, 'toy', n_boot=300)
+
+def coin(alpha, seed, kappa, variant='append', e='append', name='Ours', met=True):
+    "A stand-in for a trained policy."
+    return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name), kappa, dict(n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met))
+
+@pytest.fixture(scope='module')
+def with_ours(run, tmp_path_factory):
+    "The same with policies: four of Ours, one of its variant, two of an ablation."
+    import shutil
+    folder = tmp_path_factory.mktemp('ours')/'run'
+    shutil.copytree(run, folder)
+    test, cal = (toy_table(60, s) for s in ('test', 'calibration'))
+    sets = [[coin(.02, 0, .7), coin(.02, 1, .6, met=False), coin(.2, 0, .9)], [coin(.02, 0, .5, 'regenerate-full', 'regenerate', 'Ours (full)')],
+            [coin(.02, i, .9, 'ablation-short', name='short') for i in (0, 1)]]
+    rows, grids = replay_methods(*(toy_table(60, s) for s in ('train', 'calibration', 'test')))
+    single = []
+    for some in sets:
+        more, seeds, grid = policy_rows(some, cal, test)
+        single += seeds
+        if not some[0].is_ablation: rows += more; grids.append(grid)
+    for name, r, columns in (('', rows, COLUMNS), ('-grid', grid_rows(grids), GRID_COLUMNS), ('-ablations', single, SEED_COLUMNS),
+                             ('-policies', receipt_rows('toy', [p for some in sets for p in some]), RECEIPT_COLUMNS)):
+        save_rows(folder/'methods'/f'toy{name}.csv', r, columns)
+    return folder
 
 # ---- intervals ----------------------------------------------------------------------------------------------------------------------
 def test_interval_of_a_mean_is_the_normal_one():
@@ -112,6 +139,156 @@ def test_headroom_says_when_the_large_model_is_out_of_reach():
     room = headroom(replace(table, correct=correct), 'append', 50)
     assert room['cost_share_to_match_large'] == np.inf and 'not reached' in R.headroom_markdown([room])
 
+# ---- the recovered share ------------------------------------------------------------------------------------------------------------
+def oracle_points(table, e):
+    "(cost, correct) [point, problem] of hindsight: problems are made right one by one, the cheapest extra cost first."
+    grid, reach = outcome_grid(table, e), np.arange(table.obs.shape[1] + 1) <= table.n_steps[:, None]
+    price = np.where(reach, grid['paper_flops'], np.inf)
+    right = np.where(grid['correct'] == 1, price, np.inf)
+    order = [i for i in np.argsort(right.min(1) - price.min(1), kind='stable') if np.isfinite(right[i].min())]
+    rows, t = np.arange(len(table)), price.argmin(1)
+    out = [[grid[k][rows, t] for k in ('paper_flops', 'correct')]]
+    for i in order:
+        t = t.copy(); t[i] = right[i].argmin()
+        out.append([grid[k][rows, t] for k in ('paper_flops', 'correct')])
+    return [np.stack(v) for v in zip(*out)]
+
+@pytest.mark.parametrize('e', ['append', 'regenerate'])
+def test_hindsight_recovers_everything_and_chance_nothing(e):
+    table, hazards = toy_table(150), np.linspace(0, 1, 201)
+    best = oracle_points(table, e)
+    got = frontier_share(table, [v.mean(1) for v in best], best, e, n_boot=50)
+    assert np.isclose(got['share'], 1, atol=1e-6) and .9 < got['share_low'] <= got['share_high'] < 1 + 1e-6
+    o = random_outcome(table, hazards, e)
+    chance = [o[k].T if o[k].shape[0] == 150 else o[k] for k in ('paper_flops', 'correct')]
+    got = frontier_share(table, (hazards, hazards), chance, e, n_boot=50)
+    assert np.isclose(got['share'], 0, atol=1e-9) and got['points'] == 201
+    assert np.isclose(got['share_low'], 0, atol=1e-9) and np.isclose(got['share_high'], 0, atol=1e-9)
+
+def test_the_share_is_the_area_between_straight_lines():
+    "Against the frontiers of notebook 04 and an integral written out."
+    table = toy_table(120)
+    flat = [table.outcome(np.minimum(t, table.n_steps), 'append') for t in (0, 1, 3)]
+    points = [np.stack([o[k] for o in flat]) for k in ('paper_flops', 'correct')]
+    cal = (np.array([3., 2., 1.]), np.array([.9, .8, .85])) # the second is beaten on calibration
+    chance, best = random_frontier(table, p=np.linspace(0, 1, 201)), oracle_frontier(table)
+    small = table.outcome(table.n_steps, 'append')
+    x = np.linspace(small['paper_flops'].mean(), max(chance['cost'][-1], table.large_only()['paper_flops'].mean()), 401)
+    knots = sorted([(small['paper_flops'].mean(), small['correct'].mean())] + [(points[0][i].mean(), points[1][i].mean()) for i in (0, 2)])
+    area = lambda y: ((y[1:] + y[:-1])/2).sum()
+    low, high, mine = (np.interp(x, *z) for z in ((np.maximum.accumulate(chance['cost']), chance['accuracy']), (best['cost'], best['accuracy']), zip(*knots)))
+    got = frontier_share(table, cal, points, n_boot=20)
+    assert np.isclose(got['share'], area(mine - low)/area(high - low), rtol=1e-9) and got['points'] == 2
+    assert got == frontier_share(table, cal, points, n_boot=20, area=routing_area(table, n_boot=20))
+
+def test_the_share_knows_no_order_of_problems():
+    table = toy_table(80)
+    points = [np.stack([o[k] for o in (table.outcome(np.minimum(t, table.n_steps), 'append') for t in (0, 2))]) for k in ('paper_flops', 'correct')]
+    order = np.random.default_rng(0).permutation(80)
+    a = frontier_share(table, ([2, 1], [2, 1]), points, n_boot=40)
+    b = frontier_share(R.take_rows(table, order), ([2, 1], [2, 1]), [v[:, order] for v in points], n_boot=40)
+    assert all(np.isclose(a[k], b[k]) for k in a)
+
+def test_routing_gain_reads_the_rows(with_ours):
+    test, cal = toy_table(60), toy_table(60, 'calibration')
+    rows, grid = read_rows(with_ours/'methods'/'toy.csv'), pd.read_csv(with_ours/'methods'/'toy-grid.csv')
+    gain = routing_gain(test, cal, rows, grid, n_boot=40)
+    assert gain[['method', 'on_escalate']].values.tolist() == [
+        ['STEER (rest)', 'append'], ['STEER (rest)', 'regenerate'], ['Ours', 'append'], ['Ours (full)', 'regenerate'],
+        ['Bare score_logit', 'append'], ['Bare score_logit', 'regenerate']]
+    steer = fit_steer(toy_table(60, 'train'))
+    found, outcomes = grid_search(steer, cal), [replay(steer, test, x) for x in grid_search(steer, cal).thresholds]
+    want = frontier_share(test, (found.cost, found.accuracy), [np.stack([o[k] for o in outcomes]) for k in ('paper_flops', 'correct')], n_boot=40)
+    assert all(np.isclose(gain.iloc[0][k], want[k]) for k in want)
+    pd.testing.assert_frame_equal(gain, routing_gain(test, cal, rows.sample(frac=1, random_state=0), grid, n_boot=40))
+    md = gain_markdown(gain)
+    assert '| Bare threshold on score_logit, regenerate | ' in md and f'{100*gain["share"][0]:.1f}<br><sub>[' in md and '</sub> (1) |' in md
+
+# ---- equal accuracy -----------------------------------------------------------------------------------------------------------------
+def line(method, correct, flops, threshold=0., chosen=1):
+    return frame(correct, [1, 1], [1e6*f for f in flops], threshold, method).assign(chosen=chosen)
+
+def two(ours, flops):
+    "Two problems; STEER goes from (cost 1, accuracy 0) over (4, .5) to (6, 1); the large model costs 10."
+    return pd.concat([line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [10, 10]), line('STEER (rest)', [0, 0], [1, 1], 0., 0),
+                      line('STEER (rest)', [.5, .5], [4, 4], .5), line('STEER (rest)', [1, 1], [6, 6], 1., 0), line('Ours', ours, flops)])
+
+@pytest.mark.parametrize('ours, flops, ratio, difference', [
+    ([.75, .75], [2, 2], 2/5, .75 - 1/6), # at .75 STEER costs 5; for 2 it reaches a third of the way to .5
+    ([.5, .5], [4, 4], 1., 0.),           # a point of STEER's own
+    ([1, 1], [8, 8], 8/6, 0.),            # no dearer point helps it
+    ([0, 0], [1, 1], 1., 0.)])
+def test_equal_accuracy_by_hand(ours, flops, ratio, difference):
+    got = compare_at_equal_accuracy(two(ours, flops), n_boot=20)
+    for k in ('', '_low', '_high'): # both problems are the same: every resample is
+        assert np.isclose(got[f'cost_ratio{k}'], ratio) and np.isclose(got[f'accuracy_difference{k}'], difference)
+        assert np.isclose(got[f'cost_difference{k}'], flops[0] - flops[0]/ratio)
+    assert (got['n'], got['points'], got['wins']) == (2, 3, ratio < 1)
+
+def test_comparisons_are_paired():
+    "Ours costs half of STEER on every problem, however much problems differ: the ratio is known exactly."
+    r = np.random.default_rng(0)
+    flops, right = np.exp(r.normal(0, 2, 50)), (r.random(50) < .7).astype(int)
+    of = lambda m, c, f, **kw: frame(c, [1]*50, 1e6*f, method=m, **kw)
+    rows = pd.concat([of('Small only', [0]*50, .01*flops), of('Large only', [1]*50, 9*flops), of('STEER (rest)', right, flops), of('Ours', right, .5*flops)])
+    got = compare_at_equal_accuracy(rows, n_boot=100)
+    assert np.isclose(got['cost_ratio_low'], .5) and np.isclose(got['cost_ratio_high'], .5) and got['cost_high'] > 1.5*got['cost_low'] and got['wins']
+
+def test_an_accuracy_out_of_reach():
+    rows = two([1, 1], [3, 3])
+    rows.loc[rows['method'].isin(['Large only', 'STEER (rest)']) & (rows['correct'] == 1), 'correct'] = .9
+    got = compare_at_equal_accuracy(rows, n_boot=20)
+    assert np.allclose([got['other_cost'], got['cost_ratio'], got['cost_difference']], [6, .5, -3]) and not got['reached'] and got['wins']
+    assert '**0.50†** <sub>[0.50, 0.50]' in comparison_markdown(pd.DataFrame([got]))
+    got = compare_at_equal_accuracy(rows.assign(paper_flops=rows['paper_flops'].mask(rows['method'] == 'Ours', .5e6)), n_boot=20)
+    assert np.isclose(got['accuracy_difference'], 1.), 'nothing is that cheap: the cheapest spot stands in'
+    with pytest.raises(ValueError, match=r'no chosen row of Ours \(full\)'): compare_at_equal_accuracy(rows, ('Ours (full)', 'append'), n_boot=2)
+    with pytest.raises(ValueError, match=r'no rows of STEER \(next\)'): compare_at_equal_accuracy(rows, other=('STEER (next)', 'append'), n_boot=2)
+
+def test_comparisons_say_where_ours_does_not_win():
+    pairs = compare_with_steer(two([.75, .75], [2, 2]), n_boot=20)
+    assert 'Ours wins 1 of 1 comparisons.\n' in comparison_markdown(pairs) and '**0.40** <sub>[0.40, 0.40]' in comparison_markdown(pairs)
+    pairs = pd.concat([pairs, compare_with_steer(two([1, 1], [8, 8]), n_boot=20).assign(benchmark='c')])
+    md = comparison_markdown(pairs)
+    assert 'Ours wins 1 of 2 comparisons. It does not win (intervals not clear of 1 and 0):\n\n- c: Ours against STEER (rest).' in md
+    behind = comparison_markdown(compare_with_steer(two([.5, .5], [5, 5]), n_boot=20))
+    assert 'Ours wins 0 of 1 comparisons, and is clearly behind in 1. It does not win' in behind and 'STEER (rest) (clearly behind).' in behind
+    assert '| c | Ours | 1.33 <sub>' in md
+    assert compare_with_steer(pd.concat([line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [9, 9])]), 2).empty
+
+# ---- cost shares and ablations ------------------------------------------------------------------------------------------------------
+def test_cost_shares_of_the_run_and_the_paper(loaded):
+    results, table, _ = loaded
+    shares = cost_share_table(results, 'toy')
+    small = shares.query('method == "Small only"').iloc[0]
+    want = table.outcome(table.n_steps, 'append')['paper_flops'].mean()/table.large_only()['paper_flops'].mean()
+    assert np.isclose(small['cost_share'], want) and small['cost_share_low'] < want < small['cost_share_high']
+    paper = shares.query('source == "paper" and method == "Ours"')['cost_share'].round(3).tolist()
+    assert paper == [.459, .587, .608]
+    md = cost_share_markdown(shares)
+    assert '| Ours | 45.9 | -0.1 | 58.7 | +3.2 | 60.8 | +0.9 |' in md and 'Large only' not in md and md.index('toy profile') < md.index('The paper')
+
+def test_ablations_by_hand():
+    large = line('Large only', [1, 1], [10, 10])
+    single = pd.concat([line('short', c, f, .02).assign(seed=i) for i, (c, f) in enumerate((([1, 1], [2, 4]), ([1, 0], [5, 5])))])
+    r = ablation_table(pd.concat([large, single.drop(columns='seed').assign(method='Ours')]), single, n_boot=200).iloc[0]
+    assert (r['method'], r['alpha'], r['n'], r['seeds'], r['accuracy'], r['accuracy_min'], r['accuracy_max']) == ('short', .02, 2, 2, .75, .5, 1.)
+    assert np.isclose(r['cost_share'], .4) and np.allclose([r['cost_share_min'], r['cost_share_max']], [.3, .5])
+    assert r['miss'] == .25 and (r['miss_low'], r['miss_high'], r['miss_min'], r['miss_max']) == (0., .5, 0., .5)
+    assert (r['accuracy_low'], r['accuracy_high']) == (.5, 1.), 'resamples of the mean over seeds: 1 and .5 a problem'
+    with pytest.raises(ValueError, match='single seeds have other problems than the rest'): ablation_table(large, single.assign(problem='x'))
+
+def test_ablations_come_from_their_file(with_ours, run):
+    single, receipts = load_seeds(with_ours, 'toy')
+    table = ablation_table(read_rows(with_ours/'methods'/'toy.csv'), single, 50)
+    assert table[['method', 'seeds']].values.tolist() == [['Ours', 2], ['Ours (full)', 1], ['short', 2]]
+    md = ablation_markdown(table)
+    assert '| toy | Ours (full), regenerate | 0.02 | 60 | 1 | ' in md and '| toy | short | ' in md and md.count('–') == 2*3 + 1
+    assert len(receipts) == 6 and load_seeds(run, 'toy') == (None, None)
+    text = (with_ours/'methods'/'toy-ablations.csv').read_text()
+    (with_ours/'methods'/'bad-ablations.csv').write_text(text.replace(',seed\n', ',sede\n'))
+    with pytest.raises(ValueError, match="has no column 'seed': run nbs/04_baselines.ipynb again"): load_seeds(with_ours, 'bad')
+
 # ---- tables -------------------------------------------------------------------------------------------------------------------------
 def test_the_papers_accuracy_per_cost_follows_from_its_columns():
     for method, (_, *cells) in PAPER_TABLE_1['rows'].items():
@@ -182,16 +359,19 @@ def boxes(fig):
     renderer = fig.canvas.get_renderer()
     return [(t.get_text(), t.get_window_extent(renderer)) for ax in fig.axes for t in ax.texts]
 
-@pytest.mark.parametrize('width, panels', [(2.7, 1), (5.5, 3)])
-def test_labels_do_not_overlap_and_stay_inside(loaded, width, panels):
-    results, table, _ = loaded
+@pytest.mark.parametrize('width, panels, source, labels', [(2.7, 1, 'loaded', 7), (5.5, 3, 'loaded', 7), (2.7, 1, 'with_ours', 9), (5.5, 3, 'with_ours', 9)])
+def test_labels_do_not_overlap_and_stay_inside(request, width, panels, source, labels):
+    found = request.getfixturevalue(source)
+    results, table, _ = found if source == 'loaded' else load_results(found, 'toy', n_boot=100)
+    variant = results[results['method'] == 'Ours']
+    results = pd.concat([results, variant.assign(method='Ours (per step)'), variant.assign(method='Ours (full)')]) # not drawn
     names = [f'toy{i}' for i in range(panels)]
     many = pd.concat([results.assign(benchmark=b) for b in names])
     fig = draw_accuracy_cost(many, {b: table for b in names}, width, 2.3)
     with paper_style(): fig.draw_without_rendering()
     assert fig.get_size_inches().tolist() == [width, 2.3]
     found = boxes(fig)
-    assert len(found) == panels*7
+    assert len(found) == panels*labels
     for i, (_, a) in enumerate(found):
         assert fig.bbox.x0 <= a.x0 and a.x1 <= fig.bbox.x1 and fig.bbox.y0 <= a.y0 and a.y1 <= fig.bbox.y1
         for name, b in found[:i]: assert not (a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1), (found[i][0], name)
@@ -225,6 +405,19 @@ def test_shortfalls_are_named(loaded):
     bad = grid.assign(accuracy=0.)
     assert 'STEER (rest) on toy: no threshold came within 2 points of the large model' in '\n'.join(shortfalls(results, bad))
     assert 'STEER (rest) on toy' not in '\n'.join(shortfalls(results, grid.assign(accuracy=grid['large_accuracy'])))
+
+def test_shortfalls_of_ours_are_named(with_ours):
+    results, _, grid = load_results(with_ours, 'toy', n_boot=200)
+    _, receipts = load_seeds(with_ours, 'toy')
+    said = '\n'.join(shortfalls(results, grid, receipts, ['toy']))
+    line = 'toy: no threshold had a calibrated bound on the miss rate of at most alpha = 0.02 for Ours (1 of 2 seeds, bound up to 0.040).'
+    assert line in said.splitlines()
+    assert 'No row for Ours (per step): nbs/03_policy.ipynb left no such policy, or ours_next was off.' in said and 'No row for Ours:' not in said
+    assert said.endswith('No ablations of the policy on toy.') and 'Ours on toy: no threshold came' not in said
+    ours = results['method'] == 'Ours'
+    low = results.assign(coverage_low=.9, coverage=.95, coverage_high=np.where(ours, .979, .981))
+    said = shortfalls(low, grid)
+    assert [s for s in said if 'coverage' in s] == ['toy: the coverage on test lies below 1 - alpha = 98% for Ours (95.0% [90.0, 97.9]).']
 
 def broken(run, tmp_path, change):
     text = (run/'methods'/'toy.csv').read_text()
