@@ -282,7 +282,7 @@ def update_threshold(
     decay:float=.6,   # eta_k = eta * k^-decay; 0 keeps it constant
     sign:str='corrected', # "printed" is the paper's formula, for demonstration
     low:float=0.,     # kappa stays between low
-    high:float=.5     # and high; above 1/2 the set of two actions can be empty
+    high:float=.5     # and high: above 1/K the set of K actions can be empty
 )->float: # kappa_{k+1}
     "One step of the online threshold; a miss lowers kappa, so that escalating comes easier."
     _one_of('sign', sign, ('corrected', 'printed'))
@@ -618,8 +618,8 @@ def _check_training(env, s, verdicts):
     if not s['damping'] >= 0: raise ValueError(f'damping={s["damping"]!r}: choose 0 or more')
     for k in ('steps', 'lr', 'delta', 'rho_bar', 'v_rho_bar', 'c_bar', 'eta', 'cg_iters', 'window'):
         if not s[k] > 0: raise ValueError(f'{k}={s[k]!r}: choose a number above 0')
-    for k, high in dict(gamma=1, kappa=.5).items():
-        if not 0 <= s[k] <= high: raise ValueError(f'{k}={s[k]!r}: choose a number from 0 to {high}')
+    for k, high in dict(gamma=1, kappa=1/env.n_models).items():
+        if not 0 <= s[k] <= high: raise ValueError(f'{k}={s[k]!r}: choose a number from 0 to {high:g}')
     if s['batch'] is not None and not 1 <= s['batch'] <= len(env):
         raise ValueError(f'batch={s["batch"]!r}: choose 1 to {len(env)} (the training problems), or None for all of them')
     if s['estimator'] == 'exact' and not isinstance(env, TableEnv):
@@ -657,7 +657,7 @@ def _train(env, s, verdicts, progress):
         missed = _missed(policy, env, rows, kappa, deployed, verdicts)
         log.append(dict(coverage=1 - deployed['miss'].mean(), accuracy=deployed['right'].mean(), cost=deployed['cost'].mean(),
                         kappa=kappa, missed=missed, j_miss=level, temp=temp) | info)
-        kappa = update_threshold(kappa, missed, k, s['alpha'], s['eta'], s['decay'], s['sign'])
+        kappa = update_threshold(kappa, missed, k, s['alpha'], s['eta'], s['decay'], s['sign'], high=1/env.n_models)
     return Trained(policy, kappa, {name: np.array([row[name] for row in log]) for name in log[0]}, s)
 
 # %% ../nbs/03_policy.ipynb #critic-step
@@ -693,12 +693,12 @@ class Calibration:
 # %% ../nbs/03_policy.ipynb #thresholds
 @torch.no_grad()
 def _thresholds(policy, env, most=500):
-    "Thresholds between the values that pi(escalate) takes on the problems of `env`; 25 of them where it takes walks to know."
+    "Thresholds between the values that pi(escalate) takes on the problems of `env`: at most 500, or 25 where it takes walks to know."
     if isinstance(env, TableEnv): x, at = env.x[env.inside], None
     else:
         drawn, most = env.sample(policy, np.arange(len(env)), np.random.default_rng(0)), 25
         x, at = drawn.x[drawn.inside], drawn.at[drawn.inside]
-    pi = np.unique(1 - policy(x, at)[..., CONTINUE].exp().numpy())
+    pi = np.unique((1 - policy(x, at)[..., CONTINUE].exp().numpy()).round(12)) # two roundings of one value are one value
     pi = pi[np.unique(np.linspace(0, len(pi) - 1, most).round().astype(int))]
     return np.r_[0., (pi[:-1] + pi[1:])/2, 1.]
 

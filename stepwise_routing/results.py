@@ -228,6 +228,7 @@ def frontier_share(
     area:dict|None=None        # of `routing_area` with the same arguments, where it is known already
 )->dict: # share with _low and _high; points: how many of the sweep count
     "Share of the area between the random and the oracle frontier that a threshold sweep recovers."
+    from scipy.integrate import trapezoid
     area = area or routing_area(table, on_escalate, cost, n_boot, seed)
     kept, order = pareto_frontier(*cal_points), np.argsort(table.problem_id, kind='stable')
     x, y = (area['weights'] @ np.asarray(v, float)[kept][:, order].T for v in test_points)
@@ -237,7 +238,7 @@ def frontier_share(
         return np.interp(at, np.r_[c0, c[by_cost]], np.r_[a0, a[by_cost]])
     got = np.array([line(*row) for row in zip(area['spent'], *area['small'], x, y)])
     with np.errstate(invalid='ignore', divide='ignore'):
-        share = np.trapezoid(got - area['chance'], axis=1)/np.trapezoid(area['best'] - area['chance'], axis=1)
+        share = trapezoid(got - area['chance'], axis=1)/trapezoid(area['best'] - area['chance'], axis=1)
     low, high = bootstrap_ci(share[1:])
     return dict(share=float(share[0]), share_low=float(low), share_high=float(high), points=len(kept))
 

@@ -684,10 +684,12 @@ def true_miss(policy, kappas):
     return tabular.evaluate(pi >= np.reshape(kappas, (-1, 1)), 'regenerate')[1]
 
 @pytest.mark.parametrize('alpha, n, seed', [(.1, 60, 0), (.05, 120, 1)])
-def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed):
+@pytest.mark.parametrize('learnt', [False, True])
+def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed, learnt):
     "Conformal risk control: over calibration sets and problems, the next problem is missed with probability at most alpha."
     r, policy = np.random.default_rng(seed), chain_policy(seed)
-    found = [P.calibrate_threshold(policy, chain_env(r.integers(0, len(tabular.chain_table()), n)), alpha) for _ in range(1000)]
+    path = P.threshold_path(policy, chain_env()) if learnt else None
+    found = [P.calibrate_threshold(policy, chain_env(r.integers(0, len(tabular.chain_table()), n)), alpha, path=path) for _ in range(1000)]
     miss = true_miss(policy, [c.kappa for c in found])
     assert all(c.met and c.n == n for c in found)
     assert alpha/4 < miss.mean() <= alpha + 3*miss.std()/np.sqrt(1000), 'and the bound is not bought by escalating everything'
@@ -741,10 +743,10 @@ def test_a_higher_accuracy_is_a_lower_threshold():
         with pytest.raises(ValueError, match='target_accuracy=') as e: P.calibrate_threshold(policy, env, target_accuracy=bad)
         one_line(e)
 
-@pytest.mark.parametrize('n', [33, 77, 101, 280])
-def test_thresholds_fall_between_states(n):
+@pytest.mark.parametrize('seed, n', [(0, 77), (0, 101), (0, 280), *((s, n) for s in range(1, 6) for n in range(40, 160, 3))])
+def test_thresholds_fall_between_states(seed, n):
     "And never between two roundings of the same state, where the last bit of a sum would decide who escalates."
-    policy, rows = P.RoutingPolicy(tabular.FEATURES, CHAIN_SCALER, p_escalate=.3), np.random.default_rng(n).integers(0, 280, n)
+    policy, rows = P.RoutingPolicy(tabular.FEATURES, CHAIN_SCALER, p_escalate=.3, seed=seed), np.random.default_rng(n).integers(0, 280, n)
     with torch.no_grad(): pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))[:, 1].exp().numpy()
     kappas, env = P._thresholds(policy, chain_env(rows)), chain_env(rows)
     assert len(kappas) <= len(tabular.STATES) + 1 and np.abs(kappas[:, None] - pi).min() > 1e-12
