@@ -997,7 +997,7 @@ def judge_steps(
     cases,   # list of (problem, steps)
 )->tuple: # (P(correct) [step], expected digit [step])
     "Ask for a verdict and a score of each last step."
-    async def ask(messages, options): return await asyncio.gather(*(backend.choose(m, options) for m in messages))
+    async def ask(messages, options): return [c.prob for c in await asyncio.gather(*(backend.choose(m, options) for m in messages))]
     verdict = run_async(ask([verdict_messages(*c) for c in cases], ['correct', 'incorrect']))
     digit = run_async(ask([score_messages(*c) for c in cases], list('0123456789')))
     return np.array(verdict)[:, 0], np.array(digit) @ np.arange(10)

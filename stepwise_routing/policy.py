@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from . import __version__
-from .core import Call, Step, extract_boxed, generation_flops, run_async, _digest, _one_of, _write
+from .core import UNITS, Call, Step, extract_boxed, run_async, walk_cost, _digest, _one_of, _write
 from .confidence import FEATURES, Scaler, fit_scaler, observe
 from .micro import equations_hold, first_wrong, verdict_messages
 from .rollouts import OutcomeTable, RoutingTree, _bill, _grade, _padded, _together, _walk_one
@@ -323,21 +323,22 @@ class TableEnv:
         table:OutcomeTable,        # of the training or the calibration split
         features=PAPER_FEATURES,   # what the policy sees
         on_escalate:str='append',  # "append": the larger model writes the next step; "regenerate": the last one again
-        unit:str='paper_flops',    # the cost: "paper_flops" or "full_flops"
+        unit:str='paper_flops',    # the cost: "paper_flops", "full_flops" or "cents"
         scaler:Scaler|None=None    # of the features; None fits it here, as on the training split
     ):
-        _one_of('unit', unit, ('paper_flops', 'full_flops'))
+        _one_of('unit', unit, UNITS)
         obs, self.steps = policy_inputs(table.obs, table.features, features), np.arange(table.obs.shape[1])
         self.inside = torch.as_tensor(self.steps < table.n_steps[:, None])
-        _check_table(table, obs[self.inside.numpy()], features)
+        _check_table(table, obs[self.inside.numpy()], features, unit)
         self.scaler = scaler or fit_scaler(obs, features)
         self.features, self.on_escalate, self.models, self.table = tuple(features), on_escalate, table.models, table
         self.x = torch.as_tensor(np.nan_to_num(self.scaler(obs)))
         columns = [table.outcome(np.minimum(t, table.n_steps), on_escalate) for t in range(len(self.steps) + 1)]
         stack = lambda k: torch.as_tensor(np.stack([c[k] for c in columns], 1).astype(float))
-        tokens = stack('small_tokens') + (stack('small_prompt') if unit == 'full_flops' else 0.)
-        share = float(table.large_only()[unit].mean()) # FLOPs of cost 1
-        self.paid = 2*table.params[0]*tokens[:, :-1]/share # for the small steps up to t [row, step]
+        read = stack('small_prompt') if unit == 'full_flops' else 0.
+        spent = stack('small_cents') if unit == 'cents' else 2*table.params[0]*(stack('small_tokens') + read)
+        share = float(table.large_only()[unit].mean()) # FLOPs or cents of cost 1
+        self.paid = spent[:, :-1]/share # for the small steps up to t [row, step]
         self.cost, self.right = stack(unit)/share, stack('correct') # [row, time]; the last: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
         self.miss = (1 - self.right)*self.large_right[:, None]
@@ -347,10 +348,11 @@ class TableEnv:
     def deploy(self, policy, kappa, rows=None): return _deploy_table(self, policy, kappa, rows)
 
 # %% ../nbs/03_policy.ipynb #check-table
-def _check_table(table, obs, features):
+def _check_table(table, obs, features, unit):
     "Raise a ValueError for a table that nothing can be learned from."
     where = f'{table.benchmark} {table.split}'
     if not len(table): raise ValueError(f'{where}: the table has no problems; collect rollouts with notebook 02 first')
+    if not table.large_only()[unit].any(): raise ValueError(f'{where}: the large model costs nothing in {unit}; choose another unit')
     bad = np.isnan(obs).any(0)
     if bad.any(): raise ValueError(f'{where}: feature {features[bad.argmax()]!r} is nan at some steps; '
                                    'choose features that the backend provides (score_logit needs raw logits)')
@@ -540,7 +542,7 @@ def parse_verdict(
 async def _reply(model, messages):
     "A model's verdict, in words."
     if not hasattr(model, 'choose'): return await _settled(model(messages))
-    yes, no = await model.choose(messages, ['correct', 'incorrect'])
+    yes, no = (await model.choose(messages, ['correct', 'incorrect'])).prob
     return 'correct' if yes > no else 'incorrect'
 
 # %% ../nbs/03_policy.ipynb #step-verifier
@@ -825,11 +827,11 @@ class _Walker:
         (act,), mark = self.choose(states, .5)
         return [1. - act], mark
 
-def _spent(calls, specs, reading):
-    "FLOPs before the first decision, and from each decision to the next."
+def _spent(calls, specs, unit):
+    "Cost before the first decision, and from each decision to the next."
     parts = [[]]
     for c in calls: parts.append([]) if c is _MARK else parts[-1].append(c)
-    return [generation_flops(part, specs, reading) for part in parts]
+    return [walk_cost(part, specs, unit) for part in parts]
 
 # %% ../nbs/03_policy.ipynb #decoded
 class _Decoded:
@@ -859,18 +861,18 @@ class TreeEnv:
         mode:str='per_step',       # "per_step": any model may write the next step; "absorbing": never back to a smaller one
         on_escalate:str='append',  # "append": the larger model writes the next step; "regenerate": the last one again
         large:dict|None=None,      # outcome of the large model alone, as `OutcomeTable.large_only` gives it; None walks the tree
-        unit:str='paper_flops'     # the cost: "paper_flops" or "full_flops"
+        unit:str='paper_flops'     # the cost: "paper_flops", "full_flops" or "cents"
     ):
-        _one_of('mode', mode, ('absorbing', 'per_step')); _one_of('unit', unit, ('paper_flops', 'full_flops'))
+        _one_of('mode', mode, ('absorbing', 'per_step')); _one_of('unit', unit, UNITS)
         _one_of('on_escalate', on_escalate, ('append', 'regenerate'))
         if not len(problems): raise ValueError('an environment needs at least one problem')
         self.problems, self.n_models, self.models = list(problems), tree.n_models, tuple(s.name for s in tree.specs)
         self.tree, self.seen = copy.copy(tree), {}
         self.tree.store = _Decoded(tree.store)
         self.features, self.scaler, self.mode, self.on_escalate = tuple(features), scaler, mode, on_escalate
-        self.reading, self.unit = unit.removesuffix('_flops'), unit
+        self.unit = unit
         large = large or _large_alone(self)
-        self.large_right, self.share = np.asarray(large['correct'], float), float(np.mean(large[unit])) # R_M [problem], FLOPs of cost 1
+        self.large_right, self.share = np.asarray(large['correct'], float), float(np.mean(large[unit])) # R_M [problem], FLOPs or cents of cost 1
 
     def __len__(self): return len(self.problems)
     def sample(self, policy, rows, rng): return _sample_tree(self, policy, rows, rng)
@@ -888,7 +890,7 @@ def _large_alone(env):
     top = env.n_models - 1
     chains = run_async(_together((env.tree.run(p, '', top) for p in env.problems), 'large model', None))
     right = _grade(env.tree, [(p, extract_boxed(c[-1].text)) for p, c in zip(env.problems, chains)])
-    return {'correct': right, env.unit: [generation_flops([_bill(c, {})], env.tree.specs, env.reading) for c in chains]}
+    return {'correct': right, env.unit: [walk_cost([_bill(c, {})], env.tree.specs, env.unit) for c in chains]}
 
 # %% ../nbs/03_policy.ipynb #walks
 def _walks(env, policy, rows, decides):
@@ -898,7 +900,7 @@ def _walks(env, policy, rows, decides):
     problems, walkers = [env.problems[i] for i in rows], [_Walker(env, decide) for decide in decides]
     walks = run_async(_together((_walk_one(p, w, .5, env.tree) for p, w in zip(problems, walkers)), 'walks', False))
     right = _grade(env.tree, [(p, extract_boxed(steps[-1].text)) for p, (_, steps, _) in zip(problems, walks)])
-    spent = [np.array(_spent(calls, env.tree.specs, env.reading))/env.share for *_, calls in walks]
+    spent = [np.array(_spent(calls, env.tree.specs, env.unit))/env.share for *_, calls in walks]
     return [w.said for w in walkers], np.array(right, float), spent
 
 # %% ../nbs/03_policy.ipynb #draw-action
@@ -1075,13 +1077,14 @@ def fit_walks(
     folder,             # where the policy goes
     features=PAPER_FEATURES,  # what it sees
     on_escalate:str='append', # or "regenerate"
+    unit:str='paper_flops',   # the cost
     alpha:float=.02,    # target miss rate
     **settings          # of `train_policy`
 )->dict: # config.json of the saved policy
     "`fit_policy` on live walks, for policies that decide per step."
     folder, names = Path(folder), [[(p.benchmark, p.id) for p in some] for some in (train, calibration)]
-    key = _key('per_step', names, tree.store.settings, _digest(table.obs.tobytes().hex()), features, on_escalate, alpha, settings)
+    key = _key('per_step', names, tree.store.settings, _digest(table.obs.tobytes().hex()), features, on_escalate, unit, alpha, settings)
     if kept := _kept(folder, key): return kept
     scaler = fit_scaler(policy_inputs(table.obs, table.features, features), features)
-    env, held_out = (TreeEnv(some, tree, features, scaler, 'per_step', on_escalate) for some in (train, calibration))
-    return _fit(env, held_out, folder, alpha, settings, benchmark=table.benchmark, params=table.params, unit='paper_flops', key=key)
+    env, held_out = (TreeEnv(some, tree, features, scaler, 'per_step', on_escalate, None, unit) for some in (train, calibration))
+    return _fit(env, held_out, folder, alpha, settings, benchmark=table.benchmark, params=table.params, unit=unit, key=key)

@@ -344,10 +344,12 @@ def plan(
 # %% ../nbs/06_reproduce.ipynb #describe
 def _size(parameters):
     "The number of problems, in words."
-    counts = {part: p[f'n_{part}'] for part in ('train', 'calibration', 'test') for p in parameters if f'n_{part}' in p}
     many = max((len(p['benchmarks']) for p in parameters if isinstance(p.get('benchmarks'), list)), default=1)
-    each = ' + '.join(f'{v} {k}' for k, v in counts.items())
-    return f'{many} benchmarks x ({each}) = {many * sum(counts.values()):,} problems' if counts else 'as the notebooks say'
+    def counted(prefix):
+        counts = {part: p[prefix + part] for part in ('train', 'calibration', 'test') for p in parameters if prefix + part in p}
+        return f'{many} benchmarks x ({" + ".join(f"{v} {k}" for k, v in counts.items())}) = {many * sum(counts.values()):,} problems' if counts else ''
+    api = any(p.get('api_models') for p in parameters) and counted('api_')
+    return ', API setting: '.join(filter(None, (counted('n_'), api))) or 'as the notebooks say'
 
 def _stored(store):
     files = sorted(p for p in store.rglob('*') if p.is_file())
@@ -763,6 +765,10 @@ def _test_command(args, project): return run_tests(project)
 # %% ../nbs/06_reproduce.ipynb #micro-commands
 def _micro_train(args, project):
     from stepwise_routing.micro import train_micro
+    from stepwise_routing.prm import train_prm
+    if args.which == 'prm':
+        train_prm(Path(args.out)/'prm', **({'steps': args.steps} if args.steps else {}), seed=args.seed, threads=args.threads)
+        return
     for which in ('small', 'large') if args.which == 'both' else (args.which,):
         train_micro(which, Path(args.out)/which, steps=args.steps, seed=args.seed, threads=args.threads)
 
@@ -777,7 +783,7 @@ def _micro_options(commands, add):
     micro = commands.add_parser('micro', help='train or measure the micro models', allow_abbrev=False)
     verbs = micro.add_subparsers(dest='verb', metavar='train|eval', required=True)
     train = add('train', _micro_train, 'train the micro models from scratch; run again to continue', verbs)
-    train.add_argument('--which', default='both', choices=['small', 'large', 'both'])
+    train.add_argument('--which', default='both', choices=['small', 'large', 'both', 'prm'], help='default: both; prm: the reward model')
     train.add_argument('--out', default='runs/micro_models', metavar='DIR', help='default: runs/micro_models')
     train.add_argument('--steps', type=int, metavar='N', help='optimiser steps; default: as shipped')
     train.add_argument('--seed', type=int, default=0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .core import Call, ModelSpec, Problem, Step, Trajectory, edge_seed, extract_boxed, is_equiv, nearest, run_async, _one_of, _write
+from .core import Call, ModelSpec, Problem, Step, Trajectory, api_cost, edge_seed, extract_boxed, is_equiv, nearest, run_async, _one_of, _write
 from .confidence import FEATURES, observe
 from .models import Request
 
@@ -272,7 +272,7 @@ class State:
 def _bill(steps, seen, kind='step'):
     "The `Call` that wrote `steps`; `seen` [model -> tokens of the path it has processed] moves on."
     m, prompt, generated = steps[0].model, steps[0].prompt, sum(s.generated for s in steps)
-    call = Call(m, generated, prompt, min(seen.get(m, 0), prompt), kind)
+    call = Call(m, generated, prompt, min(seen.get(m, 0), prompt), kind, steps[0].cached)
     seen[m] = prompt + (generated if kind == 'step' else 0)
     return call
 
@@ -294,6 +294,16 @@ async def _goes_on(router, threshold, tree, state, calls):
     to, lowest = int(await _said(router.choose([state], threshold), calls)), m if absorbing else 0
     if lowest <= to < tree.n_models: return to
     raise ValueError(f'router {router.name}: chose model {to}; {router.mode}, it can go on with {lowest} to {tree.n_models - 1}')
+
+# %% ../nbs/02_rollouts.ipynb #shared
+def _shared(calls, first, seen, step):
+    "Bill what a router's own calls (from `first` on) find in an ideal cache; returns what is left of them without the step."
+    before = {}
+    for i, c in enumerate(calls[first:], first):
+        if not c.cached: continue # nothing is known of what it shares
+        calls[i] = replace(c, cached=min(seen.get(c.model, 0), c.cached))
+        before[c.model], seen[c.model] = c.cached, c.prompt if c.kind == 'prm' else c.cached + step.generated
+    return before
 
 # %% ../nbs/02_rollouts.ipynb #rescored
 async def _rescored(router, tree, state, seen, calls):
@@ -321,9 +331,13 @@ async def _walk_one(problem, router, threshold, tree):
         asked = not (fresh and (ends or redoing and not absorbing) or m == top and ends)
         if asked:
             state = State(problem, tree.sample, (*steps, step), path + str(m), tree.n_models)
-            to = await _goes_on(router, threshold, tree, await _rescored(router, tree, state, seen, calls), calls)
+            state = await _rescored(router, tree, state, seen, calls)
+            told = len(calls)
+            to = await _goes_on(router, threshold, tree, state, calls)
+            before = _shared(calls, told, seen, step)
         if to > m and (ends or redoing):
-            calls[bill], seen[m] = replace(calls[bill], kind='draft'), step.prompt
+            seen |= before | {m: step.prompt}
+            calls[bill] = replace(calls[bill], kind='draft')
             m, fresh = to, True
             continue
         steps.append(step); path += str(m)
@@ -414,6 +428,8 @@ class OutcomeTable:
     small_tokens: np.ndarray # [n, S], generated per small step; 0 beyond T
     small_prompt: np.ndarray # [n, S], prompt tokens that step had to process (after the first step: what is new)
     obs: np.ndarray          # [n, S, feature], raw observations; nan beyond T
+    small_cents: np.ndarray  # [n, S], price of a small step, US cents; 0 for an open model
+    large_cents: np.ndarray  # [n, S+1], price of what the large model wrote; 0 for an open model and in column T and beyond
 
     def __len__(self): return len(self.problem_id)
     def outcome(self, t, on_escalate='append'): return _outcome(self, t, on_escalate)
@@ -435,9 +451,10 @@ def _row(tree, problem):
     small, seen = _stored(tree, problem, '', 0), {}
     large = [_stored(tree, problem, '0'*t, 1) for t in range(len(small))]
     calls = [_bill([s], seen) for s in small]
+    cents = lambda c: api_cost([c], tree.specs)
     return dict(answers=[extract_boxed(c[-1].text) for c in (*large, small)], obs=observe(small),
                 large_tokens=[sum(s.generated for s in c) for c in large], large_prompt=[c[0].prompt for c in large],
-                large_steps=[len(c) for c in large],
+                large_steps=[len(c) for c in large], large_cents=[cents(_bill(c, {})) for c in large], small_cents=[cents(c) for c in calls],
                 small_tokens=[c.generated for c in calls], small_prompt=[c.prompt - c.cached for c in calls])
 
 # %% ../nbs/02_rollouts.ipynb #table-build
@@ -460,7 +477,7 @@ def outcome_table(
     rows = [_row(tree, p) for p in problems]
     right = iter(_grade(tree, [(p, a) for p, r in zip(problems, rows) for a in r['answers']]))
     T = np.array([len(r['obs']) for r in rows]); S = T.max()
-    columns = {k: _padded([r[k] for r in rows], S + k.startswith('large')) for k in rows[0] if k not in ('answers', 'obs')}
+    columns = {k: _padded([r[k] for r in rows], S + k.startswith('large'), 0. if k.endswith('cents') else 0) for k in rows[0] if k not in ('answers', 'obs')}
     names, params = zip(*((s.name, float(s.params)) for s in tree.specs))
     return OutcomeTable(problems[0].benchmark, split, names, params, FEATURES,
                         problem_id=np.array([p.id for p in problems]), sample=np.full(len(rows), tree.sample), n_steps=T,
@@ -471,10 +488,10 @@ def outcome_table(
 def _charge(table, tau, paid):
     "Outcomes where the first `tau` [n] small steps are kept and the first `paid` [n] were paid for."
     rows, upto = np.arange(len(table)), lambda x: np.concatenate([np.zeros((len(x), 1), x.dtype), np.cumsum(x, 1)], 1)
-    out = {k: upto(getattr(table, k))[rows, paid] for k in ('small_tokens', 'small_prompt')}
-    out |= {k: getattr(table, k)[rows, tau] for k in ('correct', 'large_tokens', 'large_prompt', 'large_steps')}
+    out = {k: upto(getattr(table, k))[rows, paid] for k in ('small_tokens', 'small_prompt', 'small_cents')}
+    out |= {k: getattr(table, k)[rows, tau] for k in ('correct', 'large_tokens', 'large_prompt', 'large_steps', 'large_cents')}
     small, large = table.params
-    out['steps'] = tau + out['large_steps']
+    out['steps'], out['cents'] = tau + out['large_steps'], out['small_cents'] + out['large_cents']
     out['paper_flops'] = 2.*small*out['small_tokens'] + 2.*large*out['large_tokens']
     out['full_flops'] = out['paper_flops'] + 2.*small*out['small_prompt'] + 2.*large*out['large_prompt']
     return out
@@ -483,7 +500,7 @@ def _outcome(
     table, # an `OutcomeTable`
     t, # int [n], index of the small step after which the chain escalates; -1 or T = never
     on_escalate='append' # "append" or "regenerate"
-): # dict of arrays [n]: correct, paper_flops, full_flops, small_tokens, large_tokens, steps, large_steps, small_prompt, large_prompt
+): # dict of arrays [n]: correct, paper_flops, full_flops, cents, small_tokens, large_tokens, steps, large_steps, ...
     "What escalating after step t brings about and costs."
     _one_of('on_escalate', on_escalate, _ON_ESCALATE)
     t = np.broadcast_to(np.asarray(t, int), len(table))
@@ -506,4 +523,7 @@ def _save_table(table, path):
 def _load_table(cls, path):
     if not Path(path).exists(): raise FileNotFoundError(f'no outcome table at {path}; run notebook 02 first')
     plain = dict.fromkeys(('benchmark', 'split'), str) | dict.fromkeys(('models', 'params', 'features'), lambda x: tuple(x.tolist()))
-    with np.load(path, allow_pickle=False) as z: return cls(**{f.name: plain.get(f.name, np.asarray)(z[f.name]) for f in fields(cls)})
+    with np.load(path, allow_pickle=False) as z:
+        lacking = [f.name for f in fields(cls) if f.name not in z]
+        if lacking: raise ValueError(f'{path} has no {lacking[0]}: another version wrote it; run notebook 02 again')
+        return cls(**{f.name: plain.get(f.name, np.asarray)(z[f.name]) for f in fields(cls)})

@@ -45,7 +45,7 @@ def chain_table(split='train'):
         if copy >= COPIES - UNSOLVED: correct[i, :T[i] + 1] = 0
     z = np.zeros_like
     return OutcomeTable('chain', split, ('chain small', 'chain large'), (SMALL, LARGE), FEATURES, np.array([f'chain-{i:04d}' for i in range(n)]),
-                        np.zeros(n, int), T, correct, large, z(large), (large > 0)*1, small, z(small), obs)
+                        np.zeros(n, int), T, correct, large, z(large), (large > 0)*1, small, z(small), obs, 0.*small, 0.*large)
 
 def take(table, rows, split=None):
     "Some rows of a table, or the same one several times, renumbered."

@@ -15,7 +15,7 @@ from stepwise_routing.baselines import (COLUMNS, RECEIPT_COLUMNS, STEER, LargeOn
                                         receipt_rows, replay, replay_methods, save_rows, score_thresholds, toy_table, walk_methods, walk_outcome, walk_tables,
                                         walker)
 
-READINGS = 'append', 'regenerate'
+READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
 # ---- replay -------------------------------------------------------------------------------------------------------------------------
 def slow_time(scores, T, threshold):
@@ -138,18 +138,24 @@ def test_hashed_coin_agrees_with_its_expectation():
         for k in ('correct', 'paper_flops', 'steps'):
             assert abs(o[k].mean() - e[k].mean()) < 4*np.std(o[k] - e[k])/np.sqrt(2000)
 
-@given(share=st.floats(0, 1))
-@settings(max_examples=25, deadline=None)
-def test_cost_matched_costs_what_was_asked(share):
+@given(share=st.floats(0, 1), unit=st.sampled_from(UNITS))
+@settings(max_examples=50, deadline=None)
+def test_cost_matched_costs_what_was_asked(share, unit):
     table = toy_table(60)
-    low, high = (random_outcome(table, p)['paper_flops'].mean() for p in (0., 1.))
+    low, high = (random_outcome(table, p)[unit].mean() for p in (0., 1.))
     cost = low + share*(high - low)
-    assert np.isclose(random_outcome(table, cost_matched(table, cost))['paper_flops'].mean(), cost, rtol=1e-9)
+    assert np.isclose(random_outcome(table, cost_matched(table, cost, unit=unit))[unit].mean(), cost, rtol=1e-9)
 
 def test_cost_matched_says_what_is_possible():
-    with pytest.warns(UserWarning, match='no random router on toy test costs 1e\\+12 FLOPs \\(p from 0 to 1'): assert cost_matched(toy_table(20), 1e12) == 1.
-    table = toy_table(20)
-    for p in (0., 1.): assert cost_matched(table, random_outcome(table, p)['paper_flops'].mean()) == p
+    table, every = toy_table(20), np.linspace(0, 1, 201)
+    for unit, much, said in zip(UNITS, (1e12, 1e12, 5.), (r'1e\+12 paper_flops', r'1e\+12 full_flops', '5 cents')):
+        spent = random_outcome(table, every)[unit].mean(1)
+        with pytest.warns(UserWarning, match=rf'no random router on toy test costs {said} \(p from 0 to 1') as warned:
+            p = cost_matched(table, much, unit=unit)
+        assert p == every[spent.argmax()] and f'{spent.min():.4g} to {spent.max():.4g}' in str(warned[0].message)
+        if unit == 'full_flops': continue # what it reads again makes it dearer than the large model, just below p = 1
+        assert p == 1.
+        for p in (0., 1.): assert cost_matched(table, random_outcome(table, p)[unit].mean(), unit=unit) == p
 
 # ---- STEER --------------------------------------------------------------------------------------------------------------------------
 mixtures = st.builds(lambda w, m, gap, a, b: Mixture((w, 1 - w), (m, m + gap), (a, b)), st.floats(.05, .95), st.floats(-50, 50), st.floats(.01, 30),
@@ -260,12 +266,16 @@ def test_nothing_is_chosen_or_fitted_on_test():
     with pytest.raises(ValueError, match='choosing a threshold on toy was handed the test split'): grid_search(steer, Poison())
     with pytest.raises(ValueError, match='fitting STEER on toy was handed the test split'): fit_steer(Poison())
 
-def test_grid_search_reports_the_whole_grid():
+@pytest.mark.parametrize('unit', UNITS)
+def test_grid_search_reports_the_whole_grid(unit):
     table, steer = toy_table(200, 'calibration'), fit_steer(toy_table(200, 'train'))
-    grid = grid_search(steer, table)
+    grid = grid_search(steer, table, cost=unit)
     for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost):
         o = replay(steer, table, x)
-        assert (a, c) == (o['correct'].mean(), o['paper_flops'].mean())
+        assert (a, c) == (o['correct'].mean(), o[unit].mean())
+    rows = [dict(zip(B.GRID_COLUMNS, r)) for r in B.grid_rows([grid])]
+    assert [(r['threshold'], r['accuracy'], r['cost'], r['unit']) for r in rows] == [(x, a, c, unit) for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost)]
+    assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(11)] and B.GRID_COLUMNS[-4:] == ('accuracy', 'cost', 'chosen', 'unit')
     assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02) and grid.threshold == B.THRESHOLDS[grid.chosen]
     assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
 
@@ -323,16 +333,19 @@ def test_rows_of_a_policy_are_means_over_its_seeds():
     test, cal = toy_table(50), toy_table(40, 'calibration')
     policies = [coin(a, i, k) for a, i, k in ((.02, 0, .9), (.02, 3, .7), (.2, 0, .95))]
     rows, singles, grid = policy_rows(policies, cal, test)
-    by = lambda rows, *at: np.array([r[7:15] for r in rows if tuple(r[i] for i in (3, *range(15, len(r)))) == at], float)
+    by = lambda rows, *at: np.array([r[7:len(COLUMNS)] for r in rows if tuple(r[i] for i in (3, *range(len(COLUMNS), len(r)))) == at], float)
+    assert COLUMNS[-1] == 'cents'
     alone = [replay(p.router, test, 1 - p.kappa) for p in policies]
     for alpha, some in ((.02, alone[:2]), (.2, alone[2:])):
         want = np.stack([np.mean([test.correct[:, 0] if k == 'large_correct' else o[k] for o in some], 0) for k in COLUMNS[7:]], 1)
-        assert np.allclose(by(rows, alpha), want)
+        assert np.allclose(by(rows, alpha), want) and want[:, -1].max() > 0
     for seed, o in ((0, alone[0]), (3, alone[1])): assert (by(singles, .02, seed)[:, 0] == o['correct']).all()
     assert {r[3] for r in singles} == {.02} and {(r[3], r[4]) for r in rows} == {(.02, 1), (.2, 0)}
     assert (grid.method, grid.n, grid.thresholds, grid.threshold, grid.alpha) == ('Ours', 40, (.02, .2), .02, .02)
     assert np.isclose(grid.accuracy[1], replay(policies[2].router, cal, 1 - .95)['correct'].mean())
-    assert np.isclose(grid.cost[0], np.mean([replay(p.router, cal, p.threshold)['paper_flops'].mean() for p in policies[:2]]))
+    for unit in UNITS:
+        grid = policy_rows(policies, cal, test, cost=unit)[2]
+        assert grid.unit == unit and np.isclose(grid.cost[0], np.mean([replay(p.router, cal, p.threshold)[unit].mean() for p in policies[:2]]))
     fewer, same, _ = policy_rows(policies, cal, test, alphas='chosen')
     assert fewer == [r for r in rows if r[4]] and same == singles
 

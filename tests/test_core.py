@@ -1,13 +1,14 @@
 """Records, steps and boxes, seeds, benchmarks on the 20-row samples, costs."""
 import asyncio, json, os, subprocess, sys, time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepwise_routing import core
-from stepwise_routing.core import (PRICES, SPLITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed, extract_boxed, generation_flops, load_problems,
-                                   nearest, run_async, split_steps)
+from stepwise_routing.core import (PRICES, SPLITS, UNITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed, extract_boxed, generation_flops, load_problems,
+                                   nearest, run_async, split_steps, walk_cost)
 
 DATA = Path(__file__).parent/'data'
 SAMPLES = dict(gsm8k=DATA/'gsm8k.jsonl', math500=DATA/'math500.jsonl', omnimath=DATA/'omnimath.jsonl')
@@ -198,8 +199,27 @@ def test_costs_add_up_over_calls_and_full_is_never_below_paper(calls):
 
 def test_the_paper_prices():
     million = lambda **k: api_cost([Call(1, **{**dict(generated=0, prompt=0, cached=0), **k})], PAIR)
-    assert million(prompt=10**6) == pytest.approx(40) and million(prompt=10**6, cached=10**6) == pytest.approx(10) and million(generated=10**6) == pytest.approx(160)
+    assert million(prompt=10**6) == pytest.approx(40) and million(prompt=10**6, cached=0, billed=10**6) == pytest.approx(10) and million(generated=10**6) == pytest.approx(160)
+    assert million(prompt=10**6, cached=10**6) == million(prompt=10**6) # what an ideal cache holds is no discount
     assert set(PRICES) == {'gpt-4.1-mini', 'gpt-4o-mini'} and all(p.as_of for p in PRICES.values())
+
+def test_a_walk_costs_in_three_units():
+    small, large = ModelSpec('small', 1.5e9), ModelSpec('large', 7e9, price='gpt-4.1-mini')
+    calls = [Call(0, 10, 100, 0), Call(-1, 1, 120, 40, 'judge', 20), Call(0, 8, 110, 110, 'draft'), Call(1, 30, 110, 64, billed=32)]
+    cost = {unit: walk_cost(calls, [small, large], unit, JUDGE) for unit in UNITS}
+    assert cost['paper_flops'] == 3e9*18 + 14e9*30 + 6e9*1
+    assert cost['full_flops'] == cost['paper_flops'] + 3e9*100 + 14e9*46 + 6e9*80
+    assert cost['cents'] == pytest.approx((78*.40 + 32*.10 + 30*1.60 + 100*.15 + 20*.075 + 1*.60) / 1e4, rel=1e-12)
+    assert walk_cost(calls, [small, large], external=JUDGE) == cost['paper_flops'] and UNITS == ('paper_flops', 'full_flops', 'cents')
+    assert walk_cost(calls, [small, replace(large, price=None)], 'cents', replace(JUDGE, price=None)) == 0 == walk_cost([], [small], 'full_flops')
+    with pytest.raises(ValueError, match=r"unknown unit 'cent' \(did you mean 'cents'\?\); choose one of: paper_flops, full_flops, cents"): walk_cost(calls, PAIR, 'cent')
+    for unit in UNITS:
+        with pytest.raises(ValueError, match='pass external=') as e: walk_cost(calls, [small, large], unit)
+        assert '\n' not in str(e.value)
+
+@given(st.lists(call, max_size=8), st.sampled_from(['paper_flops', 'full_flops', 'cents']))
+def test_a_walk_cost_is_the_sum_of_its_calls(calls, unit):
+    assert walk_cost(calls, PAIR, unit, JUDGE) == pytest.approx(sum(walk_cost([c], PAIR, unit, JUDGE) for c in calls))
 
 def test_costs_name_what_is_missing():
     with pytest.raises(ValueError, match='external'): generation_flops([Call(-1, 3, 5, 0, 'judge')], PAIR)

@@ -1,5 +1,5 @@
 "The engine against plain forward passes of the same model, whatever shares the batch; and every way a step can end."
-import asyncio, random
+import asyncio, random, shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +8,10 @@ from hypothesis import given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
 from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, load_problems, run_async
-from stepwise_routing.micro import micro_path
+from stepwise_routing.micro import CHAT_TEMPLATE, micro_path
 from stepwise_routing.models import PrefixCache, Request, StepTokenizer, TransformersBackend, confidences, draw_tokens, six_digits, step_text, uniforms
 from stepwise_routing.models import prompt_text, weights_sha256
+import stepwise_routing.models as M
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
@@ -334,9 +335,58 @@ def test_choose_is_the_product_over_tokens_renormalised():
     ids = backend.text.encode(prompt_text(backend.text.hf, chat_prompt('?')))
     for options in (['correct', 'incorrect'], list('0123456789'), ['yes', 'no', 'perhaps']):
         brute = np.array([np.prod(plain(oracle, ids, backend.text.encode(o))[1]) for o in options])
-        np.testing.assert_allclose(run_async(backend.choose(chat_prompt('?'), options)), brute / brute.sum(), rtol=1e-5)
+        choice = run_async(backend.choose(chat_prompt('?'), options))
+        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-5)
+        assert (choice.prompt, choice.generated) == (len(ids), max(len(backend.text.encode(o)) for o in options))
     assert backend.engine.stats['cached'] > 0 # the prompt was computed once
     with pytest.raises(ValueError, match="option '1' begins option '10'"): run_async(backend.choose(chat_prompt('?'), ['1', '10']))
+
+def test_options_of_one_token_are_read_off_one_pass():
+    backend = TransformersBackend(tiny('qwen2', num_key_value_heads=1), bytes_tokenizer(template=CHAT_TEMPLATE))
+    oracle = tiny('qwen2', num_key_value_heads=1).double()
+    read, before = [], backend.engine.stats['prompt']
+    chain = [*chat_prompt('?'), dict(role='assistant', content='so')]
+    for messages in (chat_prompt('?'), [*chain, dict(role='user', content='Score it.')]):
+        ids = backend.text.encode(prompt_text(backend.text.hf, messages))
+        brute = np.array([plain(oracle, ids, backend.text.encode(o))[1][0] for o in '0123456789'])
+        choice = run_async(backend.choose(messages, list('0123456789')))
+        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-5)
+        read.append(len(ids))
+    assert backend.engine.stats['prompt'] == before + sum(read) # not ten times as much
+    known = backend.text.encode(prompt_text(backend.text.hf, chain))
+    assert choice.shared == len(known) and ids[:len(known)] == known # all that was there before the last message
+
+BESIDE = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()
+
+@given(st.integers(1, 300), st.integers(0, 5))
+@settings(max_examples=15, deadline=None)
+def test_the_likeliest_tokens_beside_a_scored_one(top, seed):
+    backend, oracle = BESIDE
+    r = np.random.default_rng(seed)
+    ids, answers = r.integers(3, 250, 6).tolist(), r.integers(3, 250, 4).tolist()
+    known, tokens, logs = run_async(M._answer(backend, ids, [len(ids)], answers=tuple(answers), top=top))
+    with torch.inference_mode(): z = oracle(torch.tensor([ids + answers])).logits[0, len(ids) - 1:-1].double().log_softmax(-1).numpy()
+    assert tokens.shape == logs.shape == (4, min(top, z.shape[1]))
+    np.testing.assert_allclose(logs, -np.sort(-z, 1)[:, :top], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(logs, np.take_along_axis(z, tokens, 1), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(known[1], np.exp(z[np.arange(4), answers]), rtol=1e-6)
+
+def test_replies_of_limited_length_and_their_own_sampling_leave_other_rows_alone():
+    backend = TransformersBackend(tiny('llama'), bytes_tokenizer(), max_tokens=60, context=200)
+    ids = list(backend.text.prompt('1+1?'))
+    ask = [Request(PROBLEM, seed=lambda i, k=k: 100*k + i, to_end=True, max_steps=99) for k in range(12)]
+    row = lambda k, **what: M._answer(backend, ids, [len(ids)], request=ask[k], **what)
+    alone = [run_async(row(k, most=25)) for k in range(12)]
+    async def mixed():
+        some = [row(k, most=25) if k % 2 else row(k, most=25, sampling=(.1*k, .9)) for k in range(12)]
+        return await asyncio.gather(*some)
+    both = run_async(mixed())
+    assert all(both[k] == alone[k] for k in range(1, 12, 2)) and any(both[k] != alone[k] for k in range(0, 12, 2))
+    for steps in both:
+        n = sum(s.generated for s in steps)
+        assert n == 25 and steps[-1].finish == 'length' or n <= 25 and steps[-1].finish == 'stop'
+    greedy = run_async(row(0, most=5, sampling=(0, 1.)))
+    assert greedy == run_async(row(1, most=5, sampling=(0, 1.)))
 
 def test_a_step_from_another_vocabulary_is_scored_as_text():
     backend, oracle = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()
@@ -421,3 +471,10 @@ def test_bad_arguments_and_missing_files_say_so_in_one_line(tmp_path):
     backend = TransformersBackend(model, hf, context=60)
     with pytest.raises(ValueError, match="problem 'long'.* context of 60"): run_async(backend.write(Request(Problem('toy', 'long', 'x' * 99, ''))))
     with pytest.raises(FloatingPointError, match='not finite'): run_async(TransformersBackend(Scripted(nan), hf).write(Request(PROBLEM)))
+
+def test_truncated_weights_are_one_clear_line(tmp_path):
+    shutil.copytree(micro_path('small'), tmp_path/'cut')
+    file = tmp_path/'cut'/'model.safetensors'
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(FileNotFoundError, match='does not load') as e: TransformersBackend(tmp_path/'cut')
+    assert '\n' not in str(e.value)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepwise_routing import results as R
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, RECEIPT_COLUMNS, SEED_COLUMNS, LargeOnly, RandomRouter, SavedPolicy, SmallOnly, grid_rows,
-                                        grid_search, fit_steer, oracle_frontier, outcome_grid, outcome_rows, policy_rows, random_frontier, random_outcome,
-                                        receipt_rows, replay, replay_methods, save_rows, toy_table)
-from stepwise_routing.results import (METHOD_STYLE, PAPER_TABLE_1, ablation_markdown, ablation_table, bootstrap_ci, compare_at_equal_accuracy,
-                                      compare_with_steer, comparison_markdown, cost_share_markdown, cost_share_table, draw_accuracy_cost, evaluate,
-                                      figure_caption, frontier_share, gain_markdown, headroom, load_results, load_seeds, method_label, paper_style,
-                                      pareto_frontier, read_rows, resamples, routing_area, routing_gain, save_figure, save_table, shortfalls, table_flops,
-                                      to_markdown, to_tex)
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, RECEIPT_COLUMNS, REUSE_COLUMNS, SEED_COLUMNS, LargeOnly, RandomRouter, SavedPolicy, SmallOnly,
+                                        grid_rows, grid_search, fit_steer, oracle_frontier, outcome_grid, outcome_rows, policy_rows, random_frontier,
+                                        random_outcome, receipt_rows, replay, replay_methods, save_rows, toy_table)
+from stepwise_routing.results import (METHOD_STYLE, PAPER_TABLE_1, PAPER_TABLE_2, ablation_markdown, ablation_table, api_benchmarks, billed_as, bootstrap_ci,
+                                      compare_at_equal_accuracy, compare_with, comparison_markdown, cost_share_markdown, cost_share_table, details_markdown,
+                                      draw_accuracy_cost, evaluate, figure_caption, frontier_share, gain_markdown, headroom, load_results, load_reuse,
+                                      load_seeds, load_setting, method_label, paper_style, pareto_frontier, printed, read_rows, resamples, reuse_markdown,
+                                      routing_area, routing_gain, save_figure, save_table, shortfalls, table_api, table_flops, to_markdown, to_tex)
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
@@ -30,7 +30,20 @@ def run(tmp_path_factory):
     return folder
 
 @pytest.fixture(scope='module')
+def api(run):
+    "The API setting of the same run: thresholds are chosen to save cents."
+    tables = {s: toy_table(60, s) for s in ('train', 'calibration', 'test')}
+    rows, grids = replay_methods(**tables, cost='cents')
+    tables['test'].save(run/'api'/'outcomes'/'toy-test.npz')
+    save_rows(run/'api'/'methods'/'toy.csv', rows)
+    save_rows(run/'api'/'methods'/'toy-grid.csv', grid_rows(grids), GRID_COLUMNS)
+    return run/'api'
+
+@pytest.fixture(scope='module')
 def loaded(run): return load_results(run, 'toy', n_boot=300)
+
+@pytest.fixture(scope='module')
+def priced(api): return load_results(api, 'toy', n_boot=300, cost='cents')
 
 def coin(alpha, seed, kappa, variant='append', e='append', name='Ours', met=True):
     "A stand-in for a trained policy."
@@ -80,17 +93,40 @@ def test_undefined_and_infinite_draws():
     assert bootstrap_ci([1.]*50 + [np.inf]*50).tolist() == [1., np.inf]
 
 # ---- evaluate -----------------------------------------------------------------------------------------------------------------------
-def frame(correct, large, flops, threshold=0., method='X', n_large=None):
-    row = lambda i: dict(zip(COLUMNS, ('b', method, 'append', threshold, 1, f'p{i}', 0, correct[i], large[i], flops[i], 2*flops[i], 3, 4, 5, 2)))
+def frame(correct, large, flops, threshold=0., method='X', cents=None):
+    cents = np.asarray(flops)/1e9 if cents is None else cents
+    row = lambda i: dict(zip(COLUMNS, ('b', method, 'append', threshold, 1, f'p{i}', 0, correct[i], large[i], flops[i], 2*flops[i], 3, 4, 5, 2, cents[i])))
     return pd.DataFrame([row(i) for i in range(len(correct))])
 
 def test_every_metric_by_hand():
     rows = pd.concat([frame([1, 1, 0, 1], [1, 1, 0, 1], [4e6]*4, method='Large only'), frame([1, 0, 1, 0], [1, 1, 0, 1], [1e6, 1e6, 2e6, 2e6])])
     r = evaluate(rows, n_boot=50).iloc[1]
-    assert (r['accuracy'], r['coverage'], r['paper_flops'], r['full_flops']) == (.5, .5, 1.5, 3.)
+    assert (r['accuracy'], r['coverage'], r['cost'], r['full_flops']) == (.5, .5, 1.5, 3.)
     assert np.isclose(r['ac_percent'], 50/1.5) and np.isclose(r['ac_fraction'], .5/1.5) and np.isclose(r['large_share'], .4)
     assert (r['steps'], r['small_tokens'], r['large_tokens'], r['n']) == (5, 3, 4, 4)
-    assert r['accuracy_vs_large'] == -.25 and r['paper_flops_vs_large'] == -2.5
+    assert r['accuracy_vs_large'] == -.25 and r['cost_vs_large'] == -2.5
+    assert (r['cost_in'], r['unit'], r['cost_share']) == ('paper_flops', 1e6, 1.5/4)
+
+def test_cost_is_a_choice():
+    "Every metric that knows a cost follows it; the others stay. Cents are never divided by the unit of FLOPs."
+    rows = pd.concat([frame([1, 1, 0, 1], [1, 1, 0, 1], [4e6]*4, method='Large only', cents=[.02, .02, .01, .03]),
+                      frame([0]*4, [1, 1, 0, 1], [5e5]*4, method='Small only', cents=[0.]*4), frame([1, 0, 1, 0], [1, 1, 0, 1], [1e6]*4, cents=[.01, 0., 0., .01])])
+    flops, full, cents = (evaluate(rows, 50, cost=c).set_index('method') for c in ('paper_flops', 'full_flops', 'cents'))
+    c = cents.loc['X']
+    assert np.allclose([c['cost'], c['cost_share'], c['cost_vs_large'], c['ac_fraction'], c['ac_percent']], [.005, .25, -.015, 100, 10_000])
+    assert full.loc['X', 'cost'] == full.loc['X', 'full_flops'] == 2*flops.loc['X', 'cost'] == c['full_flops'] == 2.
+    same = ['accuracy', 'coverage', 'full_flops', 'steps', 'large_share', 'accuracy_vs_large_low', 'coverage_high']
+    pd.testing.assert_frame_equal(flops[same], cents[same])
+    free = cents.loc['Small only']
+    assert (free['cost'], free['cost_low'], free['cost_high'], free['cost_share']) == (0, 0, 0, 0)
+    assert np.isnan(free[['ac_percent', 'ac_fraction', 'ac_percent_low', 'ac_fraction_high']].astype(float)).all()
+
+def test_costs_that_cannot_be_had_are_refused():
+    rows = pd.concat([frame([1], [1], [4e6], method='Large only'), frame([1], [1], [1e6])])
+    with pytest.raises(ValueError, match=r"unknown cost 'cent' \(did you mean 'cents'\?\)"): evaluate(rows, 2, cost='cent')
+    with pytest.raises(ValueError, match="no column 'cents': run nbs/04_baselines.ipynb again"): evaluate(rows.drop(columns='cents'), 2, cost='cents')
+    with pytest.raises(ValueError, match="no column 'cents'"): compare_at_equal_accuracy(rows.drop(columns='cents'), n_boot=2, cost='cents')
+    with pytest.raises(ValueError, match='the large model alone costs nothing in cents'): evaluate(rows.assign(cents=0.), 2, cost='cents')
 
 def test_differences_are_paired():
     "Two methods that differ on one problem in a hundred: the difference is known far better than either."
@@ -99,7 +135,7 @@ def test_differences_are_paired():
     rows = pd.concat([frame(large, large, np.full(100, 2e6), method='Large only'), frame(other, large, np.full(100, 1e6))])
     r = evaluate(rows).iloc[1]
     assert r['accuracy_high'] - r['accuracy_low'] > .15 and r['accuracy_vs_large_low'] >= -.035 and r['accuracy_vs_large_high'] == 0
-    assert r['paper_flops_vs_large_low'] == r['paper_flops_vs_large_high'] == -1
+    assert r['cost_vs_large_low'] == r['cost_vs_large_high'] == -1
 
 def test_row_order_changes_nothing(run):
     rows = read_rows(run/'methods'/'toy.csv')
@@ -132,6 +168,14 @@ def test_headroom_agrees_with_the_frontiers(on_escalate):
     enough = best['accuracy'] >= room['large_accuracy'] - 1e-9
     assert np.isclose(room['cost_share_to_match_large'], best['cost'][enough][0]/(room['large_cost']*1e6))
     assert np.isclose(room['gain'], room['oracle_accuracy'] - room['random_accuracy']) and room['gain_low'] <= room['gain'] <= room['gain_high']
+
+@pytest.mark.parametrize('cost', ['full_flops', 'cents'])
+def test_headroom_in_another_cost(cost):
+    table, per = toy_table(120), 1 if cost == 'cents' else 1e6
+    room, best = headroom(table, 'append', 50, cost=cost), oracle_frontier(table, cost=cost)
+    assert np.isclose(room['oracle_accuracy'], best['accuracy'][-1]) and np.isclose(room['oracle_cost']*per, best['cost'][-1])
+    assert np.isclose(room['large_cost']*per, table.large_only()[cost].mean())
+    assert ('at US cents' in R.headroom_markdown([room], cost=cost)) == (cost == 'cents')
 
 def test_headroom_says_when_the_large_model_is_out_of_reach():
     table = toy_table(30)
@@ -204,6 +248,17 @@ def test_routing_gain_reads_the_rows(with_ours):
     md = gain_markdown(gain)
     assert '| Bare threshold on score_logit, regenerate | ' in md and f'{100*gain["share"][0]:.1f}<br><sub>[' in md and '</sub> (1) |' in md
 
+def test_routing_gain_in_cents(api):
+    test, cal = toy_table(60), toy_table(60, 'calibration')
+    rows, grid = read_rows(api/'methods'/'toy.csv', cost='cents'), pd.read_csv(api/'methods'/'toy-grid.csv')
+    gain = routing_gain(test, cal, rows, grid, n_boot=40, cost='cents')
+    steer = fit_steer(toy_table(60, 'train'))
+    found = grid_search(steer, cal, cost='cents')
+    outcomes = [replay(steer, test, x) for x in found.thresholds]
+    want = frontier_share(test, (found.cost, found.accuracy), [np.stack([o[k] for o in outcomes]) for k in ('cents', 'correct')], cost='cents', n_boot=40)
+    assert all(np.isclose(gain.iloc[0][k], want[k]) for k in want)
+    with pytest.raises(ValueError, match='toy: the calibration grid is in cents, not in paper_flops'): routing_gain(test, cal, rows, grid, n_boot=2)
+
 # ---- equal accuracy -----------------------------------------------------------------------------------------------------------------
 def line(method, correct, flops, threshold=0., chosen=1):
     return frame(correct, [1, 1], [1e6*f for f in flops], threshold, method).assign(chosen=chosen)
@@ -245,16 +300,54 @@ def test_an_accuracy_out_of_reach():
     with pytest.raises(ValueError, match=r'no chosen row of Ours \(full\)'): compare_at_equal_accuracy(rows, ('Ours (full)', 'append'), n_boot=2)
     with pytest.raises(ValueError, match=r'no rows of STEER \(next\)'): compare_at_equal_accuracy(rows, other=('STEER (next)', 'append'), n_boot=2)
 
+def test_comparisons_in_cents_by_hand():
+    "The same two problems, priced apart from their FLOPs: the small model is free."
+    rows = two([.75, .75], [2, 2])
+    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: .3, 6e6: .5, 2e6: .1})
+    got = compare_at_equal_accuracy(rows, n_boot=20, cost='cents')
+    assert np.allclose([got['cost'], got['other_cost'], got['cost_ratio'], got['accuracy_difference']], [.1, .4, .25, .75 - 1/6]) and got['wins']
+
+def test_nothing_for_nothing_is_a_tie_and_something_for_nothing_is_not():
+    rows = two([0, 0], [1, 1])
+    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: .3, 6e6: .5})
+    got = compare_at_equal_accuracy(rows, n_boot=20, cost='cents')
+    assert (got['cost_ratio'], got['cost_ratio_low'], got['cost_ratio_high'], got['wins'], got['loses']) == (1, 1, 1, False, False)
+    rows.loc[rows['method'] == 'Ours', 'cents'] = .3 # as accurate as the small model, which is free
+    got = compare_at_equal_accuracy(rows, n_boot=20, cost='cents')
+    assert got['cost_ratio'] == got['cost_ratio_low'] == np.inf and got['loses']
+    assert '∞ <sub>[∞, ∞]' in comparison_markdown(pd.DataFrame([got]))
+
+def everyone(ours, flops, **others):
+    "`two` with more methods, each (correct, flops) at one threshold."
+    return pd.concat([two(ours, flops), *(line(m, *of) for m, of in others.items())])
+
+def test_comparisons_are_with_everyone_there():
+    others = {'RSD': ([1, 1], [2, 2]), 'SpecReason (greedy)': ([.5, .5], [5, 5]), 'Ours (full)': ([1, 1], [3, 3]), 'Ours (per step)': ([0, 0], [3, 3]),
+              'Random': ([1, 1], [1, 1]), 'Oracle': ([1, 1], [1, 1])}
+    pairs = compare_with(everyone([.75, .75], [2, 2], **others), n_boot=20)
+    assert pairs[['ours', 'other']].values.tolist() == [[o, m] for o in ('Ours', 'Ours (full)', 'Ours (per step)')
+                                                        for m in ('SpecReason (greedy)', 'RSD', 'STEER (rest)')]
+    assert compare_with(everyone([.75, .75], [2, 2], **others), ('RSD',), n_boot=20)['other'].unique().tolist() == ['RSD']
+    md = comparison_markdown(pairs)
+    head = md.splitlines()[0]
+    assert head == '| Benchmark | Method | against SpecReason (greedy) (chosen threshold only) | against STEER (rest) | against RSD (chosen threshold only) |'
+    assert '| b | Ours | ' in md and '| b | Ours (full) | ' in md and '| b | Ours (per step)' not in md
+    assert '**Against methods with no external model (SpecReason, STEER).** Ours wins 4 of 4 comparisons.' in md
+    assert '**Against methods with an external model (RSD).** Ours wins 0 of 2 comparisons, and is clearly behind in 1. It does not win' in md
+    assert '- b: Ours against RSD (clearly behind).\n- b: Ours (full) against RSD.' in md
+    rest = pairs[pairs['ours'] == 'Ours (per step)']
+    assert f'they win 0 of 3 comparisons, and are clearly behind in {rest["loses"].sum()}.' in md
+
 def test_comparisons_say_where_ours_does_not_win():
-    pairs = compare_with_steer(two([.75, .75], [2, 2]), n_boot=20)
+    pairs = compare_with(two([.75, .75], [2, 2]), n_boot=20)
     assert 'Ours wins 1 of 1 comparisons.\n' in comparison_markdown(pairs) and '**0.40** <sub>[0.40, 0.40]' in comparison_markdown(pairs)
-    pairs = pd.concat([pairs, compare_with_steer(two([1, 1], [8, 8]), n_boot=20).assign(benchmark='c')])
+    pairs = pd.concat([pairs, compare_with(two([1, 1], [8, 8]), n_boot=20).assign(benchmark='c')])
     md = comparison_markdown(pairs)
     assert 'Ours wins 1 of 2 comparisons. It does not win (intervals not clear of 1 and 0):\n\n- c: Ours against STEER (rest).' in md
-    behind = comparison_markdown(compare_with_steer(two([.5, .5], [5, 5]), n_boot=20))
+    behind = comparison_markdown(compare_with(two([.5, .5], [5, 5]), n_boot=20))
     assert 'Ours wins 0 of 1 comparisons, and is clearly behind in 1. It does not win' in behind and 'STEER (rest) (clearly behind).' in behind
-    assert '| c | Ours | 1.33 <sub>' in md
-    assert compare_with_steer(pd.concat([line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [9, 9])]), 2).empty
+    assert '| c | Ours | 1.33 <sub>' in md and 'external model (RSD)' not in md
+    assert compare_with(pd.concat([line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [9, 9])]), n_boot=2).empty
 
 # ---- cost shares and ablations ------------------------------------------------------------------------------------------------------
 def test_cost_shares_of_the_run_and_the_paper(loaded):
@@ -268,6 +361,18 @@ def test_cost_shares_of_the_run_and_the_paper(loaded):
     md = cost_share_markdown(shares)
     assert '| Ours | 45.9 | -0.1 | 58.7 | +3.2 | 60.8 | +0.9 |' in md and 'Large only' not in md and md.index('toy profile') < md.index('The paper')
 
+def test_cost_shares_in_cents(priced):
+    results, table, _ = priced
+    shares = cost_share_table(results, 'toy')
+    large = table.large_only()['cents'].mean()
+    steer = shares.query('method == "STEER (rest)" and source == "this run"')['cost_share']
+    assert np.allclose(steer, results.query('method == "STEER (rest)" and chosen == 1')['cost']/large)
+    assert shares.query('method == "Small only"')['cost_share'].tolist() == [0.]
+    md = cost_share_markdown(shares)
+    assert 'computed from its Table 2; GPT-4.1-mini is the large model' in md and '| 7B Only | 0.0 | -10.0 | 0.0 | -5.2 | 0.0 | -14.8 |' in md
+    assert '| Ours | 70.0 | -0.7 | 37.5 | +0.2 | 84.9 | -4.4 |' in md and 'GPT-4.1-mini |' not in md
+    with pytest.raises(ValueError, match='unknown cost of a table of the paper'): cost_share_table(results.assign(cost_in='full_flops'), 'toy')
+
 def test_ablations_by_hand():
     large = line('Large only', [1, 1], [10, 10])
     single = pd.concat([line('short', c, f, .02).assign(seed=i) for i, (c, f) in enumerate((([1, 1], [2, 4]), ([1, 0], [5, 5])))])
@@ -276,6 +381,8 @@ def test_ablations_by_hand():
     assert np.isclose(r['cost_share'], .4) and np.allclose([r['cost_share_min'], r['cost_share_max']], [.3, .5])
     assert r['miss'] == .25 and (r['miss_low'], r['miss_high'], r['miss_min'], r['miss_max']) == (0., .5, 0., .5)
     assert (r['accuracy_low'], r['accuracy_high']) == (.5, 1.), 'resamples of the mean over seeds: 1 and .5 a problem'
+    money = ablation_table(large.assign(cents=.1), single.assign(cents=.03), n_boot=20, cost='cents').iloc[0]
+    assert np.isclose(money['cost_share'], .3)
     with pytest.raises(ValueError, match='single seeds have other problems than the rest'): ablation_table(large, single.assign(problem='x'))
 
 def test_ablations_come_from_their_file(with_ours, run):
@@ -290,12 +397,23 @@ def test_ablations_come_from_their_file(with_ours, run):
     with pytest.raises(ValueError, match="has no column 'seed': run nbs/04_baselines.ipynb again"): load_seeds(with_ours, 'bad')
 
 # ---- tables -------------------------------------------------------------------------------------------------------------------------
-def test_the_papers_accuracy_per_cost_follows_from_its_columns():
-    for method, (_, *cells) in PAPER_TABLE_1['rows'].items():
-        for cell in cells:
-            accuracy, flops, ac = map(float, cell.split())
-            assert abs(accuracy/flops - ac) < .02*ac, (method, cell)
-    assert {s['paper'] for s in METHOD_STYLE.values() if s['paper']} == set(PAPER_TABLE_1['rows'])
+@pytest.mark.parametrize('paper, factor', [(PAPER_TABLE_1, 1), (PAPER_TABLE_2, 100)], ids=['Table 1', 'Table 2'])
+def test_the_papers_accuracy_per_cost_follows_from_its_columns(paper, factor):
+    "Every printed A/C but the one misprint; Table 1 is in percent, Table 2 a fraction."
+    odd = []
+    for method in paper['rows']:
+        for benchmark, ((_, accuracy), (_, spent), (text, ac)) in zip(paper['benchmarks'], printed(paper, method)):
+            if text == '--': assert spent == 0 and np.isnan(ac)
+            elif abs(accuracy/factor/spent - ac) >= .02*ac: odd.append((method, benchmark, text))
+    assert odd == ([('RSD', 'OmniMath', '1.52‡')] if paper is PAPER_TABLE_2 else [])
+
+def test_the_papers_tables_are_complete():
+    for i, paper in enumerate((PAPER_TABLE_1, PAPER_TABLE_2)):
+        assert {s['paper'][i] for s in METHOD_STYLE.values() if s['paper']} == set(paper['rows'])
+        assert {paper['small'], paper['large']} == set(list(paper['rows'])[:2]) and all(len(r) == 4 for r in paper['rows'].values())
+        assert [r[0] for r in paper['rows'].values()] == ['--', '--', 'no', 'yes', 'no', 'no']
+    marks = {t[-1] for m in PAPER_TABLE_2['rows'] for cell in printed(PAPER_TABLE_2, m) for t, _ in cell if t[-1] in '†‡'}
+    assert marks == {n[0] for n in PAPER_TABLE_2['notes']} and round(.402/.2932, 2) == 1.37
 
 GOLDEN = r'''% generated by nbs/05_results.ipynb, golden profile; needs booktabs, amssymb and graphicx
 \resizebox{\linewidth}{!}{%
@@ -317,13 +435,84 @@ def test_golden_tex():
     rows = pd.concat([frame([1, 0, 1, 0], [1, 1, 0, 1], [1e6, 1e6, 2e6, 2e6], .3, 'STEER (rest)').assign(on_escalate='regenerate'),
                       frame([1, 1, 0, 1], [1, 1, 0, 1], [4e6]*4, method='Large only')])
     results = evaluate(rows, n_boot=1)
-    for c in ('accuracy', 'paper_flops', 'ac_percent'): results[f'{c}_low'] = results[f'{c}_high'] = results[c]
+    for c in ('accuracy', 'cost', 'ac_percent'): results[f'{c}_low'] = results[f'{c}_high'] = results[c]
     tex = to_tex(table_flops(results, 'golden'))
     head, paper = tex.split(r'\multicolumn{11}{l}{\emph{Table 1 of the paper')
     assert head == GOLDEN
     assert r'Ours & $\times$ & 94.5 & 2.03 & 46.55 & 82.8 & 5.34 & 15.5 & 29.1 & 8.24 & 3.53 \\' in paper
     assert r'RSD & $\checkmark$ & 94.4 & 2.27 & 41.59' in paper and paper.endswith('\\bottomrule\n\\end{tabular}}\n')
     assert tex.count('{') == tex.count('}')
+
+GOLDEN_API = r'''% generated by nbs/05_results.ipynb, golden profile; needs booktabs, amssymb and graphicx
+\resizebox{\linewidth}{!}{%
+\begin{tabular}{lcrrrrrrrrr}
+\toprule
+\multicolumn{11}{l}{\emph{This run, golden profile (4 b test problems; US cents; [paired bootstrap 95\% interval])}} \\
+ & Ext. & \multicolumn{3}{c}{b} \\
+\cmidrule(lr){3-5}
+Method & models & Acc$\uparrow$ & Cost$\downarrow$ & A/C$\uparrow$ \\
+\midrule
+Small only & -- & 25.0 & 0 & -- \\
+ & & {\tiny [25.0, 25.0]} & {\tiny [0, 0]} &  \\
+Large only & -- & 75.0 & 0.0125 & 60.0 \\
+ & & {\tiny [75.0, 75.0]} & {\tiny [0.0125, 0.0125]} & {\tiny [60.0, 60.0]} \\
+RSD & $\checkmark$ & 50.0 & 0.00400 & 125 \\
+ & & {\tiny [50.0, 50.0]} & {\tiny [0.00400, 0.00400]} & {\tiny [125, 125]} \\
+\midrule
+'''
+
+def golden_api():
+    rows = pd.concat([frame([1, 0, 0, 0], [1, 1, 0, 1], [1e6]*4, method='Small only', cents=[0.]*4),
+                      frame([1, 1, 0, 1], [1, 1, 0, 1], [4e6]*4, method='Large only', cents=[.01, .02, .01, .01]),
+                      frame([1, 0, 1, 0], [1, 1, 0, 1], [1e6]*4, .3, 'RSD', [.016, 0., 0., 0.]).assign(on_escalate='regenerate')])
+    results = evaluate(rows, n_boot=1, cost='cents')
+    for c in ('accuracy', 'cost', 'ac_fraction', 'ac_percent'): results[f'{c}_low'] = results[f'{c}_high'] = results[c]
+    return results
+
+def test_golden_tex_of_table_2():
+    tex = to_tex(table_api(golden_api(), 'golden'))
+    head, paper = tex.split(r'\multicolumn{11}{l}{\emph{Table 2 of the paper')
+    assert head == GOLDEN_API
+    assert r'7B Only & -- & 85.2$^\dagger$ & 0.0 & -- & 79.6 & 0.0 & -- & 28.2 & 0.0 & -- \\' in paper
+    assert r'Ours & $\times$ & 94.5 & 0.0205 & 46.09 & 85.0 & 0.0493 & 17.24 & 38.6 & 0.285 & 1.35 \\' in paper and r'1.52$^\ddagger$ \\' in paper
+    assert tex.count('{') == tex.count('}') and not set('†‡∞') & set(tex) and tex.count(r'\begin{tabular}') == tex.count(r'\end{tabular}') == 1
+    after = paper.split('\\end{tabular}}\n')[1].splitlines()
+    assert len(after) == 3 and "micro-large behind a local server, billed at GPT-4.1-mini's prices. The small model costs nothing." in after[0]
+
+def test_table_2_by_hand():
+    table = table_api(golden_api(), 'golden')
+    mine = table[table['source'] == 'this run'].set_index('method')
+    assert mine['cost'].tolist() == [0, .0125, .004] and mine['ac'].tolist()[1:] == [60, 125] and np.allclose(mine['ac_percent'][1:], [6000, 12500])
+    assert mine.loc['Small only', 'ac_text'] == '--' and np.isnan(mine.loc['Small only', 'ac']) and mine.loc['RSD', 'label'] == 'RSD'
+    paper = table[table['source'] == 'paper'].set_index(['method', 'benchmark'])
+    assert paper.loc[('Ours', 'GSM8K'), ['accuracy', 'cost', 'ac', 'ac_percent']].tolist() == [94.5, .0205, 46.09, 4609]
+    assert paper.loc[('RSD', 'OmniMath'), 'ac'] == 1.52 and paper.loc[('RSD', 'OmniMath'), 'ac_text'] == '1.52‡'
+    assert len(paper) == 18 and paper['accuracy_low'].isna().all()
+
+def test_table_2_says_whose_money_it_is(priced, tmp_path):
+    results, table, _ = priced
+    made = table_api(results, 'toy', table.models[-1])
+    md, tex = to_markdown(made), to_tex(made)
+    for text in (md, tex): assert "toy large behind a local server, billed at GPT-4.1-mini's prices" in text
+    assert md.count('| Small only | – | ') == 1 and '0<br><sub>[0, 0]</sub> | -- |' in md and '85.2†' in md and '\n† On GSM8K' in md and '\n‡ Printed so' in md
+    assert 'billed at' in figure_caption(results, 'toy', table.models[-1]) and 'log scale' not in figure_caption(results, 'toy')
+    csv = pd.read_csv(save_table(tmp_path/'table2', made, tex=tex, md=md)[0])
+    assert {'cost_low', 'ac', 'ac_percent', 'billing'} <= set(csv) and csv['ac_percent'].iloc[1] == pytest.approx(100*csv['ac'].iloc[1])
+    assert billed_as('gpt-4.1-mini-2025-04-14') == 'gpt-4.1-mini at its published prices' and billed_as('served:micro-large').startswith('micro-large behind')
+
+def test_tables_take_results_in_their_own_cost(loaded, priced):
+    with pytest.raises(ValueError, match="the results are in cents: evaluate them with cost='paper_flops' for this table"): table_flops(priced[0], 'toy')
+    with pytest.raises(ValueError, match="the results are in paper_flops: evaluate them with cost='cents' for this table"): table_api(loaded[0], 'toy')
+
+def test_details_show_the_other_unit(loaded, priced):
+    flops, cents = details_markdown(loaded[0]), details_markdown(priced[0])
+    assert 'Full FLOPs, 10^6 | A/C, fraction per 10^6 FLOPs' in flops and 'Cost, % of large | A/C, % per cent' in cents
+    small, large = cents.splitlines()[2:4]
+    assert ' | 0.0<br><sub>[0.0, 0.0]</sub> | -- | ' in small and ' | 100.0<br><sub>[100.0, 100.0]</sub> | ' in large and 'nan' not in cents + flops
+
+@pytest.mark.parametrize('x, text', [(0, '0'), (101.2, '101'), (99.96, '100'), (12.34, '12.3'), (9.996, '10.0'), (1.234, '1.23'), (.5, '0.500'), (.0293, '0.0293'),
+                                     (.00934, '0.00934'), (.000123, '0.000123'), (-.0293, '-0.0293'), (np.nan, '--'), (np.inf, '∞')])
+def test_three_digits(x, text): assert R._digits(x) == text
 
 def test_tables_hold_this_run_and_the_paper_apart(loaded):
     results, _, _ = loaded
@@ -345,7 +534,12 @@ def test_same_results_same_bytes(loaded, tmp_path):
         paths += save_figure(draw_accuracy_cost(results, dict(toy=table)), tmp_path/name/'figure', figure_caption(results, 'toy'))
         written.append({p.name: p.read_bytes() for p in paths})
     assert written[0] == written[1] and set(written[0]) == {'table1.csv', 'table1.tex', 'table1.md', 'figure.pdf', 'figure.png', 'figure.md'}
-    assert b'CreationDate' not in written[0]['figure.pdf'] and sorted(p.name for p in (tmp_path/'a').iterdir()) == sorted(written[0])
+    assert 'cost' in pd.read_csv(tmp_path/'a'/'table1.csv') and b'CreationDate' not in written[0]['figure.pdf'] and sorted(p.name for p in (tmp_path/'a').iterdir()) == sorted(written[0])
+
+def test_the_cents_figure_is_the_same_bytes_twice(priced, tmp_path):
+    results, table, _ = priced
+    made = [[p.read_bytes() for p in save_figure(draw_accuracy_cost(results, dict(toy=table)), tmp_path/n, figure_caption(results, 'toy'))] for n in 'ab']
+    assert made[0] == made[1] and len(made[0]) == 3
 
 def test_csv_keeps_ten_digits(loaded, tmp_path):
     results, _, _ = loaded
@@ -359,22 +553,42 @@ def boxes(fig):
     renderer = fig.canvas.get_renderer()
     return [(t.get_text(), t.get_window_extent(renderer)) for ax in fig.axes for t in ax.texts]
 
-@pytest.mark.parametrize('width, panels, source, labels', [(2.7, 1, 'loaded', 7), (5.5, 3, 'loaded', 7), (2.7, 1, 'with_ours', 9), (5.5, 3, 'with_ours', 9)])
-def test_labels_do_not_overlap_and_stay_inside(request, width, panels, source, labels):
+def judged(results):
+    "With rows of the methods that ask another model, standing in: their sweeps lie elsewhere."
+    some = results[(results['method'] == 'STEER (rest)') & (results['on_escalate'] == 'regenerate')]
+    moved = lambda m, by, more: some.assign(method=m, accuracy=(some['accuracy'] + more).clip(upper=1), **{f'cost{k}': some[f'cost{k}']*by for k in ('', '_low', '_high')})
+    return pd.concat([results, moved('SpecReason (greedy)', 1.3, 0), moved('SpecReason (expected)', 1.4, 0), moved('RSD', .8, .03)])
+
+@pytest.mark.parametrize('width, panels, source, labels', [(2.7, 1, 'loaded', 7), (5.5, 3, 'loaded', 7), (2.7, 1, 'with_ours', 9), (5.5, 3, 'with_ours', 9),
+                                                           (2.7, 1, 'priced', 7), (5.5, 3, 'priced', 7)])
+@pytest.mark.parametrize('more', [0, 2], ids=['', 'judged'])
+def test_labels_do_not_overlap_and_stay_inside(request, width, panels, source, labels, more):
     found = request.getfixturevalue(source)
-    results, table, _ = found if source == 'loaded' else load_results(found, 'toy', n_boot=100)
+    results, table, _ = load_results(found, 'toy', n_boot=100) if source == 'with_ours' else found
     variant = results[results['method'] == 'Ours']
     results = pd.concat([results, variant.assign(method='Ours (per step)'), variant.assign(method='Ours (full)')]) # not drawn
+    if more: results = judged(results) # two of the three are drawn
     names = [f'toy{i}' for i in range(panels)]
     many = pd.concat([results.assign(benchmark=b) for b in names])
-    fig = draw_accuracy_cost(many, {b: table for b in names}, width, 2.3)
+    fig = draw_accuracy_cost(many, {b: table for b in names}, width, 2.5)
     with paper_style(): fig.draw_without_rendering()
-    assert fig.get_size_inches().tolist() == [width, 2.3]
+    assert fig.get_size_inches().tolist() == [width, 2.5]
     found = boxes(fig)
-    assert len(found) == panels*labels
+    assert len(found) == panels*(labels + more)
     for i, (_, a) in enumerate(found):
         assert fig.bbox.x0 <= a.x0 and a.x1 <= fig.bbox.x1 and fig.bbox.y0 <= a.y0 and a.y1 <= fig.bbox.y1
         for name, b in found[:i]: assert not (a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1), (found[i][0], name)
+
+def test_cents_start_at_nothing_on_a_linear_axis(loaded, priced):
+    for (results, table, _), scale in ((loaded, 'log'), (priced, 'linear')):
+        ax = draw_accuracy_cost(results, dict(toy=table)).axes[0]
+        assert ax.get_xscale() == scale and ('US cents' in ax.get_xlabel()) == (scale == 'linear')
+        if scale == 'linear': assert ax.get_xlim()[0] < 0 and 0 in ax.get_xticks() and all(np.isfinite(l.get_xdata()).all() for l in ax.get_lines())
+
+def test_captions_say_how_the_judged_are_drawn(loaded, priced):
+    plain = figure_caption(loaded[0], 'toy')
+    said = figure_caption(judged(loaded[0]), 'toy')
+    assert 'SpecReason' not in plain and said.startswith(plain) and 'SpecReason is drawn with its expected grade.' in said
 
 def test_style_is_not_left_behind():
     import matplotlib
@@ -402,6 +616,10 @@ def test_shortfalls_are_named(loaded):
     results, _, grid = loaded
     said = '\n'.join(shortfalls(results, grid))
     assert 'toy: 60 test problems, fewer than 300' in said and 'No row for Ours: the policy of nbs/03_policy.ipynb' in said and 'No row for STEER (next)' in said
+    for method in ('SpecReason (greedy)', 'SpecReason (expected)', 'RSD'): assert f'No row for {method}: its walks were switched off' in said
+    fewer = pd.concat([grid, grid.assign(method='RSD', on_escalate='regenerate', n=20)], ignore_index=True)
+    assert 'They walk, so the thresholds of RSD were chosen on 20 calibration problems, those of the others on 60.' in shortfalls(results, fewer)
+    assert 'They walk' not in said
     bad = grid.assign(accuracy=0.)
     assert 'STEER (rest) on toy: no threshold came within 2 points of the large model' in '\n'.join(shortfalls(results, bad))
     assert 'STEER (rest) on toy' not in '\n'.join(shortfalls(results, grid.assign(accuracy=grid['large_accuracy'])))
@@ -419,6 +637,46 @@ def test_shortfalls_of_ours_are_named(with_ours):
     said = shortfalls(low, grid)
     assert [s for s in said if 'coverage' in s] == ['toy: the coverage on test lies below 1 - alpha = 98% for Ours (95.0% [90.0, 97.9]).']
 
+def test_shortfalls_of_the_api_setting_are_one_sentence_on_rows(priced):
+    results, _, grid = priced
+    said = shortfalls(results, grid.assign(accuracy=0.))
+    assert all(s.startswith('API setting: ') for s in said)
+    rows = [s for s in said if 'no rows for' in s]
+    assert len(rows) == 1 and 'SpecReason (greedy); SpecReason (expected); RSD; STEER (next); Ours; Ours (full); Ours (per step)' in rows[0]
+    assert any('STEER (rest) on toy: no threshold came within 2 points' in s for s in said)
+    two = pd.concat([results, results[results['method'] != 'Random'].assign(benchmark='b')])
+    assert [s for s in shortfalls(two, grid) if 'no rows for' in s][0].startswith('API setting: no rows for Random on b; SpecReason (greedy);')
+
+# ---- reuse and settings -------------------------------------------------------------------------------------------------------------
+def test_reuse_by_hand(tmp_path):
+    rows = [('toy', 'STEER (rest)', 'append', 'test', 60, 11, 120., 100., 1.2, 90.), ('toy', 'RSD', 'regenerate', 'calibration', 60, 11, 250., 100., 2.5, 90.)]
+    assert load_reuse(tmp_path, 'toy') is None
+    save_rows(tmp_path/'methods'/'toy-reuse.csv', rows, REUSE_COLUMNS)
+    md = reuse_markdown(load_reuse(tmp_path, 'toy').assign(setting='open'))
+    assert '| open | STEER (rest) | test | 11 | 60 | 1.20<br><sub>120 / 100</sub> |' in md
+    assert '1 of 2 grids needed more than 2 times as many: RSD (open, calibration): toy 2.50.' in md
+    assert 'No grid needed more than 3 times' in reuse_markdown(load_reuse(tmp_path, 'toy').assign(setting='open'), most=3)
+    save_rows(tmp_path/'methods'/'toy-reuse.csv', [r[:8] for r in rows], REUSE_COLUMNS[:8])
+    with pytest.raises(ValueError, match="toy-reuse.csv has no column 'ratio': run nbs/04_baselines.ipynb again"): load_reuse(tmp_path, 'toy')
+
+def test_a_run_has_one_setting_or_two(run, api, with_ours):
+    assert api_benchmarks(run, ['toy', 'other']) == ['toy'] and api_benchmarks(with_ours.parent/'none', ['toy']) == []
+    open_, priced = load_setting(run, ['toy'], 50), load_setting(api, ['toy'], 50, cost='cents')
+    assert set(open_.results['cost_in']) == {'paper_flops'} and set(priced.results['cost_in']) == {'cents'} and priced.large == 'toy large'
+    assert open_.receipts is None and open_.reuse is None and open_.singles == {}
+    assert len(load_setting(with_ours, ['toy'], 50).receipts) == 6
+
+def test_files_without_policies_are_no_policies(run, tmp_path):
+    for name, columns in (('ablations', SEED_COLUMNS), ('policies', RECEIPT_COLUMNS)): save_rows(tmp_path/'methods'/f'toy-{name}.csv', [], columns)
+    assert load_seeds(tmp_path, 'toy') == (None, None)
+
+def test_old_files_need_no_cents_until_they_are_asked_for(run, tmp_path):
+    old = pd.read_csv(run/'methods'/'toy.csv', dtype=str, keep_default_na=False).drop(columns='cents')
+    old.to_csv(tmp_path/'toy.csv', index=False)
+    pd.testing.assert_frame_equal(evaluate(read_rows(tmp_path/'toy.csv'), 50), evaluate(read_rows(run/'methods'/'toy.csv'), 50))
+    with pytest.raises(ValueError, match="toy.csv has no column 'cents': run nbs/04_baselines.ipynb again") as e: read_rows(tmp_path/'toy.csv', cost='cents')
+    assert '\n' not in str(e.value)
+
 def broken(run, tmp_path, change):
     text = (run/'methods'/'toy.csv').read_text()
     path = tmp_path/'toy.csv'
@@ -430,9 +688,9 @@ def broken(run, tmp_path, change):
     (lambda t: '\n'.join(t.split('\n')[:-2]) + '\n', 'has other problems than'),
     (lambda t: t + t.split('\n')[-2] + '\n', 'has other problems than'),
     (lambda t: t.replace(',append,0,', ',append,zero,', 1), "row .*: threshold is 'zero', not a number"),
-    (lambda t: t[:t.rindex(',')] + ',\n', "large_steps is '', not a number"),
+    (lambda t: t[:t.rindex(',')] + ',\n', "cents is '', not a number"),
     (lambda t: '', 'is not a table of results'),
-    (lambda t: t + 'a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p\n', 'is not a table of results')])
+    (lambda t: t + 'a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q\n', 'is not a table of results')])
 def test_bad_rows_get_a_clear_line(run, tmp_path, change, line):
     with pytest.raises(ValueError, match=line) as e: read_rows(broken(run, tmp_path, change))
     assert '\n' not in str(e.value)
@@ -444,6 +702,10 @@ def test_missing_artefacts_name_the_notebook(run, tmp_path):
     (tmp_path/'methods').mkdir(); (tmp_path/'methods'/'toy.csv').write_bytes((run/'methods'/'toy.csv').read_bytes())
     with pytest.raises(FileNotFoundError, match='no calibration grid'): load_results(tmp_path, 'toy')
     (tmp_path/'methods'/'toy-grid.csv').write_bytes((run/'methods'/'toy-grid.csv').read_bytes())
+    grid = tmp_path/'methods'/'toy-grid.csv'
+    for there, name in (('unit', 'unitt'), ('cost', 'paper_flops')):
+        grid.write_text((run/'methods'/'toy-grid.csv').read_text().replace(there, name, 1))
+        with pytest.raises(ValueError, match=f"toy-grid.csv has no column '{there}': run nbs/04_baselines.ipynb again"): load_results(tmp_path, 'toy')
     toy_table(50).save(tmp_path/'outcomes'/'toy-test.npz')
     with pytest.raises(ValueError, match='hold different problems'): load_results(tmp_path, 'toy')
 

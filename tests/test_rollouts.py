@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, f32, toy_backends, toy_problems
-from stepwise_routing.core import Call, Step, edge_seed, extract_boxed, generation_flops
+from stepwise_routing.core import api_cost, Call, Step, edge_seed, extract_boxed, generation_flops
 from stepwise_routing.rollouts import *
 from stepwise_routing.rollouts import _edge_record, _edge_step, _seal, _unseal
 
@@ -488,17 +488,20 @@ def agree(outcome, walks, specs):
     truth = dict(correct=[w.correct for w in walks], paper_flops=[generation_flops(w.calls, specs) for w in walks],
                  full_flops=[generation_flops(w.calls, specs, 'full') for w in walks], steps=[len(w.steps) for w in walks],
                  large_steps=[w.path.count('1') for w in walks], small_tokens=[made(w, 0) for w in walks], large_tokens=[made(w, 1) for w in walks],
-                 small_prompt=[read(w, 0) for w in walks], large_prompt=[read(w, 1) for w in walks])
+                 small_prompt=[read(w, 0) for w in walks], large_prompt=[read(w, 1) for w in walks],
+                 cents=[api_cost(w.calls, specs) for w in walks])
     for k, v in truth.items(): np.testing.assert_array_equal(outcome[k], v, k)
-    return set(truth) == set(outcome)
+    np.testing.assert_allclose(outcome['small_cents'] + outcome['large_cents'], truth['cents'], rtol=1e-12)
+    return {*truth, 'small_cents', 'large_cents'} == set(outcome)
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(on_escalate=st.sampled_from(['append', 'regenerate']), threshold=st.floats(0, 1.1), salt=st.integers(0, 10**6), cut=st.sampled_from([0, .1, .5]),
-       end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 3, 30]), params=st.sampled_from([None, 1_543_714_304]))
-def test_table_and_walk_agree_exactly(tmp_path, on_escalate, threshold, salt, cut, end, empty, max_steps, params):
+       end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 3, 30]), params=st.sampled_from([None, 1_543_714_304]),
+       prices=st.sampled_from([(), (None, 'gpt-4.1-mini'), ('gpt-4o-mini', 'gpt-4.1-mini')]))
+def test_table_and_walk_agree_exactly(tmp_path, on_escalate, threshold, salt, cut, end, empty, max_steps, params, prices):
     path, problems = tmp_path/'s.jsonl', toy_problems(8, salt)
     path.unlink(missing_ok=True)
-    tree = make_tree(path, max_steps=max_steps, cut=cut, end=end, empty=empty, params=params)
+    tree = make_tree(path, max_steps=max_steps, cut=cut, end=end, empty=empty, params=params, prices=prices)
     router = Coin(on_escalate=on_escalate, salt=salt)
     live = walk(problems, router, threshold, tree)                        # draws what it needs itself
     collect_rollouts(problems, tree)                                      # and this the rest
@@ -550,6 +553,50 @@ def test_table_is_the_same_after_any_history(tmp_path):
     assert (tmp_path/'again.npz').read_bytes() == whole
     with zipfile.ZipFile(tmp_path/'again.npz') as z: assert {i.date_time for i in z.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     assert (type(table.split), type(table.models), type(table.params[0])) == (str, tuple, float) and table.features[0] == 'score_logit'
+
+PRICED = (None, 'gpt-4.1-mini')
+def test_cents_of_a_table_are_bills(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.jsonl', prices=('gpt-4o-mini', 'gpt-4.1-mini')), toy_problems(25)
+    collect_rollouts(problems, tree)
+    table = outcome_table(problems, tree, 'test')
+    price = lambda prompt, hit, made, new, old, out: ((prompt - hit)*new + hit*old + made*out)/1e4
+    for i, (p, T) in enumerate(zip(problems, table.n_steps)):
+        small = tree.steps(p, '0'*T)
+        want = [price(s.prompt, s.prompt//3, s.generated, .15, .075, .60) for s in small]   # a request a step
+        np.testing.assert_allclose(table.small_cents[i], want + [0.]*(table.obs.shape[1] - T), rtol=1e-12)
+        for t in range(T):                                                                    # one request for all it writes
+            rest = tree.steps(p, '0'*t + '1'*table.large_steps[i, t])[t:]
+            assert table.large_cents[i, t] == pytest.approx(price(rest[0].prompt, rest[0].prompt//3, sum(s.generated for s in rest), .40, .10, 1.60), rel=1e-12)
+        assert (table.large_cents[i, T:] == 0).all()
+    np.testing.assert_allclose(table.large_only()['cents'], table.large_cents[:, 0])
+    never, first = table.outcome(-1), table.outcome(0, 'regenerate')
+    np.testing.assert_allclose(never['cents'], table.small_cents.sum(1))
+    np.testing.assert_allclose(first['cents'], table.small_cents[:, 0] + table.large_cents[:, 0])
+    assert (never['cents'] == never['small_cents']).all() and (never['large_cents'] == 0).all()
+
+def test_cents_are_nothing_for_open_models_and_are_kept_in_the_file(tmp_path):
+    for name, prices in (('open', ()), ('priced', PRICED)):
+        tree, problems = make_tree(tmp_path/f'{name}.jsonl', prices=prices), toy_problems(12)
+        collect_rollouts(problems, tree)
+        table = outcome_table(problems, tree, 'test')
+        assert table.small_cents.shape == table.small_tokens.shape and table.large_cents.shape == table.large_tokens.shape
+        assert table.small_cents.dtype == table.large_cents.dtype == float and (table.small_cents == 0).all()
+        assert ((table.large_cents > 0) == (table.large_tokens > 0)*bool(prices)).all()
+        table.save(tmp_path/f'{name}.npz')
+        back = OutcomeTable.load(tmp_path/f'{name}.npz')
+        assert (back.small_cents == table.small_cents).all() and (back.large_cents == table.large_cents).all()
+        for t in (-1, 0): np.testing.assert_array_equal(back.outcome(t)['cents'], table.outcome(t)['cents'])
+
+def test_a_table_without_cents_is_one_clear_line(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.jsonl'), toy_problems(3)
+    collect_rollouts(problems, tree)
+    outcome_table(problems, tree, 'test').save(tmp_path/'new.npz')
+    for lacking in ('small_cents', 'large_cents'):
+        with zipfile.ZipFile(tmp_path/'new.npz') as new, zipfile.ZipFile(tmp_path/'old.npz', 'w') as old:
+            for i in new.infolist():
+                if i.filename != f'{lacking}.npy': old.writestr(i, new.read(i))
+        with pytest.raises(ValueError, match=rf'old.npz has no {lacking}: another version wrote it; run notebook 02 again') as e: OutcomeTable.load(tmp_path/'old.npz')
+        assert '\n' not in str(e.value)
 
 @quiet
 def test_cut_store_at_any_byte_gives_the_same_table(tmp_path):

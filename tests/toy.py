@@ -1,6 +1,7 @@
 "A pair (or more) of toy models in pure Python: every draw follows from its seed and its prefix alone, so walks and tables can be checked exactly."
 import asyncio, hashlib, random, struct
 from stepwise_routing.core import ModelSpec, Problem, Step
+from stepwise_routing.models import Choice
 
 def f32(x): return struct.unpack('<f', struct.pack('<f', x))[0]
 
@@ -15,11 +16,11 @@ def toy_problems(n, seed=0, benchmark='toy'):
 class ToyBackend:
     """A toy model that writes short steps. A wrong step says so (`slip`), and the chain stays wrong until a step repairs it (`check`).
     slip: chance of a wrong step (scaled by the difficulty); repair: chance of noticing; end: chance that a step is the last;
-    cut: chance that the chain is cut off by length; empty: chance of an empty step; shy: largest number of loop turns before it answers."""
-    def __init__(self, index=0, slip=None, repair=None, end=.25, cut=.03, empty=.05, shy=3, has_logits=True, params=None):
+    cut: chance that the chain is cut off by length; empty: chance of an empty step; shy: largest number of loop turns before it answers; prices: rows of the price table by model, which then reports cached tokens."""
+    def __init__(self, index=0, slip=None, repair=None, end=.25, cut=.03, empty=.05, shy=3, has_logits=True, params=None, prices=()):
         self.index, self.has_logits, self.end, self.cut, self.empty, self.shy = index, has_logits, end, cut, empty, shy
         self.slip, self.repair = slip if slip is not None else .4/(1 + 2*index), repair if repair is not None else .1 + .5*(index > 0)
-        self.spec = ModelSpec(f'toy-{index}', params or 10**6 * 5**index)
+        self.spec = ModelSpec(f'toy-{index}', params or 10**6 * 5**index, prices[index] if index < len(prices) else None)
         self.calls, self.steps_written = 0, 0
 
     def settings(self): return dict(name=self.spec.name, weights=f'toy:{self.slip}:{self.repair}:{self.end}:{self.cut}:{self.empty}', temperature=0.7)
@@ -56,7 +57,7 @@ class ToyBackend:
             text += rf' The answer is \boxed{{{answer}}}'
         tokens = self._tokens(r, text, not slipped and r.random() < .8)
         return Step(text.strip(), self.index, finish, generated=len(tokens['ids']), prompt=self._prompt(problem, prefix),
-                    **{**tokens, 'ends': tuple(min(e, len(text.strip())) for e in tokens['ends'])})
+                    cached=self._prompt(problem, prefix)//3 if self.spec.price else 0, **{**tokens, 'ends': tuple(min(e, len(text.strip())) for e in tokens['ends'])})
 
     def _checked(self, prefix): return max([i for i, s in enumerate(prefix) if 'check' in s.text], default=0)
 
@@ -79,7 +80,8 @@ class ToyBackend:
     async def choose(self, messages, options):
         r = self._random('choose', self.index, str(messages))
         p = [r.random() + .01 for _ in options]
-        return [x/sum(p) for x in p]
+        read = [len(m['content']) for m in messages]
+        return Choice(tuple(x/sum(p) for x in p), sum(read), 1, shared=sum(read[:-1]))
 
     async def close(self): pass
 
