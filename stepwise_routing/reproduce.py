@@ -434,6 +434,16 @@ def _failure(project, job, executed, error):
     if name == 'DeadKernelError': value = 'the kernel died; often the memory ran out'
     return f'{job.notebook}{place}: {name}: {value[:300]}'
 
+# %% ../nbs/06_reproduce.ipynb #sockets
+@contextlib.contextmanager
+def _private_sockets():
+    "Papermill's argument that makes a kernel talk through socket files in a private folder; none where the system has none."
+    from traitlets.config import Config
+    with tempfile.TemporaryDirectory(prefix='stepwise-', ignore_cleanup_errors=True) as folder:
+        usable = os.name != 'nt' and len(folder) < 90 # a socket's path ends near 100 characters
+        yield dict(config=Config(KernelManager=dict(transport='ipc', ip=f'{folder}/k'))) if usable else {}
+
+
 # %% ../nbs/06_reproduce.ipynb #execute
 def _execute(project, job, folder, bar=False):
     "Run one notebook; the executed copy goes to the run folder."
@@ -441,9 +451,10 @@ def _execute(project, job, folder, bar=False):
     executed = folder/f'{job.notebook}.ipynb'
     executed.unlink(missing_ok=True)
     try:
-        pm.execute_notebook(str(project.nbs/executed.name), str(executed), parameters=job.parameters, cwd=str(project.nbs),
-                            kernel_name='python3', language='python', start_timeout=300, extra_arguments=['--log-level=50'],
-                            log_output=True, progress_bar=dict(position=1, leave=False, desc=job.notebook) if bar else False)
+        with _private_sockets() as sockets:
+            pm.execute_notebook(str(project.nbs/executed.name), str(executed), parameters=job.parameters, cwd=str(project.nbs),
+                                kernel_name='python3', language='python', start_timeout=300, extra_arguments=['--log-level=50'],
+                                log_output=True, progress_bar=dict(position=1, leave=False, desc=job.notebook) if bar else False, **sockets)
     except Exception as e:
         logging.getLogger('papermill').info('%s', e) # the traceback
         raise NotebookFailed(_failure(project, job, executed, e)) from None

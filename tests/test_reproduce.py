@@ -114,6 +114,15 @@ def whole(tmp_path_factory):
     R.run_plan(R.plan(project, R.load_profile('toy', project), run_id='whole'), say=lambda line: None)
     return project
 
+def test_kernels_talk_through_private_socket_files(tmp_path):
+    "Two kernels that start at the same moment cannot take each other's TCP port."
+    cells = ['n: int = 1', 'from ipykernel.kernelapp import IPKernelApp as K; open("../said", "w").write(f"{K.instance().transport} {K.instance().ip}")']
+    project = R.toy_project(tmp_path/'p', {'01_says': cells})
+    R._execute(project, R.Job('01_says', {}, ''), project.root)
+    transport, folder = (project.root/'said').read_text().split()
+    assert transport == ('tcp' if os.name == 'nt' else 'ipc')
+    assert os.name == 'nt' or not Path(folder).parent.exists() # gone with the kernel
+
 def test_a_finished_run_is_not_run_again(whole, capsys):
     copies = {p: p.stat().st_mtime_ns for p in (whole.runs/'whole').glob('*.ipynb')}
     R.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole', '--resume'])
