@@ -6,7 +6,7 @@
 __all__ = ['CONTINUE', 'step_messages', 'read_reply', 'reply_steps', 'Ledger', 'OpenAIBackend', 'option_probs', 'open_models']
 
 # %% ../nbs/00d_api.ipynb #imports
-import asyncio, contextlib, inspect, json, math, os, random, threading, warnings
+import asyncio, contextlib, inspect, json, math, os, random, re, threading, warnings
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
@@ -519,6 +519,31 @@ async def _choose(backend, messages, options):
     first = reply['tokens']['first'] if top else [(reply['text'], 0.)]
     return Choice(option_probs(first, options), reply['usage']['prompt'], reply['usage']['generated'], reply['usage']['cached'])
 
+# %% ../nbs/00d_api.ipynb #model-name
+_MICRO = 'micro-small', 'micro-large'
+_KINDS = 'served', 'openai', 'vllm', 'vllm-server'
+
+def _model_name(name):
+    "(kind, rest, revision) of a model's name; ValueError for a revision that is no commit."
+    kind, colon, rest = name.partition(':')
+    if not colon or kind not in _KINDS: kind, rest = '', name
+    rest, at, revision = rest.rpartition('@') if kind != 'openai' and '@' in rest and not Path(rest).exists() else (rest, '', '')
+    if at and not re.fullmatch('[0-9a-f]{40}', revision):
+        raise ValueError(f'model {name!r}: after @ comes the commit of a model on the Hub, 40 hexadecimal digits')
+    if at and Path(rest).exists(): raise ValueError(f'model {name!r}: a folder has no revision; leave out @{revision[:7]}...')
+    return kind, rest, revision or None
+
+def _shares(names, shares):
+    "The share of the GPU's memory that each model gets, None for those that are not vLLM's; ValueError where they do not fit."
+    here = [_model_name(n)[0].startswith('vllm') for n in names]
+    if shares is None: shares = [.9 / max(sum(here), 1)] * len(names)
+    if len(shares) != len(names): raise ValueError(f'memory_shares={shares}: give one share per model ({len(names)}), None for those without vLLM')
+    shares = [s if h else None for s, h in zip(shares, here)]
+    total = sum(s or 0 for s in shares)
+    if any(h and not 0 < (s or 0) <= 1 for s, h in zip(shares, here)) or total > 1:
+        raise ValueError(f'memory_shares={shares}: give shares above 0 that sum to at most 1; these sum to {total:g}')
+    return shares
+
 # %% ../nbs/00d_api.ipynb #open-one
 def _facts_of(base_url, timeout=10):
     "What a server on this machine says about its only model; it names its weights where it is ours."
@@ -526,11 +551,23 @@ def _facts_of(base_url, timeout=10):
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(base_url + '/models', timeout=timeout) as r: return json.load(r)['data'][0]
 
-def _open_one(name, index, stack, paid, options):
+def _open_vllm(kind, name, revision, index, stack, options):
+    "A model on vLLM; a server that it needs is left on the stack."
+    from stepwise_routing.micro import micro_path
+    from stepwise_routing.vllm import VLLMBackend, serve_vllm
+    folder = micro_path(name.removeprefix('micro-')) if name in _MICRO else name
+    options = dict(options, name=name if name in _MICRO else None, revision=revision)
+    if kind == 'vllm-server':
+        serve = {k: v for k, v in options.items() if k in inspect.signature(serve_vllm).parameters}
+        url = stack.enter_context(serve_vllm(folder, **serve))
+        options = dict(options, base_url=url)
+    return VLLMBackend(folder, index=index, **options)
+
+def _open_one(name, index, stack, paid, options, share=None):
     "One backend by name; a server that it needs is left on the stack."
     from stepwise_routing.micro import load_micro
-    from stepwise_routing.models import TransformersBackend
-    kind, _, rest = name.partition(':')
+    from stepwise_routing.models import TransformersBackend, hub_folder
+    kind, rest, revision = _model_name(name)
     take = lambda cls: {k: v for k, v in options.items() if k in inspect.signature(cls).parameters}
     if name in _MICRO: return load_micro(name.removeprefix('micro-'), index=index, **take(TransformersBackend))
     if kind == 'served':
@@ -540,19 +577,21 @@ def _open_one(name, index, stack, paid, options):
         identity = {k: facts[k] for k in ('weights', 'tokenizer', 'dtype', 'context', 'template')}
         paid = dict(paid, base_url=url, identity=identity, params=facts['params'], key_env='') # no key of anybody's goes there
         return OpenAIBackend(facts['id'], index=index, name=name, **paid, **take(OpenAIBackend))
+    if kind.startswith('vllm'):
+        from stepwise_routing.vllm import VLLMBackend
+        return _open_vllm(kind, rest, revision, index, stack, dict(take(VLLMBackend), memory=share))
     if kind == 'openai':
         price = paid['price'] or (rest if rest in PRICES else None)
         return OpenAIBackend(rest, index=index, **dict(paid, price=price), **take(OpenAIBackend))
     if '/' not in name and not Path(name).exists() and (hint := nearest(name, [*_MICRO, 'served:micro-small', 'served:micro-large'])):
         raise ValueError(f'unknown model {name!r}{hint}')
-    return TransformersBackend(name, index=index, **take(TransformersBackend))
-
-_MICRO = 'micro-small', 'micro-large'
+    pinned = dict(model=hub_folder(rest, revision), name=Path(rest).name) if revision else dict(model=rest)
+    return TransformersBackend(index=index, **pinned, **take(TransformersBackend))
 
 # %% ../nbs/00d_api.ipynb #open-models
 @contextlib.contextmanager
 def open_models(
-    names,                        # small to large: "micro-small", "served:micro-large", "openai:gpt-4.1-mini", a folder or Hub name
+    names,                        # small to large: "micro-small", "served:micro-large", "openai:gpt-4.1-mini", a folder or Hub name, "vllm:" of these
     *,
     price=None,                   # row of `PRICES` for the models behind an API; None = that of an OpenAI model's name, or free
     base_url:str|None=None,       # of "openai:" models; None = OpenAI's
@@ -560,19 +599,32 @@ def open_models(
     ledger=None,                  # path of the book of paid replies
     max_cents:float|None=None,    # never spend more, earlier runs with the same ledger included
     concurrency:int=32,           # calls in flight per model behind an API
-    **options                     # of `TransformersBackend` and `OpenAIBackend`, each where it applies: temperature, max_reply, dtype, ...
+    memory_shares=None,           # of a GPU, one per name, for those of vLLM; None = equal ones, .9 together
+    engine:str='local',           # "ray" opens them on workers of Ray instead, see notebook 02a
+    workers:int=2,                # of Ray
+    num_gpus:float=0,             # of each of them
+    **options                     # of `TransformersBackend`, `VLLMBackend` and `OpenAIBackend`, where they apply: temperature, max_reply, dtype, ...
 ): # list of backends, index 0 up
     "Open models by name for the time of a `with` block; all is closed at its end. ValueError for an unknown name or option."
     from stepwise_routing.models import TransformersBackend
-    known = {k for cls in (TransformersBackend, OpenAIBackend) for k in inspect.signature(cls).parameters}
-    known -= {'model', 'tokenizer', 'index', 'name', 'identity', 'params'}
+    from stepwise_routing.vllm import VLLMBackend
+    _one_of('engine', engine, ('local', 'ray'))
+    known = {k for cls in (TransformersBackend, VLLMBackend, OpenAIBackend) for k in inspect.signature(cls).parameters}
+    known -= {'model', 'tokenizer', 'index', 'name', 'identity', 'params', 'memory', 'revision'}
     for k in options: _one_of('option', k, sorted(known))
-    names = [names] if isinstance(names, str) else list(names)
+    names = [names] if isinstance(names, str) else [str(n) for n in names]
+    shares = _shares(names, memory_shares)
+    if engine == 'ray':
+        from stepwise_routing.ray_rollouts import ray_models
+        api = dict(price=price, base_url=base_url, key_env=key_env, ledger=ledger, max_cents=max_cents, concurrency=concurrency, memory_shares=memory_shares)
+        with ray_models(names, workers, num_gpus, **api, **options) as backends: yield backends
+        return
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(contextlib.ExitStack()) # they end last, after the calls in flight
-        book = stack.enter_context(Ledger(ledger, max_cents)) if any(str(n).startswith(('served:', 'openai:')) for n in names) else None
+        book = stack.enter_context(Ledger(ledger, max_cents)) if any(n.startswith(('served:', 'openai:')) for n in names) else None
         paid = dict(price=price, base_url=base_url, key_env=key_env, ledger=book, concurrency=concurrency)
         backends = []
-        stack.callback(lambda: [run_async(b.close()) for b in backends])
-        for i, name in enumerate(names): backends.append(_open_one(str(name), i, servers, paid, options))
+        for i, name in enumerate(names):
+            backends.append(_open_one(name, i, servers, paid, options, shares[i]))
+            stack.callback(lambda b=backends[-1]: run_async(b.close())) # the last one first
         yield backends

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from .core import PRICES, SPLITS, UNITS, Call, ModelSpec, Step, _digest, _one_of, _write, walk_cost
-from .confidence import FEATURES, logit_confidence, observe
+from .confidence import FEATURES, _scored, logit_confidence, observe
 from .rollouts import OutcomeTable
 
 # %% ../nbs/04_baselines.ipynb #router
@@ -344,7 +344,7 @@ class STEER:
     def at(self, index): return (self.mixtures[index] if index < len(self.mixtures) else None) or self.pooled
 
     def score(self, states):
-        logits = [logit_confidence(s.steps[-1]) for s in states]
+        logits = [logit_confidence(_scored(s.steps)) for s in states]
         if np.isnan(logits).any(): raise ValueError('STEER needs raw logits of the small model, which its backend does not give')
         return np.array([float(self.at(len(s.steps) - 1).posterior(x)) for s, x in zip(states, logits)])
 

@@ -71,9 +71,14 @@ def observe(
     difficulty:float|None=None  # annotated difficulty, appended as one more feature; label-side information
 ): # float array [step, feature], features in the order of `FEATURES`
     "Raw observations $o_t$ of a chain, one row a step."
-    rows = [(logit_confidence(s), logprob_confidence(s), i, s.generated, s.final, s.model) for i, s in enumerate(steps)]
+    said = [_scored(steps[:i + 1]) for i in range(len(steps))]
+    rows = [(logit_confidence(t), logprob_confidence(t), i, s.generated, s.final, s.model) for i, (s, t) in enumerate(zip(steps, said))]
     obs = np.array(rows, float).reshape(-1, len(FEATURES))
     return obs if difficulty is None else np.column_stack([obs, np.full(len(obs), float(difficulty))])
+
+def _scored(steps):
+    "The last step that has tokens, the last one where none has."
+    return next((s for s in reversed(steps) if len(s.prob) or s.generated), steps[-1])
 
 # %% ../nbs/01_confidence.ipynb #scaler
 @dataclass(frozen=True)

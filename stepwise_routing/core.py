@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SYSTEM_PROMPT', 'VERIFY_PROMPT', 'SOURCES', 'MICRO', 'SPLITS', 'MAX_ANSWER', 'PRICES', 'UNITS', 'chat_prompt',
            'split_steps', 'extract_boxed', 'Problem', 'Step', 'Call', 'Trajectory', 'ModelSpec', 'edge_seed', 'nearest',
-           'run_async', 'Source', 'load_problems', 'Grader', 'is_equiv', 'Price', 'api_cost', 'generation_flops',
-           'walk_cost']
+           'run_async', 'Source', 'of_benchmark', 'step_limit', 'load_problems', 'Grader', 'is_equiv', 'is_right',
+           'Price', 'api_cost', 'generation_flops', 'walk_cost']
 
 # %% ../nbs/00_core.ipynb #imports
 import asyncio, atexit, contextlib, difflib, hashlib, json, os, queue, re, selectors, subprocess, sys, unicodedata
@@ -222,6 +222,7 @@ class Source:
     "Where a benchmark lives on the Hugging Face Hub and what its rows hold."
     test: tuple         # (dataset, revision, configurations, split)
     train: tuple        # the same for train and calibration
+    files: tuple        # names of its test and train files in a folder of local copies
     needs: tuple        # fields every row must have
     read: object        # row -> Problem
 
@@ -231,9 +232,9 @@ _MATH_TRAIN = 'EleutherAI/hendrycks_math', '21a5633873b6a120296cce3e2df9d5550074
     'algebra', 'counting_and_probability', 'geometry', 'intermediate_algebra', 'number_theory', 'prealgebra', 'precalculus'), 'train'
 _OMNI = 'KbsdJames/Omni-MATH', '40ba231d8f16e29ecd40e6407e2c8640145a8f62', (None,), 'test'
 SOURCES = dict(
-    gsm8k=Source((*_GSM, 'test'), (*_GSM, 'train'), ('question', 'answer'), _gsm8k),
-    math500=Source(_MATH_500, _MATH_TRAIN, ('problem', 'solution'), _math),
-    omnimath=Source(_OMNI, _OMNI, ('problem', 'answer', 'difficulty'), _omni))
+    gsm8k=Source((*_GSM, 'test'), (*_GSM, 'train'), ('gsm8k_test.jsonl', 'gsm8k_train.jsonl'), ('question', 'answer'), _gsm8k),
+    math500=Source(_MATH_500, _MATH_TRAIN, ('math500.jsonl', 'math_train.jsonl'), ('problem', 'solution'), _math),
+    omnimath=Source(_OMNI, _OMNI, ('omni_math.jsonl',)*2, ('problem', 'answer', 'difficulty'), _omni))
 
 # %% ../nbs/00_core.ipynb #read-hub
 def _hub_rows(dataset, revision, configs, split):
@@ -317,19 +318,52 @@ def _micro(benchmark, split, n, path):
     from stepwise_routing.micro import micro_problems
     return micro_problems(benchmark, split, n)
 
+# %% ../nbs/00_core.ipynb #local
+def _local(benchmark, split, data_dir, path):
+    "The `path` and `test_path` of a split in a folder of local copies; FileNotFoundError or ValueError in one line."
+    if path is not None: raise ValueError(f'give path={str(path)!r} or data_dir={str(data_dir)!r}, not both')
+    if not Path(data_dir).is_dir(): raise FileNotFoundError(f'data_dir={str(data_dir)!r} is not a folder')
+    test, train = (Path(data_dir)/f for f in SOURCES[benchmark].files)
+    return (test, None) if split == 'test' or test == train else (train, test)
+
+# %% ../nbs/00_core.ipynb #step-limit
+def of_benchmark(
+    value,         # one for all, or {benchmark: value} with "default" for those not named
+    benchmark:str, # which one is asked for
+    what:str       # the parameter, for the message
+):
+    "A parameter's value for a benchmark. ValueError for a name that is none, or a benchmark without a value."
+    values = value if isinstance(value, dict) else dict(default=value)
+    for name in values: _one_of(f'benchmark in {what}', name, (*SOURCES, *MICRO, 'default'))
+    if not {benchmark, 'default'} & set(values): raise ValueError(f'{what} has no value for {benchmark}, and no "default"')
+    return values[benchmark if benchmark in values else 'default']
+
+def step_limit(
+    max_steps,     # steps of a chain, at most: a number, or {benchmark: number}
+    benchmark:str  # which one is asked for
+)->int: # steps
+    "The step limit of a benchmark. ValueError as for `of_benchmark`, or for a limit below 1."
+    limit = of_benchmark(max_steps, benchmark, 'max_steps')
+    if not isinstance(limit, int) or limit < 1: raise ValueError(f'max_steps of {benchmark} must be a number from 1 up, got {limit}')
+    return limit
+
+
 # %% ../nbs/00_core.ipynb #load-problems
 def load_problems(
     benchmark:str,   # "gsm8k", "math500", "omnimath", "micro-gsm", "micro-math" or "micro-omni"
     split:str,       # "train", "calibration" or "test"
-    n:int|None=None, # how many problems; all by default
+    n:int|dict|None=None, # how many problems, also {benchmark: number} with "default" for those not named; all by default
     path=None,       # local JSONL or parquet file to take this split from, instead of the Hub
-    test_path=None   # with `path`: the file of the test set, whose questions are left out of train and calibration
+    test_path=None,  # with `path`: the file of the test set, whose questions are left out of train and calibration
+    data_dir=None    # a folder with local copies of all sets, named as in `SOURCES`, instead of the Hub
 )->list: # `Problem`s in the order of a hash, so that the first n are a random subset
     "Problems of one split; the splits of a benchmark share no question. Raises ValueError, FileNotFoundError, ImportError."
     _one_of('benchmark', benchmark, (*SOURCES, *MICRO))
     _one_of('split', split, SPLITS)
+    n = of_benchmark(n, benchmark, 'n')
     if n is not None and n < 1: raise ValueError(f'n must be at least 1, got {n}')
     if benchmark in MICRO: return _micro(benchmark, split, n, path)
+    if data_dir: path, test_path = _local(benchmark, split, data_dir, path)
     if benchmark == 'omnimath': found = _stratify(_clean(_problems(benchmark, 'test', path), _LEFT_OUT[benchmark]), split)
     elif split == 'test': found = _clean(_problems(benchmark, 'test', path))
     else:
@@ -579,6 +613,20 @@ def is_equiv(
 )->bool: # the reward $r(x, \hat y, y^*)$
     "Is the parsed answer equivalent to the reference? Exact for plain numbers and equal texts, Math-Verify for the rest."
     return _default_grader(os.getpid())(gold, pred)
+
+# %% ../nbs/00_core.ipynb #is-right
+def is_right(
+    problem:Problem,  # with its reference answer $y^*$
+    answer:str|None   # parsed answer $\hat y$; None is wrong
+)->bool: # the reward $R(x)$
+    "Is the answer equivalent to the problem's reference, by `is_equiv`? The default grader."
+    return is_equiv(problem.answer, answer)
+
+def _verdicts(grade, pairs):
+    "((problem id, answer), verdict) of each distinct (problem, answer) pair, as many at a time as the grader's `workers` (2 if it names none)."
+    distinct = {(p.id, a): (p, a) for p, a in pairs}
+    with ThreadPoolExecutor(getattr(grade, 'workers', 2)) as pool:
+        yield from zip(distinct, pool.map(lambda pair: bool(grade(*pair)), distinct.values()))
 
 # %% ../nbs/00_core.ipynb #prices
 @dataclass(frozen=True)

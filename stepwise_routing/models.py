@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Request', 'Choice', 'Backend', 'prompt_text', 'step_text', 'StepTokenizer', 'uniforms', 'draw_tokens', 'confidences',
-           'six_digits', 'SlotCache', 'Forward', 'PrefixCache', 'Engine', 'weights_sha256', 'TransformersBackend']
+           'six_digits', 'SlotCache', 'Forward', 'PrefixCache', 'Engine', 'hub_folder', 'weights_sha256',
+           'TransformersBackend']
 
 # %% ../nbs/00a_models.ipynb #imports
 import asyncio, hashlib, inspect, json
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Callable, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -396,12 +398,12 @@ def _score_rows(engine, rows, first):
 
 # %% ../nbs/00a_models.ipynb #admit
 def _admit(engine):
-    "Drop rows that nobody waits for any more, then let waiting ones in, scoring at once those that are only scored."
+    "Drop rows that nobody waits for any more, then let waiting ones in, scoring at once those that are only scored; were there any?"
     for place in reversed([i for i, row in enumerate(engine.rows) if row.future.done()]): _leave(engine, place)
     room, groups = engine.size - len(engine.rows), {}
     while engine.waiting and len(engine.new) < room:
         if not (row := engine.waiting.popleft()).future.done(): engine.new.append(row)
-    if not engine.new: return
+    if not engine.new: return False
     for row in sorted(engine.new, key=lambda row: len(row.ids)): groups.setdefault(tuple(row.ids[:row.marks[0]]), []).append(row)
     for wave in ([group[-1] for group in groups.values()], [row for group in groups.values() for row in group[:-1]]):
         writers, readers, first = [r for r in wave if r.request], [r for r in wave if not r.request], len(engine.rows)
@@ -412,7 +414,9 @@ def _admit(engine):
             if len(groups[tuple(row.ids[:row.marks[0]])]) > 1: # others wait for its keys
                 engine.prefixes.put(row.ids, row.marks, lambda: engine.forward.cache.read(place, len(row.ids) - 1))
             _begin(engine, place)
+    scored = any(not row.request for row in engine.new)
     engine.new.clear()
+    return scored
 
 # %% ../nbs/00a_models.ipynb #turn
 def _draw(engine, logits, u):
@@ -425,10 +429,10 @@ def _draw(engine, logits, u):
     return tokens
 
 def _turn(engine):
-    "Admit, write one token in every row, settle the rows whose step may have ended."
-    _admit(engine)
+    "Admit, write one token in every row, settle the rows whose step may have ended; True where somebody got an answer."
+    scored = _admit(engine)
     n, torch = len(engine.rows), engine.forward.torch
-    if not n: return
+    if not n: return scored
     here = np.arange(n), engine.count[:n]
     logits = engine.forward(engine.last[:n, None], engine.length[:n, None] - 1, slice(0, n))[:, -1].double()
     tokens = _draw(engine, logits, engine.u[here])
@@ -440,6 +444,7 @@ def _turn(engine):
     over = engine.text.closing[engine.last[:n]] | (engine.count[:n] == engine.limit[:n])
     for place in np.flatnonzero(over)[::-1]: _settle(engine, int(place))
     engine.stats['passes'], engine.stats['generated'] = engine.stats['passes'] + 1, engine.stats['generated'] + n
+    return scored or len(engine.rows) < n
 
 # %% ../nbs/00a_models.ipynb #drive
 def _fail(engine, error):
@@ -451,15 +456,24 @@ def _fail(engine, error):
         if isinstance(error, asyncio.CancelledError): row.future.cancel()
         else: row.future.set_exception(error)
 
+_SHARED = WeakKeyDictionary() # event loop -> (lock of one turn, engines at work)
+_HOPS = 6 # turns of the event loop from an answer to the next question of a walk
+
 async def _drive(engine):
-    "Turn until nobody waits."
+    "Turn until nobody waits; of the engines in one event loop, the one with most to do goes first."
+    lock, busy = _SHARED.setdefault(asyncio.get_running_loop(), (asyncio.Lock(), []))
+    busy.append(engine)
     try:
         while engine.rows or engine.waiting:
-            with engine.forward.torch.inference_mode(): _turn(engine)
+            async with lock:
+                if engine is max(busy, key=lambda e: len(e.rows) + len(e.waiting)):
+                    with engine.forward.torch.inference_mode(): answered = _turn(engine)
+                    for _ in range(_HOPS if answered else 0): await asyncio.sleep(0)
             await asyncio.sleep(0)
     except BaseException as error:
         _fail(engine, error)
         if not isinstance(error, Exception): raise
+    finally: busy.remove(engine)
 
 async def _answer(backend, ids, marks, **what):
     "Queue a row with the backend's engine and wait for its answer."
@@ -501,6 +515,25 @@ def _load_model(name):
         raise FileNotFoundError(f'model {str(name)!r} does not load, neither from a folder nor from the Hugging Face Hub: {why}') from e
     finally:
         if bar: logging.enable_progress_bar()
+
+# %% ../nbs/00a_models.ipynb #hub-folder
+def hub_folder(
+    name:str,              # of a model on the Hub, e.g. "Qwen/Qwen2.5-Math-1.5B-Instruct"
+    revision:str|None=None # commit, in 40 hexadecimal digits; None = the newest
+)->Path: # a folder with its files, named after the commit
+    "Download a model once. FileNotFoundError in one line where that does not work."
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars, are_progress_bars_disabled
+    quiet = are_progress_bars_disabled()
+    disable_progress_bars()
+    files = [*_WEIGHTS, '*.json', '*.jinja', '*.txt', '*.model']
+    try: return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
+    except (OSError, ValueError) as e:
+        at = f' at revision {revision}' if revision else ''
+        why = str(e).strip().splitlines()[0][:150]
+        raise FileNotFoundError(f'model {str(name)!r}{at} does not come from the Hugging Face Hub: {why}') from e
+    finally:
+        if not quiet: enable_progress_bars()
 
 # %% ../nbs/00a_models.ipynb #load-tokenizer
 _SAMPLES = 'Ann has 12.50 apples.\n\n3*4=12, so \\boxed{12}', ' x^2  -  7 ', "it's 1,000\n", 'naïve ½'
@@ -639,11 +672,11 @@ async def _write(backend, request):
     if len(ids) >= backend.context: return Step('', backend.index, 'length', prompt=len(ids)),
     return await _answer(backend, ids, marks, request=request)
 
-async def _score(backend, request, step):
+async def _score(backend, request, step, answer=None):
     ids, marks = _prefix(backend, request)
     tokens = tuple(backend.text.kept(tuple(step.ids), step.text, step.finish))
     _room(backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}')
-    known = await _answer(backend, ids, marks, answers=tokens) if tokens else np.zeros((3, 0))
+    known = await (answer or _answer)(backend, ids, marks, answers=tokens) if tokens else np.zeros((3, 0))
     logit, prob = map(tuple, six_digits(known[:2]).tolist())
     return replace(step, ids=tokens, ends=backend.text.parse(tokens)[2], prob=prob, rank=tuple(known[2].astype(int).tolist()),
                    max_logit=logit, generated=0, prompt=len(ids) + len(tokens), cached=0)
@@ -667,24 +700,28 @@ async def _log_probs(backend, ids, replies):
     with np.errstate(divide='ignore'): return np.array([np.log(k[1]).sum() for k in known])
 
 # %% ../nbs/00a_models.ipynb #choose-request
-async def _choose(backend, messages, options):
+async def _choose(backend, messages, options, log_probs=_log_probs):
     ids = backend.text.encode(prompt_text(backend.text.hf, messages))
     replies = _replies(backend, ids, options)
     before = backend.text.encode(prompt_text(backend.text.hf, messages[:-1])) if messages[1:] else []
     shared = next((i for i, (a, b) in enumerate(zip(ids, before)) if a != b), min(len(ids), len(before)))
-    logs = await _log_probs(backend, ids, replies)
+    logs = await log_probs(backend, ids, replies)
     odds = np.exp(logs - logs.max()) if np.isfinite(logs.max()) else np.ones(len(logs))
     return Choice(tuple(six_digits(odds / odds.sum()).tolist()), len(ids), max(map(len, replies)), shared=shared)
 
 # %% ../nbs/00a_models.ipynb #settings
+def _text_settings(hf):
+    "Hashes of a tokenizer and of the prompt it makes."
+    sha = lambda text: hashlib.sha256(text.encode()).hexdigest()
+    fast = getattr(hf, 'backend_tokenizer', None)
+    return dict(tokenizer=sha(fast.to_str() if fast else json.dumps(sorted(hf.get_vocab().items()))),
+                prompt=sha(prompt_text(hf, chat_prompt('?'))))
+
 def _settings(backend):
     "What this model's draws depend on, as JSON."
-    sha = lambda text: hashlib.sha256(text.encode()).hexdigest()
-    hf, e = backend.text.hf, backend.engine
-    fast = getattr(hf, 'backend_tokenizer', None)
+    e = backend.engine
     return dict(backend='transformers', name=backend.spec.name, weights=backend.weights,
-                tokenizer=sha(fast.to_str() if fast else json.dumps(sorted(hf.get_vocab().items()))),
-                prompt=sha(prompt_text(hf, chat_prompt('?'))), temperature=float(e.temperature), top_p=float(e.top_p),
+                **_text_settings(backend.text.hf), temperature=float(e.temperature), top_p=float(e.top_p),
                 max_tokens=e.max_tokens, context=e.context, dtype=str(e.forward.model.dtype).removeprefix('torch.'),
                 draws='philox, inverse transform')
 

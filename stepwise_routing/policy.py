@@ -52,7 +52,8 @@ def state_inputs(
     features # columns wanted
 ): # float array [feature]
     "The same of the step just written."
-    obs = observe(state.steps[-1:])
+    last = state.steps[-1]
+    obs = observe(state.steps[-1:] if len(last.prob) or last.generated else state.steps)[-1:]
     obs[:, FEATURES.index('index')] = len(state.steps) - 1
     return policy_inputs(obs, FEATURES, features)[0]
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PUBLISHED', 'Project', 'find_project', 'toy_project', 'declared', 'experiments', 'Profile', 'load_profile', 'resolve',
-           'Manifest', 'hardware', 'versions', 'Job', 'Plan', 'plan', 'describe', 'NotebookFailed', 'run_plan',
-           'publish', 'write_back', 'lessons', 'readme', 'check_sync', 'run_tests', 'reproduce', 'main']
+           'Manifest', 'hardware', 'versions', 'Job', 'Plan', 'plan', 'describe', 'forecast', 'NotebookFailed',
+           'run_plan', 'publish', 'write_back', 'lessons', 'readme', 'check_sync', 'run_tests', 'reproduce', 'main']
 
 # %% ../nbs/06_reproduce.ipynb #imports
 import argparse, ast, contextlib, hashlib, importlib.util, json, logging, os, platform
@@ -246,7 +246,7 @@ def _weights(): return {p.relative_to(_PACKAGE).as_posix(): _sha(p) for p in sor
 
 def _library():
     "One hash of everything in the package that a result can depend on."
-    parts = {p.name: _sha(p) for p in sorted(_PACKAGE.glob('*.py')) if p.stem not in ('_modidx', 'reproduce')}
+    parts = {p.name: _sha(p) for p in sorted(_PACKAGE.glob('*.py')) if p.stem not in ('_modidx', 'reproduce', 'estimate')}
     return hashlib.sha256(json.dumps([parts, _weights()]).encode()).hexdigest()
 
 def _inputs(project, profile, names):
@@ -347,9 +347,12 @@ def _size(parameters):
     many = max((len(p['benchmarks']) for p in parameters if isinstance(p.get('benchmarks'), list)), default=1)
     def counted(prefix):
         counts = {part: p[prefix + part] for part in ('train', 'calibration', 'test') for p in parameters if prefix + part in p}
-        return f'{many} benchmarks x ({" + ".join(f"{v} {k}" for k, v in counts.items())}) = {many * sum(counts.values()):,} problems' if counts else ''
-    api = any(p.get('api_models') for p in parameters) and counted('api_')
-    return ', API setting: '.join(filter(None, (counted('n_'), api))) or 'as the notebooks say'
+        if not counts: return ''
+        said = ' + '.join(f'{"all" if v is None else v} {k}' for k, v in counts.items())
+        return f'{many} benchmarks x ({said})' + ('' if not all(isinstance(v, int) for v in counts.values()) else f' = {many * sum(counts.values()):,} problems')
+    wanted = lambda models: [p[models] for p in parameters if models in p] or [True] # a notebook that names no models has them
+    sizes = dict(zip(('', 'API setting: '), (any(wanted('models')) and counted('n_'), any(wanted('api_models')) and counted('api_'))))
+    return ', '.join(f'{name}{size}' for name, size in sizes.items() if size) or 'as the notebooks say'
 
 def _stored(store):
     files = sorted(p for p in store.rglob('*') if p.is_file())
@@ -367,6 +370,27 @@ def describe(
         values = ', '.join(f'{k}={v}' for k, v in j.parameters.items())
         lines.append(f'{"run" if j.notebook in plan.todo else "skip":8} {j.notebook}: {values}')
     return '\n'.join(lines)
+
+# %% ../nbs/06_reproduce.ipynb #forecast
+@contextlib.contextmanager
+def _inside(folder):
+    "Stand in a folder for the time of a `with` block, as the notebooks do."
+    before = os.getcwd()
+    os.chdir(folder)
+    try: yield
+    finally: os.chdir(before)
+
+def forecast(
+    plan # a `Plan`
+)->tuple: # (lines, unmet needs)
+    "What a plan will take and what this machine lacks. Writes nothing, downloads nothing, calls nobody."
+    from stepwise_routing import estimate as known
+    given, project = {j.notebook: j.parameters for j in plan.jobs}, plan.project
+    past = [m.data for m in _past(project, plan.profile)]
+    with _inside(project.nbs):
+        work, measured = known.estimate(given, known.found(given)), known.measured_speed(plan.store, past)
+        unmet, notes = known.needs(given, shutil.disk_usage(project.root).free, known.stored_bytes(work))
+    return [*known.report(given, work, measured), *(f'note      {n}' for n in notes)], unmet
 
 # %% ../nbs/06_reproduce.ipynb #sweep
 _MARK = 'STEPWISE_ROUTING_STORE'
@@ -723,7 +747,7 @@ def _reproduce_options(parser):
     parser.add_argument('--only', default='', metavar='NN[,NN]', help='only these notebooks, of the run that --run-id or --resume names')
     parser.add_argument('--resume', action='store_true', help='continue the newest unfinished run of the profile, or the one named')
     parser.add_argument('--run-id', metavar='ID', help='name of the folder in runs/; default: profile and time')
-    parser.add_argument('--dry-run', action='store_true', help='print the plan, write nothing')
+    parser.add_argument('--dry-run', action='store_true', help='print the plan, what it takes and what is missing; write nothing')
     parser.add_argument('--write-back', action='store_true', help='store the outputs in the notebooks of nbs/')
     parser.add_argument('--publish', action='store_true', help=f'copy tables/ and figures/ to the top level whatever the profile')
     parser.add_argument('-p', '--parameter', action='append', default=[], metavar='NAME=VALUE', help='change a parameter; may be repeated')
@@ -741,15 +765,18 @@ def reproduce(
     run_id=None,      # name of the run; None: profile and time
     resume=False,     # continue the newest unfinished run
     only=(),          # notebooks to run; empty: all
-    dry_run=False,    # print the plan, write nothing
+    dry_run=False,    # print the plan, what it takes and what is missing; write nothing
     share=False,      # copy tables and figures to the top level whatever the profile
     back=False,       # store the outputs in nbs/
     **changes         # parameters to change
-)->Manifest|None: # of the run; None for a dry run
+)->Manifest|list: # of the run; for a dry run, the unmet needs, one line each
     "Run the numbered notebooks, then put tables, figures and outputs where readers look."
     project = project or find_project()
     work = plan(project, load_profile(profile, project).edit(**changes), run_id, resume, only)
-    if dry_run: print(describe(work)); return None
+    if dry_run:
+        lines, unmet = forecast(work)
+        print('\n'.join([describe(work), *lines, *unmet]))
+        return unmet
     print(f'run {project.short(work.folder)} ({work.note})', file=sys.stderr)
     manifest = run_plan(work)
     if manifest['status'] != 'finished': print(f'run {work.folder.name} lacks other notebooks: nothing published'); return manifest
@@ -767,7 +794,8 @@ def _reproduce_command(args, project):
     "`stepwise-routing reproduce`."
     only = [n for n in args.only.split(',') if n]
     changes = _changes(args.parameter)
-    reproduce(args.profile, project, args.run_id, args.resume, only, args.dry_run, args.publish, args.write_back, **changes)
+    done = reproduce(args.profile, project, args.run_id, args.resume, only, args.dry_run, args.publish, args.write_back, **changes)
+    return int(args.dry_run and bool(done)) # a dry run fails where something is missing
 
 def _readme_command(args, project): _write(project.root/'README.md', readme(project))
 def _lessons_command(args, project): lessons(project, [n for n in args.only.split(',') if n])

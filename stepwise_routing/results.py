@@ -9,9 +9,9 @@ __all__ = ['METRICS', 'METHOD_STYLE', 'REWRITES', 'OTHERS', 'PAPER_TABLE_1', 'PA
            'routing_gain', 'compare_at_equal_accuracy', 'compare_with', 'printed', 'table_flops', 'billed_as',
            'table_api', 'to_markdown', 'to_tex', 'details_markdown', 'headroom_markdown', 'gain_markdown',
            'comparison_markdown', 'cost_share_table', 'cost_share_markdown', 'load_seeds', 'ablation_table',
-           'ablation_markdown', 'load_reuse', 'reuse_markdown', 'save_table', 'paper_style', 'label_directly',
-           'plot_accuracy_cost', 'figure_caption', 'save_figure', 'preview', 'draw_accuracy_cost', 'shortfalls',
-           'cost_unit', 'run_profile', 'load_results', 'Setting', 'load_setting', 'api_benchmarks']
+           'ablation_markdown', 'load_reuse', 'reuse_markdown', 'agreement_markdown', 'save_table', 'paper_style',
+           'label_directly', 'plot_accuracy_cost', 'figure_caption', 'save_figure', 'preview', 'draw_accuracy_cost',
+           'shortfalls', 'cost_unit', 'run_profile', 'load_results', 'Setting', 'load_setting', 'api_benchmarks']
 
 # %% ../nbs/05_results.ipynb #imports
 import contextlib, io, json, re
@@ -818,6 +818,17 @@ def reuse_markdown(
     return _md(['Setting', 'Method', 'Split', 'Thresholds', 'Problems', *names], body, 3) + (
         '\nTokens a problem, generated for the whole grid of thresholds / for the chosen one alone; nothing is generated twice.\n'
         + (said if over else f'No grid needed more than {most:g} times the tokens of one threshold.') + '\n')
+
+# %% ../nbs/05_results.ipynb #agreement-markdown
+def agreement_markdown(
+    agreement # DataFrame: setting, benchmark and the numbers of `Agreement.frame`
+)->str:
+    "How far xVerify and Math-Verify agree, as Markdown."
+    def row(r):
+        kappa = '–' if np.isnan(r['kappa']) else _under(r, 'kappa', '{:.2f}'.format)
+        return [r['setting'], r['benchmark'], r['n'], _under(r, 'share', '{:.1f}'.format, 100), kappa, r['only_first'], r['only_second'], r['unanswered']]
+    head = ['Setting', 'Benchmark', 'Answers', 'Same verdict, %', "Cohen's kappa", 'Right for xVerify only', 'Right for Math-Verify only', 'No answer']
+    return _md(head, [row(r) for _, r in agreement.iterrows()], 2) + '\nDistinct answers to distinct problems; [95% intervals].\n'
 
 # %% ../nbs/05_results.ipynb #save-table
 def save_table(

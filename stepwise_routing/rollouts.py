@@ -7,13 +7,13 @@ __all__ = ['tree_settings', 'RolloutStore', 'RoutingTree', 'State', 'walk', 'col
 
 # %% ../nbs/02_rollouts.ipynb #imports
 import asyncio, base64, inspect, io, json, os, time, warnings, zipfile, zlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, asdict, fields, replace
 from pathlib import Path
 
 import numpy as np
 
-from .core import Call, ModelSpec, Problem, Step, Trajectory, api_cost, edge_seed, extract_boxed, is_equiv, nearest, run_async, _one_of, _write
+from .core import (Call, ModelSpec, Problem, Step, Trajectory, api_cost, edge_seed, extract_boxed, is_right, nearest,
+                                   run_async, _one_of, _verdicts, _write)
 from .confidence import FEATURES, observe
 from .models import Request
 
@@ -142,6 +142,8 @@ class _LogFile:
         self.file.close()
 
 # %% ../nbs/02_rollouts.ipynb #store
+_RECENT = 1 << 13 # steps kept in memory: a walk asks for all steps before the next one
+
 class RolloutStore:
     "The append-only file of drawn edges. ValueError: other settings, or a damaged file; BlockingIOError: a second writer."
     def __init__(self,
@@ -150,7 +152,7 @@ class RolloutStore:
         durable:bool=False, # sync every record to the disk, not only once a second
         readonly:bool=False # read beside a writer
     ):
-        self.path, settings = Path(path), json.loads(json.dumps(settings))
+        self.path, settings, self.recent = Path(path), json.loads(json.dumps(settings)), {}
         if (readonly or settings is None) and not self.path.exists(): raise FileNotFoundError(f'no store at {path}; run notebook 02 first')
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.log = _LogFile(self.path, durable, readonly)
@@ -163,8 +165,11 @@ class RolloutStore:
 
     def get(self, problem_id, sample, path, model):
         "The Step of an edge, None where it has not been drawn."
-        place = self.index.get((problem_id, sample, path, model))
-        return None if place is None else _edge_step(_unseal(self.log.read(*place)))
+        key = problem_id, sample, path, model
+        if (step := self.recent.get(key)) is None and (place := self.index.get(key)) is not None:
+            step = self.recent[key] = _edge_step(_unseal(self.log.read(*place)))
+            if len(self.recent) > _RECENT: del self.recent[next(iter(self.recent))]
+        return step
 
     def put(self, problem_id, sample, path, model, step): self.put_many([((problem_id, sample, path, model), step)])
 
@@ -217,7 +222,7 @@ class RoutingTree:
         store,             # a `RolloutStore` with these models' settings
         sample:int=0,      # which of the independent draws
         max_steps:int=30,  # steps of a chain at most
-        grade=is_equiv     # (reference answer, parsed answer) -> bool
+        grade=is_right     # (`Problem`, parsed answer) -> bool; its `workers`, where it has them, say how many at once
     ):
         self.backends, self.store, self.sample, self.max_steps, self.grade = backends, store, sample, max_steps, grade
         self.specs = [ModelSpec(**m['spec']) for m in store.settings['models']]
@@ -357,10 +362,9 @@ async def _together(coros, desc, progress):
         return await asyncio.gather(*map(counted, coros))
 
 def _grade(tree, pairs):
-    "Grade (problem, answer) pairs, each distinct (reference, answer) once."
-    new = [p for p in dict.fromkeys((q.answer, a) for q, a in pairs) if p not in tree.grades]
-    with ThreadPoolExecutor(2) as pool: tree.grades.update(zip(new, pool.map(lambda p: bool(tree.grade(*p)), new)))
-    return [tree.grades[q.answer, a] for q, a in pairs]
+    "Grade (problem, answer) pairs, each distinct (problem id, answer) once in the life of the tree."
+    tree.grades.update(_verdicts(tree.grade, [(p, a) for p, a in pairs if (p.id, a) not in tree.grades]))
+    return [tree.grades[p.id, a] for p, a in pairs]
 
 # %% ../nbs/02_rollouts.ipynb #check-router
 _ON_ESCALATE = ('append', 'regenerate')
@@ -392,22 +396,33 @@ def walk(
 # %% ../nbs/02_rollouts.ipynb #collect
 async def _collect_one(problem, tree, continuations):
     "The small chain and, from each of its prefixes, the large model's continuation."
-    large = [asyncio.ensure_future(tree.run(problem, '', 1))] if continuations else []
-    chain = await tree.run(problem, '', 0)
-    large += [tree.run(problem, '0'*t, 1) for t in range(1, len(chain))] if continuations else []
-    await asyncio.gather(*large)
+    async def small():
+        chain = await tree.run(problem, '', 0)
+        if continuations: await asyncio.gather(*(tree.run(problem, '0'*t, 1) for t in range(1, len(chain))))
+    await asyncio.gather(*([tree.run(problem, '', 1)] if continuations else []), small())
 
 def collect_rollouts(
     problems,                # the `Problem`s
     tree:RoutingTree,        # of two models
     continuations:bool=True, # False draws the small chains alone
-    progress:bool|None=None  # progress bar; None shows it on a terminal only
+    progress:bool|None=None, # progress bar; None shows it on a terminal only
+    engine:str='local',      # "ray": not by the tree's own models but by `models`, opened on workers, see notebook 02a
+    models=None,             # of "ray": their names, small to large, as for `open_models`
+    **options                # of "ray": workers, num_gpus and more of `ray_models`
 )->int: # edges that were not in the store before
     "Draw what an `OutcomeTable` needs, all problems at once: the small chains, and a continuation by the large model from every prefix."
+    _one_of('engine', engine, ('local', 'ray'))
     if continuations and tree.n_models != 2: raise ValueError(f'outcome tables are for two models, this tree has {tree.n_models}; use walk')
+    if engine == 'ray':
+        from stepwise_routing.ray_rollouts import ray_models
+        with ray_models(models, **options) as backends:
+            there = RoutingTree(backends, tree.store, tree.sample, tree.max_steps, tree.grade)
+            return collect_rollouts(problems, there, continuations, progress)
+    if models or options: raise ValueError(f'{", ".join(["models"]*bool(models) + [*options])}: only for engine="ray"')
     before = tree.drawn
     run_async(_together((_collect_one(p, tree, continuations) for p in problems), 'rollouts', progress))
     return tree.drawn - before
+
 
 # %% ../nbs/02_rollouts.ipynb #table
 @dataclass(frozen=True)

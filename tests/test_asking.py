@@ -76,7 +76,7 @@ class Setting:
         self.external = self.asked.spec if method == 'rsd' else None
     def fresh(self, name, sample=0):
         return RoutingTree(self.backends, RolloutStore(self.folder/f'{name}.jsonl', tree_settings('toy', self.backends)), sample, self.max_steps,
-                           grade=lambda gold, said: gold == said)
+                           grade=lambda problem, said: said == problem.answer)
     def walk(self, problems, threshold): return walk(problems, self.router, threshold, self.tree)
     def offline(self): return replace(self.router, model=None), RoutingTree(None, self.tree.store, max_steps=self.max_steps, grade=self.tree.grade)
     def outcome(self, walks): return walk_outcome(walks, self.tree.specs, self.external)

@@ -162,3 +162,19 @@ def test_scores_tell_right_toy_steps_from_wrong_ones(tmp_path):
     for score in (logit_confidence, logprob_confidence):
         at, lo, hi = auroc([score(s) for _, s in steps], right, groups)
         assert lo > .6
+
+# ---------------------------------------------------------------- steps without tokens
+def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_policies_and_steer():
+    from stepwise_routing.baselines import STEER, Mixture
+    from stepwise_routing.policy import FULL_FEATURES, policy_inputs, state_inputs
+    from stepwise_routing.rollouts import State
+    first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6), rank=(1,)*5, max_logit=(10., 11., 12., 13., 14.), generated=5)
+    full = Step('', 0, 'length', prompt=99) # nothing fitted into the context
+    raw = observe((first, full))
+    assert (raw[1, :2] == raw[0, :2]).all() and raw[1, 2:].tolist() == [1, 0, 1, 0]
+    state = State(None, 0, (first, full), '00')
+    assert (state_inputs(state, FULL_FEATURES) == policy_inputs(raw, FEATURES, FULL_FEATURES)[1]).all()
+    steer = STEER((), Mixture((.5, .5), (10., 14.), (1., 1.)))
+    assert steer.score([state]) == steer.score([replace(state, steps=(first,))])
+    hidden = replace(first, prob=(), max_logit=None) # a server that hides its tokens is something else: no score there
+    assert np.isnan(observe((first, hidden))[1, :2]).all() and np.isnan(observe((full,))[0, :2]).all()

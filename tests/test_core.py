@@ -153,6 +153,42 @@ def test_math_rows_take_the_last_box_where_no_answer_is_given():
     assert p.answer == r'\frac{1}{2}' and p.difficulty == 5.
     assert core._math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
 
+# ---- a folder of local copies
+FILES = dict(gsm8k=('gsm8k_train', 'gsm8k_test'), math500=('math_train', 'math500'), omnimath=('omni_math',))
+
+@pytest.fixture
+def local(tmp_path):
+    for name, files in FILES.items():
+        for f in files: write(tmp_path/f'{f}.jsonl', rows(name)[:20 if f != 'gsm8k_test' and f != 'math500' else 5])
+    return tmp_path
+
+@pytest.mark.parametrize('name', FILES)
+def test_a_folder_gives_what_the_paths_give_and_the_hub_is_not_asked(name, local, monkeypatch):
+    monkeypatch.setattr(core, '_hub_rows', lambda *a: pytest.fail('the Hub was asked'))
+    train, *test = (local/f'{f}.jsonl' for f in FILES[name])
+    for split in SPLITS:
+        by_path = dict(path=(test or [train])[0]) if split == 'test' or not test else dict(path=train, test_path=test[0])
+        assert load_problems(name, split, data_dir=local) == load_problems(name, split, data_dir=str(local)) == load_problems(name, split, **by_path)
+    questions = [{core._key(p.question) for p in load_problems(name, s, data_dir=local)} for s in SPLITS]
+    assert not questions[0] & questions[2] and not questions[1] & questions[2] and sum(map(len, questions)) == 20
+
+def test_a_bad_folder_is_one_line(local):
+    for change, said in ((lambda: (local/'math500.jsonl').unlink(), r'math500.jsonl is not a file'), (lambda: write(local/'math500.jsonl', [{}]), "row 1: no field 'problem'"),
+                         (lambda: (local/'math500.jsonl').write_text('{"problem"'), 'row 1: not a JSON object')):
+        change()
+        with pytest.raises((ValueError, FileNotFoundError), match=said) as e: load_problems('math500', 'train', data_dir=local)
+        assert '\n' not in str(e.value)
+    with pytest.raises(FileNotFoundError, match='is not a folder'): load_problems('gsm8k', 'test', data_dir=local/'none')
+    with pytest.raises(ValueError, match='not both'): load_problems('gsm8k', 'test', data_dir=local, path=local/'gsm8k_test.jsonl')
+    assert load_problems('micro-gsm', 'test', 2, data_dir='nowhere') == load_problems('micro-gsm', 'test', 2) # one folder serves a run with both kinds
+
+def test_step_limits():
+    assert [core.step_limit(30, b) for b in ('gsm8k', 'micro-omni')] == [30, 30]
+    assert [core.step_limit(dict(default=30, omnimath=100), b) for b in ('gsm8k', 'omnimath')] == [30, 100]
+    for limits, said in ((dict(omnimath=100), 'max_steps of gsm8k must be a number'), (dict(default=0), 'from 1 up, got 0'), (0, 'from 1 up'),
+                         (dict(defualt=3), "did you mean 'default'"), (dict(default='many'), 'got many')):
+        with pytest.raises(ValueError, match=said): core.step_limit(limits, 'gsm8k')
+
 def test_parquet(tmp_path):
     pa = pytest.importorskip('pyarrow'); pq = pytest.importorskip('pyarrow.parquet')
     raw = [{k: r[k] for k in ('question', 'answer')} for r in rows('gsm8k')]

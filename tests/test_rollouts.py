@@ -19,7 +19,7 @@ quiet = pytest.mark.filterwarnings('ignore:.*torn by an interruption')
 def make_tree(path, k=2, sample=0, max_steps=30, backends=None, grade=None, **kwargs):
     backends = backends or toy_backends(k, **kwargs)
     store = RolloutStore(path, tree_settings('toy', backends))
-    return RoutingTree(backends, store, sample, max_steps, grade or (lambda gold, pred: gold == pred))
+    return RoutingTree(backends, store, sample, max_steps, grade or (lambda problem, said: said == problem.answer))
 
 @dataclass
 class Coin:

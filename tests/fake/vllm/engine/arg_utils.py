@@ -1,0 +1,1 @@
+def AsyncEngineArgs(**args): return args

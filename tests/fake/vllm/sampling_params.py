@@ -1,0 +1,1 @@
+class RequestOutputKind: DELTA = 1

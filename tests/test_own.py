@@ -1,0 +1,300 @@
+import contextlib, json, re, signal, subprocess, sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy import ToyBackend, shuffled, toy_problems
+import stepwise_routing.own as own
+from stepwise_routing.core import extract_boxed, is_equiv, load_problems
+from stepwise_routing.micro import micro_path
+from stepwise_routing.own import *
+from stepwise_routing.rollouts import RolloutStore
+
+HERE = Path(__file__).parent
+PAIR = ['toy-0', 'toy-1']
+
+class Adder(ToyBackend):
+    "A toy model that looks at the question alone: nobody tells it the answer."
+    def _step(self, problem, *args): return super()._step(replace(problem, answer=str(sum(map(int, re.findall(r'\d+', problem.question)[:2])))), *args)
+
+@pytest.fixture
+def toys(monkeypatch):
+    "Toy models in the place of real ones; `toys.change(...)` for others, `toys.made` has all that were opened."
+    class Toys:
+        how = {}
+        def change(self, **how): self.how = how
+        @contextlib.contextmanager
+        def open(self, names, ledger=None, max_cents=None, **options):
+            backends = [Adder(i, **self.how) for i in range(len(names))]
+            self.made += backends
+            yield backends
+    toys = Toys()
+    toys.made = []
+    monkeypatch.setattr(own, 'open_models', toys.open)
+    return toys
+
+def rows(n=120, seed=0): return [dict(question=p.question + f' ({i})', answer=p.answer) for i, p in enumerate(toy_problems(n, seed))]
+def content(folder, name='draws.jsonl'):
+    with RolloutStore(Path(folder)/name, readonly=True) as store: return {k: store.get(*k) for k in store.index}
+
+def ready(folder, n=120, alpha=.1, **settings):
+    collect(folder, rows(n), PAIR)
+    train(folder, alpha, steps=20, **settings)
+    return calibrate(folder)
+
+# --- problems
+
+def test_problems_come_from_a_file_or_from_rows(tmp_path):
+    some = rows(5) + [dict(question='How much is a half?', answer=.5)] + rows(2)
+    file = tmp_path/'mine.jsonl'
+    file.write_text('\n'.join(map(json.dumps, some)) + '\n\n')
+    problems = own_problems(file)
+    assert problems == own_problems(some) == own_problems(problems) and len(problems) == 6
+    assert problems[-1].answer == '0.5' and problems[0].benchmark == 'own' and own_problems(some, 'mine')[0].id != problems[0].id
+
+@pytest.mark.parametrize('row, said', [
+    (dict(qestion='a', answer='1'), "row 2: no field 'question' (did you mean 'qestion'?); needed: question, answer"),
+    (dict(question='a'), "row 2: no field 'answer'"), (dict(question=' ', answer='1'), "row 2: field 'question' is not text"),
+    (dict(question=['a'], answer='1'), "field 'question' is not text"), (dict(question='a', answer=None), "'answer' is neither text nor a number"),
+    (dict(question='a', answer=True), "'answer' is neither"), (dict(question='a', answer=' '), "'answer' is neither"), ('a', 'row 2: not a JSON object'),
+    (dict(question='What is 1 + 1?', answer='3'), 'an earlier row has the same question and another answer')])
+def test_a_bad_row_is_named(tmp_path, row, said):
+    some = [dict(question='What is 1 + 1?', answer='2'), row]
+    file = tmp_path/'bad.jsonl'
+    file.write_text('\n'.join(map(json.dumps, some)))
+    for source, where in (some, 'problems, '), (file, f'{file}, '):
+        with pytest.raises(ValueError) as e: own_problems(source)
+        assert said in str(e.value) and str(e.value).startswith(where) and '\n' not in str(e.value)
+
+def test_no_problems_and_no_file(tmp_path):
+    with pytest.raises(ValueError, match='holds no problems'): own_problems([])
+    with pytest.raises(FileNotFoundError, match='is not a file'): own_problems(tmp_path/'none.jsonl')
+
+def test_problems_never_change_sides():
+    problems = own_problems(rows(2000))
+    sides = own_split(problems, .4)
+    assert sorted(p.id for s in sides.values() for p in s) == sorted(p.id for p in problems)
+    assert abs(len(sides['calibration'])/2000 - .4) < 4*(.24/2000)**.5
+    assert set(own_split(problems[::3], .4)['train']) <= set(sides['train'])
+
+# --- the four calls, on toy models
+
+def test_four_calls(tmp_path, toys):
+    folder = tmp_path/'mine'
+    got = collect(folder, rows(), PAIR)
+    assert got['train'] + got['calibration'] == 120 and got['new steps'] > 240 and got['small right'] < got['large right']
+    seen = train(folder, .1, steps=20)
+    done = calibrate(folder)
+    assert done.met and done.n == got['calibration'] and done.bound <= .1 and seen["of the large model's cost"] > 0
+    assert done.bound == pytest.approx((done.n*done.miss + 1)/(done.n + 1))
+    answers = route(folder, ['What is 3 + 4?', 'What is 5 + 6?'])
+    again = route(folder, 'What is 3 + 4?')
+    assert again == answers[0] and [a.question for a in answers] == ['What is 3 + 4?', 'What is 5 + 6?']
+    for a in answers:
+        assert len(a.steps) == len(a.models) and set(a.models) <= {'toy-0', 'toy-1'} and a.answer == extract_boxed(a.steps[-1])
+        assert a.cost == 2*(1e6*a.tokens[0] + 5e6*a.tokens[1]) and a.unit == 'paper_flops' and a.text.split('\n\n') == list(a.steps)
+
+def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
+    "Questions that were collected too are routed on the same draws: live walks and the replay of the table agree."
+    done, folder = ready(tmp_path/'mine'), tmp_path/'mine'
+    problems = own_split(own_problems(rows()), .4)['calibration']
+    answers = route(folder, [p.question for p in problems])
+    right = np.array([is_equiv(p.answer, a.answer) for p, a in zip(problems, answers)])
+    assert right.mean() == pytest.approx(done.accuracy)
+    held = own._table(folder, 'calibration')
+    assert np.mean([a.cost for a in answers])/held.large_only()['paper_flops'].mean() == pytest.approx(done.cost)
+
+def test_nothing_is_done_twice(tmp_path, toys):
+    ready(tmp_path/'mine')
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path/'mine'/'policy').iterdir()}
+    written = sum(b.steps_written for b in toys.made)
+    assert collect(tmp_path/'mine', rows(), PAIR)['new steps'] == 0 == sum(b.steps_written for b in toys.made) - written
+    train(tmp_path/'mine', .1, steps=20)
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path/'mine'/'policy').iterdir()}
+    route(tmp_path/'mine', 'What is 3 + 4?') # still calibrated
+
+def test_problems_can_be_added(tmp_path, toys):
+    folder = tmp_path/'mine'
+    first = collect(folder, rows(40), PAIR)
+    collect(folder, rows()[40:], PAIR)
+    ready(tmp_path/'other')
+    assert content(folder) == content(tmp_path/'other') and content(folder, 'draws.jsonl').keys() > set() and first['train'] < 40
+    for name in ('train.npz', 'calibration.npz', 'problems.jsonl'): assert (folder/name).read_bytes() == (tmp_path/'other'/name).read_bytes()
+    with pytest.raises(ValueError, match='the same question and another answer'): collect(folder, [dict(rows(1)[0], answer='0')], PAIR)
+    assert collect(folder, rows(1), PAIR)['new steps'] == 0
+
+def test_training_again_asks_for_calibration_again(tmp_path, toys):
+    ready(tmp_path/'mine')
+    train(tmp_path/'mine', .2, steps=20)
+    with pytest.raises(ValueError, match='the threshold is not calibrated yet; call calibrate'): route(tmp_path/'mine', 'What is 3 + 4?')
+    assert calibrate(tmp_path/'mine').limit == .2 and route(tmp_path/'mine', 'What is 3 + 4?').steps
+
+def test_a_program_asks_many_times(tmp_path, toys):
+    ready(tmp_path/'mine')
+    with open_router(tmp_path/'mine') as router:
+        one = router.route('What is 3 + 4?')
+        many = router.route(['What is 3 + 4?'] * 3 + ['What is 1 + 1?'])
+        others = [router.route('What is 3 + 4?', sample=s).steps for s in range(5)]
+        written = sum(b.steps_written for b in toys.made)
+        router.route([a.question for a in many])
+        assert sum(b.steps_written for b in toys.made) == written and router.route([]) == []
+    assert many[:3] == [one]*3 and others[0] == one.steps and len(set(others)) > 1
+
+def test_other_promises(tmp_path, toys):
+    with pytest.warns(UserWarning, match='no threshold keeps the bound'): assert not ready(tmp_path/'mine', on_escalate='append').met
+    found = calibrate(tmp_path/'mine', target_accuracy=.3)
+    assert found.limit == pytest.approx(.7) and found.accuracy >= .3 and route(tmp_path/'mine', 'What is 3 + 4?').steps
+
+# --- what goes wrong
+
+def test_order_of_the_calls(tmp_path, toys):
+    folder = tmp_path/'mine'
+    for call in (train, calibrate, lambda f: route(f, 'What?')):
+        with pytest.raises(FileNotFoundError, match='holds no router; make one with collect'): call(folder)
+    collect(folder, rows(), PAIR)
+    with pytest.raises(FileNotFoundError, match=r"holds no router \(did you mean 'mine'\?\)"): train(tmp_path/'mime')
+    for call in (calibrate, lambda f: route(f, 'What?')):
+        with pytest.raises(FileNotFoundError, match='nothing is trained yet; call train'): call(folder)
+    train(folder, .1, steps=5)
+    with pytest.raises(ValueError, match='not calibrated yet'): route(folder, 'What?')
+
+def test_too_few_problems_for_the_promise(tmp_path, toys):
+    collect(tmp_path/'mine', rows(60), PAIR)
+    train(tmp_path/'mine', .02, steps=5)
+    n = len(own._table(tmp_path/'mine', 'calibration'))
+    with pytest.raises(ValueError, match=f'{n} calibration problems are too few for 0.02, which takes at least 49'): calibrate(tmp_path/'mine')
+    assert calibrate(tmp_path/'mine', alpha=1/(n + 1)).n == n # just enough
+    with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', alpha=1/(n + 2))
+
+def test_models_that_have_changed(tmp_path, toys):
+    ready(tmp_path/'mine')
+    toys.change(slip=.3)
+    for call in (lambda: collect(tmp_path/'mine', rows(), PAIR), lambda: route(tmp_path/'mine', 'What?')):
+        with pytest.raises(ValueError, match=r'was collected with other models: .*models\[0\].weights') as e: call()
+        assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('how, said', [
+    (dict(models=['toy-0', 'toy-2']), r'other settings: .models\[1\] toy-1, now it is toy-2'), (dict(max_steps=7), 'max_steps 30, now it is 7'),
+    (dict(calibration=.5), 'calibration 0.4, now it is 0.5'), (dict(temperature=.1), 'temperature missing, now it is 0.1')])
+def test_a_folder_is_for_one_thing(tmp_path, toys, how, said):
+    collect(tmp_path/'mine', rows(20), PAIR)
+    with pytest.raises(ValueError, match=said): collect(tmp_path/'mine', rows(20), **dict(dict(models=PAIR), **how))
+
+def test_bad_arguments(tmp_path, toys):
+    for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
+        with pytest.raises(ValueError, match='a small and a large model are needed'): collect(tmp_path/'mine', rows(), models)
+    for share in (0, 1, -1):
+        with pytest.raises(ValueError, match='calibration='): collect(tmp_path/'mine', rows(), PAIR, calibration=share)
+    with pytest.raises(ValueError, match='options are kept in own.json'): collect(tmp_path/'mine', rows(), PAIR, dtype=object())
+    assert not (tmp_path/'mine').exists()
+    collect(tmp_path/'mine', rows(), PAIR)
+    with pytest.raises(ValueError, match="unknown setting 'step'.*did you mean 'steps'"): train(tmp_path/'mine', step=3)
+    train(tmp_path/'mine', .1, steps=5); calibrate(tmp_path/'mine')
+    for q in ('', ' ', None, 3):
+        with pytest.raises(ValueError, match='a question is a text'): route(tmp_path/'mine', [q])
+    (tmp_path/'mine'/'own.json').write_text('{"format": "another"}')
+    with pytest.raises(ValueError, match='is damaged or of another version'): train(tmp_path/'mine')
+
+def test_a_model_without_price_or_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(own, 'open_models', lambda *args, **options: contextlib.nullcontext([Adder(0), SizeLess(1)]))
+    collect(tmp_path/'mine', rows(), PAIR)
+    with pytest.raises(ValueError, match='nothing says what the large model costs.*price='): train(tmp_path/'mine', .1)
+
+class SizeLess(Adder):
+    "A model behind an API that says nothing about its size."
+    def __init__(self, index):
+        super().__init__(index)
+        self.spec = replace(self.spec, params=0.)
+
+# --- interruptions
+
+CRASH = '''
+import contextlib, os, sys
+sys.path[:0] = [{here!r}]
+from test_own import PAIR, Adder, rows
+import stepwise_routing.own as own
+left = {left}
+@contextlib.contextmanager
+def opened(names, **options):
+    backends = [Adder(0), Adder(1)]
+    for b in backends:
+        async def write(request, b=b, old=b.write):
+            global left
+            left -= 1
+            if left < 0: os.kill(os.getpid(), 9)
+            return await old(request)
+        b.write = write
+    yield backends
+own.open_models = opened
+own.collect({folder!r}, rows(), PAIR)
+'''
+
+def test_a_killed_collect_goes_on(tmp_path, toys):
+    folder = tmp_path/'mine'
+    died = subprocess.run([sys.executable, '-c', CRASH.format(here=str(HERE), left=200, folder=str(folder))], capture_output=True, text=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    begun = content(folder)
+    with pytest.raises(ValueError, match='collect has not finished; call it again'): train(folder)
+    got = collect(folder, rows(), PAIR)
+    collect(tmp_path/'whole', rows(), PAIR)
+    assert 0 < len(begun) < len(content(folder)) == len(begun) + got['new steps'] and content(folder) == content(tmp_path/'whole')
+    for name in ('train.npz', 'calibration.npz'): assert (folder/name).read_bytes() == (tmp_path/'whole'/name).read_bytes()
+    ready(tmp_path/'whole')
+    assert ready(folder) == calibrate(tmp_path/'whole')
+
+def test_tables_of_fewer_problems_are_not_trained_on(tmp_path, toys):
+    "Killed while problems were being added: the tables on disk are of the old ones."
+    folder = tmp_path/'mine'
+    collect(folder, rows(40), PAIR)
+    def stop(*args, **kwargs): raise ZeroDivisionError
+    with pytest.MonkeyPatch.context() as m, pytest.raises(ZeroDivisionError):
+        m.setattr(own, 'outcome_table', stop)
+        collect(folder, rows(), PAIR)
+    with pytest.raises(ValueError, match='collect has not finished'): train(folder)
+    collect(folder, rows(40), PAIR) # the others are in the folder already
+    assert len(own._table(folder, 'train')) + len(own._table(folder, 'calibration')) == 120
+
+# --- real models
+
+@pytest.fixture(scope='module')
+def questions(tmp_path_factory):
+    "Own questions as a file; the last one is not in it."
+    problems = load_problems('micro-math', 'train', 25)
+    file = tmp_path_factory.mktemp('own')/'questions.jsonl'
+    file.write_text('\n'.join(json.dumps(dict(question=p.question, answer=p.answer)) for p in problems[:24]))
+    return file, problems[-1].question
+
+def calls(folder, file, models, **options):
+    collect(folder, file, models, **options)
+    train(folder, .3, steps=10)
+    return calibrate(folder)
+
+def test_a_pair_with_other_token_ids(tmp_path, questions):
+    file, question = questions
+    pair = [shuffled(micro_path('small'), tmp_path/'small'), 'micro-large']
+    done = calls(tmp_path/'mine', file, pair, max_tokens=64)
+    assert done.met and done.n + len(own._table(tmp_path/'mine', 'train')) == 24
+    answer = route(tmp_path/'mine', question)
+    assert answer == route(tmp_path/'mine', question) and set(answer.models) <= {'small', 'micro-large'}
+    steps = content(tmp_path/'mine')
+    from stepwise_routing.models import _load_tokenizer
+    texts = [_load_tokenizer(p) for p in (pair[0], micro_path('large'))]
+    for (_, _, path, m), s in list(steps.items())[:40]: # each step is in its own model's ids, which mean nothing to the other
+        said, other = (t.decode(s.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for t in (texts[m], texts[1 - m]))
+        assert said.strip() == s.text and other.strip() != s.text
+    mixed = [s for (_, _, path, m), s in steps.items() if m == 1 and path.endswith('0')]
+    assert len(mixed) > 5 and sum('=' in s.text for s in mixed) > .8*len(mixed) # and the large model goes on sensibly
+    with pytest.raises(ValueError, match='other models'):
+        (tmp_path/'small'/'model.safetensors').write_bytes((micro_path('small')/'model.safetensors').read_bytes())
+        route(tmp_path/'mine', question)
+
+def test_a_large_model_behind_a_server(tmp_path, questions):
+    file, question = questions
+    done = calls(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=5, max_reply=200)
+    assert done.met
+    with open_router(tmp_path/'mine', max_cents=5) as router: answer = router.route(question)
+    assert answer.unit == 'cents' and (answer.cost > 0) == ('served:micro-large' in answer.models or answer.tokens[1] > 0)
+    assert collect(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=0, max_reply=200)['new steps'] == 0
