@@ -537,20 +537,14 @@ def _shares(names, shares):
     "The share of the GPU's memory that each model gets, None for those that are not vLLM's; ValueError where they do not fit."
     here = [_model_name(n)[0].startswith('vllm') for n in names]
     if shares is None: shares = [.9 / max(sum(here), 1)] * len(names)
-    if len(shares) != len(names): raise ValueError(f'memory_shares={shares}: give one share per model ({len(names)}), None for those without vLLM')
+    if len(shares) != len(names): raise ValueError(f'memory_shares={shares}: give one per model ({len(names)}), None for those not of vLLM')
     shares = [s if h else None for s, h in zip(shares, here)]
     total = sum(s or 0 for s in shares)
     if any(h and not 0 < (s or 0) <= 1 for s, h in zip(shares, here)) or total > 1:
         raise ValueError(f'memory_shares={shares}: give shares above 0 that sum to at most 1; these sum to {total:g}')
     return shares
 
-# %% ../nbs/00d_api.ipynb #open-one
-def _facts_of(base_url, timeout=10):
-    "What a server on this machine says about its only model; it names its weights where it is ours."
-    import urllib.request
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(base_url + '/models', timeout=timeout) as r: return json.load(r)['data'][0]
-
+# %% ../nbs/00d_api.ipynb #open-vllm
 def _open_vllm(kind, name, revision, index, stack, options):
     "A model on vLLM; a server that it needs is left on the stack."
     from stepwise_routing.micro import micro_path
@@ -562,6 +556,13 @@ def _open_vllm(kind, name, revision, index, stack, options):
         url = stack.enter_context(serve_vllm(folder, **serve))
         options = dict(options, base_url=url)
     return VLLMBackend(folder, index=index, **options)
+
+# %% ../nbs/00d_api.ipynb #open-one
+def _facts_of(base_url, timeout=10):
+    "What a server on this machine says about its only model; it names its weights where it is ours."
+    import urllib.request
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(base_url + '/models', timeout=timeout) as r: return json.load(r)['data'][0]
 
 def _open_one(name, index, stack, paid, options, share=None):
     "One backend by name; a server that it needs is left on the stack."
@@ -591,7 +592,7 @@ def _open_one(name, index, stack, paid, options, share=None):
 # %% ../nbs/00d_api.ipynb #open-models
 @contextlib.contextmanager
 def open_models(
-    names,                        # small to large: "micro-small", "served:micro-large", "openai:gpt-4.1-mini", a folder or Hub name, "vllm:" of these
+    names,                        # small to large: "micro-small", "served:micro-large", "openai:gpt-4.1-mini", "vllm:" and a folder
     *,
     price=None,                   # row of `PRICES` for the models behind an API; None = that of an OpenAI model's name, or free
     base_url:str|None=None,       # of "openai:" models; None = OpenAI's
@@ -603,7 +604,7 @@ def open_models(
     engine:str='local',           # "ray" opens them on workers of Ray instead, see notebook 02a
     workers:int=2,                # of Ray
     num_gpus:float=0,             # of each of them
-    **options                     # of `TransformersBackend`, `VLLMBackend` and `OpenAIBackend`, where they apply: temperature, max_reply, dtype, ...
+    **options                     # of `TransformersBackend`, `VLLMBackend`, `OpenAIBackend`, where they apply: temperature, max_reply, ...
 ): # list of backends, index 0 up
     "Open models by name for the time of a `with` block; all is closed at its end. ValueError for an unknown name or option."
     from stepwise_routing.models import TransformersBackend
@@ -616,8 +617,8 @@ def open_models(
     shares = _shares(names, memory_shares)
     if engine == 'ray':
         from stepwise_routing.ray_rollouts import ray_models
-        api = dict(price=price, base_url=base_url, key_env=key_env, ledger=ledger, max_cents=max_cents, concurrency=concurrency, memory_shares=memory_shares)
-        with ray_models(names, workers, num_gpus, **api, **options) as backends: yield backends
+        api = dict(price=price, base_url=base_url, key_env=key_env, ledger=ledger, max_cents=max_cents, concurrency=concurrency)
+        with ray_models(names, workers, num_gpus, memory_shares=memory_shares, **api, **options) as backends: yield backends
         return
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(contextlib.ExitStack()) # they end last, after the calls in flight

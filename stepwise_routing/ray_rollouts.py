@@ -6,13 +6,13 @@
 __all__ = ['RayModel', 'ray_models']
 
 # %% ../nbs/02a_ray.ipynb #imports
-import asyncio, contextlib, heapq, itertools, os, warnings
+import asyncio, contextlib, heapq, itertools, os, socket, warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from .core import PRICES, run_async
+from .core import run_async
 from .models import Request
 from .rollouts import _difference
 
@@ -61,21 +61,27 @@ def _pick(seats, home, room):
 def _ray():
     "The package, told to be quiet before it is loaded; ImportError says how to get it."
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
-    os.environ.setdefault('RAY_DEDUP_LOGS_SKIP_REGEX', 'A worker died or was killed|Raylet is terminated|low on memory')
+    os.environ.setdefault('RAY_DEDUP_LOGS_SKIP_REGEX', 'A worker died or was killed|Raylet is terminated|has been marked dead|low on memory')
     try: import ray
     except ImportError: raise ImportError('engine="ray" needs the package ray: pip install "stepwise-routing[ray]"') from None
     return ray
 
 def _short(error): return ' '.join(str(error).split())[:200]
 
+def _connect(ray, address, **quiet):
+    "Join a cluster; ConnectionError where there is none."
+    host, _, port = address.rpartition(':')
+    if '//' in address: raise ValueError(f'address={address!r}: start this on a machine of the cluster, with "auto" or HOST:PORT')
+    try:
+        if host: socket.create_connection((host, int(port)), 10).close() # Ray itself would try for minutes
+        ray.init(address, **quiet)
+    except Exception as e: raise ConnectionError(f'no Ray cluster at {address!r}: {_short(e)}') from None
+
 def _start(ray, address, cpus):
-    "Connect to Ray, or start one on this machine with that many CPUs at least; was it started here?"
+    "Join a Ray cluster, or start one on this machine with that many CPUs at least; was there none before?"
     if ray.is_initialized(): return False
     address, quiet = address or os.environ.get('RAY_ADDRESS') or 'local', dict(log_to_driver=False, logging_level='ERROR')
-    if address != 'local':
-        try: ray.init(address, **quiet)
-        except Exception as e: raise ConnectionError(f'no Ray cluster at {address!r}: {_short(e)}') from None
-        return True
+    if address != 'local': _connect(ray, address, **quiet); return True
     here = psutil.Process()
     for attempt in range(3):
         before = here.children()
@@ -248,7 +254,7 @@ def _check_ray(names, workers, needs, options):
         if n >= 0 and (n <= 1 or n == int(n)): continue
         raise ValueError(f'num_{kind.lower()}s={n}: give a whole number, or a fraction below 1 to share one')
 
-# %% ../nbs/02a_ray.ipynb #ray-models
+# %% ../nbs/02a_ray.ipynb #up-and-end
 async def _all_up(pool):
     pool.enter()
     _tend(pool)
@@ -263,6 +269,8 @@ def _end(pool):
     if asked: ray.wait(asked, num_returns=len(asked), timeout=20)
     for seat in pool.seats: seat.actor and pool.kill(seat.actor)
 
+
+# %% ../nbs/02a_ray.ipynb #ray-models
 @contextlib.contextmanager
 def ray_models(
     names,               # as for `open_models`: small to large

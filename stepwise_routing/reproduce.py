@@ -664,9 +664,13 @@ def lessons(
     folder.mkdir(parents=True, exist_ok=True)
     with _sole_runner(project.runs/'store'/'lessons'), _logging(folder/'log.txt'):
         for name in (n for n in names if n in chosen):
+            path = project.nbs/f'{name}.ipynb'
+            if '#| gpu' in path.read_text('utf-8') and not importlib.util.find_spec('vllm'):
+                print(f'{name}: left as it is, for some of its cells need vLLM', file=sys.stderr)
+                continue
             print(name, file=sys.stderr)
             _execute(project, Job(name, {}, ''), folder)
-            write_back(folder/f'{name}.ipynb', project.nbs/f'{name}.ipynb')
+            write_back(folder/f'{name}.ipynb', path)
     _clean(project)
     return [n for n in names if n in chosen]
 

@@ -33,7 +33,8 @@ def shown_confidences(
 # %% ../nbs/00f_vllm.ipynb #chain
 class _Chain:
     "The steps that a request has got so far, and the tokens of the next one."
-    def __init__(self, backend, ids, request): self.backend, self.ids, self.request, self.steps, self.shown = backend, list(ids), request, [], []
+    def __init__(self, backend, ids, request):
+        self.backend, self.ids, self.request, self.steps, self.shown = backend, list(ids), request, [], []
 
     @property
     def room(self): return min(self.backend.max_tokens, self.backend.context - len(self.ids))
@@ -130,8 +131,8 @@ _ECHOES = 'Engine core initialization failed', 'WorkerProc initialization failed
 
 def _last_words(text):
     "The line of a log that says what went wrong; empty where there is none."
-    found = [m.group(1) for m in re.finditer(r'(?:^|[\s.])(\w*(?:Error|Exception): \S.*)', text) if not any(e in m.group(1) for e in _ECHOES)]
-    return found[-1].strip()[:300] if found else ''
+    found = re.findall(r'(?:^|[\s.])(\w*(?:Error|Exception): \S.*)', text)
+    return next((line.strip()[:300] for line in reversed(found) if not any(e in line for e in _ECHOES)), '')
 
 # %% ../nbs/00f_vllm.ipynb #vllm
 def _vllm():
@@ -147,38 +148,47 @@ def _vllm():
 def _engine_args(cpu, context, memory, kv_gib, batch_size, top, dtype=None, logits=True):
     "Options of an engine, in vLLM's words."
     args = dict(max_model_len=context, max_num_seqs=batch_size, max_logprobs=top, logprobs_mode='raw_logits' if logits else 'raw_logprobs',
-                enable_prefix_caching=True, generation_config='vllm', gpu_memory_utilization=memory, dtype=str(dtype or 'auto').removeprefix('torch.'))
-    if cpu: kv_gib, args = kv_gib or 1., args | dict(enforce_eager=True, enable_chunked_prefill=False, max_num_batched_tokens=max(8192, context))
+                enable_prefix_caching=True, generation_config='vllm', gpu_memory_utilization=memory, dtype=str(dtype or 'auto'))
+    if cpu: args |= dict(enforce_eager=True, enable_chunked_prefill=False, max_num_batched_tokens=max(8192, context))
+    kv_gib = kv_gib or (1. if cpu else None)
     return args | (dict(kv_cache_memory_bytes=int(kv_gib * 2**30)) if kv_gib else {})
 
 # %% ../nbs/00f_vllm.ipynb #guard
 _GUARD = """
-import os, signal, subprocess, sys, time
-parent, mode, *rest = sys.argv[1:]
-child = subprocess.Popen(rest) if mode == 'run' else None
+import os, select, signal, subprocess, sys, time
+parent, mode, *command = sys.argv[1:]
+parent = int(parent)
+def family(pid):
+    try: kids = [int(c) for t in os.listdir(f'/proc/{pid}/task') for c in open(f'/proc/{pid}/task/{t}/children').read().split()]
+    except OSError: kids = []
+    return {pid}.union(*map(family, kids))
+child = subprocess.Popen(command) if mode == 'run' else None
 def end(*_):
     child.terminate()
     try: child.wait(10)
     finally: os.killpg(0, signal.SIGKILL)
 if child: signal.signal(signal.SIGTERM, end)
-while os.getppid() == int(parent) and (child is None or child.poll() is None): time.sleep(.3)
+pids, before, told = set(), family(parent), bool(child)
+while os.getppid() == parent and (child is None or child.poll() is None):
+    if told: time.sleep(.3)
+    elif select.select([0], [], [], .3)[0]: pids, told = set(map(int, sys.stdin.readline().split())) or pids, True
+    else: pids |= family(parent) - before
 if child: os.killpg(0, signal.SIGKILL)
-for pid in map(int, rest):
+for pid in pids:
     try: os.kill(pid, signal.SIGKILL)
     except OSError: pass
 """
 
-def _guard(mode, *rest, **kwargs):
-    "A process that outlives this one for a moment: it kills the processes `rest`, or runs the command `rest` for as long as this one lives."
-    return subprocess.Popen([sys.executable, '-c', _GUARD, str(os.getpid()), mode, *map(str, rest)], start_new_session=True, **kwargs)
+def _guard(mode, *command, **kwargs):
+    "A process that outlives this one for a moment. It runs a command as long as this one lives, or kills what this one starts until told."
+    if mode == 'kill': kwargs['stdin'] = subprocess.PIPE
+    return subprocess.Popen([sys.executable, '-c', _GUARD, str(os.getpid()), mode, *map(str, command)], start_new_session=True, **kwargs)
 
-def _family(pids):
-    "These processes and all that they started."
-    import psutil
-    found = []
-    for p in pids:
-        with contextlib.suppress(psutil.Error): found += [p, *(c.pid for c in psutil.Process(p).children(recursive=True))]
-    return found
+def _family(pid):
+    "A process and all that it started."
+    try: kids = [int(c) for t in os.listdir(f'/proc/{pid}/task') for c in Path(f'/proc/{pid}/task/{t}/children').read_text().split()]
+    except OSError: kids = []
+    return {pid}.union(*map(_family, kids))
 
 # %% ../nbs/00f_vllm.ipynb #start-engine
 def _why(log, error):
@@ -186,19 +196,28 @@ def _why(log, error):
     said = _last_words(_text_of(log)) or _last_words(f'{type(error).__name__}: {error}')
     return said or 'a process of it ended without a word, as it does when memory runs out'
 
+def _dismiss(guard):
+    guard.kill()
+    guard.communicate()
+    multiprocessing.active_children() # takes note of those that ended
+
 def _start(name, loop, log, args):
     "An engine in `loop`, and who kills its processes should this one be killed; RuntimeError in one line where it does not start."
-    before = {p.pid for p in multiprocessing.active_children()}
-    started = lambda: _family({p.pid for p in multiprocessing.active_children()} - before)
+    guard, before = _guard('kill'), {p.pid for p in multiprocessing.active_children()}
+    started = lambda: {pid for p in multiprocessing.active_children() if p.pid not in before for pid in _family(p.pid)}
     async def make():
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
         return AsyncLLM.from_engine_args(AsyncEngineArgs(disable_log_stats=True, **args))
     try:
-        with _quiet(log): return loop.submit(make()).result(), _guard('kill', *started())
+        with _quiet(log): llm = loop.submit(make()).result()
+        guard.stdin.write(f'{" ".join(map(str, started()))}\n'.encode())
+        guard.stdin.flush()
+        return llm, guard
     except BaseException as e:
         for pid in started():
             with contextlib.suppress(OSError): os.kill(pid, signal.SIGKILL)
+        _dismiss(guard)
         loop.close()
         if not isinstance(e, Exception): raise
         raise RuntimeError(f'{name}: vLLM did not start: {_why(log, e)}') from None
@@ -208,8 +227,8 @@ class _InProcess:
     "vLLM's engine, started from this process."
     llm = None
     def __init__(self, name, folder, eos, temperature, top_p, top, **args):
-        self.name, self.eos, self.sampling, self.top, self.numbers = name, list(eos), dict(temperature=temperature, top_p=top_p), top, count()
-        self.log = tempfile.TemporaryFile()
+        self.name, self.eos, self.sampling, self.top = name, list(eos), dict(temperature=temperature, top_p=top_p), top
+        self.numbers, self.log = count(), tempfile.TemporaryFile()
         with _quiet(self.log): vllm, cpu = _vllm()
         self.loop, self.version = _Loop(), vllm.__version__
         self.llm, self.guard = _start(name, self.loop, self.log, dict(_engine_args(cpu, top=top, **args), model=str(folder)))
@@ -225,10 +244,13 @@ class _InProcess:
                     yield token, _logits(token, logits), c.finish_reason if i == len(c.token_ids) else None
 
     async def forced(self, ids, tokens):
-        "(its logit, logits of the likeliest) of each of `tokens` behind `ids`: all but the last are read, the last is the only one allowed."
+        "(its logit, logits of the likeliest) of each of `tokens` behind `ids`: all but the last are read, the last is all that is allowed."
         more = dict(prompt_logprobs=self.top) if tokens[1:] else {}
-        async with contextlib.aclosing(_outputs(self, ids + tokens[:-1], max_tokens=1, temperature=0., allowed_token_ids=tokens[-1:], **more)) as out:
-            async for o in out: return [_logits(t, l) for t, l in zip(tokens, [*(o.prompt_logprobs or [])[len(ids):], o.outputs[0].logprobs[0]])]
+        only = dict(max_tokens=1, temperature=0., allowed_token_ids=tokens[-1:])
+        async with contextlib.aclosing(_outputs(self, ids + tokens[:-1], **only, **more)) as out:
+            async for o in out:
+                shown = [*(o.prompt_logprobs or [])[len(ids):], o.outputs[0].logprobs[0]]
+                return [_logits(t, l) for t, l in zip(tokens, shown)]
 
     def close(self):
         if self.llm is None: return
@@ -236,8 +258,7 @@ class _InProcess:
         with _quiet(self.log): self.llm.shutdown()
         self.llm = None
         self.loop.close()
-        self.guard.kill()
-        self.guard.wait()
+        _dismiss(self.guard)
 
 # %% ../nbs/00f_vllm.ipynb #outputs
 def _logits(token, logits): return logits[token].logprob, [l.logprob for l in logits.values()]
@@ -247,8 +268,9 @@ async def _outputs(engine, ids, **params):
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
     params = SamplingParams(logprobs=engine.top, stop_token_ids=engine.eos, detokenize=False, output_kind=RequestOutputKind.DELTA, **params)
+    reply = engine.llm.generate(TokensPrompt(prompt_token_ids=ids), params, str(next(engine.numbers)))
     try:
-        async with contextlib.aclosing(engine.llm.generate(TokensPrompt(prompt_token_ids=ids), params, str(next(engine.numbers)))) as out:
+        async with contextlib.aclosing(reply) as out:
             async for o in out: yield o
     except Exception as e: raise RuntimeError(f'{engine.name}: vLLM failed: {_why(engine.log, e)}') from None
 
@@ -269,12 +291,14 @@ async def _asked(engine, call):
 
 def _reply_tokens(engine, reply):
     "(token, (its logit, logits of the likeliest), why it ended) of what a server sent."
-    if 'error' in reply: raise RuntimeError(f'{engine.name}: the vLLM server at {engine.host} failed: {str(reply["error"].get("message"))[:200]}')
+    said = str((reply.get('error') or {}).get('message'))[:200]
+    if 'error' in reply: raise RuntimeError(f'{engine.name}: the vLLM server at {engine.host} failed: {said}')
     for c in reply['choices']:
         if c.get('token_ids') is None: raise RuntimeError(f'{engine.host} sends no token ids: it is no vLLM server, or an old one')
         why = 'blank' if c.get('stop_reason') == '\n\n' else c['finish_reason']
         shown = zip(c['token_ids'], c['logprobs']['token_logprobs'], c['logprobs']['top_logprobs']) if c['token_ids'] else ()
-        for i, (token, z, logits) in enumerate(shown, 1): yield token, (z, list(logits.values())), why if i == len(c['token_ids']) else None
+        for i, (token, z, logits) in enumerate(shown, 1):
+            yield token, (z, list(logits.values())), why if i == len(c['token_ids']) else None
 
 # %% ../nbs/00f_vllm.ipynb #meet
 async def _meet(engine, base_url, context):
@@ -283,7 +307,7 @@ async def _meet(engine, base_url, context):
     most = first.get('max_model_len')
     if not most: raise RuntimeError(f'{engine.host} is no server of vLLM: it does not say how long a prompt may be')
     if most < context:
-        raise RuntimeError(f'the server of {engine.name} takes {most} tokens: pass context={most}, or start it with --max-model-len {context}')
+        raise RuntimeError(f'the server of {engine.name} takes {most} tokens: pass context={most}, or start it with more (--max-model-len)')
     said = await _asked(engine, engine.client.get(base_url.rstrip('/').removesuffix('/v1') + '/version', cast_to=object))
     return first['id'], said.get('version', 'unknown')
 
@@ -302,7 +326,8 @@ class _Served:
     "vLLM behind its server: the same, over `/v1/completions`."
     def __init__(self, name, base_url, key, eos, temperature, top_p, top, context, timeout, dtype):
         self.name, self.host, self.top, self.dtype = name, urlsplit(base_url).netloc, top, dtype or 'as served'
-        self.sampling, self.extra = dict(temperature=temperature, top_p=top_p), dict(stop_token_ids=list(eos), top_k=0, min_p=0., repetition_penalty=1.)
+        self.sampling = dict(temperature=temperature, top_p=top_p)
+        self.extra = dict(stop_token_ids=list(eos), top_k=0, min_p=0., repetition_penalty=1.)
         self.loop, self.client = _Loop(), _client(key, base_url, timeout)
         try: self.model, self.version = self.loop.submit(_meet(self, base_url, context)).result()
         except BaseException: self.close(); raise
@@ -379,7 +404,8 @@ def _open_engine(backend, folder, base_url=None, key_env='', **more):
     "The engine of a backend, tried out."
     same = dict(name=backend.spec.name, eos=backend.text.eos, context=backend.context,
                 **{k: getattr(backend, k) for k in ('temperature', 'top_p', 'top')})
-    engine = _Served(base_url=base_url, key=_key(key_env, base_url), **same, **more) if base_url else _InProcess(folder=folder, **same, **more)
+    if base_url: engine = _Served(base_url=base_url, key=_key(key_env, base_url), **same, **more)
+    else: engine = _InProcess(folder=folder, **same, **more)
     try: engine.loop.submit(_probe(engine, list(backend.text.prompt('?')))).result()
     except BaseException: engine.close(); raise
     return engine
@@ -393,7 +419,7 @@ async def _run(backend, coro):
         raise
 
 def _vllm_settings(backend):
-    "What this model's draws depend on, as JSON. They also depend on what else is in vLLM's batch: the same seed need not draw the same again."
+    "What this model's draws depend on, as JSON; they also depend on what else is in vLLM's batch."
     plain = {k: getattr(backend, k) for k in ('temperature', 'top_p', 'max_tokens', 'context', 'top')}
     return dict(backend='vllm', name=backend.spec.name, weights=backend.weights, **_text_settings(backend.text.hf), **plain,
                 dtype=backend.engine.dtype, vllm=backend.engine.version, draws='vllm, seeded per request')
@@ -424,23 +450,22 @@ class VLLMBackend:
     ):
         _check(temperature, top_p, max_tokens=max_tokens, batch_size=batch_size, top=top)
         if not 0 < memory <= 1: raise ValueError(f'memory={memory}: give a share of the GPU, above 0 and up to 1')
-        place = dict(base_url=base_url, key_env=key_env, timeout=timeout) if base_url else dict(memory=memory, kv_gib=kv_gib, batch_size=batch_size)
+        here, there = dict(memory=memory, kv_gib=kv_gib, batch_size=batch_size), dict(base_url=base_url, key_env=key_env, timeout=timeout)
         folder, self.weights, self.text, params, self.context = _open_text(model, revision, context)
         self.spec, self.index, self.max_tokens = ModelSpec(name or Path(str(model)).name, params), index, max_tokens
         self.temperature, self.top_p, self.top = float(temperature), float(top_p), min(top, self.text.vocab)
-        self.engine = _open_engine(self, folder, dtype=dtype, **place)
+        self.engine = _open_engine(self, folder, dtype=dtype, **(there if base_url else here))
 
     def settings(self): return _vllm_settings(self)
     async def run(self, coro): return await _run(self, coro)
     async def write(self, request): return await _write(self, request)
     async def score(self, request, step): return await _score(self, request, step, _known)
     async def choose(self, messages, options): return await _choose(self, messages, options, _log_probs)
-    async def close(self):
-        "Give the memory back; whoever still waits gets an error."
+    async def close(self): # whoever still waits gets an error
         engine, self.engine = self.engine, None
         if engine: await asyncio.get_running_loop().run_in_executor(None, engine.close)
 
-# %% ../nbs/00f_vllm.ipynb #serve
+# %% ../nbs/00f_vllm.ipynb #until-ready
 def _flags(args):
     "Options of an engine as a command line."
     for k, v in args.items():
@@ -461,9 +486,17 @@ def _until_ready(child, log, what, url, timeout):
         time.sleep(.5)
     text = _text_of(log).strip()
     said = _last_words(text) or (text.splitlines() or ['it said nothing'])[-1][:300]
-    if child.poll() is None: raise RuntimeError(f'the vLLM server of {what!r} was not ready after {timeout:g} s; raise timeout=. Its last words: {said}')
-    raise RuntimeError(f'the vLLM server of {what!r} did not start: {said}')
+    late = f'was not ready after {timeout:g} s (raise timeout=)' if child.poll() is None else 'did not start'
+    raise RuntimeError(f'the vLLM server of {what!r} {late}: {said}')
 
+def _stop(child, patience=15):
+    "End a guarded command: first ask, then kill all that it started."
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired): child.wait(patience)
+    with contextlib.suppress(ProcessLookupError, PermissionError): os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+# %% ../nbs/00f_vllm.ipynb #serve-vllm
 @contextlib.contextmanager
 def serve_vllm(
     model,                 # folder or name on the Hub
@@ -497,10 +530,3 @@ def serve_vllm(
             _until_ready(child, log, name, url, timeout)
             yield url
         finally: _stop(child)
-
-def _stop(child, patience=15):
-    "End a guarded command: first ask, then kill all that it started."
-    child.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired): child.wait(patience)
-    with contextlib.suppress(ProcessLookupError, PermissionError): os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

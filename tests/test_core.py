@@ -185,7 +185,7 @@ def test_a_bad_folder_is_one_line(local):
 def test_step_limits():
     assert [core.step_limit(30, b) for b in ('gsm8k', 'micro-omni')] == [30, 30]
     assert [core.step_limit(dict(default=30, omnimath=100), b) for b in ('gsm8k', 'omnimath')] == [30, 100]
-    for limits, said in ((dict(omnimath=100), 'max_steps of gsm8k must be a number'), (dict(default=0), 'from 1 up, got 0'), (0, 'from 1 up'),
+    for limits, said in ((dict(omnimath=100), 'max_steps has no value for gsm8k'), (dict(default=0), 'from 1 up, got 0'), (0, 'from 1 up'),
                          (dict(defualt=3), "did you mean 'default'"), (dict(default='many'), 'got many')):
         with pytest.raises(ValueError, match=said): core.step_limit(limits, 'gsm8k')
 
@@ -284,3 +284,9 @@ except KeyboardInterrupt: print('interrupted', ended)
 '''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=40)
     assert done.stdout.strip() == 'interrupted [True]', done.stderr[-300:]
+
+def test_a_number_of_problems_per_benchmark():
+    counts = dict(default=3, omnimath=2)
+    assert [len(load_problems(b, 'test', counts)) for b in core.MICRO] == [3]*3
+    with pytest.raises(ValueError, match="did you mean 'micro-gsm'"): load_problems('micro-gsm', 'test', {'micro-gms': 3})
+    with pytest.raises(ValueError, match='n has no value for micro-gsm'): load_problems('micro-gsm', 'test', {'micro-math': 3})

@@ -214,6 +214,12 @@ def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, 'ray', None)
     with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[ray\]"'): ray_models(NAMES).__enter__()
 
+def test_a_cluster_that_is_not_there_is_told_at_once():
+    class Elsewhere:
+        is_initialized = staticmethod(lambda: False)
+    with pytest.raises(ConnectionError, match="^no Ray cluster at '127.0.0.1:1': .*refused"): ray_rollouts._start(Elsewhere, '127.0.0.1:1', 2)
+    with pytest.raises(ValueError, match='"auto" or HOST:PORT$'): ray_rollouts._start(Elsewhere, 'ray://127.0.0.1:1', 2)
+
 def test_room_is_counted():
     _check_resources(dict(CPU=4, GPU=1), 2, dict(CPU=2, GPU=.5))
     with pytest.raises(ValueError, match='3 workers with 0.5 GPU each need 1.5 GPUs, Ray sees 1: lower workers or num_gpus'):

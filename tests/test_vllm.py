@@ -277,6 +277,20 @@ def test_open_models(kind, local):
         if kind == 'vllm': assert b.engine.llm.args['gpu_memory_utilization'] == .3
     assert b.engine is None
 
+def test_pinned_models(monkeypatch, tmp_path):
+    "A commit is asked of the Hub, and stands for the weights in the settings."
+    import shutil, huggingface_hub
+    commit, asked = '0123456789' * 4, []
+    shutil.copytree(SMALL, tmp_path/commit)
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda name, revision=None, **_: asked.append((name, revision)) or str(tmp_path/commit))
+    with fake(), open_models([f'vllm:some/model@{commit}', f'some/model@{commit}'], **KW) as (b, plain):
+        assert asked == [('some/model', commit)] * 2 and (b.spec.name, plain.spec.name) == ('model', 'model')
+        assert b.settings()['weights'] == f'some/model@{commit}' and plain.settings()['weights'] == V.weights_sha256(SMALL)
+    def refuse(*_, **__): raise OSError('no such revision\nand more')
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', refuse)
+    with pytest.raises(FileNotFoundError, match=f"^model 'some/model' at revision {commit} does not come from the Hugging Face Hub: no such revision$"):
+        with fake(), open_models([f'vllm:some/model@{commit}']): pass
+
 # One line where something is wrong
 
 def one_line(how, knobs={}, **kwargs):
@@ -326,7 +340,7 @@ def gone(pids, seconds=15):
 def test_a_server_ends_with_its_block():
     with fake():
         with V.serve_vllm(SMALL, name='small-2', context=256) as url:
-            family = [p for p in V._family([os.getpid()]) if p != os.getpid() and 'api_server' in Path(f'/proc/{p}/cmdline').read_text()]
+            family = [p for p in V._family(os.getpid()) if p != os.getpid() and 'api_server' in Path(f'/proc/{p}/cmdline').read_text()]
             family = [p for p in family if 'small-2' in Path(f'/proc/{p}/cmdline').read_text()]
             assert len(family) == 2 # the server and who watches over it
             b = V.VLLMBackend(SMALL, base_url=url, context=200)
@@ -337,15 +351,23 @@ def test_a_server_ends_with_its_block():
             run_async(b.close())
         assert gone(family)
 
-@pytest.mark.parametrize('how', ['kill', 'run'])
+@pytest.mark.parametrize('how', ['run', 'starting', 'told'])
 def test_nothing_outlives_a_killed_parent(how):
-    sleeper = '"import time; time.sleep(600)"'
-    lines = ['import subprocess, sys, time', 'from stepwise_routing.vllm import _guard, _family', f'command = [sys.executable, "-c", {sleeper}]',
-             'child = subprocess.Popen(command, start_new_session=True)' if how == 'kill' else 'child = _guard("run", *command)',
-             '_guard("kill", child.pid)' if how == 'kill' else 'time.sleep(1)', 'print(*_family([child.pid]), flush=True)', 'time.sleep(600)']
+    "A command that is run; what an engine starts while it starts; and what it has started, but nothing else."
+    sleeper = '[sys.executable, "-c", "import time; time.sleep(600)"]'
+    lines = ['import subprocess, sys, time', 'from stepwise_routing.vllm import _guard, _family', f'other = subprocess.Popen({sleeper})',
+             f'child = _guard("run", *{sleeper})' if how == 'run' else 'guard = _guard("kill"); time.sleep(1)', 'time.sleep(1)',
+             f'child = child if {how == "run"} else subprocess.Popen({sleeper}, start_new_session=True)', 'time.sleep(1)',
+             'guard.stdin.write(b"%d\\n" % child.pid); guard.stdin.flush()' if how == 'told' else '',
+             f'late = subprocess.Popen({sleeper})' if how == 'told' else 'late = other', 'time.sleep(1)',
+             'print(other.pid, late.pid, *_family(child.pid), flush=True)', 'time.sleep(600)']
     parent = subprocess.Popen([sys.executable, '-c', '\n'.join(lines)], stdout=subprocess.PIPE, text=True)
-    pids = [*map(int, parent.stdout.readline().split())]
-    assert pids and all(map(alive, pids))
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    assert gone(pids)
+    other, late, *pids = map(int, parent.stdout.readline().split())
+    try:
+        assert len(pids) == 1 + (how == 'run') and all(map(alive, [other, late, *pids]))
+        parent.kill()
+        parent.wait()
+        assert gone(pids) and alive(other) and alive(late)
+    finally:
+        for pid in {other, late}: os.kill(pid, signal.SIGKILL)
+        parent.stdout.close()

@@ -89,7 +89,7 @@ def faults(args):
     small, (p,) = micro_path('small'), load_problems('micro-gsm', 'test', n=1)
     for bad in (dict(kv_gib=1e-6), dict(dtype='float99'), dict(context=10**6)): print(said(lambda: VLLMBackend(small, **{**KW, **bad})))
     b = VLLMBackend(small, **KW)
-    family = _family([os.getpid()])[1:]
+    family = _family(os.getpid()) - {os.getpid()}
     async def murder():
         tasks = [asyncio.ensure_future(b.write(Request(p, (), lambda i: 1, True))) for _ in range(64)]
         await asyncio.sleep(.1)
@@ -101,12 +101,13 @@ def faults(args):
     run_async(b.close())
     with serve_vllm(small, context=2048, logits=False) as url:
         print(said(lambda: VLLMBackend(small, base_url=url, **KW)))
-        family = _family([os.getpid()])[1:]
+        family = _family(os.getpid()) - {os.getpid()}
     print(f'nothing left {ended(family):.1f} s after a server')
-    for how in ('hold', 'hold-server'):
-        child = subprocess.Popen([sys.executable, __file__, how], stdout=subprocess.PIPE, text=True)
-        assert child.stdout.readline().strip() == 'ready'
-        family = _family([child.pid])
+    for how in ('hold', 'hold-server', 'hold-on'):
+        child = subprocess.Popen([sys.executable, __file__, how.replace('-on', '')], stdout=subprocess.PIPE, text=True)
+        while how == 'hold-on' and not any('VLLM' in Path(f'/proc/{p}/comm').read_text() for p in _family(child.pid)): time.sleep(.1) # it starts
+        if how != 'hold-on': assert child.stdout.readline().strip() == 'ready'
+        family = _family(child.pid)
         child.kill()
         child.wait()
         print(f'nothing left {ended(family):.1f} s after a process that had {how} was killed')

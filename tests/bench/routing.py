@@ -123,7 +123,7 @@ async def rounds(models, prm, problems, threshold, max_steps=30):
 def first_chains(jobs, lengths, tokens):
     "As many of these chains as have that many tokens, as nearly as whole chains can."
     upto = np.cumsum(lengths)
-    assert upto[-1] >= tokens, f'{upto[-1]} tokens of plain chains, the routed run has {tokens}: draw more samples'
+    assert upto[-1] >= tokens, f'{upto[-1]} tokens of plain chains, the routed run has {tokens}: draw more'
     return jobs[:int(np.abs(upto - tokens).argmin()) + 1]
 
 def as_stretches(problems, edges):
@@ -170,7 +170,7 @@ def against_rounds(name, models, prm, problems, threshold, repeats):
         if i % 2: theirs, clock = in_rounds()
         forget(every)
         mine, edges, walked = rsd_walk(models, prm, problems, threshold)
-        if not i % 2: theirs, clock = in_rounds()
+        if i % 2 == 0: theirs, clock = in_rounds()
         pairs.append((clock, walked))
     same = sum([s.text for s in a] == [s.text for s in b] for a, b in zip(mine, theirs))
     tokens = sum(s.generated for s in edges.values())
@@ -193,7 +193,7 @@ def main():
         print('| run | baseline | baseline, tokens/s | tokens/s | ratio, by the clock | ratio, by processor time | passes | |\n|---|---|---|---|---|---|---|---|')
         for benchmark in args.benchmarks.split(','):
             problems = load_problems(benchmark, 'test', args.problems)
-            jobs = [[(m, p, s) for s in range(3) for p in problems] for m in (0, 1)]
+            jobs = [[(m, p, 0) for p in problems] for m in (0, 1)]
             drawn = [run_async(chains(models, some)) for some in jobs] # not timed: how long chains are, and how sure the small model is
             plain = [(some, [tokens_of([chain]) for chain in out]) for some, out in zip(jobs, drawn)]
             scores = [logit_confidence(s) for chain in drawn[0][:len(problems)] for s in chain]
