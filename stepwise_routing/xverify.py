@@ -194,7 +194,7 @@ def open_grader(
         else: grade = _served_grader(rest, stack, template, memory, context, options)
         yield stack.enter_context(grade)
         for reply in [*grade.unread.values()][:1]:
-            warnings.warn(f'{name}: {len(grade.unread)} of its replies are no verdict, e.g. {reply[:40]!r}: graded as wrong', stacklevel=3)
+            warnings.warn(f'{name}: no verdict in {len(grade.unread)} replies, e.g. {reply[:40]!r}: graded as wrong', stacklevel=3)
 
 # %% ../nbs/00g_xverify.ipynb #kappa
 def cohen_kappa(

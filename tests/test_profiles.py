@@ -75,7 +75,7 @@ def test_what_a_bare_machine_lacks_is_said_in_one_line_each(clone, capsys, offli
 
 @pytest.mark.parametrize('given, said', [
     (['-p', 'memory_shares=[0.6, 0.5]'], 'memory_shares'), (['-p', 'memory_shares=[0.1, 0.1]'], 'needs more memory for Qwen2.5-Math-7B-Instruct'),
-    (['-p', 'memory_shares=[0.9]'], 'one share per model'), (['-p', 'memory_shares=[0.45, 0.45]'], 'outside of vLLM'),
+    (['-p', 'memory_shares=[0.9]'], 'give one per model'), (['-p', 'memory_shares=[0.45, 0.45]'], 'outside of vLLM'),
     (['-p', 'data_dir=nowhere'], "data_dir='nowhere' is not a folder"), (['-p', 'reward_model=nowhere'], "needs the model 'nowhere'"),
     (['-p', 'models=["vllm:Qwen/Qwen2.5-Math-1.5B-Instruct@abc", "micro-large"]'], '40 hexadecimal digits'),
     (['-p', 'benchmarks=["gsm8k", "aime"]'], "another benchmark than 'aime'"), (['-p', 'benchmarks=["micro-gsm"]'], 'a number of problems')])
@@ -90,7 +90,7 @@ def test_a_small_gpu_and_a_full_disk_are_needs(clone, capsys, offline, machine, 
     assert status == 1
     assert sum('needs more memory for' in x for x in wanted(lines)) >= 1 and sum('GB of disk' in x for x in wanted(lines)) == 1
 
-@pytest.mark.parametrize('name, said', [('n_tran=3', "unknown parameter 'n_tran' (did you mean 'n_train'?)"), ('n_train=many', 'n_train must be int | None'),
+@pytest.mark.parametrize('name, said', [('n_tran=3', "unknown parameter 'n_tran' (did you mean 'n_train'?)"), ('n_train=many', 'n_train must be int | dict | None'),
                                         ('max_steps=[30]', 'max_steps must be int | dict')])
 def test_unknown_keys_and_types_are_refused(clone, capsys, name, said):
     status, lines = dry(clone, capsys, '--profile', 'open', '-p', name)

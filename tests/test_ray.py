@@ -134,6 +134,7 @@ def test_one_seat_is_given_up_and_the_other_goes_on(tmp_path):
 
 def task_error(cause): return ray.exceptions.RayTaskError('open', 'its traceback', cause)
 
+@quiet
 def test_a_load_that_fails_is_an_error_at_the_start_and_a_death_later(tmp_path):
     pool = toy_pool([dict(loads=task_error(ValueError('no such model')))])
     with pytest.raises(ValueError, match='^no such model$'): asyncio.run(_all_up(pool))

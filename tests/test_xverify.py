@@ -175,7 +175,7 @@ def test_a_reply_that_is_no_verdict_is_wrong_and_counted(tmp_path):
     expected = {k: v and len(k[1]) > 1 for k, v in truth(PAIRS).items()}
     with Judge(say) as server:
         for _ in range(2): # counted again where the reply comes from the ledger
-            with pytest.warns(UserWarning, match=r"14 of its replies are no verdict, e\.g\. 'I think that'") as w:
+            with pytest.warns(UserWarning, match=r"no verdict in 14 replies, e\.g\. 'I think that'") as w:
                 with open_grader(f'xverify:{server.url}#judge', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.jsonl') as grade:
                     assert dict(_verdicts(grade, PAIRS)) == expected
             assert len(w) == 1 and len(grade.unread) == 14 and len(server.seen) == len(PAIRS)

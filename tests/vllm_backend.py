@@ -3,10 +3,12 @@
     python tests/vllm_backend.py compare                        # the shipped models: same steps? same confidences?
     python tests/vllm_backend.py compare --how vllm --dtype float32 --model small
     python tests/vllm_backend.py faults                         # does it fail in one line, and leave nothing behind?
-    python tests/vllm_backend.py bounds --model FOLDER -n 8     # how far off are probabilities from 20 alternatives? (no vLLM)
+    python tests/vllm_backend.py bounds                         # how far off are probabilities from 20 alternatives? (without vLLM)
+    python tests/vllm_backend.py bounds --model FOLDER --store gsm8k.jsonl --data FOLDER -n 8 # the same for the chains of a store
 
 Prints what it measured and ends with an error where something is not as it should be."""
 import argparse, asyncio, json, os, signal, subprocess, sys, time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,8 @@ from stepwise_routing.api import open_models
 from stepwise_routing.confidence import logit_confidence, logprob_confidence
 from stepwise_routing.core import load_problems, run_async
 from stepwise_routing.micro import load_micro, micro_path, score_messages, verdict_messages
-from stepwise_routing.models import Request, confidences
-from stepwise_routing.vllm import VLLMBackend, _family, serve_vllm, shown_confidences
+from stepwise_routing.models import Request, confidences, _load_model
+from stepwise_routing.vllm import VLLMBackend, _family, _open_text, serve_vllm, shown_confidences
 
 KW = dict(temperature=0., context=2048)
 
@@ -120,35 +122,39 @@ def hold(args):
 def hold_server(args):
     with serve_vllm(micro_path('small'), context=2048): print('ready', flush=True); time.sleep(600)
 
-def bounds(args):
-    "Greedy and sampled chains of a model in our own engine; every token's probability, exact and from the likeliest few."
-    import torch
-    from stepwise_routing.models import TransformersBackend
-    from stepwise_routing.core import Problem
-    rows = [json.loads(line) for line in Path(args.data).read_text('utf-8').splitlines()[:args.n]] if args.data else []
-    problems = [Problem(str(i), 'gsm8k', r['question'], r['answer'].split('####')[-1].strip()) for i, r in enumerate(rows)] or load_problems('micro-gsm', 'test', n=args.n)
-    b = TransformersBackend(args.model, temperature=.7, context=2048, max_tokens=256, dtype='bfloat16' if args.data else None, batch_size=8, prefix_mib=0)
-    chains, net = gather([b.write(Request(p, (), lambda i: 1 + i, True, 12)) for p in problems]), b.engine.forward.model
-    for top in (5, 20, 100):
-        prob, gaps = [], []
-        for p, chain in zip(problems, chains):
-            ids, at = list(b.text.prompt(p.question)), 0
-            new = [i for s in chain for i in s.ids]
-            with torch.inference_mode(): logits = net(torch.tensor([ids + new])).logits[0, len(ids) - 1:-1].double()
-            exact, values = confidences(logits, torch.tensor(new))[1].numpy(), logits.topk(top)
-            shown = [(row[t].item(), l if t in i else [row[t].item(), *l]) for row, t, l, i in zip(logits, new, values[0].tolist(), values[1].tolist())]
-            bound = shown_confidences(shown)[1]
-            prob += (bound / exact - 1).tolist()
-            for s in chain:
-                if s.ids and s.text:
-                    end = at + len(s.ids)
-                    gaps.append(abs(logprob_confidence(_with(s, bound[at:end])) - logprob_confidence(_with(s, exact[at:end]))))
-                at += len(s.ids)
-        print(json.dumps(dict(top=top, tokens=len(prob), prob=spread(np.array(prob)), steps=len(gaps), s_api=spread(np.array(gaps)))), flush=True)
+def chains_of(args):
+    "Problems, chains, and the prompts they continue: drawn here, or those of the model that a store has."
+    if not args.store:
+        own = load_micro('large', temperature=.7, context=2048)
+        problems = [p for n in ('micro-gsm', 'micro-math') for p in load_problems(n, 'test', n=args.n)]
+        return problems, gather([own.write(Request(p, (), lambda i: 1 + i, True)) for p in problems]), own.text, micro_path('large')
+    from stepwise_routing.rollouts import RolloutStore, RoutingTree, _stored
+    problems = load_problems(Path(args.store).stem, 'test', n=args.n, data_dir=args.data)
+    with RolloutStore(args.store, readonly=True) as store:
+        chains = [_stored(RoutingTree(None, store, max_steps=args.steps), p, '', args.index) for p in problems]
+    return problems, chains, _open_text(args.model, None, None)[2], args.model
 
-def _with(step, prob):
-    from dataclasses import replace
-    return replace(step, prob=tuple(prob.tolist()))
+def bounds(args):
+    "Every token's probability, exact and from the likeliest few; and what a store has of the same tokens."
+    import torch
+    problems, chains, text, folder = chains_of(args)
+    net, tops = _load_model(folder), (5, 20, 100)
+    prob, gaps, s_os = {t: [] for t in tops}, {t: [] for t in tops}, []
+    for p, chain in zip(problems, chains):
+        ids, new = list(text.prompt(p.question)), [i for s in chain for i in s.ids]
+        with torch.inference_mode(): logits = net(torch.tensor([ids + new])).logits[0, len(ids) - 1:-1].double()
+        best, exact, _ = confidences(logits, torch.tensor(new)).numpy()
+        values = [list(zip(*(x.tolist() for x in logits.topk(t)))) for t in tops]
+        for t, rows in zip(tops, values):
+            bound = shown_confidences([(row[i].item(), l if i in those else [row[i].item(), *l]) for row, i, (l, those) in zip(logits, new, rows)])[1]
+            prob[t] += (bound / exact - 1).tolist()
+            for s, at in zip(chain, np.cumsum([0, *(len(s.ids) for s in chain)])):
+                if not s.text: continue
+                own = [replace(s, prob=tuple(x[at:at + len(s.ids)])) for x in (bound, exact)]
+                gaps[t].append(abs(logprob_confidence(own[0]) - logprob_confidence(own[1])))
+                if t == 20: s_os.append(abs(logit_confidence(s) - logit_confidence(replace(s, max_logit=tuple(best[at:at + len(s.ids)])))))
+    for t in tops: print(json.dumps(dict(top=t, tokens=len(prob[t]), prob=spread(prob[t]), steps=len(gaps[t]), s_api=spread(gaps[t]))))
+    print(json.dumps(dict(s_os_as_drawn_and_as_computed_here=spread(s_os))))
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -156,7 +162,10 @@ if __name__ == '__main__':
     parser.add_argument('--how', default='vllm,vllm-server')
     parser.add_argument('--dtype', default='float32,bfloat16')
     parser.add_argument('--model', default='small,large')
-    parser.add_argument('--data', help='of bounds: a file of GSM8K (JSON lines)')
+    parser.add_argument('--store', help='of bounds: a store of rollouts, one of whose models is --model')
+    parser.add_argument('--steps', type=int, default=12, help='of bounds: the longest chain of the store')
+    parser.add_argument('--index', type=int, default=1, help='of bounds: place of --model among those of the store')
+    parser.add_argument('--data', help='of bounds: the folder with the benchmark of the store')
     parser.add_argument('-n', type=int, default=20, help='problems per benchmark')
     args = parser.parse_args()
     dict(compare=compare, faults=faults, bounds=bounds, hold=hold, **{'hold-server': hold_server})[args.what](args)
