@@ -132,7 +132,8 @@ _ECHOES = 'Engine core initialization failed', 'WorkerProc initialization failed
 def _last_words(text):
     "The line of a log that says what went wrong; empty where there is none."
     found = re.findall(r'(?:^|[\s.])(\w*(?:Error|Exception): \S.*)', text)
-    return next((line.strip()[:300] for line in reversed(found) if not any(e in line for e in _ECHOES)), '')
+    words = next((line.strip() for line in reversed(found) if not any(e in line for e in _ECHOES)), '')
+    return words.replace('gpu_memory_utilization', 'memory')[:300]
 
 # %% ../nbs/00f_vllm.ipynb #vllm
 def _vllm():
@@ -147,8 +148,10 @@ def _vllm():
 
 def _engine_args(cpu, context, memory, kv_gib, batch_size, top, dtype=None, logits=True):
     "Options of an engine, in vLLM's words."
+    dtype = str(dtype or 'auto').removeprefix('torch.')
+    if dtype not in ('auto', 'float32', 'bfloat16', 'float16'): raise ValueError(f'dtype={dtype!r}: choose float32, bfloat16 or float16')
     args = dict(max_model_len=context, max_num_seqs=batch_size, max_logprobs=top, logprobs_mode='raw_logits' if logits else 'raw_logprobs',
-                enable_prefix_caching=True, generation_config='vllm', gpu_memory_utilization=memory, dtype=str(dtype or 'auto'))
+                enable_prefix_caching=True, generation_config='vllm', gpu_memory_utilization=memory, dtype=dtype)
     if cpu: args |= dict(enforce_eager=True, enable_chunked_prefill=False, max_num_batched_tokens=max(8192, context))
     kv_gib = kv_gib or (1. if cpu else None)
     return args | (dict(kv_cache_memory_bytes=int(kv_gib * 2**30)) if kv_gib else {})
@@ -230,8 +233,9 @@ class _InProcess:
         self.name, self.eos, self.sampling, self.top = name, list(eos), dict(temperature=temperature, top_p=top_p), top
         self.numbers, self.log = count(), tempfile.TemporaryFile()
         with _quiet(self.log): vllm, cpu = _vllm()
+        args = dict(_engine_args(cpu, top=top, **args), model=str(folder))
         self.loop, self.version = _Loop(), vllm.__version__
-        self.llm, self.guard = _start(name, self.loop, self.log, dict(_engine_args(cpu, top=top, **args), model=str(folder)))
+        self.llm, self.guard = _start(name, self.loop, self.log, args)
         self.dtype = str(self.llm.model_config.dtype).removeprefix('torch.')
         atexit.register(self.close)
 

@@ -311,7 +311,8 @@ def test_failures(monkeypatch):
     assert 'sends no token ids' in one_line('served', dict(old='1'))
     assert 'is no server of vLLM' in one_line('served', dict(other='1'))
     assert 'finds no GPU' in one_line('process', dict(nothing='1'))
-    for bad in (dict(memory=0), dict(memory=1.5), dict(top=0), dict(temperature=-1), dict(context=10**6)): one_line('process', **bad)
+    for bad in (dict(memory=0), dict(memory=1.5), dict(top=0), dict(temperature=-1), dict(context=10**6), dict(dtype='int8')):
+        assert 'vLLM' not in one_line('process', **bad)
     with pytest.raises(RuntimeError, match='no connection'): V.VLLMBackend(SMALL, base_url='http://127.0.0.1:9/v1')
     with pytest.raises(FileNotFoundError, match='no model folder'): V.VLLMBackend(SMALL.parent/'smal')
     monkeypatch.setitem(sys.modules, 'vllm', None)

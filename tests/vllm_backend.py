@@ -101,9 +101,14 @@ def faults(args):
     print({str(e) for e in run_async(murder()) if isinstance(e, Exception)})
     print(said(lambda: run_async(b.write(Request(p)))))
     run_async(b.close())
-    with serve_vllm(small, context=2048, logits=False) as url:
-        print(said(lambda: VLLMBackend(small, base_url=url, **KW)))
-        family = _family(os.getpid()) - {os.getpid()}
+    left(args)
+
+def left(args):
+    "Nothing is left of a server after its block, nor of what a process had when it is killed, also while it starts."
+    before = _family(os.getpid())
+    with serve_vllm(micro_path('small'), context=2048, logits=False) as url:
+        print(said(lambda: VLLMBackend(micro_path('small'), base_url=url, **KW)))
+        family = _family(os.getpid()) - before
     print(f'nothing left {ended(family):.1f} s after a server')
     for how in ('hold', 'hold-server', 'hold-on'):
         child = subprocess.Popen([sys.executable, __file__, how.replace('-on', '')], stdout=subprocess.PIPE, text=True)
@@ -158,7 +163,7 @@ def bounds(args):
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=['compare', 'faults', 'bounds', 'hold', 'hold-server'])
+    parser.add_argument('what', choices=['compare', 'faults', 'left', 'bounds', 'hold', 'hold-server'])
     parser.add_argument('--how', default='vllm,vllm-server')
     parser.add_argument('--dtype', default='float32,bfloat16')
     parser.add_argument('--model', default='small,large')
@@ -168,4 +173,4 @@ if __name__ == '__main__':
     parser.add_argument('--data', help='of bounds: the folder with the benchmark of the store')
     parser.add_argument('-n', type=int, default=20, help='problems per benchmark')
     args = parser.parse_args()
-    dict(compare=compare, faults=faults, bounds=bounds, hold=hold, **{'hold-server': hold_server})[args.what](args)
+    dict(compare=compare, faults=faults, left=left, bounds=bounds, hold=hold, **{'hold-server': hold_server})[args.what](args)
