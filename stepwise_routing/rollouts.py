@@ -141,9 +141,18 @@ class _LogFile:
         if not self.file.closed and not self.readonly: os.fsync(self.file.fileno())
         self.file.close()
 
-# %% ../nbs/02_rollouts.ipynb #store
+# %% ../nbs/02_rollouts.ipynb #recent
 _RECENT = 1 << 13 # steps kept in memory: a walk asks for all steps before the next one
 
+def _recent(store, key):
+    "The Step of an edge, from memory or the file; None where it has not been drawn."
+    if (step := store.recent.get(key)) is None and (place := store.index.get(key)) is not None:
+        step = store.recent[key] = _edge_step(_unseal(store.log.read(*place)))
+        if len(store.recent) > _RECENT: del store.recent[next(iter(store.recent))]
+    return step
+
+
+# %% ../nbs/02_rollouts.ipynb #store
 class RolloutStore:
     "The append-only file of drawn edges. ValueError: other settings, or a damaged file; BlockingIOError: a second writer."
     def __init__(self,
@@ -165,11 +174,7 @@ class RolloutStore:
 
     def get(self, problem_id, sample, path, model):
         "The Step of an edge, None where it has not been drawn."
-        key = problem_id, sample, path, model
-        if (step := self.recent.get(key)) is None and (place := self.index.get(key)) is not None:
-            step = self.recent[key] = _edge_step(_unseal(self.log.read(*place)))
-            if len(self.recent) > _RECENT: del self.recent[next(iter(self.recent))]
-        return step
+        return _recent(self, (problem_id, sample, path, model))
 
     def put(self, problem_id, sample, path, model, step): self.put_many([((problem_id, sample, path, model), step)])
 
