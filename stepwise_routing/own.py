@@ -16,7 +16,8 @@ from .api import open_models
 from .core import Problem, is_right, nearest, walk_cost, _digest, _file_rows, _one_of, _problem, _write
 from .policy import (FULL_FEATURES, Calibration, PolicyRouter, TableEnv, calibrate_threshold, load_policy,
                                      save_pretrained, threshold_path, train_policy, _kept, _key)
-from .rollouts import OutcomeTable, RolloutStore, RoutingTree, collect_rollouts, outcome_table, tree_settings, walk, _difference
+from .rollouts import (OutcomeTable, RolloutStore, RoutingTree, collect_rollouts, outcome_table, tree_settings, walk,
+                                       _difference)
 
 # %% ../nbs/07_your_own_models.ipynb #own-problems
 def _own(row, where, name):
@@ -40,7 +41,8 @@ def own_problems(
     found, where = {}, source if named else 'problems'
     for i, row in enumerate(_file_rows(source) if named else source, 1):
         p = _own(row, f'{where}, row {i}', name)
-        if found.setdefault(p.id, p).answer != p.answer: raise ValueError(f'{where}, row {i}: an earlier row has the same question and another answer')
+        if found.setdefault(p.id, p).answer != p.answer:
+            raise ValueError(f'{where}, row {i}: an earlier row has the same question and another answer')
     if not found: raise ValueError(f'{where} holds no problems')
     return list(found.values())
 
@@ -64,13 +66,15 @@ def _read(folder):
         raise FileNotFoundError(f'{folder} holds no router{nearest(Path(folder).name, names)}; make one with collect')
     try: said = json.loads(file.read_text('utf-8'))
     except ValueError: said = {}
-    if said.get('format') != _FORMAT: raise ValueError(f'{file} is damaged or of another version (this one reads {_FORMAT!r}); collect into another folder')
+    if said.get('format') != _FORMAT:
+        raise ValueError(f'{file} is damaged or of another version (this one reads {_FORMAT!r}); collect into another folder')
     return said
 
 def _same(folder, old, new, what):
     "ValueError unless two settings are the same."
     if d := _difference(old, json.loads(json.dumps(new)), ''):
-        raise ValueError(f'{folder} was collected with {what}{d[0]} {str(d[1])[:60]}, now it is {str(d[2])[:60]}; use the same, or another folder')
+        raise ValueError(f'{folder} was collected with {what}{d[0]} {str(d[1])[:60]}, now it is {str(d[2])[:60]}; '
+                         'use the same, or another folder')
 
 def _full(name):
     "A model's name, a folder's with its whole path."
@@ -101,13 +105,14 @@ def collect(
     **options               # of `open_models`: temperature, max_tokens, context, price, base_url, key_env, ...
 )->dict: # problems per split, how many of them each model solves alone (%), and steps drawn now
     "Draw and grade what a router learns from. Call it again to go on, or to add problems. ValueError in one line for what cannot work."
-    folder, models = Path(folder), [models] if isinstance(models, str) else list(models)
+    folder, models, kept = Path(folder), [models] if isinstance(models, str) else list(models), {}
     if len(models) != 2: raise ValueError(f'a small and a large model are needed, got {len(models)}')
     if not 0 < calibration < 1: raise ValueError(f'calibration={calibration!r}: choose a share between 0 and 1, without the ends')
     try: json.dumps(options)
     except TypeError: raise ValueError(f'options are kept in own.json, so they must be numbers or text: {str(options)[:80]}') from None
-    asked = dict(format=_FORMAT, models=[_full(m) for m in models], name=name, max_steps=max_steps, calibration=calibration, options=options)
-    problems, kept = own_problems(problems, name), {}
+    asked = dict(format=_FORMAT, models=[_full(m) for m in models], name=name, max_steps=max_steps, calibration=calibration,
+                 options=options)
+    problems = own_problems(problems, name)
     if (folder/'own.json').is_file():
         kept = _read(folder)
         _same(folder, {k: kept[k] for k in asked}, asked, 'other settings: ')
@@ -129,8 +134,8 @@ def _table(folder, split):
     if not due: raise ValueError(f'{folder}: none of the problems is for {split}; collect more')
     file = Path(folder)/f'{split}.npz'
     table = OutcomeTable.load(file) if file.is_file() else None
-    if table is None or list(table.problem_id) != [p.id for p in due]: raise ValueError(f'{folder}: collect has not finished; call it again')
-    return table
+    if table is not None and list(table.problem_id) == [p.id for p in due]: return table
+    raise ValueError(f'{folder}: collect has not finished; call it again')
 
 def _summary(folder, new):
     "What collect has to say."
@@ -146,7 +151,8 @@ def _inputs(folder, table):
     features = tuple(f for f in FULL_FEATURES if not np.isnan(table.obs[..., table.features.index(f)][inside]).any())
     unit = 'cents' if table.large_cents.any() else 'paper_flops'
     if table.large_only()[unit].any(): return features, unit
-    raise ValueError(f'{folder}: nothing says what the large model costs; collect into another folder with price="gpt-4.1-mini" or another row of PRICES')
+    raise ValueError(f'{folder}: nothing says what the large model costs; collect into another folder with price="gpt-4.1-mini", '
+                     'or another row of PRICES')
 
 def _shares(env, policy, kappa):
     "What a policy comes to, in percent."
@@ -161,7 +167,8 @@ def train(
     **settings              # of `train_policy`, e.g. steps, seed
 )->dict: # on the training problems, in %: right, missed, and the share of the large model's cost
     "Train the router. What the same call has trained before is left as it is. ValueError in one line for what cannot work."
-    for k in settings: _one_of('setting', k, [p for p in inspect.signature(train_policy).parameters if p not in ('env', 'alpha', 'verdicts', 'progress')])
+    known = [p for p in inspect.signature(train_policy).parameters if p not in ('env', 'alpha', 'verdicts', 'progress')]
+    for k in settings: _one_of('setting', k, known)
     folder = Path(folder)
     table = _table(folder, 'train')
     features, unit = _inputs(folder, table)
@@ -170,8 +177,8 @@ def train(
     key = _key(_digest((folder/'train.npz').read_bytes().hex()), features, on_escalate, unit, alpha, settings)
     if not _kept(folder/'policy', key):
         trained = train_policy(env, alpha, progress=progress, **settings)
-        save_pretrained(folder/'policy', trained.policy, trained.kappa, kappa_trained=trained.kappa, on_escalate=on_escalate, unit=unit, alpha=alpha,
-                        models=env.models, n_train=len(env), key=key)
+        save_pretrained(folder/'policy', trained.policy, trained.kappa, kappa_trained=trained.kappa, on_escalate=on_escalate, unit=unit,
+                        alpha=alpha, models=env.models, n_train=len(env), key=key)
     policy = load_policy(folder/'policy')
     return _shares(env, policy, policy.config['kappa_trained'])
 
@@ -193,11 +200,12 @@ def calibrate(
     folder, policy = Path(folder), _policy(folder)
     c = policy.config
     alpha = c['alpha'] if alpha is None else alpha
-    env, held = (TableEnv(_table(folder, s), tuple(c['features']), c['on_escalate'], c['unit'], policy.scaler) for s in ('train', 'calibration'))
+    env, held = (TableEnv(_table(folder, split), tuple(c['features']), c['on_escalate'], c['unit'], policy.scaler)
+                 for split in ('train', 'calibration'))
     limit = alpha if target_accuracy is None else 1 - target_accuracy
     if 0 < limit < 1 and 1/(len(held) + 1) > limit + 1e-12:
-        raise ValueError(f'{folder}: {len(held)} calibration problems are too few for {limit:.4g}, which takes at least {math.ceil(1/limit - 1 - 1e-9)}; '
-                         'collect more problems, or allow more')
+        raise ValueError(f'{folder}: {len(held)} calibration problems are too few for {limit:.4g}, which takes at least '
+                         f'{math.ceil(1/limit - 1 - 1e-9)}; collect more problems, or allow more')
     path = threshold_path(policy, env, 'miss' if target_accuracy is None else 'error')
     result = calibrate_threshold(policy, held, alpha, target_accuracy, path)
     rest = {k: v for k, v in c.items() if k not in _OF_POLICY}

@@ -174,7 +174,8 @@ def against_rounds(name, models, prm, problems, threshold, repeats):
         pairs.append((clock, walked))
     same = sum([s.text for s in a] == [s.text for s in b] for a, b in zip(mine, theirs))
     tokens = sum(s.generated for s in edges.values())
-    row(name, 'rounds', tokens, pairs, f'{tokens} tokens, {sum(m for *_, m in edges)} of {len(edges)} steps by the large model; {same} of {len(mine)} chains equal')
+    note = f'{tokens} tokens, {sum(m for *_, m in edges)} of {len(edges)} steps by the large model; {same} of {len(mine)} chains equal'
+    row(name, 'rounds', tokens, pairs, note)
 
 def main():
     parser = argparse.ArgumentParser(description='Ratios of tokens/s: routed against plain generation, and RSD as a walk against RSD in rounds.')
