@@ -324,7 +324,8 @@ def test_no_room_is_told_in_time(running, remote):
         ray_models(NAMES, workers=3, timeout=1).__enter__()
 
 DRIVER = '''
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler) # a job in the background is started deaf to it
 os.environ['RAY_worker_niceness'] = '0'
 from stepwise_routing.api import open_models
 from stepwise_routing.core import load_problems
