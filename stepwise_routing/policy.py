@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from . import __version__
 from .core import UNITS, Call, Step, extract_boxed, run_async, walk_cost, _digest, _one_of, _write
-from .confidence import FEATURES, Scaler, fit_scaler, observe
+from .confidence import FEATURES, Scaler, fit_scaler, observe, _scored
 from .micro import equations_hold, first_wrong, verdict_messages
 from .rollouts import OutcomeTable, RoutingTree, _bill, _grade, _padded, _together, _walk_one
 
@@ -52,8 +52,7 @@ def state_inputs(
     features # columns wanted
 ): # float array [feature]
     "The same of the step just written."
-    last = state.steps[-1]
-    obs = observe(state.steps[-1:] if len(last.prob) or last.generated else state.steps)[-1:]
+    obs = observe(state.steps[-1:] if _scored(state.steps) is state.steps[-1] else state.steps)[-1:]
     obs[:, FEATURES.index('index')] = len(state.steps) - 1
     return policy_inputs(obs, FEATURES, features)[0]
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from .api import _client, _key, _transport
+from .api import _client, _facts_of, _key, _transport
 from .core import ModelSpec, Step, chat_prompt
 from .models import (StepTokenizer, hub_folder, prompt_text, six_digits, weights_sha256, _check, _choose, _context,
                                      _folder, _load_tokenizer, _new_step, _prefix, _room, _score, _text_settings)
@@ -481,12 +481,10 @@ def _free_port():
 
 def _until_ready(child, log, what, url, timeout):
     "Wait for a server; RuntimeError with its last words where it ends or stays silent."
-    import urllib.request
-    opener, end = urllib.request.build_opener(urllib.request.ProxyHandler({})), time.monotonic() + timeout
+    end = time.monotonic() + timeout
     while child.poll() is None and time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
-            with opener.open(url + '/models', timeout=5) as r:
-                if json.load(r)['data'][0]['id'] == what: return
+            if _facts_of(url, 5)['id'] == what: return
         time.sleep(.5)
     text = _text_of(log).strip()
     said = _last_words(text) or (text.splitlines() or ['it said nothing'])[-1][:300]
