@@ -4,25 +4,22 @@
 
 # %% auto #0
 __all__ = ['THRESHOLDS', 'COLUMNS', 'GRID_COLUMNS', 'REUSE_COLUMNS', 'POLICY_METHODS', 'SEED_COLUMNS', 'RECEIPT_COLUMNS',
-           'Router', 'toy_table', 'SmallOnly', 'LargeOnly', 'RandomRouter', 'escalation_times', 'replay', 'ScoreRouter',
-           'score_thresholds', 'outcome_grid', 'random_outcome', 'random_frontier', 'cost_matched', 'oracle_times',
-           'OracleRouter', 'oracle_frontier', 'mixing_line', 'Mixture', 'fit_mixture', 'is_degenerate', 'STEER',
-           'fit_steer', 'asking_settings', 'SpecReason', 'RSD', 'choose_threshold', 'Grid', 'grid_search',
-           'walk_outcome', 'outcome_rows', 'save_rows', 'grid_rows', 'replay_methods', 'take_rows', 'walk_tables',
+           'Router', 'SmallOnly', 'LargeOnly', 'RandomRouter', 'ScoreRouter', 'score_thresholds', 'Mixture',
+           'fit_mixture', 'is_degenerate', 'STEER', 'fit_steer', 'asking_settings', 'SpecReason', 'RSD',
+           'choose_threshold', 'Grid', 'grid_search', 'outcome_rows', 'save_rows', 'grid_rows', 'replay_methods',
            'walker', 'walk_methods', 'grid_reuse', 'SavedPolicy', 'policy_method', 'load_policies', 'policy_rows',
            'receipt_rows']
 
 # %% ../nbs/04_baselines.ipynb #imports
 import asyncio, csv, io, warnings
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
-
 import numpy as np
-
-from .core import PRICES, SPLITS, UNITS, Call, ModelSpec, Step, _digest, _one_of, _write, walk_cost
-from .confidence import FEATURES, _scored, logit_confidence, observe
-from .rollouts import OutcomeTable
+from .bounds import OracleRouter, cost_matched, random_outcome
+from .confidence import FEATURES, last_scored, logit_confidence, observe
+from .core import Call, ModelSpec, Step, digest, one_of, write_file
+from .outcomes import replay, step_mask, walk_outcome, walk_tables
 
 # %% ../nbs/04_baselines.ipynb #router
 class Router(Protocol):
@@ -35,32 +32,6 @@ class Router(Protocol):
     def score(self, states): ...       # list of `State` -> [n] in [0, 1], or an awaitable of it
     def table_score(self, table): ...  # the same scores for every step of an `OutcomeTable`'s small chains: [n, S], nan beyond the end
 
-# %% ../nbs/04_baselines.ipynb #toy-table
-def toy_table(
-    n:int=200,             # problems
-    split:str='test',      # each split has draws of its own
-    seed:int=0,            # of the draws
-    params:tuple=(1e6, 5e6) # parameters of the small and the large model
-)->OutcomeTable: # up to 6 steps a chain
-    "A synthetic outcome table, for examples and tests: numbers, not language models. Its large model has a price."
-    r = np.random.default_rng([seed, SPLITS.index(split)])
-    T = r.integers(2, 7, n); S = int(T.max()); step = np.arange(S + 1)
-    inside, before = step[:-1] < T[:, None], step < T[:, None]
-    slip = inside & (r.random((n, S)) < r.beta(1, 6, (n, 1)))
-    wrong = np.c_[np.zeros(n, bool), np.logical_or.accumulate(slip, 1)]
-    right = np.where(before, r.random((n, S + 1)) < np.where(wrong, .85, .95), ~wrong)
-    tokens, rest = r.integers(5, 15, (n, S))*inside, np.where(before, T[:, None] - step, 0)
-    score = np.where(inside, r.normal(np.where(slip, 15, 20), 2), np.nan)
-    obs = np.stack([score, np.where(inside, step[:-1], np.nan), np.where(inside, step[:-1] == T[:, None] - 1, np.nan)], -1)
-    price = PRICES['gpt-4.1-mini']
-    prefix = 40 + np.c_[np.zeros(n, int), tokens.cumsum(1)]
-    return OutcomeTable(
-        benchmark='toy', split=split, models=('toy small', 'toy large'), params=params, features=('score_logit', 'index', 'final'), obs=obs,
-        problem_id=np.array([f'{split}-{i:04d}' for i in range(n)]), sample=np.zeros(n, int), n_steps=T,
-        correct=np.where(step <= T[:, None], right, np.nan).astype(float), large_tokens=rest*10, large_prompt=prefix*before,
-        large_steps=rest, small_cents=0.*tokens,
-        large_cents=(prefix*price.input + rest*10*price.output)*before/1e4, small_tokens=tokens, small_prompt=np.where(step[:-1] == 0, 40, 0)*inside)
-
 # %% ../nbs/04_baselines.ipynb #single
 @dataclass(frozen=True)
 class SmallOnly:
@@ -70,7 +41,7 @@ class SmallOnly:
     on_escalate: str = 'append'
     start: int = 0
     def score(self, states): return np.ones(len(states))
-    def table_score(self, table): return np.where(_inside(table), 1., np.nan)
+    def table_score(self, table): return np.where(step_mask(table), 1., np.nan)
 
 @dataclass(frozen=True)
 class LargeOnly(SmallOnly):
@@ -78,10 +49,8 @@ class LargeOnly(SmallOnly):
     name: str = 'Large only'
     start: int = 1 # index of the largest model
 
-def _inside(table): return np.arange(table.obs.shape[1]) < table.n_steps[:, None]
-
 # %% ../nbs/04_baselines.ipynb #random-router
-def _uniform(*key): return (int(_digest(*key), 16) >> 11) / 2**53
+def _uniform(*key): return (int(digest(*key), 16) >> 11) / 2**53
 
 @dataclass(frozen=True)
 class RandomRouter:
@@ -101,28 +70,6 @@ class RandomRouter:
             scores[i, :T] = [_uniform('random', self.seed, table.benchmark, problem, sample, t) for t in range(T)]
         return scores
 
-# %% ../nbs/04_baselines.ipynb #escalation-times
-def escalation_times(
-    router,     # absorbing `Router`
-    table,      # `OutcomeTable`
-    thresholds  # one threshold, or [threshold]
-): # int [problem] or [problem, threshold]: index of the step after which the chain escalates; the number of steps where it never does
-    "First crossing of the threshold on every small chain."
-    if router.mode != 'absorbing':
-        raise ValueError(f'{router.name} decides per step, which an outcome table cannot replay: walk the tree instead')
-    below = router.table_score(table)[..., None] < np.atleast_1d(thresholds)
-    t = np.where(below.any(1), below.argmax(1), table.n_steps[:, None])
-    return t[:, 0] if np.ndim(thresholds) == 0 else t
-
-def replay(
-    router,          # absorbing `Router`
-    table,           # `OutcomeTable`
-    threshold:float  # escalate where the score is below it
-)->dict: # arrays [problem]: correct, paper_flops, full_flops, small_tokens, large_tokens, steps, large_steps
-    "What a router's walks come to, read off the outcome table."
-    if router.start: return table.large_only()
-    return table.outcome(escalation_times(router, table, threshold), router.on_escalate)
-
 # %% ../nbs/04_baselines.ipynb #bare
 @dataclass(frozen=True)
 class ScoreRouter:
@@ -132,7 +79,7 @@ class ScoreRouter:
     mode: str = 'absorbing'
     start: int = 0
 
-    def __post_init__(self): _one_of('feature', self.feature, FEATURES)
+    def __post_init__(self): one_of('feature', self.feature, FEATURES)
     @property
     def name(self): return f'Bare {self.feature}'
     def score(self, states): return np.array([observe(s.steps)[-1, FEATURES.index(self.feature)] for s in states])
@@ -149,128 +96,6 @@ def score_thresholds(
     "Thresholds between which a router's scores are spread evenly."
     _not_test(table, 'choosing thresholds')
     return np.r_[np.unique(np.nanquantile(router.table_score(table), np.arange(n)/n)), np.inf]
-
-# %% ../nbs/04_baselines.ipynb #outcome-grid
-def outcome_grid(
-    table,                    # `OutcomeTable`
-    on_escalate:str='append'  # or "regenerate"
-)->dict: # arrays [problem, S+1]: column t escalates after step t; columns from T on never do
-    "Every outcome a router can reach."
-    columns = [table.outcome(np.minimum(t, table.n_steps), on_escalate) for t in range(table.obs.shape[1] + 1)]
-    return {k: np.stack([c[k] for c in columns], 1) for k in columns[0]}
-
-def _hazard(n_steps, width, p):
-    "Probability [len(p), problem, width] of escalating after each step at hazard p; column T is never."
-    t, T, p = np.arange(width), n_steps[:, None], np.atleast_1d(p)[:, None, None]
-    return np.where(t < T, p*(1 - p)**t, np.where(t == T, (1 - p)**T, 0.))
-
-# %% ../nbs/04_baselines.ipynb #random-frontier
-def random_outcome(
-    table,                    # `OutcomeTable`
-    p,                        # hazard, or [hazard]
-    on_escalate:str='append'  # or "regenerate"
-)->dict: # arrays [problem] or [hazard, problem], expectations over the coin
-    "Expected outcome of `RandomRouter`, in closed form."
-    grid = outcome_grid(table, on_escalate)
-    w = _hazard(table.n_steps, table.obs.shape[1] + 1, p)
-    return {k: (w*v).sum(-1)[0 if np.ndim(p) == 0 else slice(None)] for k, v in grid.items()}
-
-def random_frontier(
-    table,                     # `OutcomeTable`
-    on_escalate:str='append',  # or "regenerate"
-    p=np.linspace(0, 1, 101),  # hazards
-    cost:str='paper_flops'     # or "full_flops"
-)->dict: # arrays [hazard]: p, cost (FLOPs a problem), accuracy
-    "Accuracy and cost of escalating by chance."
-    o = random_outcome(table, p, on_escalate)
-    return dict(p=np.asarray(p), cost=o[cost].mean(1), accuracy=o['correct'].mean(1))
-
-# %% ../nbs/04_baselines.ipynb #cost-matched
-def cost_matched(
-    table,                    # `OutcomeTable`
-    cost:float,               # expected cost to match, FLOPs or US cents a problem
-    on_escalate:str='append', # or "regenerate"
-    unit:str='paper_flops'    # which cost
-)->float: # hazard p
-    "The smallest p at which the random router costs this much; with a warning, the nearest one where none does."
-    p, spent = np.linspace(0, 1, 201), outcome_grid(table, on_escalate)[unit]
-    gap = lambda x: (_hazard(table.n_steps, spent.shape[1], x)*spent).sum(-1).mean(-1) - cost
-    side = gap(p)
-    cross, near = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0)), np.abs(side).argmin()
-    if np.isclose(cost + side[near], cost, rtol=1e-12): return float(p[near])
-    if not len(cross):
-        warnings.warn(f'no random router on {table.benchmark} {table.split} costs {cost:.4g} {unit} (p from 0 to 1: {cost + side.min():.4g} '
-                      f'to {cost + side.max():.4g}); taking the nearest')
-        return float(p[near])
-    low, high = p[cross[0]], p[cross[0] + 1]
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (gap(middle) <= 0) == (side[cross[0]] <= 0) else (low, middle)
-    return float(high)
-
-# %% ../nbs/04_baselines.ipynb #oracle-times
-def oracle_times(
-    table,                    # `OutcomeTable`
-    on_escalate:str='append', # or "regenerate"
-    cost:str='paper_flops'    # or "full_flops"
-): # int [problem]
-    "The cheapest escalation time that is right; never where none is, and where staying is as cheap."
-    grid = outcome_grid(table, on_escalate)
-    price = np.where(_reach(table) & (grid['correct'] == 1), grid[cost], np.inf)[:, ::-1]
-    late = price.shape[1] - 1 - price.argmin(1)
-    return np.where(np.isinf(price.min(1)), table.n_steps, late)
-
-def _reach(table): return np.arange(table.obs.shape[1] + 1) <= table.n_steps[:, None]
-
-# %% ../nbs/04_baselines.ipynb #oracle-router
-@dataclass(frozen=True)
-class OracleRouter:
-    "Escalates at the cheapest time that is right, which it knows from the outcome table."
-    times: dict # (problem id, sample) -> step
-    on_escalate: str = 'append'
-    name: str = 'Oracle'
-    mode: str = 'absorbing'
-    start: int = 0
-
-    @classmethod
-    def of(cls, table, on_escalate='append', cost='paper_flops'):
-        keys = zip(table.problem_id.tolist(), table.sample.tolist())
-        return cls(dict(zip(keys, oracle_times(table, on_escalate, cost).tolist())), on_escalate)
-
-    def score(self, states): return np.array([float(len(s.steps) - 1 != self.times[s.problem.id, s.sample]) for s in states])
-
-    def table_score(self, table):
-        times = np.array([self.times[k] for k in zip(table.problem_id.tolist(), table.sample.tolist())])
-        return np.where(_inside(table), (np.arange(table.obs.shape[1]) != times[:, None]) + 0., np.nan)
-
-# %% ../nbs/04_baselines.ipynb #oracle-frontier
-def _extra(table, on_escalate, cost):
-    "Per problem: its cheapest outcome, and the extra cost of a right one (inf where there is none)."
-    grid = outcome_grid(table, on_escalate)
-    price = np.where(_reach(table), grid[cost], np.inf)
-    cheapest = price.min(1)
-    return cheapest, np.where(grid['correct'] == 1, price, np.inf).min(1) - cheapest
-
-def oracle_frontier(
-    table,                    # `OutcomeTable`
-    on_escalate:str='append', # or "regenerate"
-    cost:str='paper_flops'    # or "full_flops"
-)->dict: # arrays: cost (FLOPs a problem) and accuracy, from the cheapest policy to the most accurate one
-    "The least cost of every accuracy, over all escalation times of all problems, in hindsight."
-    cheapest, extra = _extra(table, on_escalate, cost)
-    known = np.sort(extra[np.isfinite(extra)])
-    n, free = len(extra), int((known == 0).sum())
-    spent = cheapest.sum() + np.r_[0., known.cumsum()]
-    return dict(cost=spent[free:]/n, accuracy=np.arange(free, len(known) + 1)/n)
-
-# %% ../nbs/04_baselines.ipynb #mixing-line
-def mixing_line(
-    table,                 # `OutcomeTable`
-    cost:str='paper_flops' # or "full_flops"
-)->dict: # arrays [2]: cost and accuracy of the small model and of the large one
-    "The ends of the small-large line."
-    ends = table.outcome(table.n_steps, 'append'), table.large_only()
-    return dict(cost=np.array([e[cost].mean() for e in ends]), accuracy=np.array([e['correct'].mean() for e in ends]))
 
 # %% ../nbs/04_baselines.ipynb #mixture
 @dataclass(frozen=True)
@@ -344,7 +169,7 @@ class STEER:
     def at(self, index): return (self.mixtures[index] if index < len(self.mixtures) else None) or self.pooled
 
     def score(self, states):
-        logits = [logit_confidence(_scored(s.steps)) for s in states]
+        logits = [logit_confidence(last_scored(s.steps)) for s in states]
         if np.isnan(logits).any(): raise ValueError('STEER needs raw logits of the small model, which its backend does not give')
         return np.array([float(self.at(len(s.steps) - 1).posterior(x)) for s, x in zip(states, logits)])
 
@@ -362,9 +187,9 @@ def fit_steer(
     seed:int=0                # of the fits
 )->STEER:
     "Fit STEER's mixtures, without labels."
-    _one_of('scope', scope, ('rest', 'next')); _one_of('gmm', gmm, ('per_step', 'pooled')); _not_test(table, 'fitting STEER')
+    one_of('scope', scope, ('rest', 'next')); one_of('gmm', gmm, ('per_step', 'pooled')); _not_test(table, 'fitting STEER')
     logits = table.obs[..., table.features.index('score_logit')]
-    if np.isnan(logits[_inside(table)]).any():
+    if np.isnan(logits[step_mask(table)]).any():
         raise ValueError(f'{table.benchmark} {table.split}: STEER needs raw logits, and some steps have none')
     mixtures = []
     for scores in logits.T if gmm == 'per_step' else ():
@@ -383,7 +208,7 @@ def asking_settings(
 
 async def _kept(router, kind, state):
     "What was answered about the last step of a chain; asked once per problem and chain."
-    key = state.problem.id, 0, _digest(*(s.text for s in state.steps)), kind
+    key = state.problem.id, 0, digest(*(s.text for s in state.steps)), kind
     if key not in router.store:
         if router.model is None: raise LookupError(f'{router.store.path} does not hold what {router.name} asks about step '
                                                    f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"')
@@ -406,12 +231,12 @@ class SpecReason:
     on_escalate: str = 'regenerate'
     start: int = 0
 
-    def __post_init__(self): _one_of('scoring', self.scoring, ('greedy', 'expected'))
+    def __post_init__(self): one_of('scoring', self.scoring, ('greedy', 'expected'))
     @property
     def name(self): return f'SpecReason ({self.scoring})'
 
     async def ask(self, state):
-        from stepwise_routing.micro import score_messages
+        from stepwise_routing.core import score_messages
         c = await self.model.choose(score_messages(state.problem, state.steps), list('0123456789'))
         return Step('', self.judge, 'stop', (c.shared,), prob=tuple(c.prob), generated=c.generated, prompt=c.prompt, cached=c.cached)
 
@@ -493,21 +318,6 @@ def grid_search(
     return Grid(router.name, router.on_escalate, table.benchmark, len(table.problem_id), alpha, large,
                 tuple(thresholds), accuracy, spent, choose_threshold(accuracy, spent, large, alpha), cost)
 
-# %% ../nbs/04_baselines.ipynb #walk-outcome
-def walk_outcome(
-    trajectories, # `Trajectory` per problem
-    specs,        # the ModelSpecs of the tree, small to large
-    external=None # ModelSpec of a reward model, where one was called
-)->dict: # arrays [problem], the keys of `OutcomeTable.outcome`
-    "What walks come to, in the terms of the outcome table."
-    def row(t):
-        tokens = lambda large: sum(c.generated for c in t.calls if c.model >= 0 and (c.model > 0) == large)
-        costs = {unit: walk_cost(t.calls, specs, unit, external) for unit in UNITS}
-        return dict(correct=float(t.correct), **costs, small_tokens=tokens(False), large_tokens=tokens(True), steps=len(t.steps),
-                    large_steps=sum(s.model > 0 for s in t.steps))
-    rows = [row(t) for t in trajectories]
-    return {k: np.array([r[k] for r in rows]) for k in rows[0]}
-
 # %% ../nbs/04_baselines.ipynb #rows
 COLUMNS = ('benchmark', 'method', 'on_escalate', 'threshold', 'chosen', 'problem', 'sample',
            'correct', 'large_correct', 'paper_flops', 'full_flops', 'small_tokens', 'large_tokens', 'steps', 'large_steps', 'cents')
@@ -539,7 +349,7 @@ def save_rows(
     "Write rows as CSV, floats exactly, all at once."
     text = io.StringIO()
     csv.writer(text, lineterminator='\n').writerows([columns, *([_text(x) for x in row] for row in rows)])
-    _write(path, text.getvalue())
+    write_file(path, text.getvalue())
 
 def grid_rows(
     grids # `Grid`s
@@ -571,25 +381,6 @@ def replay_methods(
     p = cost_matched(calibration, grids[0].cost[grids[0].chosen], unit=cost)
     return rows + outcome_rows(RandomRouter(seed), test, random_outcome(test, p), p), grids
 
-# %% ../nbs/04_baselines.ipynb #take-rows
-def take_rows(
-    table, # `OutcomeTable`
-    rows   # indices or a slice
-)->OutcomeTable:
-    "Some rows of an outcome table."
-    return replace(table, **{f.name: getattr(table, f.name)[rows] for f in fields(table) if isinstance(getattr(table, f.name), np.ndarray)})
-
-def walk_tables(
-    problems:dict, # split -> `Problem`s, for "calibration" and "test"
-    tables:dict    # split -> `OutcomeTable` of at least these problems, in the same order
-)->dict: # split -> `OutcomeTable` of exactly these problems
-    "The rows of the problems that are walked."
-    part = {s: take_rows(tables[s], slice(len(p))) for s, p in problems.items()}
-    for s, t in part.items():
-        if [p.id for p in problems[s]] != t.problem_id.tolist():
-            raise ValueError(f'{t.benchmark} {s}: the outcome table holds other problems than these; run nbs/02_rollouts.ipynb again')
-    return part
-
 # %% ../nbs/04_baselines.ipynb #walk-methods
 def walker(
     problems:dict, # split -> `Problem`s
@@ -615,7 +406,7 @@ def walk_methods(
     done=None             # see `walker`
 )->tuple: # (rows on test, `Grid` on calibration)
     "A router by walks: threshold on calibration, report on test."
-    _one_of('thresholds', thresholds, ('chosen', 'all'))
+    one_of('thresholds', thresholds, ('chosen', 'all'))
     part, run = walk_tables(problems, tables), walker(problems, tree, done)
     grid = grid_search(router, part['calibration'], alpha=alpha, cost=cost, run=run)
     rows = []
@@ -687,7 +478,8 @@ def load_policies(
     return sorted((_load_policy(f, benchmark, models) for f in folders), key=lambda p: p.label)
 
 def _load_policy(folder, benchmark, models):
-    from stepwise_routing.policy import PolicyRouter, RoutingPolicy
+    from stepwise_routing.training import PolicyRouter
+    from stepwise_routing.policy import RoutingPolicy
     variant, name = folder.parent.name, '/'.join(folder.parts[-4:])
     try:
         policy = RoutingPolicy.from_pretrained(folder, models=models)
@@ -711,7 +503,7 @@ def policy_rows(
     cost:str='paper_flops' # of the grid, one of `UNITS`
 )->tuple: # (rows on test, rows of single seeds at alpha, with the seed as one more column, `Grid` on calibration)
     "The results of a trained variant; every alpha is a threshold."
-    _one_of('alphas', alphas, ('chosen', 'all')); _not_test(calibration, 'the grid of a policy')
+    one_of('alphas', alphas, ('chosen', 'all')); _not_test(calibration, 'the grid of a policy')
     every, router = sorted({p.alpha for p in policies}), policies[0].router
     if alpha not in every:
         raise ValueError(f'{test.benchmark}: no policy {policies[0].variant!r} for alpha {alpha:g}, only for '

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 from scipy.optimize import linprog
 
-from stepwise_routing.rollouts import OutcomeTable
+from stepwise_routing.outcomes import OutcomeTable
 
 LEVELS, STEPS, COPIES = 7, 3, 10 # confidence levels, steps of a chain at most, rows a path
 FEATURES = 'score_logit', 'index', 'final'
@@ -137,7 +137,7 @@ def distance(policy, kappa, alpha, on_escalate='append'):
     return np.array(out)
 
 def train(seed, alpha=.11, on_escalate='append', **options):
-    from stepwise_routing.policy import TableEnv, train_policy
+    from stepwise_routing.training import TableEnv, train_policy
     trained = train_policy(TableEnv(chain_table(), FEATURES, on_escalate), alpha=alpha, seed=seed, progress=False, **options)
     return distance(trained.policy, trained.kappa, alpha, on_escalate)
 

@@ -8,12 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from faulty import FREE, RETRIED, Faulty, chain, schedule
-from stepwise_routing import api as A
-from stepwise_routing.api import Ledger, OpenAIBackend, open_models, option_probs, read_reply, reply_steps
+from stepwise_routing.models import ledger as models_ledger
+from stepwise_routing.models import openai as models_openai
+from stepwise_routing.models.ledger import Ledger
+from stepwise_routing.models.openai import OpenAIBackend, option_probs, read_reply, reply_steps
+from stepwise_routing.models.names import open_models
 from stepwise_routing.confidence import logprob_confidence
-from stepwise_routing.core import Problem, Step, edge_seed, extract_boxed, load_problems, run_async, split_steps
-from stepwise_routing.models import Request, step_text
-from stepwise_routing.rollouts import RolloutStore, RoutingTree, tree_settings
+from stepwise_routing.core import Problem, Step, edge_seed, extract_boxed, run_async, split_steps
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.base import Request, step_text
+from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.rollouts import RoutingTree
 
 KEY = 'sk-test-0123456789abcdef'
 P = Problem('toy', '1', 'How many?', '7')
@@ -34,7 +39,7 @@ def closing(backend, *requests):
 
 def said(request, n=None):
     "What the toy model has to say to a request."
-    return chain(dict(messages=A.step_messages(request), seed=int(request.seed(0))))[:n]
+    return chain(dict(messages=models_openai.step_messages(request), seed=int(request.seed(0))))[:n]
 
 def fails(call, *parts):
     "The one line of an error, without the key."
@@ -73,14 +78,14 @@ def test_a_reply_is_split_like_the_tree_splits_it(text, finish, most, data):
     assert sum(s.generated for s in steps) == len(pieces) + extra
     assert [s.prompt for s in steps] == [30 + sum(s.generated for s in steps[:i]) for i in range(len(steps))]
     for s in steps: assert len(s.ends) == len(s.prob) == len(s.rank) and list(s.ends) == sorted(s.ends) and all(0 <= e <= len(s.text) for e in s.ends)
-    upto, ends = np.cumsum([len(b) for b in pieces], dtype=int), A._token_ends(text, reply['tokens']['bytes'])
+    upto, ends = np.cumsum([len(b) for b in pieces], dtype=int), models_openai._token_ends(text, reply['tokens']['bytes'])
     assert ends == [sum(b & 0xC0 != 0x80 for b in raw[:n]) for n in upto]
 
 @given(st.lists(st.sampled_from(['x', 'y', 'so']), min_size=1, max_size=5), st.lists(st.sampled_from(['x', 'y', 'so']), max_size=4))
 @settings(deadline=None)
 def test_dropped_repetitions_stay_on_the_bill(new, old):
     steps = tuple(Step(t, 1, 'step', generated=3, prompt=20 + 3*i) for i, t in enumerate(new))
-    kept = A._without_repeats(steps, tuple(Step(t, 0, 'step') for t in old))
+    kept = models_openai._without_repeats(steps, tuple(Step(t, 0, 'step') for t in old))
     k = max(k for k in range(len(new) + 1) if k == 0 or new[:k] == old[-k:] and k <= len(old))
     assert [s.text for s in kept] == new[k:]
     if kept: assert sum(s.generated for s in kept) == 3*len(new) and kept[0].prompt == 20
@@ -98,7 +103,7 @@ def test_junk_is_no_reply(junk):
 
 @pytest.mark.parametrize('usage', [None, 3, {}, dict(prompt_tokens=1), dict(prompt_tokens=-1, completion_tokens=2), dict(prompt_tokens=True, completion_tokens=2),
                                    dict(prompt_tokens=1., completion_tokens=2), dict(prompt_tokens=1, completion_tokens=2, prompt_tokens_details=dict(cached_tokens=2))])
-def test_a_usage_record_that_cannot_be_is_none(usage): assert A._usage(usage) is None
+def test_a_usage_record_that_cannot_be_is_none(usage): assert models_openai._usage(usage) is None
 
 # faults
 
@@ -108,7 +113,7 @@ def test_a_fault_that_passes_is_tried_again(fault, tmp_path):
         backend = api(server, ledger=tmp_path/'ledger', timeout=.4 if fault == 'stall' else 5)
         steps, = closing(backend, whole())
         assert [s.text for s in steps] == said(whole()) and len(server.seen) == 3
-        units = Fraction(backend.ledger.units, A._CENT)
+        units = Fraction(backend.ledger.units, models_ledger.CENT)
         if fault in (*FREE, 'no-choices'): assert units == server.cents # the bill is known
         else: assert units > server.cents and len(server.book) == 3      # two unknown bills count in full
         again = api(server, ledger=tmp_path/'ledger')
@@ -143,7 +148,7 @@ def test_records_that_lack_are_refused_after_the_reply_is_kept(fault, line, tmp_
         for _ in range(2): # the second run pays nothing
             backend = api(server, ledger=tmp_path/'ledger')
             fails(lambda: closing(backend, ask()), line)
-        assert len(server.seen) == 1 and backend.ledger.units >= server.cents*A._CENT
+        assert len(server.seen) == 1 and backend.ledger.units >= server.cents*models_ledger.CENT
         if fault == 'no-logprobs':
             step, = closing(api(server, top_logprobs=0), ask())[0]
             assert step.prob == () and step.text == said(ask())[0] and math.isnan(logprob_confidence(step))
@@ -170,7 +175,7 @@ def test_an_empty_step_is_asked_for_without_the_stop_string():
         step, = closing(backend, ask())[0]
         assert [b.get('stop') for b in server.seen] == ['\n\n', None] and step.text == said(ask())[0] and step.finish == 'step'
         assert step.generated == sum(u['completion_tokens'] for u in usages(server, ['blank', 'blank']))
-        assert Fraction(backend.ledger.units, A._CENT) == server.cents
+        assert Fraction(backend.ledger.units, models_ledger.CENT) == server.cents
 
 def usages(server, faults): return [server._reply(f, b, None)['usage'] for f, b in zip(faults, server.seen)]
 
@@ -188,7 +193,7 @@ def test_a_repeated_step_is_dropped_or_asked_for_again():
         step, = closing(backend := api(server), ask(steps=[first]))[0] # one step, and it is the old one: asked again with another seed
         assert len(server.seen) == 3 and server.seen[1]['seed'] != server.seen[2]['seed'] and step.text == chain(server.seen[2])[0]
         assert step.generated == sum(u['completion_tokens'] for u in usages(server, ['repeat', 'repeat', 'ok'])[1:])
-        assert Fraction(backend.ledger.units, A._CENT) == server.book[1][1] + server.book[2][1]
+        assert Fraction(backend.ledger.units, models_ledger.CENT) == server.book[1][1] + server.book[2][1]
 
 def test_a_cut_reply_is_no_end():
     with Faulty(['length']*2) as server:
@@ -204,10 +209,10 @@ def test_the_usage_of_a_chain_is_the_usage_of_its_call():
             steps, = closing(backend, whole(k))
             usage = server._reply('ok', server.seen[-1], None)['usage']
             assert sum(s.generated for s in steps) == usage['completion_tokens'] and steps[0].prompt == usage['prompt_tokens']
-            assert Fraction(backend.ledger.units, A._CENT) == server.book[-1][1]
+            assert Fraction(backend.ledger.units, models_ledger.CENT) == server.book[-1][1]
         many = ask(steps=[Step('x'*5000, 0, 'step')])
         step, = closing(backend := api(server), many)[0]
-        assert step.cached == 1664 and Fraction(backend.ledger.units, A._CENT) == server.book[-1][1] # cached input at its own price
+        assert step.cached == 1664 and Fraction(backend.ledger.units, models_ledger.CENT) == server.book[-1][1] # cached input at its own price
 
 # money
 
@@ -221,8 +226,8 @@ def test_the_cap_holds_with_32_calls_in_flight(seed, cap, share):
             await backend.close()
             return out
         out = run_async(every())
-        units, limit = backend.ledger.units, Fraction(str(cap))*A._CENT
-        assert server.cents*A._CENT <= units <= limit and not backend.ledger.reserved and server.busiest <= 32
+        units, limit = backend.ledger.units, Fraction(str(cap))*models_ledger.CENT
+        assert server.cents*models_ledger.CENT <= units <= limit and not backend.ledger.reserved and server.busiest <= 32
         ended = [e for e in out if isinstance(e, Exception)]
         assert all('raise max_cents' in str(e) or 'no reply after 3 attempts' in str(e) for e in ended)
         for k, steps in enumerate(out):
@@ -241,7 +246,7 @@ def test_the_cap_spans_runs(tmp_path):
             try: closing(backend, *(ask(k) for k in range(100)))
             except RuntimeError as e: assert 'the ledger keeps every reply' in str(e)
             runs.append(len(server.seen))
-            assert backend.ledger.units == server.cents*A._CENT <= Fraction('0.3')*(run + 1)*A._CENT
+            assert backend.ledger.units == server.cents*models_ledger.CENT <= Fraction('0.3')*(run + 1)*models_ledger.CENT
         assert 0 < runs[0] < runs[1] and len({json.dumps(b) for b in server.seen}) == len(server.seen)
 
 def test_one_request_is_sent_once():
@@ -258,7 +263,7 @@ def test_a_reply_that_nobody_waits_for_is_kept(tmp_path):
             with pytest.raises(asyncio.TimeoutError): await asyncio.wait_for(backend.write(ask()), .05)
         run_async(impatient())
         run_async(backend.close())
-        assert len(server.book) == 1 and backend.ledger.units == server.cents*A._CENT
+        assert len(server.book) == 1 and backend.ledger.units == server.cents*models_ledger.CENT
         assert closing(api(server, ledger=tmp_path/'ledger'), ask())[0][0].text == said(ask())[0] and len(server.seen) == 1
 
 def test_one_backend_serves_loop_after_loop():
@@ -302,15 +307,15 @@ def test_nothing_is_lost_or_paid_twice_across_a_kill(seed, tmp_path):
         assert done.returncode == 0, done.stderr
         assert int(done.stdout.split()[-1]) == sum(len(said(ask(k), None if k % 2 == 0 else 1)) for k in range(n))
         book = Ledger(ledger)
-        assert server.cents*A._CENT <= book.units <= 50*A._CENT
+        assert server.cents*models_ledger.CENT <= book.units <= 50*models_ledger.CENT
         lines = [json.loads(l) for l in Path(ledger).read_text('utf-8').splitlines()][1:]
         ended = {l['call'] for l in lines if 'cents' in l}
         lost = sum('most' in l and l['call'] not in ended for l in lines)                # in flight when a client was killed
         waste = sum('why' in l and l['cents'] > 0 for l in lines)                         # replies without choices, billed
         assert len(book.replies) == n and n <= len(server.book) <= n + lost + waste and lost <= 3*8
-        paid = sum(Fraction(str(round(l['cents']*A._CENT))) for l in lines if 'cents' in l)
-        unknown = sum(round(l['most']*A._CENT) for l in lines if 'most' in l and l['call'] not in ended)
-        assert paid <= server.cents*A._CENT <= paid + unknown and book.units == paid + unknown
+        paid = sum(Fraction(str(round(l['cents']*models_ledger.CENT))) for l in lines if 'cents' in l)
+        unknown = sum(round(l['most']*models_ledger.CENT) for l in lines if 'most' in l and l['call'] not in ended)
+        assert paid <= server.cents*models_ledger.CENT <= paid + unknown and book.units == paid + unknown
         book.close()
     assert KEY not in Path(ledger).read_text('utf-8')
 
@@ -325,7 +330,7 @@ def test_a_torn_line_is_dropped_and_damage_is_told(tmp_path):
             path.write_bytes(data[:-cut])
             with pytest.warns(UserWarning, match='torn') if cut > 1 else open(os.devnull):
                 backend = api(server, ledger=path)
-            assert len(backend.ledger.replies) == (1 if cut > 1 else 2) and backend.ledger.units >= server.cents*A._CENT*(cut == 1)
+            assert len(backend.ledger.replies) == (1 if cut > 1 else 2) and backend.ledger.units >= server.cents*models_ledger.CENT*(cut == 1)
             run_async(backend.close())
         path.write_bytes(data.replace(b'"cents":', b'"cemts":', 1))
         with pytest.raises(ValueError, match=r'row \d+: damaged line'): api(server, ledger=path)
@@ -404,7 +409,7 @@ def test_a_chain_in_one_call_has_the_borders_of_the_tree(pair):
         assert all(len(s.prob) == s.generated for s in steps)
 
 def test_a_judge_behind_the_api_chooses_like_a_local_one(pair):
-    from stepwise_routing.micro import score_messages, verdict_messages
+    from stepwise_routing.core import score_messages, verdict_messages
     local, remote = pair
     p = problems()[0]
     for messages, options in ((score_messages(p, ['1+1=2']), list('0123456789')), (verdict_messages(p, ['1+1=3']), ['correct', 'incorrect'])):
@@ -413,8 +418,8 @@ def test_a_judge_behind_the_api_chooses_like_a_local_one(pair):
         assert (ours.prompt, ours.generated) == (theirs.prompt, theirs.generated)
 
 def test_a_tree_and_a_verifier_take_an_api(pair, tmp_path):
-    from stepwise_routing.micro import load_micro
-    from stepwise_routing.policy import StepVerifier
+    from stepwise_routing.models.transformers import load_micro
+    from stepwise_routing.models.verifier import StepVerifier
     from stepwise_routing.rollouts import collect_rollouts
     _, remote = pair
     few, more = problems()[:3], dict(base_url=str(remote.client.base_url), price='gpt-4.1-mini', key_env='NO_KEY', identity=remote.where)

@@ -10,12 +10,16 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing import baselines as B
-from stepwise_routing.baselines import RSD, SpecReason, asking_settings, choose_threshold, grid_reuse, grid_search, walk_methods, walk_outcome
+from stepwise_routing import baselines as baselines_module
+from stepwise_routing.baselines import (RSD, SpecReason, asking_settings, choose_threshold, grid_reuse, grid_search,
+    walk_methods)
+from stepwise_routing.outcomes import walk_outcome
 from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed
-from stepwise_routing.micro import score_messages
-from stepwise_routing.models import Choice, Request
-from stepwise_routing.rollouts import _shared, RolloutStore, RoutingTree, State, collect_rollouts, outcome_table, tree_settings, walk
+from stepwise_routing.core import score_messages
+from stepwise_routing.models.base import Choice, Request
+from stepwise_routing.rollouts import _shared, RoutingTree, State, collect_rollouts, walk
+from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.outcomes import outcome_table
 
 METHODS = 'rsd', 'greedy', 'expected'
 UNITS = 'paper_flops', 'full_flops', 'cents'
@@ -155,7 +159,7 @@ def same(setting, problems, threshold, walks):
         got = [out[k][i] for k in ('correct', 'small_tokens', 'large_tokens', 'steps', 'large_steps')]
         assert got == [w.correct, *made, len(chain), sum(s.model for s in chain)]
 
-thresholds = st.sampled_from([0., 1., 1.1, *B.THRESHOLDS]) | st.floats(0, 1.1)
+thresholds = st.sampled_from([0., 1., 1.1, *baselines_module.THRESHOLDS]) | st.floats(0, 1.1)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(METHODS), threshold=thresholds, seed=st.integers(0, 10**6), max_steps=st.sampled_from([1, 2, 3, 7, 30]), cut=st.sampled_from([0, .1, .5]),
        end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), prices=st.sampled_from([(), (None, 'gpt-4.1-mini'), ('gpt-4o-mini', 'gpt-4.1-mini')]),
@@ -306,15 +310,15 @@ def s_kind(method): return 'prm' if method == 'rsd' else 'judge'
 @pytest.mark.parametrize('method', METHODS)
 def test_every_question_is_asked_once_and_kept(tmp_path, method):
     s, problems = Setting(tmp_path, method, end=.15), toy_problems(12)
-    live = {x: s.walk(problems, x) for x in B.THRESHOLDS}
+    live = {x: s.walk(problems, x) for x in baselines_module.THRESHOLDS}
     about = {(w.problem.id, w.path[:i]) for ws in live.values() for w in ws for i in range(len(w.path))} # the chains a draft followed
     chains = {(p.question, '\n\n'.join(y.text for y in (*s.tree.steps(p, path), s.tree.kept(p, path, 0)))) for p in problems for i, path in about if i == p.id}
     assert set(s.log) == chains and len(s.log) == len(chains) == len(s.router.store)
     assert sum(c.kind == s_kind(method) for ws in live.values() for w in ws for c in w.calls) > 2*len(s.log), 'walks share them'
     asked, drawn = len(s.log), s.tree.drawn
-    assert {x: s.walk(problems, x) for x in B.THRESHOLDS[::-1]} == live and (len(s.log), s.tree.drawn) == (asked, drawn)
+    assert {x: s.walk(problems, x) for x in baselines_module.THRESHOLDS[::-1]} == live and (len(s.log), s.tree.drawn) == (asked, drawn)
     router, tree = s.offline()
-    assert {x: walk(problems, router, x, tree) for x in B.THRESHOLDS} == live
+    assert {x: walk(problems, router, x, tree) for x in baselines_module.THRESHOLDS} == live
     s.router.store.close()
     with RolloutStore(s.router.store.path, readonly=True) as kept:                          # as another process finds it
         assert {x: walk(problems, replace(router, store=kept), x, tree) for x in (.3, .8)} == {x: live[x] for x in (.3, .8)}
@@ -372,7 +376,7 @@ def test_company_order_and_history_change_nothing(tmp_path, method):
     together = among.walk(problems, .6)
     alone = Setting(tmp_path, method, end=.15, store='b')
     assert [alone.walk([p], .6)[0] for p in problems[::-1]][::-1] == together
-    for x in B.THRESHOLDS[::-1]: alone.walk(problems, x)                                    # a store that has seen every threshold
+    for x in baselines_module.THRESHOLDS[::-1]: alone.walk(problems, x)                                    # a store that has seen every threshold
     used = Setting(tmp_path, method, end=.15, store='c')
     for x in (1., .9, .1, 0.): used.walk(problems[::2], x)
     assert used.walk(problems, .6) == alone.walk(problems, .6) == together
@@ -434,7 +438,7 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     s, problems, tables = world
     done = []
     rows, grid = walk_methods(s.router, problems, tables, s.tree, cost=unit, done=done)
-    assert [d[:2] for d in done] == [('calibration', x) for x in B.THRESHOLDS] + [('test', grid.threshold)]
+    assert [d[:2] for d in done] == [('calibration', x) for x in baselines_module.THRESHOLDS] + [('test', grid.threshold)]
     prices = {0: None, 1: 'gpt-4.1-mini'}
     for x, accuracy, cost in zip(grid.thresholds, grid.accuracy, grid.cost):
         hand = [by_hand(s, p, x) for p in problems['calibration']]
@@ -442,7 +446,7 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
         assert accuracy == np.mean([rf'\boxed{{{p.answer}}}' in chain[-1].text for p, (chain, _) in zip(problems['calibration'], hand)])
     assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, tables['calibration'].correct[:, 0].mean()) and (grid.unit, grid.n) == (unit, 15)
     assert (grid.method, grid.on_escalate) == (s.router.name, 'regenerate') and len(rows) == 15
-    column = B.COLUMNS.index(unit)
+    column = baselines_module.COLUMNS.index(unit)
     for r, p in zip(rows, problems['test']): assert r[column] == pytest.approx(bill(by_hand(s, p, grid.threshold)[1], SIZE, prices)[UNITS.index(unit)], rel=1e-12)
     wrong = replace(tables['test'], correct=1 - tables['test'].correct)
     assert walk_methods(s.router, problems, dict(tables, test=wrong), s.tree, cost=unit)[1] == grid
@@ -462,7 +466,7 @@ def test_a_reward_model_must_be_paid_for(world):
     assert '\n' not in str(e.value)
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(method=st.sampled_from(METHODS), seed=st.integers(0, 10**6), some=st.lists(st.sampled_from(B.THRESHOLDS + (1.1,)), min_size=1, max_size=5, unique=True),
+@given(method=st.sampled_from(METHODS), seed=st.integers(0, 10**6), some=st.lists(st.sampled_from(baselines_module.THRESHOLDS + (1.1,)), min_size=1, max_size=5, unique=True),
        max_steps=st.sampled_from([2, 30]), empty=st.sampled_from([0, .3]), data=st.data())
 def test_reuse_is_what_a_counting_model_wrote(tmp_path, method, seed, some, max_steps, empty, data):
     problems, chosen = toy_problems(6, seed), data.draw(st.integers(0, len(some) - 1))

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing import baselines as B
-from stepwise_routing.baselines import (COLUMNS, RECEIPT_COLUMNS, STEER, LargeOnly, Mixture, OracleRouter, RandomRouter, SavedPolicy, ScoreRouter, SmallOnly,
-                                        choose_threshold, cost_matched,
-                                        escalation_times, fit_mixture, fit_steer, grid_search, is_degenerate, mixing_line, oracle_frontier,
-                                        load_policies, oracle_times, outcome_grid, outcome_rows, policy_method, policy_rows, random_frontier, random_outcome,
-                                        receipt_rows, replay, replay_methods, save_rows, score_thresholds, toy_table, walk_methods, walk_outcome, walk_tables,
-                                        walker)
+from stepwise_routing import baselines as baselines_module
+from stepwise_routing.baselines import (COLUMNS, RECEIPT_COLUMNS, STEER, LargeOnly, Mixture, RandomRouter,
+    SavedPolicy, ScoreRouter, SmallOnly, choose_threshold, fit_mixture, fit_steer, grid_search, is_degenerate,
+    load_policies, outcome_rows, policy_method, policy_rows, receipt_rows, replay_methods, save_rows,
+    score_thresholds, walk_methods, walker)
+from stepwise_routing.bounds import (OracleRouter, cost_matched, mixing_line, oracle_frontier, oracle_times,
+    random_frontier, random_outcome)
+from stepwise_routing.outcomes import escalation_times, outcome_grid, replay, toy_table, walk_outcome, walk_tables
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
@@ -35,8 +36,8 @@ def test_replay_is_the_first_crossing(on_escalate, threshold):
 
 def test_many_thresholds_at_once():
     table, router = toy_table(50), RandomRouter()
-    many = escalation_times(router, table, B.THRESHOLDS)
-    assert all((many[:, i] == escalation_times(router, table, x)).all() for i, x in enumerate(B.THRESHOLDS))
+    many = escalation_times(router, table, baselines_module.THRESHOLDS)
+    assert all((many[:, i] == escalation_times(router, table, x)).all() for i, x in enumerate(baselines_module.THRESHOLDS))
     assert (np.diff(many, axis=1) <= 0).all(), 'a higher threshold never escalates later'
 
 def test_single_models():
@@ -273,10 +274,10 @@ def test_grid_search_reports_the_whole_grid(unit):
     for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost):
         o = replay(steer, table, x)
         assert (a, c) == (o['correct'].mean(), o[unit].mean())
-    rows = [dict(zip(B.GRID_COLUMNS, r)) for r in B.grid_rows([grid])]
+    rows = [dict(zip(baselines_module.GRID_COLUMNS, r)) for r in baselines_module.grid_rows([grid])]
     assert [(r['threshold'], r['accuracy'], r['cost'], r['unit']) for r in rows] == [(x, a, c, unit) for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost)]
-    assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(11)] and B.GRID_COLUMNS[-4:] == ('accuracy', 'cost', 'chosen', 'unit')
-    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02) and grid.threshold == B.THRESHOLDS[grid.chosen]
+    assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(11)] and baselines_module.GRID_COLUMNS[-4:] == ('accuracy', 'cost', 'chosen', 'unit')
+    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02) and grid.threshold == baselines_module.THRESHOLDS[grid.chosen]
     assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
 
 # ---- walks --------------------------------------------------------------------------------------------------------------------------
@@ -284,7 +285,9 @@ def test_grid_search_reports_the_whole_grid(unit):
 def world(tmp_path_factory):
     "Three splits of toy problems, their outcome tables and the tree they came from."
     from toy import toy_backends, toy_problems
-    from stepwise_routing.rollouts import RolloutStore, RoutingTree, collect_rollouts, outcome_table, tree_settings
+    from stepwise_routing.run.store import RolloutStore, tree_settings
+    from stepwise_routing.rollouts import RoutingTree, collect_rollouts
+    from stepwise_routing.outcomes import outcome_table
     problems, backends = {s: toy_problems(40, i) for i, s in enumerate(('train', 'calibration', 'test'))}, toy_backends(end=.15)
     with RolloutStore(tmp_path_factory.mktemp('store')/'toy.jsonl', tree_settings('toy', backends)) as store:
         tree = RoutingTree(backends, store)
@@ -375,7 +378,8 @@ def trained(tmp_path_factory):
     return folder
 
 def test_saved_policies_are_routers(trained):
-    from stepwise_routing.policy import RoutingPolicy, TableEnv
+    from stepwise_routing.policy import RoutingPolicy
+    from stepwise_routing.training import TableEnv
     found, table = load_policies(trained, 'toy', ('toy small', 'toy large')), toy_table(80)
     assert [p.label for p in found] == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step') for i in (0, 1)]
     assert [(p.router.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in found[::2]] == [

@@ -152,7 +152,8 @@ def test_auroc_edges():
     assert auroc(range(50), [i % 3 > 0 for i in range(50)], seed=4) == auroc(range(50), [i % 3 > 0 for i in range(50)], seed=4)
 
 def test_scores_tell_right_toy_steps_from_wrong_ones(tmp_path):
-    from stepwise_routing.rollouts import RolloutStore, RoutingTree, collect_rollouts, tree_settings
+    from stepwise_routing.run.store import RolloutStore, tree_settings
+    from stepwise_routing.rollouts import RoutingTree, collect_rollouts
     backends, problems = toy_backends(2), toy_problems(150)
     with RolloutStore(tmp_path/'s.jsonl', tree_settings('toy', backends)) as store:
         collect_rollouts(problems, RoutingTree(backends, store), continuations=False)

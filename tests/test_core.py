@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing import core
-from stepwise_routing.core import (PRICES, SPLITS, UNITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed, extract_boxed, generation_flops, load_problems,
-                                   nearest, run_async, split_steps, walk_cost)
+from stepwise_routing import core as core_module
+from stepwise_routing.data import benchmarks as data_benchmarks
+from stepwise_routing.core import (PRICES, UNITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed,
+    extract_boxed, generation_flops, nearest, run_async, split_steps, walk_cost)
+from stepwise_routing.data.benchmarks import SPLITS, load_problems
 
 DATA = Path(__file__).parent/'data'
 SAMPLES = dict(gsm8k=DATA/'gsm8k.jsonl', math500=DATA/'math500.jsonl', omnimath=DATA/'omnimath.jsonl')
@@ -70,7 +72,7 @@ def test_prompts_hold_the_paper_template():
     system, user = chat_prompt('What is 2+2?')
     assert system == dict(role='system', content=r'Please reason step by step, and put your final answer within \boxed{}.')
     assert user == dict(role='user', content='What is 2+2?')
-    text = core.VERIFY_PROMPT.format(question=r'\frac{1}{2}?', prefix='{a}', answer='b')
+    text = core_module.VERIFY_PROMPT.format(question=r'\frac{1}{2}?', prefix='{a}', answer='b')
     assert r'\frac{1}{2}?' in text and text.endswith('Verdict:\ncorrect | incorrect')
 
 # ---- benchmarks
@@ -81,7 +83,7 @@ def rows(name): return [json.loads(line) for line in SAMPLES[name].read_text(enc
 def test_samples_hold_twenty_problems(name):
     raw = rows(name)
     assert len(raw) == 20
-    problems = core._problems(name, 'test', SAMPLES[name])
+    problems = data_benchmarks._problems(name, 'test', SAMPLES[name])
     assert len({p.id for p in problems}) == 20 and all(p.benchmark == name and p.answer and p.question for p in problems)
     assert not any('\\boxed' in p.answer or '####' in p.answer for p in problems)
 
@@ -94,25 +96,25 @@ def test_splits_are_disjoint_and_do_not_depend_on_the_order_of_the_file(name, tm
     assert not {p.id for p in split['train']} & {p.id for p in split['calibration']}
     if name == 'omnimath':
         assert [len(split[s]) for s in SPLITS] == [8, 4, 8]
-        assert sorted(p.id for s in SPLITS for p in split[s]) == sorted(p.id for p in core._problems(name, 'test', SAMPLES[name]))
+        assert sorted(p.id for s in SPLITS for p in split[s]) == sorted(p.id for p in data_benchmarks._problems(name, 'test', SAMPLES[name]))
     else:
         assert len(split['train']) + len(split['calibration']) == len(split['test']) == 20
     assert load_problems(name, 'test', n=3, path=SAMPLES[name]) == split['test'][:3]
 
 @pytest.mark.parametrize('name', ['gsm8k', 'math500'])
 def test_a_test_question_never_appears_in_train_or_calibration(name, tmp_path):
-    field = core.SOURCES[name].needs[0]
+    field = data_benchmarks.SOURCES[name].needs[0]
     raw = rows(name)
     reformatted = [{**r, field: '  ' + r[field].upper().replace(' ', '\n')} for r in raw[:10]]
     test = write(tmp_path/'test.jsonl', reformatted)
     kept = [p for s in ('train', 'calibration') for p in load_problems(name, s, path=SAMPLES[name], test_path=test)]
     assert len(kept) == 10
-    assert not {core._key(p.question) for p in kept} & {core._key(p.question) for p in load_problems(name, 'test', path=test)}
+    assert not {data_benchmarks._key(p.question) for p in kept} & {data_benchmarks._key(p.question) for p in load_problems(name, 'test', path=test)}
 
 def test_from_the_hub_the_test_questions_are_left_out_too(monkeypatch):
     asked = []
     def hub(dataset, revision, configs, split): asked.append((dataset, revision, split)); return rows('gsm8k')[:20 if split == 'train' else 5]
-    monkeypatch.setattr(core, '_hub_rows', hub)
+    monkeypatch.setattr(data_benchmarks, '_hub_rows', hub)
     parts = {s: load_problems('gsm8k', s) for s in SPLITS}
     assert len(parts['test']) == 5 and len(parts['train']) + len(parts['calibration']) == 15
     assert {a[1] for a in asked} == {'740312add88f781978c0658806c59bc2815b9866'}
@@ -145,13 +147,13 @@ def test_known_near_duplicates_are_left_out_of_training_sets_and_never_of_math50
     assert len(load_problems('math500', 'test', path=path)) == 21
 
 def test_gsm8k_rows():
-    p = core._gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
+    p = data_benchmarks._gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
     assert p.answer == '1000' and p.solution == 'Half is 48/2=24.\n\nTotal 1,000.'
 
 def test_math_rows_take_the_last_box_where_no_answer_is_given():
-    p = core._math(dict(problem='P', solution=r'So \boxed{1}, no, $\boxed{\frac{1}{2}}$.', level='Level 5'))
+    p = data_benchmarks._math(dict(problem='P', solution=r'So \boxed{1}, no, $\boxed{\frac{1}{2}}$.', level='Level 5'))
     assert p.answer == r'\frac{1}{2}' and p.difficulty == 5.
-    assert core._math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
+    assert data_benchmarks._math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
 
 # ---- a folder of local copies
 FILES = dict(gsm8k=('gsm8k_train', 'gsm8k_test'), math500=('math_train', 'math500'), omnimath=('omni_math',))
@@ -164,12 +166,12 @@ def local(tmp_path):
 
 @pytest.mark.parametrize('name', FILES)
 def test_a_folder_gives_what_the_paths_give_and_the_hub_is_not_asked(name, local, monkeypatch):
-    monkeypatch.setattr(core, '_hub_rows', lambda *a: pytest.fail('the Hub was asked'))
+    monkeypatch.setattr(data_benchmarks, '_hub_rows', lambda *a: pytest.fail('the Hub was asked'))
     train, *test = (local/f'{f}.jsonl' for f in FILES[name])
     for split in SPLITS:
         by_path = dict(path=(test or [train])[0]) if split == 'test' or not test else dict(path=train, test_path=test[0])
         assert load_problems(name, split, data_dir=local) == load_problems(name, split, data_dir=str(local)) == load_problems(name, split, **by_path)
-    questions = [{core._key(p.question) for p in load_problems(name, s, data_dir=local)} for s in SPLITS]
+    questions = [{data_benchmarks._key(p.question) for p in load_problems(name, s, data_dir=local)} for s in SPLITS]
     assert not questions[0] & questions[2] and not questions[1] & questions[2] and sum(map(len, questions)) == 20
 
 def test_a_bad_folder_is_one_line(local):
@@ -183,11 +185,11 @@ def test_a_bad_folder_is_one_line(local):
     assert load_problems('micro-gsm', 'test', 2, data_dir='nowhere') == load_problems('micro-gsm', 'test', 2) # one folder serves a run with both kinds
 
 def test_step_limits():
-    assert [core.step_limit(30, b) for b in ('gsm8k', 'micro-omni')] == [30, 30]
-    assert [core.step_limit(dict(default=30, omnimath=100), b) for b in ('gsm8k', 'omnimath')] == [30, 100]
+    assert [data_benchmarks.step_limit(30, b) for b in ('gsm8k', 'micro-omni')] == [30, 30]
+    assert [data_benchmarks.step_limit(dict(default=30, omnimath=100), b) for b in ('gsm8k', 'omnimath')] == [30, 100]
     for limits, said in ((dict(omnimath=100), 'max_steps has no value for gsm8k'), (dict(default=0), 'from 1 up, got 0'), (0, 'from 1 up'),
                          (dict(defualt=3), "did you mean 'default'"), (dict(default='many'), 'got many')):
-        with pytest.raises(ValueError, match=said): core.step_limit(limits, 'gsm8k')
+        with pytest.raises(ValueError, match=said): data_benchmarks.step_limit(limits, 'gsm8k')
 
 def test_parquet(tmp_path):
     pa = pytest.importorskip('pyarrow'); pq = pytest.importorskip('pyarrow.parquet')
@@ -287,6 +289,6 @@ except KeyboardInterrupt: print('interrupted', ended)
 
 def test_a_number_of_problems_per_benchmark():
     counts = dict(default=3, omnimath=2)
-    assert [len(load_problems(b, 'test', counts)) for b in core.MICRO] == [3]*3
+    assert [len(load_problems(b, 'test', counts)) for b in data_benchmarks.MICRO] == [3]*3
     with pytest.raises(ValueError, match="did you mean 'micro-gsm'"): load_problems('micro-gsm', 'test', {'micro-gms': 3})
     with pytest.raises(ValueError, match='n has no value for micro-gsm'): load_problems('micro-gsm', 'test', {'micro-math': 3})

@@ -4,8 +4,10 @@ import asyncio, json, os, subprocess, sys, threading, time
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from stepwise_routing.core import Grader, extract_boxed, is_equiv, split_steps
-from stepwise_routing import core
+from stepwise_routing.data.grading import Grader, is_equiv
+from stepwise_routing.core import extract_boxed, split_steps
+from stepwise_routing import core as core_module
+from stepwise_routing.data import grading as data_grading
 
 SLACK = 1.  # a loaded machine may be late; the promise is 5 s
 
@@ -48,14 +50,14 @@ numbers = st.integers(-10**6, 10**6)
 @settings(max_examples=200, deadline=None)
 @given(numbers, numbers)
 def test_integers_are_graded_by_value(a, b):
-    assert core._quick(str(a), f'{b}.00') is (a == b)
-    assert core._quick(f'{a:,}', str(b)) is (a == b)
+    assert data_grading._quick(str(a), f'{b}.00') is (a == b)
+    assert data_grading._quick(f'{a:,}', str(b)) is (a == b)
 
 @settings(max_examples=200, deadline=None)
 @given(numbers, st.integers(1, 1000), st.integers(1, 50))
 def test_fractions_are_graded_by_value(a, b, k):
-    assert core._quick(rf'\frac{{{a}}}{{{b}}}', f'{k*a}/{k*b}') is True
-    assert core._quick(rf'\dfrac{{{a}}}{{{b}}}', f'{k*a + 1}/{k*b}') is False
+    assert data_grading._quick(rf'\frac{{{a}}}{{{b}}}', f'{k*a}/{k*b}') is True
+    assert data_grading._quick(rf'\dfrac{{{a}}}{{{b}}}', f'{k*a + 1}/{k*b}') is False
 
 # ---- hostile strings
 CANARY = '/tmp/stepwise-routing-canary-%d' % os.getpid()
@@ -82,7 +84,7 @@ def check(grader, text):
 def test_hostile_strings(hasty, text): check(hasty, text)
 
 def test_is_equiv_keeps_its_promise_with_default_limits():
-    core._default_grader.cache_clear()
+    data_grading._default_grader.cache_clear()
     busy = os.getloadavg()[0] > os.cpu_count()
     for limit, text in ((20 if busy else 5, '10^{10^{10^{10}}}'), (5, '{'*1999)): # the first call starts the process, too
         start = time.perf_counter()
@@ -98,13 +100,12 @@ def test_any_string(hasty, text): check(hasty, text)
 
 def test_nothing_is_evaluated():
     import sympy
-    with pytest.raises(SyntaxError): core._literal("__import__('os').getcwd()")
-    assert core._literal('12') == sympy.Integer(12) and core._literal('1.5') == sympy.Float('1.5')
+    with pytest.raises(SyntaxError): data_grading._literal("__import__('os').getcwd()")
+    assert data_grading._literal('12') == sympy.Integer(12) and data_grading._literal('1.5') == sympy.Float('1.5')
 
 GUARDED = '''
 import os, sys
-from stepwise_routing import core
-sys.addaudithook(core._guard)
+sys.addaudithook(data_grading._guard)
 tried = {}
 def attempt(name, f):
     try: f(); tried[name] = 'done'
@@ -118,7 +119,7 @@ attempt('exec', lambda: exec('x = 1'))
 attempt('remove', lambda: os.remove(sys.argv[1]))
 attempt('kill', lambda: os.kill(os.getpid(), 0))
 attempt('socket', lambda: __import__('socket').socket())
-attempt('read', lambda: open(core.__file__).read())
+attempt('read', lambda: open(core_module.__file__).read())
 os.write(1, repr(tried).encode())
 os._exit(0)
 '''

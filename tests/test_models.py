@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
-from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, load_problems, run_async
-from stepwise_routing.micro import CHAT_TEMPLATE, micro_path
-from stepwise_routing.models import PrefixCache, Request, StepTokenizer, TransformersBackend, confidences, draw_tokens, six_digits, step_text, uniforms
-from stepwise_routing.models import prompt_text, weights_sha256
-import stepwise_routing.models as M
+from stepwise_routing.models import engine as models_engine
+from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, run_async
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.labs.language_models import CHAT_TEMPLATE
+from stepwise_routing.models.transformers import micro_path
+from stepwise_routing.models.engine import PrefixCache
+from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, six_digits, step_text,
+    uniforms)
+from stepwise_routing.models.transformers import TransformersBackend
+from stepwise_routing.models.base import prompt_text
+from stepwise_routing.models.transformers import weights_sha256
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
@@ -364,7 +370,7 @@ def test_the_likeliest_tokens_beside_a_scored_one(top, seed):
     backend, oracle = BESIDE
     r = np.random.default_rng(seed)
     ids, answers = r.integers(3, 250, 6).tolist(), r.integers(3, 250, 4).tolist()
-    known, tokens, logs = run_async(M._answer(backend, ids, [len(ids)], answers=tuple(answers), top=top))
+    known, tokens, logs = run_async(models_engine.answer_request(backend, ids, [len(ids)], answers=tuple(answers), top=top))
     with torch.inference_mode(): z = oracle(torch.tensor([ids + answers])).logits[0, len(ids) - 1:-1].double().log_softmax(-1).numpy()
     assert tokens.shape == logs.shape == (4, min(top, z.shape[1]))
     np.testing.assert_allclose(logs, -np.sort(-z, 1)[:, :top], rtol=1e-6, atol=1e-9)
@@ -375,7 +381,7 @@ def test_replies_of_limited_length_and_their_own_sampling_leave_other_rows_alone
     backend = TransformersBackend(tiny('llama'), bytes_tokenizer(), max_tokens=60, context=200)
     ids = list(backend.text.prompt('1+1?'))
     ask = [Request(PROBLEM, seed=lambda i, k=k: 100*k + i, to_end=True, max_steps=99) for k in range(12)]
-    row = lambda k, **what: M._answer(backend, ids, [len(ids)], request=ask[k], **what)
+    row = lambda k, **what: models_engine.answer_request(backend, ids, [len(ids)], request=ask[k], **what)
     alone = [run_async(row(k, most=25)) for k in range(12)]
     async def mixed():
         some = [row(k, most=25) if k % 2 else row(k, most=25, sampling=(.1*k, .9)) for k in range(12)]

@@ -22,7 +22,7 @@ def shown(cell):
 
 each = pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
 
-def test_there_are_notebooks(): assert {'00_core', '06_reproduce', 'index'} <= {p.stem for p in NOTEBOOKS} and EXPERIMENTS
+def test_there_are_notebooks(): assert {'00_core', 'index'} <= {p.stem for p in NOTEBOOKS} and EXPERIMENTS
 
 @pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda p: p.stem)
 def test_an_experiment_has_one_cell_of_typed_commented_parameters(path):

@@ -7,11 +7,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, shuffled, toy_problems
-import stepwise_routing.own as own
-from stepwise_routing.core import extract_boxed, is_equiv, load_problems
-from stepwise_routing.micro import micro_path
+from stepwise_routing.models import names as models_names
+from stepwise_routing import own as own_module
+from stepwise_routing.core import extract_boxed
+from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.transformers import micro_path
 from stepwise_routing.own import *
-from stepwise_routing.rollouts import RolloutStore
+from stepwise_routing.run.store import RolloutStore
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
@@ -33,7 +36,7 @@ def toys(monkeypatch):
             yield backends
     toys = Toys()
     toys.made = []
-    monkeypatch.setattr(own, 'open_models', toys.open)
+    monkeypatch.setattr(own_module, 'open_models', toys.open)
     return toys
 
 def rows(n=120, seed=0): return [dict(question=p.question + f' ({i})', answer=p.answer) for i, p in enumerate(toy_problems(n, seed))]
@@ -104,7 +107,7 @@ def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
     answers = route(folder, [p.question for p in problems])
     right = np.array([is_equiv(p.answer, a.answer) for p, a in zip(problems, answers)])
     assert right.mean() == pytest.approx(done.accuracy)
-    held = own._table(folder, 'calibration')
+    held = own_module._table(folder, 'calibration')
     assert np.mean([a.cost for a in answers])/held.large_only()['paper_flops'].mean() == pytest.approx(done.cost)
 
 def test_nothing_is_done_twice(tmp_path, toys):
@@ -164,7 +167,7 @@ def test_order_of_the_calls(tmp_path, toys):
 def test_too_few_problems_for_the_promise(tmp_path, toys):
     collect(tmp_path/'mine', rows(60), PAIR)
     train(tmp_path/'mine', .02, steps=5)
-    n = len(own._table(tmp_path/'mine', 'calibration'))
+    n = len(own_module._table(tmp_path/'mine', 'calibration'))
     with pytest.raises(ValueError, match=f'{n} calibration problems are too few for 0.02, which takes at least 49'): calibrate(tmp_path/'mine')
     assert calibrate(tmp_path/'mine', alpha=1/(n + 1)).n == n # just enough
     with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', alpha=1/(n + 2))
@@ -188,7 +191,7 @@ def test_bad_arguments(tmp_path, toys):
         with pytest.raises(ValueError, match='a small and a large model are needed'): collect(tmp_path/'mine', rows(), models)
     for share in (0, 1, -1):
         with pytest.raises(ValueError, match='calibration='): collect(tmp_path/'mine', rows(), PAIR, calibration=share)
-    with pytest.raises(ValueError, match='options are kept in own.json'): collect(tmp_path/'mine', rows(), PAIR, dtype=object())
+    with pytest.raises(ValueError, match='options are kept in own_module.json'): collect(tmp_path/'mine', rows(), PAIR, dtype=object())
     assert not (tmp_path/'mine').exists()
     collect(tmp_path/'mine', rows(), PAIR)
     with pytest.raises(ValueError, match="unknown setting 'step'.*did you mean 'steps'"): train(tmp_path/'mine', step=3)
@@ -199,7 +202,7 @@ def test_bad_arguments(tmp_path, toys):
     with pytest.raises(ValueError, match='is damaged or of another version'): train(tmp_path/'mine')
 
 def test_a_model_without_price_or_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(own, 'open_models', lambda *args, **options: contextlib.nullcontext([Adder(0), SizeLess(1)]))
+    monkeypatch.setattr(own_module, 'open_models', lambda *args, **options: contextlib.nullcontext([Adder(0), SizeLess(1)]))
     collect(tmp_path/'mine', rows(), PAIR)
     with pytest.raises(ValueError, match='nothing says what the large model costs.*price='): train(tmp_path/'mine', .1)
 
@@ -215,7 +218,6 @@ CRASH = '''
 import contextlib, os, sys
 sys.path[:0] = [{here!r}]
 from test_own import PAIR, Adder, rows
-import stepwise_routing.own as own
 left = {left}
 @contextlib.contextmanager
 def opened(names, **options):
@@ -228,8 +230,8 @@ def opened(names, **options):
             return await old(request)
         b.write = write
     yield backends
-own.open_models = opened
-own.collect({folder!r}, rows(), PAIR)
+models_names.open_models = opened
+own_module.collect({folder!r}, rows(), PAIR)
 '''
 
 def test_a_killed_collect_goes_on(tmp_path, toys):
@@ -251,11 +253,11 @@ def test_tables_of_fewer_problems_are_not_trained_on(tmp_path, toys):
     collect(folder, rows(40), PAIR)
     def stop(*args, **kwargs): raise ZeroDivisionError
     with pytest.MonkeyPatch.context() as m, pytest.raises(ZeroDivisionError):
-        m.setattr(own, 'outcome_table', stop)
+        m.setattr(own_module, 'outcome_table', stop)
         collect(folder, rows(), PAIR)
     with pytest.raises(ValueError, match='collect has not finished'): train(folder)
     collect(folder, rows(40), PAIR) # the others are in the folder already
-    assert len(own._table(folder, 'train')) + len(own._table(folder, 'calibration')) == 120
+    assert len(own_module._table(folder, 'train')) + len(own_module._table(folder, 'calibration')) == 120
 
 # --- real models
 
@@ -276,12 +278,12 @@ def test_a_pair_with_other_token_ids(tmp_path, questions):
     file, question = questions
     pair = [shuffled(micro_path('small'), tmp_path/'small'), 'micro-large']
     done = calls(tmp_path/'mine', file, pair, max_tokens=64)
-    assert done.met and done.n + len(own._table(tmp_path/'mine', 'train')) == 24
+    assert done.met and done.n + len(own_module._table(tmp_path/'mine', 'train')) == 24
     answer = route(tmp_path/'mine', question)
     assert answer == route(tmp_path/'mine', question) and set(answer.models) <= {'small', 'micro-large'}
     steps = content(tmp_path/'mine')
-    from stepwise_routing.models import _load_tokenizer
-    texts = [_load_tokenizer(p) for p in (pair[0], micro_path('large'))]
+    from stepwise_routing.models.transformers import load_tokenizer
+    texts = [load_tokenizer(p) for p in (pair[0], micro_path('large'))]
     for (_, _, path, m), s in list(steps.items())[:40]: # each step is in its own model's ids, which mean nothing to the other
         said, other = (t.decode(s.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for t in (texts[m], texts[1 - m]))
         assert said.strip() == s.text and other.strip() != s.text

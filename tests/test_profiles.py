@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stepwise_routing import estimate as E, reproduce as R
-from stepwise_routing.core import MICRO, load_problems
+from stepwise_routing.run import config as run_config
+from stepwise_routing.run import needs as run_needs
+from stepwise_routing.run import reproduce as run_reproduce
+from stepwise_routing.data.benchmarks import MICRO, load_problems
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = sorted(p.stem for p in (ROOT/'nbs/params').glob('*.yaml'))
@@ -16,13 +18,13 @@ KEY = 'sk-' + 'not-a-real-key'*2
 def clone(tmp_path):
     "The notebooks and profiles of this clone, without its runs."
     for folder in ('nbs', 'tests/data'): shutil.copytree(ROOT/folder, tmp_path/'clone'/folder, ignore=shutil.ignore_patterns('.*'))
-    return R.Project(tmp_path/'clone')
+    return run_config.Project(tmp_path/'clone')
 
 def everything(folder): return {p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob('*'))}
 
 def dry(project, capsys, *args):
     "(exit status, lines) of a dry run."
-    try: R.main(['--project', str(project.root), 'reproduce', '--dry-run', *args]); status = 0
+    try: run_reproduce.main(['--project', str(project.root), 'reproduce', '--dry-run', *args]); status = 0
     except SystemExit as e: status = e.code
     out, err = capsys.readouterr()
     return status, (out + err).splitlines()
@@ -46,9 +48,9 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv('OPENAI_API_KEY', KEY)
     monkeypatch.setenv('HF_HUB_CACHE', str(tmp_path/'cache'))
     for name in ('HF_HUB_OFFLINE',): monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(E, 'has', lambda package: True)
-    monkeypatch.setattr(E, '_on_cpu', lambda: False)
-    monkeypatch.setattr(R.shutil, 'disk_usage', lambda path: namedtuple('usage', 'total used free')(10**12, 0, 10**12))
+    monkeypatch.setattr(run_needs, 'has', lambda package: True)
+    monkeypatch.setattr(run_needs, '_on_cpu', lambda: False)
+    monkeypatch.setattr(run_reproduce.shutil, 'disk_usage', lambda path: namedtuple('usage', 'total used free')(10**12, 0, 10**12))
     return smi
 
 def test_the_profiles_are_there(): assert {'smoke', 'micro', 'open', 'open-lite', 'api'} <= set(PROFILES)
@@ -66,7 +68,7 @@ def test_a_dry_run_writes_nothing_and_calls_nobody(clone, capsys, offline, machi
 def test_what_a_bare_machine_lacks_is_said_in_one_line_each(clone, capsys, offline, machine, monkeypatch, profile):
     machine.write_text('#!/bin/sh\nexit 9\n')
     monkeypatch.delenv('OPENAI_API_KEY')
-    monkeypatch.setattr(E, 'has', lambda package: False)
+    monkeypatch.setattr(run_needs, 'has', lambda package: False)
     status, lines = dry(clone, capsys, '--profile', profile)
     found = wanted(lines)
     assert status == 1
@@ -85,7 +87,7 @@ def test_parameters_that_cannot_work_are_needs(clone, capsys, offline, machine, 
 
 def test_a_small_gpu_and_a_full_disk_are_needs(clone, capsys, offline, machine, monkeypatch):
     machine.write_text('#!/bin/sh\necho "NVIDIA T4, 15360"\n')
-    monkeypatch.setattr(R.shutil, 'disk_usage', lambda path: namedtuple('usage', 'total used free')(10**10, 0, 10**10))
+    monkeypatch.setattr(run_reproduce.shutil, 'disk_usage', lambda path: namedtuple('usage', 'total used free')(10**10, 0, 10**10))
     status, lines = dry(clone, capsys, '--profile', 'open')
     assert status == 1
     assert sum('needs more memory for' in x for x in wanted(lines)) >= 1 and sum('GB of disk' in x for x in wanted(lines)) == 1
@@ -98,7 +100,7 @@ def test_unknown_keys_and_types_are_refused(clone, capsys, name, said):
 
 @pytest.mark.parametrize('profile', ('open', 'open-lite', 'api'))
 def test_the_papers_settings(profile):
-    p = R.resolve(R.load_profile(profile, R.Project(ROOT)), R.experiments(R.Project(ROOT)), dict(run_dir='', store_dir='', profile=''))
+    p = run_config.resolve(run_config.load_profile(profile, run_config.Project(ROOT)), run_config.experiments(run_config.Project(ROOT)), dict(run_dir='', store_dir='', profile=''))
     merged = {k: v for values in p.values() for k, v in values.items()}
     assert merged['benchmarks'] == ['gsm8k', 'math500', 'omnimath'] and merged['alpha'] == .02
     assert (merged['context'], merged['max_steps']) == (4096, dict(default=30, omnimath=100))
@@ -108,7 +110,7 @@ def test_the_papers_settings(profile):
     assert bool(merged['models']) != bool(merged['api_models'])
 
 def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies():
-    whole, lite = (R.load_profile(p, R.Project(ROOT)).shared for p in ('open', 'open-lite'))
+    whole, lite = (run_config.load_profile(p, run_config.Project(ROOT)).shared for p in ('open', 'open-lite'))
     fewer = {'n_train', 'n_calibration', 'n_test', 'alphas', 'batch', 'steps', 'ablations', 'most_steps', 'per_step', 'per_step_steps', 'per_step_batch',
              'per_step_problems', 'n_walk_calibration', 'walk_thresholds'}
     assert {k for k in {*whole, *lite} if whole.get(k) != lite.get(k)} <= fewer and lite['n_train'] == lite['n_test'] == 200
@@ -119,18 +121,18 @@ def test_the_micro_chains_are_those_of_the_committed_tables():
     with open(ROOT/'tables/evaluation.csv') as f: rows = list(csv.DictReader(f))
     for b in MICRO:
         small, large = (next(r for r in rows if r['benchmark'] == b and r['method'] == m) for m in ('Small only', 'Large only'))
-        x = E.LOADS[b]
+        x = run_needs.LOADS[b]
         assert x.steps == pytest.approx(float(small['steps']), rel=.03)
         assert x.small == pytest.approx(float(small['small_tokens']), rel=.03) and x.large == pytest.approx(float(large['large_tokens']), rel=.03)
 
 def test_more_problems_cost_more_and_paid_models_cost_money():
     def run(**changes):
-        project = R.Project(ROOT)
-        given = R.resolve(R.load_profile('api', project).edit(**changes), R.experiments(project), dict(run_dir='', store_dir='', profile=''))
-        return E.estimate(given)
+        project = run_config.Project(ROOT)
+        given = run_config.resolve(run_config.load_profile('api', project).edit(**changes), run_config.experiments(project), dict(run_dir='', store_dir='', profile=''))
+        return run_needs.estimate(given)
     some, more = run(api_train=100), run(api_train=200)
-    assert E.cents(more, 'gpt-4.1-mini') > E.cents(some, 'gpt-4.1-mini') > 0 and E.hours(more) > E.hours(some)
-    assert E.cents(run(api_models=['vllm:a/B-7B', 'vllm:a/B-70B']), 'gpt-4.1-mini') == 0
+    assert run_needs.cents(more, 'gpt-4.1-mini') > run_needs.cents(some, 'gpt-4.1-mini') > 0 and run_needs.hours(more) > run_needs.hours(some)
+    assert run_needs.cents(run(api_models=['vllm:a/B-7B', 'vllm:a/B-70B']), 'gpt-4.1-mini') == 0
     gsm = [w for w in some if (w.notebook, w.benchmark, w.kind) == ('02_rollouts', 'gsm8k', 'continuations')]
     n, T = 100 + 500 + 1319, 324/53 # by hand: a call per prefix, half of the chain left on average
     assert [w.calls for w in gsm] == [pytest.approx(n*T)] and gsm[0].generated == pytest.approx(n*316*(T + 1)/2)
@@ -167,11 +169,11 @@ def ready(clone, tmp_path):
 def reproduced(project, profile, **changes):
     "A run of a profile in a process of its own; only what is said here differs from its file."
     flags = [x for k, v in changes.items() for x in ('-p', f'{k}={json.dumps(v)}')]
-    code = 'from stepwise_routing.reproduce import main; main()'
+    code = 'from stepwise_routing.run.reproduce import main; main()'
     command = [sys.executable, '-c', code, '--project', str(project.root), 'reproduce', '--profile', profile, '--run-id', 'as-written', *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert R.Manifest.load(project.runs/'as-written')['profile'] == profile
+    assert run_reproduce.Manifest.load(project.runs/'as-written')['profile'] == profile
     return project.runs/'as-written'/'tables'
 
 # Models and what hangs on them; problem counts; fewer policies, policy steps and resamples: nothing else.

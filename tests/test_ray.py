@@ -7,12 +7,14 @@ import pytest
 
 ray = pytest.importorskip('ray')
 psutil = pytest.importorskip('psutil')
-from stepwise_routing import ray_rollouts
-from stepwise_routing.api import open_models
-from stepwise_routing.core import load_problems
-from stepwise_routing.models import Request
-from stepwise_routing.ray_rollouts import RayModel, _Pool, _all_up, _check_resources, _travels, ray_models
-from stepwise_routing.rollouts import RolloutStore, RoutingTree, collect_rollouts, outcome_table, tree_settings
+from stepwise_routing.models import ray as models_ray
+from stepwise_routing.models.names import open_models
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.base import Request
+from stepwise_routing.models.ray import RayModel, _Pool, _all_up, _check_resources, _travels, ray_models
+from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.rollouts import RoutingTree, collect_rollouts
+from stepwise_routing.outcomes import outcome_table
 from toy import ToyBackend, toy_problems
 
 pytestmark = pytest.mark.skipif(sys.platform == 'win32', reason='kills processes by signal')
@@ -51,7 +53,7 @@ class Remote:
         self.calls.append(problem)
         if self.gate: await self.gate.wait()
         if self.dead or self.dies(len(self.calls), problem): self.dead = True; raise Died('was killed')
-        written = await getattr(self.models[model], what)(*(ray_rollouts._arrived(x) if isinstance(x, Request) else x for x in given))
+        written = await getattr(self.models[model], what)(*(models_ray._arrived(x) if isinstance(x, Request) else x for x in given))
         await asyncio.sleep(0)
         if self.dead: raise Died('was killed')
         return written
@@ -194,7 +196,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
 
 # ---------------------------------------------------------------- bad input
 def test_what_cannot_be_drawn_is_told_before_ray_starts(monkeypatch):
-    monkeypatch.setattr(ray_rollouts, '_start', lambda *args: pytest.fail('started'))
+    monkeypatch.setattr(models_ray, '_start', lambda *args: pytest.fail('started'))
     for names, options, line in (([], {}, 'give their names'), (['openai:gpt-4.1-mini'], {}, 'paid models are not drawn on Ray'),
             (['micro-small', 'served:micro-large'], dict(price='gpt-4.1-mini'), 'paid models'), (NAMES, dict(max_cents=1.), 'paid models'),
             (NAMES, dict(workers=0), 'workers=0: give a whole number'), (NAMES, dict(workers=1.5), 'workers=1.5'),
@@ -218,8 +220,8 @@ def test_without_the_package(monkeypatch):
 def test_a_cluster_that_is_not_there_is_told_at_once():
     class Elsewhere:
         is_initialized = staticmethod(lambda: False)
-    with pytest.raises(ConnectionError, match="^no Ray cluster at '127.0.0.1:1': .*refused"): ray_rollouts._start(Elsewhere, '127.0.0.1:1', 2)
-    with pytest.raises(ValueError, match='"auto" or HOST:PORT$'): ray_rollouts._start(Elsewhere, 'ray://127.0.0.1:1', 2)
+    with pytest.raises(ConnectionError, match="^no Ray cluster at '127.0.0.1:1': .*refused"): models_ray._start(Elsewhere, '127.0.0.1:1', 2)
+    with pytest.raises(ValueError, match='"auto" or HOST:PORT$'): models_ray._start(Elsewhere, 'ray://127.0.0.1:1', 2)
 
 def test_room_is_counted():
     _check_resources(dict(CPU=4, GPU=1), 2, dict(CPU=2, GPU=.5))
@@ -237,9 +239,9 @@ def gone(processes, seconds=20): return not psutil.wait_procs(processes, seconds
 @pytest.fixture(scope='module')
 def running():
     "A Ray that is there already."
-    ray_rollouts._ray()
+    models_ray._ray()
     os.environ['RAY_worker_niceness'] = '0' # next to other work, Ray's own 15 would starve them
-    assert ray_rollouts._start(ray, 'local', 4)
+    assert models_ray._start(ray, 'local', 4)
     mine = family()
     yield
     assert ray.is_initialized() # the tests have used it, not ended it

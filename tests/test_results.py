@@ -8,15 +8,21 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing import results as R
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, RECEIPT_COLUMNS, REUSE_COLUMNS, SEED_COLUMNS, LargeOnly, RandomRouter, SavedPolicy, SmallOnly,
-                                        grid_rows, grid_search, fit_steer, oracle_frontier, outcome_grid, outcome_rows, policy_rows, random_frontier,
-                                        random_outcome, receipt_rows, replay, replay_methods, save_rows, toy_table)
-from stepwise_routing.results import (METHOD_STYLE, PAPER_TABLE_1, PAPER_TABLE_2, ablation_markdown, ablation_table, api_benchmarks, billed_as, bootstrap_ci,
-                                      compare_at_equal_accuracy, compare_with, comparison_markdown, cost_share_markdown, cost_share_table, details_markdown,
-                                      draw_accuracy_cost, evaluate, figure_caption, frontier_share, gain_markdown, headroom, load_results, load_reuse,
-                                      load_seeds, load_setting, method_label, paper_style, pareto_frontier, printed, read_rows, resamples, reuse_markdown,
-                                      routing_area, routing_gain, save_figure, save_table, shortfalls, table_api, table_flops, to_markdown, to_tex)
+from stepwise_routing import outcomes as outcomes_module
+from stepwise_routing.report import tables as report_tables
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, RECEIPT_COLUMNS, REUSE_COLUMNS, SEED_COLUMNS,
+    LargeOnly, RandomRouter, SavedPolicy, SmallOnly, grid_rows, grid_search, fit_steer, outcome_rows, policy_rows,
+    receipt_rows, replay_methods, save_rows)
+from stepwise_routing.bounds import oracle_frontier, random_frontier, random_outcome
+from stepwise_routing.outcomes import outcome_grid, replay, toy_table
+from stepwise_routing.results import (METHOD_STYLE, ablation_table, api_benchmarks, bootstrap_ci,
+    compare_at_equal_accuracy, compare_with, evaluate, load_results, load_reuse, load_seeds, load_setting,
+    method_label, pareto_frontier, read_rows, resamples)
+from stepwise_routing.report.tables import (PAPER_TABLE_1, PAPER_TABLE_2, ablation_markdown, billed_as,
+    comparison_markdown, cost_share_markdown, cost_share_table, details_markdown, gain_markdown, printed,
+    reuse_markdown, save_table, shortfalls, table_api, table_flops, to_markdown, to_tex)
+from stepwise_routing.report.figures import draw_accuracy_cost, figure_caption, paper_style, save_figure
+from stepwise_routing.report.gains import frontier_share, headroom, routing_area, routing_gain
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
@@ -175,13 +181,13 @@ def test_headroom_in_another_cost(cost):
     room, best = headroom(table, 'append', 50, cost=cost), oracle_frontier(table, cost=cost)
     assert np.isclose(room['oracle_accuracy'], best['accuracy'][-1]) and np.isclose(room['oracle_cost']*per, best['cost'][-1])
     assert np.isclose(room['large_cost']*per, table.large_only()[cost].mean())
-    assert ('at US cents' in R.headroom_markdown([room], cost=cost)) == (cost == 'cents')
+    assert ('at US cents' in report_tables.headroom_markdown([room], cost=cost)) == (cost == 'cents')
 
 def test_headroom_says_when_the_large_model_is_out_of_reach():
     table = toy_table(30)
     correct = np.where(np.isnan(table.correct), np.nan, 0.); correct[:, 0] = 1
     room = headroom(replace(table, correct=correct), 'append', 50)
-    assert room['cost_share_to_match_large'] == np.inf and 'not reached' in R.headroom_markdown([room])
+    assert room['cost_share_to_match_large'] == np.inf and 'not reached' in report_tables.headroom_markdown([room])
 
 # ---- the recovered share ------------------------------------------------------------------------------------------------------------
 def oracle_points(table, e):
@@ -230,7 +236,7 @@ def test_the_share_knows_no_order_of_problems():
     points = [np.stack([o[k] for o in (table.outcome(np.minimum(t, table.n_steps), 'append') for t in (0, 2))]) for k in ('paper_flops', 'correct')]
     order = np.random.default_rng(0).permutation(80)
     a = frontier_share(table, ([2, 1], [2, 1]), points, n_boot=40)
-    b = frontier_share(R.take_rows(table, order), ([2, 1], [2, 1]), [v[:, order] for v in points], n_boot=40)
+    b = frontier_share(outcomes_module.take_rows(table, order), ([2, 1], [2, 1]), [v[:, order] for v in points], n_boot=40)
     assert all(np.isclose(a[k], b[k]) for k in a)
 
 def test_routing_gain_reads_the_rows(with_ours):
@@ -512,7 +518,7 @@ def test_details_show_the_other_unit(loaded, priced):
 
 @pytest.mark.parametrize('x, text', [(0, '0'), (101.2, '101'), (99.96, '100'), (12.34, '12.3'), (9.996, '10.0'), (1.234, '1.23'), (.5, '0.500'), (.0293, '0.0293'),
                                      (.00934, '0.00934'), (.000123, '0.000123'), (-.0293, '-0.0293'), (np.nan, '--'), (np.inf, '∞')])
-def test_three_digits(x, text): assert R._digits(x) == text
+def test_three_digits(x, text): assert report_tables._digits(x) == text
 
 def test_tables_hold_this_run_and_the_paper_apart(loaded):
     results, _, _ = loaded

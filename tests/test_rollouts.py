@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, f32, toy_backends, toy_problems
 from stepwise_routing.core import api_cost, Call, Step, edge_seed, extract_boxed, generation_flops
+from stepwise_routing.outcomes import *
 from stepwise_routing.rollouts import *
-from stepwise_routing.rollouts import _edge_record, _edge_step, _seal, _unseal
+from stepwise_routing.run.store import *
+from stepwise_routing.run.store import _edge_record, _edge_step, seal, unseal
 
 HERE = Path(__file__).parent
 SETTINGS = dict(benchmark='toy', models=[dict(spec=dict(name='m', params=1, price=None), temperature=.7)])
@@ -69,17 +71,17 @@ steps = st.builds(Step, text=st.text(st.characters(), max_size=40), model=st.int
 
 @given(steps)
 def test_a_line_keeps_a_step_exactly(step):
-    line = _seal(_edge_record(('p', 0, '01', step.model), step))
+    line = seal(_edge_record(('p', 0, '01', step.model), step))
     assert line.count(b'\n') == 1 and line.endswith(b'\n')
-    back = _edge_step(_unseal(line))
+    back = _edge_step(unseal(line))
     assert back == step and repr(back) == repr(step)
 
 @given(steps, st.data())
 def test_any_changed_byte_is_noticed(step, data):
-    line = _seal(_edge_record(('p', 0, '01', step.model), step))
+    line = seal(_edge_record(('p', 0, '01', step.model), step))
     at, new = data.draw(st.integers(0, len(line) - 2)), data.draw(st.integers(0, 255))
     broken = line[:at] + bytes([new]) + line[at + 1:]
-    assert broken == line or _unseal(broken) is None
+    assert broken == line or unseal(broken) is None
 
 # ---------------------------------------------------------------- the store
 def put_some(store, n, start=0):
@@ -151,7 +153,7 @@ def test_another_file_is_left_alone(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match='not a rollout store'): RolloutStore(path, SETTINGS)
         assert path.read_text() == text
-    path.write_bytes(_seal(dict(format='stepwise-routing rollouts 999', settings={})))
+    path.write_bytes(seal(dict(format='stepwise-routing rollouts 999', settings={})))
     with pytest.raises(ValueError, match='rollouts 999'): RolloutStore(path, SETTINGS)
     with pytest.raises(FileNotFoundError, match='run notebook 02'): RolloutStore(tmp_path/'none.jsonl')
     assert not (tmp_path/'none.jsonl').exists()
@@ -214,8 +216,8 @@ def test_100_000_edges_load_in_two_seconds(tmp_path):
     step = Step('x'*60, 0, 'step', tuple(range(n)), tuple(range(2, 2*n + 2, 2)), *(tuple(f32(r.random()) for _ in range(n)) if i != 1 else (1,)*n for i in range(3)), n, 200)
     record = _edge_record(('p', 0, '', 0), step)
     with open(tmp_path/'s.jsonl', 'wb') as f:
-        f.write(_seal(dict(format='stepwise-routing rollouts 1', settings=SETTINGS)))
-        for i in range(100_000): f.write(_seal(record | dict(key=[f'p{i//20}', 0, '0'*(i % 20), 0])))
+        f.write(seal(dict(format='stepwise-routing rollouts 1', settings=SETTINGS)))
+        for i in range(100_000): f.write(seal(record | dict(key=[f'p{i//20}', 0, '0'*(i % 20), 0])))
     start = time.process_time()
     with RolloutStore(tmp_path/'s.jsonl') as store:
         took = time.process_time() - start
@@ -622,8 +624,10 @@ def test_no_torch_is_needed():
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
 
 def test_table_and_walk_agree_on_the_micro_models(tmp_path):
-    from stepwise_routing.core import is_equiv, load_problems, run_async
-    from stepwise_routing.micro import load_micro, micro_path
+    from stepwise_routing.data.grading import is_equiv
+    from stepwise_routing.data.benchmarks import load_problems
+    from stepwise_routing.core import run_async
+    from stepwise_routing.models.transformers import load_micro, micro_path
     backends, problems = [load_micro('small'), load_micro('large')], load_problems('micro-math', 'test', 6)
     trees = [RoutingTree(backends, RolloutStore(tmp_path/f'{i}.jsonl', tree_settings('micro-math', backends))) for i in range(2)]
     lives = {(reading, th): walk(problems, Coin(on_escalate=reading), th, trees[0]) for reading in ('append', 'regenerate') for th in (.3, .7)}

@@ -8,11 +8,14 @@ from hypothesis import given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
 openai = pytest.importorskip('openai')
-from stepwise_routing.api import CONTINUE, step_messages
-from stepwise_routing.core import Step, chat_prompt, load_problems, run_async
-from stepwise_routing.micro import CHAT_TEMPLATE, load_micro, micro_path
-from stepwise_routing.models import Request, weights_sha256
-from stepwise_routing import serve as S
+from stepwise_routing.models.openai import CONTINUE, step_messages
+from stepwise_routing.core import Step, chat_prompt, run_async
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.labs.language_models import CHAT_TEMPLATE
+from stepwise_routing.models.transformers import load_micro, micro_path
+from stepwise_routing.models.base import Request
+from stepwise_routing.models.transformers import weights_sha256
+from stepwise_routing.models import serve as models_serve
 
 torch.set_num_threads(1)
 KEY = 'sesame-street-123'
@@ -20,12 +23,12 @@ PROBLEMS = load_problems('micro-gsm', 'test', n=6)
 
 @pytest.fixture(scope='module')
 def url():
-    with S.served('micro-small', key=KEY, context=700) as url: yield url
+    with models_serve.served('micro-small', key=KEY, context=700) as url: yield url
 
 @pytest.fixture(scope='module')
 def local():
     backend = load_micro('small', context=700, max_tokens=700)
-    backend.text.hf.chat_template = S.continuing(CHAT_TEMPLATE)
+    backend.text.hf.chat_template = models_serve.continuing(CHAT_TEMPLATE)
     return backend
 
 def client(url, key=KEY): return openai.OpenAI(base_url=url, api_key=key, max_retries=0)
@@ -87,7 +90,7 @@ def test_a_prefix_is_continued_token_by_token(url, local, which, n, seed):
 
 def test_the_template_opens_the_last_turn_and_no_other():
     import jinja2
-    render = jinja2.Template(S.continuing(CHAT_TEMPLATE)).render
+    render = jinja2.Template(models_serve.continuing(CHAT_TEMPLATE)).render
     turns = [*chat_prompt('q'), dict(role='assistant', content='a\n\nb')]
     again = [*turns, dict(role='user', content=CONTINUE)]
     assert render(messages=again, add_generation_prompt=True) == render(messages=again) == render(messages=chat_prompt('q'), add_generation_prompt=True) + 'a\n\nb\n\n'
@@ -99,10 +102,10 @@ def test_the_template_opens_the_last_turn_and_no_other():
 @settings(max_examples=60, deadline=None)
 def test_a_prompt_is_the_same_tokens_whole_or_in_parts(local, steps):
     messages = step_messages(Request(PROBLEMS[0], tuple(Step(s, 0, 'step') for s in steps)))
-    ids, marks = S._prompt_ids(local, messages)
+    ids, marks = models_serve._prompt_ids(local, messages)
     assert len(marks) == len(steps) + 1 and marks[-1] == len(ids)
     assert local.text.decode(ids) == local.text.decode(local.text.encode(local.text.hf.apply_chat_template(messages, tokenize=False)))
-    assert b''.join(S._token_bytes(local, i) for i in ids[marks[0]:]).decode() == ''.join(s + '\n\n' for s in steps)
+    assert b''.join(models_serve._token_bytes(local, i) for i in ids[marks[0]:]).decode() == ''.join(s + '\n\n' for s in steps)
 
 BAD = [(dict(n=2), 400, 'n=2'), (dict(stream=True), 400, 'stream=True'), (dict(stop='.'), 400, 'stop'), (dict(temperature=3), 400, 'temperature=3'),
        (dict(top_p=0), 400, 'top_p=0'), (dict(max_tokens=0), 400, 'max_tokens=0'), (dict(top_logprobs=3), 400, 'needs logprobs'),
@@ -137,7 +140,7 @@ def test_a_client_that_hangs_up_leaves_the_server_at_work(url):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12))
 @settings(max_examples=40, deadline=None)
 def test_cached_tokens_follow_the_rule(prompts):
-    seen, before = S._Seen(), []
+    seen, before = models_serve._Seen(), []
     for which, n in prompts:
         ids = [which] * n
         common = max((min(n, len(b)) for b in before if b[:1] == ids[:1]), default=0)
@@ -154,7 +157,7 @@ def alive(pid):
 def test_a_server_never_outlives_its_owner(how):
     code = ('import subprocess, sys, time\nfrom stepwise_routing import serve as S\nmade = []\nclass P(subprocess.Popen):\n'
             '    def __init__(self, *a, **k): super().__init__(*a, **k); made.append(self.pid)\nS.subprocess.Popen = P\n'
-            'with S.served("micro-small"): print(made[0], flush=True); sys.stdin.readline()\n')
+            'with models_serve.served("micro-small"): print(made[0], flush=True); sys.stdin.readline()\n')
     owner = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     child = int(owner.stdout.readline())
     assert alive(child)
@@ -171,5 +174,5 @@ def test_a_server_that_cannot_start_says_why(url):
                           (dict(model='micro-small', port=port), f'port {port} cannot be used'), (dict(model='/no/such/folder'), 'no model folder'),
                           (dict(model='micro-small', context=99999), 'context=99999')):
         with pytest.raises(RuntimeError, match=line) as e:
-            with S.served(**options): pass
+            with models_serve.served(**options): pass
         assert '\n' not in str(e.value)

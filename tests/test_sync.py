@@ -4,18 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from stepwise_routing import reproduce as R
+from stepwise_routing.run import config as run_config
+from stepwise_routing.run import reproduce as run_reproduce
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = R.Project(ROOT)
+PROJECT = run_config.Project(ROOT)
 
 def copy(to):
     for name in ('nbs', 'stepwise_routing', 'tables', 'figures'):
         if (ROOT/name).is_dir(): shutil.copytree(ROOT/name, to/name, ignore=shutil.ignore_patterns('__pycache__', '.*', 'micro_models'))
     for name in ('settings.ini', 'pyproject.toml', 'README.md'): shutil.copy(ROOT/name, to/name)
-    return R.Project(to)
+    return run_config.Project(to)
 
-def test_the_clone_is_in_step(): assert R.check_sync(PROJECT) == []
+def test_the_clone_is_in_step(): assert run_reproduce.check_sync(PROJECT) == []
 
 def test_each_way_of_falling_out_of_step_is_named(tmp_path):
     clone = copy(tmp_path)
@@ -23,15 +24,15 @@ def test_each_way_of_falling_out_of_step_is_named(tmp_path):
     next(c for c in edited['cells'] if c.get('id') == 'problem')['source'] += ['\n    note: str = ""']
     (clone.nbs/'00_core.ipynb').write_text(json.dumps(edited), 'utf-8') # not as nbdev_clean writes it, and not exported
     (clone.root/'README.md').write_text('edited by hand', 'utf-8')
-    assert {'README.md', 'nbs/00_core.ipynb', 'stepwise_routing/core.py'} <= set(R.check_sync(clone))
+    assert {'README.md', 'nbs/00_core.ipynb', 'stepwise_routing/core.py'} <= set(run_reproduce.check_sync(clone))
 
 def test_the_readme_is_the_index_with_the_published_table(tmp_path):
     clone = copy(tmp_path)
     (clone.root/'tables').mkdir(exist_ok=True)
     (clone.root/'tables/table1.md').write_text('| some | other | table |\n\n**What Table 1 leaves out**\n\nmuch', 'utf-8')
-    text = R.readme(clone)
+    text = run_reproduce.readme(clone)
     assert '| some | other | table |' in text and 'leaves out' not in text and 'include:' not in text and '](../' not in text
-    assert R.readme(clone) == text
+    assert run_reproduce.readme(clone) == text
 
 def test_readme_links_lead_somewhere():
     text = (ROOT/'README.md').read_text('utf-8')

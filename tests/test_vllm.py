@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing import vllm as V
-from stepwise_routing.api import _model_name, _shares, open_models
-from stepwise_routing.core import Step, load_problems, run_async
-from stepwise_routing.micro import load_micro, micro_path, score_messages, verdict_messages
-from stepwise_routing.models import Request
+from stepwise_routing.models import transformers as models_transformers
+from stepwise_routing.models import vllm as models_vllm
+from stepwise_routing.models.names import model_kind, check_shares, open_models
+from stepwise_routing.core import Step, run_async
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.transformers import load_micro, micro_path
+from stepwise_routing.core import score_messages, verdict_messages
+from stepwise_routing.models.base import Request
 
 FAKE, SMALL = str(Path(__file__).parent/'fake'), micro_path('small')
 PROBLEMS = load_problems('micro-gsm', 'test', n=2) + load_problems('micro-math', 'test', n=1)
@@ -22,7 +25,7 @@ def fake(**knobs):
     "The fake vLLM for the time of a block, here and in processes started here."
     mine = {f'FAKE_VLLM_{k.upper()}': v for k, v in knobs.items()}
     kept = {k: os.environ.get(k) for k in (*mine, 'PYTHONPATH')}
-    os.environ.update(mine, PYTHONPATH=os.pathsep.join(filter(None, (FAKE, str(Path(V.__file__).parents[1]), kept['PYTHONPATH']))))
+    os.environ.update(mine, PYTHONPATH=os.pathsep.join(filter(None, (FAKE, str(Path(models_vllm.__file__).parents[1]), kept['PYTHONPATH']))))
     sys.path.insert(0, FAKE)
     try: yield
     finally:
@@ -36,7 +39,7 @@ SERVER = {}
 def server():
     "One server for all tests."
     with fake():
-        with V.serve_vllm(SMALL, context=KW['context'], timeout=300) as SERVER['url']: yield
+        with models_vllm.serve_vllm(SMALL, context=KW['context'], timeout=300) as SERVER['url']: yield
 
 def turn(**knobs):
     asked = urllib.request.Request(SERVER['url'].removesuffix('/v1') + '/knobs', json.dumps({f'FAKE_VLLM_{k.upper()}': v for k, v in knobs.items()}).encode())
@@ -49,7 +52,7 @@ def opened(how, knobs={}, **kwargs):
     with fake(**({} if how == 'served' else knobs)):
         if how == 'served': turn(**knobs)
         try:
-            backend = V.VLLMBackend(SMALL, **kwargs)
+            backend = models_vllm.VLLMBackend(SMALL, **kwargs)
             try: yield backend
             finally: run_async(backend.close())
         finally:
@@ -91,7 +94,7 @@ logits = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12, unique=
 @given(st.lists(st.tuples(logits, st.integers(0, 99)), min_size=1, max_size=5))
 def test_all_alternatives_are_exact(rows):
     shown = [(row[i % len(row)], row) for row, i in rows]
-    top, prob, rank = V.shown_confidences(shown)
+    top, prob, rank = models_vllm.shown_confidences(shown)
     for (z, row), t, p, r in zip(shown, top, prob, rank):
         assert t == max(row) and r == sorted(row, reverse=True).index(z) + 1
         assert np.isclose(p, np.exp(z) / np.exp(row).sum())
@@ -100,8 +103,8 @@ def test_all_alternatives_are_exact(rows):
 @given(logits, st.integers(0, 99), st.integers(1, 12))
 def test_fewer_alternatives_are_an_upper_bound(row, i, k):
     z = row[i % len(row)]
-    top, prob, rank = V.shown_confidences([(z, list({z, *sorted(row, reverse=True)[:k]}))])
-    exact, = V.shown_confidences([(z, row)])[1]
+    top, prob, rank = models_vllm.shown_confidences([(z, list({z, *sorted(row, reverse=True)[:k]}))])
+    exact, = models_vllm.shown_confidences([(z, row)])[1]
     assert top == max(row) and prob[0] >= exact * (1 - 1e-12) and prob[0] <= 1
     assert rank[0] == min(sorted(row, reverse=True).index(z), k) + 1
 
@@ -177,7 +180,7 @@ def test_longest_chain(backend, local):
 
 def script(text, hf, question='?'):
     "Tokens that the fake writes whatever it is asked, from the end of the prompt on."
-    from stepwise_routing.models import StepTokenizer
+    from stepwise_routing.models.base import StepTokenizer
     start = len(StepTokenizer(hf, [hf.eos_token_id], len(hf)).prompt(question))
     ids = [hf.eos_token_id if piece == '<end>' else i for piece in text for i in ([0] if piece == '<end>' else hf.encode(piece, add_special_tokens=False))]
     return ids, dict(script=json.dumps({'from': start, 'tokens': ids + [hf.eos_token_id] * 600}))
@@ -259,15 +262,15 @@ def test_settings(backend, local):
 
 def test_names_and_shares(tmp_path):
     commit = '0123456789' * 4
-    assert _model_name(f'vllm-server:a/b@{commit}') == ('vllm-server', 'a/b', commit)
-    assert _model_name('a/b') == ('', 'a/b', None) and _model_name('openai:gpt@x') == ('openai', 'gpt@x', None)
+    assert model_kind(f'vllm-server:a/b@{commit}') == ('vllm-server', 'a/b', commit)
+    assert model_kind('a/b') == ('', 'a/b', None) and model_kind('openai:gpt@x') == ('openai', 'gpt@x', None)
     (tmp_path/'at@home').mkdir()
-    assert _model_name(str(tmp_path/'at@home')) == ('', str(tmp_path/'at@home'), None)
+    assert model_kind(str(tmp_path/'at@home')) == ('', str(tmp_path/'at@home'), None)
     for bad, why in (('a/b@main', '40 hexadecimal'), (f'vllm:{tmp_path}@{commit}', 'a folder has no revision')):
-        with pytest.raises(ValueError, match=why): _model_name(bad)
-    assert _shares(['vllm:a', 'b', 'vllm-server:c'], [.2, .9, .8]) == [.2, None, .8]
+        with pytest.raises(ValueError, match=why): model_kind(bad)
+    assert check_shares(['vllm:a', 'b', 'vllm-server:c'], [.2, .9, .8]) == [.2, None, .8]
     for bad in ([.5], [.5, .9], [0, .5], [None, .5]):
-        with pytest.raises(ValueError, match='memory_shares'): _shares(['vllm:a', 'vllm:b'], bad)
+        with pytest.raises(ValueError, match='memory_shares'): check_shares(['vllm:a', 'vllm:b'], bad)
 
 @pytest.mark.parametrize('kind', ['vllm', 'vllm-server'])
 def test_open_models(kind, local):
@@ -285,7 +288,7 @@ def test_pinned_models(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda name, revision=None, **_: asked.append((name, revision)) or str(tmp_path/commit))
     with fake(), open_models([f'vllm:some/model@{commit}', f'some/model@{commit}'], **KW) as (b, plain):
         assert asked == [('some/model', commit)] * 2 and (b.spec.name, plain.spec.name) == ('model', 'model')
-        assert b.settings()['weights'] == f'some/model@{commit}' and plain.settings()['weights'] == V.weights_sha256(SMALL)
+        assert b.settings()['weights'] == f'some/model@{commit}' and plain.settings()['weights'] == models_transformers.weights_sha256(SMALL)
     def refuse(*_, **__): raise OSError('no such revision\nand more')
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', refuse)
     with pytest.raises(FileNotFoundError, match=f"^model 'some/model' at revision {commit} does not come from the Hugging Face Hub: no such revision$"):
@@ -305,7 +308,7 @@ def test_wrong_values_are_refused(how):
 
 def test_failures(monkeypatch):
     assert one_line('process', dict(broken='1')) == 'small: vLLM did not start: ValueError: no room for the keys and values of 512 tokens'
-    with pytest.raises(RuntimeError) as e, fake(broken='1'), V.serve_vllm(SMALL, context=512): pass
+    with pytest.raises(RuntimeError) as e, fake(broken='1'), models_vllm.serve_vllm(SMALL, context=512): pass
     assert str(e.value) == "the vLLM server of 'small' did not start: ValueError: no room for the keys and values of 512 tokens"
     assert 'vLLM failed' in one_line('process', dict(dead='1'))
     assert 'sends no token ids' in one_line('served', dict(old='1'))
@@ -313,10 +316,10 @@ def test_failures(monkeypatch):
     assert 'finds no GPU' in one_line('process', dict(nothing='1'))
     for bad in (dict(memory=0), dict(memory=1.5), dict(top=0), dict(temperature=-1), dict(context=10**6), dict(dtype='int8')):
         assert 'vLLM' not in one_line('process', **bad)
-    with pytest.raises(RuntimeError, match='no connection'): V.VLLMBackend(SMALL, base_url='http://127.0.0.1:9/v1')
-    with pytest.raises(FileNotFoundError, match='no model folder'): V.VLLMBackend(SMALL.parent/'smal')
+    with pytest.raises(RuntimeError, match='no connection'): models_vllm.VLLMBackend(SMALL, base_url='http://127.0.0.1:9/v1')
+    with pytest.raises(FileNotFoundError, match='no model folder'): models_vllm.VLLMBackend(SMALL.parent/'smal')
     monkeypatch.setitem(sys.modules, 'vllm', None)
-    with pytest.raises(RuntimeError, match=r'pip install "stepwise-routing\[gpu\]"'): V.VLLMBackend(SMALL)
+    with pytest.raises(RuntimeError, match=r'pip install "stepwise-routing\[gpu\]"'): models_vllm.VLLMBackend(SMALL)
 
 def test_a_server_that_shows_less():
     assert 'refuses the request (400): more than 5 logprobs' in one_line('served', dict(most='5'))
@@ -325,7 +328,7 @@ def test_a_server_that_shows_less():
 
 def test_last_words():
     log = '(EngineCore pid=7) ERROR core.py:1] ValueError: too little room\n  File "x.py"\nRuntimeError: Engine core initialization failed. See above.\n'
-    assert V._last_words(log) == 'ValueError: too little room' and V._last_words('all is well') == ''
+    assert models_vllm._last_words(log) == 'ValueError: too little room' and models_vllm._last_words('all is well') == ''
 
 # Processes
 
@@ -340,11 +343,11 @@ def gone(pids, seconds=15):
 
 def test_a_server_ends_with_its_block():
     with fake():
-        with V.serve_vllm(SMALL, name='small-2', context=256) as url:
-            family = [p for p in V._family(os.getpid()) if p != os.getpid() and 'api_server' in Path(f'/proc/{p}/cmdline').read_text()]
+        with models_vllm.serve_vllm(SMALL, name='small-2', context=256) as url:
+            family = [p for p in models_vllm._family(os.getpid()) if p != os.getpid() and 'api_server' in Path(f'/proc/{p}/cmdline').read_text()]
             family = [p for p in family if 'small-2' in Path(f'/proc/{p}/cmdline').read_text()]
             assert len(family) == 2 # the server and who watches over it
-            b = V.VLLMBackend(SMALL, base_url=url, context=200)
+            b = models_vllm.VLLMBackend(SMALL, base_url=url, context=200)
             turn_dead = urllib.request.Request(url.removesuffix('/v1') + '/knobs', b'{"FAKE_VLLM_DEAD": "1"}')
             urllib.request.urlopen(turn_dead).read()
             for to_end in (False, True): # it dies, then is dead
@@ -356,7 +359,7 @@ def test_a_server_ends_with_its_block():
 def test_nothing_outlives_a_killed_parent(how):
     "A command that is run; what an engine starts while it starts; and what it has started, but nothing else."
     sleeper = '[sys.executable, "-c", "import time; time.sleep(600)"]'
-    lines = ['import subprocess, sys, time', 'from stepwise_routing.vllm import _guard, _family', f'other = subprocess.Popen({sleeper})',
+    lines = ['import subprocess, sys, time', 'from stepwise_routing.models.vllm import _guard, _family', f'other = subprocess.Popen({sleeper})',
              f'child = _guard("run", *{sleeper})' if how == 'run' else 'guard = _guard("kill"); time.sleep(1)', 'time.sleep(1)',
              f'child = child if {how == "run"} else subprocess.Popen({sleeper}, start_new_session=True)', 'time.sleep(1)',
              'guard.stdin.write(b"%d\\n" % child.pid); guard.stdin.flush()' if how == 'told' else '',

@@ -9,10 +9,14 @@ from hypothesis import given, settings, strategies as st
 
 from faulty import Faulty, schedule, words
 from toy import toy_backends, toy_problems
-from stepwise_routing import xverify as X
-from stepwise_routing.core import MAX_ANSWER, Problem, is_right, _verdicts
-from stepwise_routing.rollouts import RolloutStore, RoutingTree, collect_rollouts, outcome_table, tree_settings
-from stepwise_routing.xverify import JUDGE_TEMPLATE, MathVerify, XVerify, agreement, cohen_kappa, open_grader, read_verdict, wilson, xverify_template
+from stepwise_routing.data import xverify as data_xverify
+from stepwise_routing.data.grading import MAX_ANSWER, is_right, grade_pairs
+from stepwise_routing.core import Problem
+from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.rollouts import RoutingTree, collect_rollouts
+from stepwise_routing.outcomes import outcome_table
+from stepwise_routing.data.xverify import (JUDGE_TEMPLATE, MathVerify, XVerify, agreement, cohen_kappa, open_grader,
+    read_verdict, wilson, xverify_template)
 
 PARTS = re.compile(r'Question: (.*?)\n\nGiven answer: (.*?)\n\nReference answer: (.*?)\n\nReply with', re.S)
 
@@ -60,7 +64,7 @@ def test_any_text_is_read_without_an_error(text):
 @settings(deadline=None)
 @given(*[st.text(st.characters(exclude_categories=()), max_size=30)]*3)
 def test_a_prompt_holds_what_was_filled_in_and_nothing_else(question, answer, given_answer):
-    prompt = X._fill('Q\n{question}\nO\n{output}\nA\n{answer}\nEnd', Problem('t', '1', question, answer), given_answer)
+    prompt = data_xverify._fill('Q\n{question}\nO\n{output}\nA\n{answer}\nEnd', Problem('t', '1', question, answer), given_answer)
     clean = lambda s: s.encode('utf-8', 'replace').decode()
     assert prompt == f'Q\n{clean(question)}\nO\n{clean(given_answer)}\nA\n{clean(answer)}\nEnd'
 
@@ -68,18 +72,18 @@ def test_line_ends_are_sent_as_line_ends():
     with Judge() as server, judge(server) as grade:
         grade(P, 'y')
         sent, = server.seen
-        assert sent['messages'] == [dict(role='user', content=X._fill(JUDGE_TEMPLATE, P, 'y'))]
+        assert sent['messages'] == [dict(role='user', content=data_xverify._fill(JUDGE_TEMPLATE, P, 'y'))]
         assert '\n' in sent['messages'][0]['content'] and '\\n' not in sent['messages'][0]['content']
         assert (sent['temperature'], sent['max_tokens']) == (0, 8) and not sent.get('logprobs') and not sent.get('stop')
 
 def test_a_template_is_checked(tmp_path):
     for text, lacking in (('{question} {output}', '{answer}'), ('{question} {answer}', '{output}'), ('{output} {answer}', '{question}')):
-        fails(lambda: X._template(text), f'template has no {lacking}', error=ValueError)
+        fails(lambda: data_xverify._template(text), f'template has no {lacking}', error=ValueError)
         (tmp_path/'prompt.txt').write_text(text.replace('{', '{ ', 0))
-        fails(lambda: X._template(tmp_path/'prompt.txt'), f'template has no {lacking}', error=ValueError)
-    fails(lambda: X._template('no/such/file'), 'neither a file nor a text', error=FileNotFoundError)
+        fails(lambda: data_xverify._template(tmp_path/'prompt.txt'), f'template has no {lacking}', error=ValueError)
+    fails(lambda: data_xverify._template('no/such/file'), 'neither a file nor a text', error=FileNotFoundError)
     (tmp_path/'mine.txt').write_text(JUDGE_TEMPLATE)
-    assert X._template(tmp_path/'mine.txt') == X._template(JUDGE_TEMPLATE) == JUDGE_TEMPLATE
+    assert data_xverify._template(tmp_path/'mine.txt') == data_xverify._template(JUDGE_TEMPLATE) == JUDGE_TEMPLATE
 
 # ---- xVerify's own prompt is fetched
 FAKE = 'Judge this.\n\nQuestion: {question}\n\nOutput sentence: {output}\n\nCorrect answer: {answer}\n\nJudgement:\n'
@@ -101,16 +105,16 @@ def web(monkeypatch, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path/'cache'))
     monkeypatch.setenv('no_proxy', '127.0.0.1')
-    monkeypatch.setattr(X, '_PROMPT_URL', f'http://127.0.0.1:{server.server_port}/judge_prompt.py')
-    monkeypatch.setattr(X, '_PROMPT_DIGEST', X._words(FAKE))
+    monkeypatch.setattr(data_xverify, '_PROMPT_URL', f'http://127.0.0.1:{server.server_port}/judge_prompt.py')
+    monkeypatch.setattr(data_xverify, '_PROMPT_DIGEST', data_xverify._words(FAKE))
     yield handler
     server.shutdown(); server.server_close()
 
 def test_the_prompt_is_fetched_once_and_never_run(web, tmp_path):
     assert [xverify_template() for _ in range(3)] == [FAKE]*3 and web.asked == 1
-    assert X._template(None) == FAKE
+    assert data_xverify._template(None) == FAKE
     (tmp_path/'copy.py').write_text(FILE); (tmp_path/'prompt.txt').write_text(FAKE)
-    assert xverify_template(tmp_path/'copy.py') == X._template(tmp_path/'copy.py') == FAKE
+    assert xverify_template(tmp_path/'copy.py') == data_xverify._template(tmp_path/'copy.py') == FAKE
     assert xverify_template(tmp_path/'prompt.txt') == FAKE and web.asked == 1
 
 def test_another_prompt_than_the_known_one_is_refused_and_not_kept(web, tmp_path):
@@ -124,7 +128,7 @@ def test_another_prompt_than_the_known_one_is_refused_and_not_kept(web, tmp_path
     fails(lambda: xverify_template(tmp_path/'none.py'), 'none.py', error=FileNotFoundError)
 
 def test_without_a_network_one_line_says_what_to_do(web, monkeypatch):
-    monkeypatch.setattr(X, '_PROMPT_URL', 'http://127.0.0.1:9/judge_prompt.py')
+    monkeypatch.setattr(data_xverify, '_PROMPT_URL', 'http://127.0.0.1:9/judge_prompt.py')
     fails(xverify_template, 'save http://127.0.0.1:9/judge_prompt.py as', 'or pass template=')
 
 # ---- asking
@@ -132,10 +136,10 @@ def test_what_was_asked_once_is_never_asked_again(tmp_path):
     with Judge() as server:
         for _ in range(2):
             with judge(server, ledger=tmp_path/'verdicts.jsonl') as grade:
-                assert dict(_verdicts(grade, PAIRS + PAIRS[:9])) == truth(PAIRS)
+                assert dict(grade_pairs(grade, PAIRS + PAIRS[:9])) == truth(PAIRS)
             assert len(server.seen) == len(PAIRS)
     with judge(server, ledger=tmp_path/'verdicts.jsonl') as grade: # the server is gone
-        assert dict(_verdicts(grade, PAIRS)) == truth(PAIRS)
+        assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         fails(lambda: grade(P, 'never asked'), 'no connection to 127.0.0.1')
 
 def test_half_a_character_can_be_asked_about():
@@ -151,16 +155,16 @@ def test_the_same_pair_in_many_threads_is_one_question():
 
 def test_answers_are_graded_as_many_at_a_time_as_there_are_workers():
     with Judge(delay=.05) as server, judge(server, workers=7) as grade:
-        assert dict(_verdicts(grade, PAIRS)) == truth(PAIRS)
+        assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         assert 4 <= server.busiest <= 7
 
 @pytest.mark.parametrize('seed', range(3))
 def test_faults_change_no_verdict(seed, tmp_path):
     with Judge(faults=schedule(seed, .4, ('429', '500', '503', 'reset', 'closed', 'malformed', 'no-choices'))) as server:
-        with judge(server, ledger=tmp_path/'verdicts.jsonl', retries=40) as grade: assert dict(_verdicts(grade, PAIRS)) == truth(PAIRS)
+        with judge(server, ledger=tmp_path/'verdicts.jsonl', retries=40) as grade: assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         asked = len(server.seen)
         assert asked > len(PAIRS)
-        with judge(server, ledger=tmp_path/'verdicts.jsonl') as grade: assert dict(_verdicts(grade, PAIRS)) == truth(PAIRS)
+        with judge(server, ledger=tmp_path/'verdicts.jsonl') as grade: assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         assert len(server.seen) == asked
 
 def test_what_is_no_answer_is_wrong_without_a_question():
@@ -177,7 +181,7 @@ def test_a_reply_that_is_no_verdict_is_wrong_and_counted(tmp_path):
         for _ in range(2): # counted again where the reply comes from the ledger
             with pytest.warns(UserWarning, match=r"no verdict in 14 replies, e\.g\. 'I think that'") as w:
                 with open_grader(f'xverify:{server.url}#judge', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.jsonl') as grade:
-                    assert dict(_verdicts(grade, PAIRS)) == expected
+                    assert dict(grade_pairs(grade, PAIRS)) == expected
             assert len(w) == 1 and len(grade.unread) == 14 and len(server.seen) == len(PAIRS)
             assert {k for k in grade.unread} == {k for k in expected if len(k[1]) == 1}
 
@@ -189,7 +193,7 @@ def test_a_server_that_is_down_is_one_line_and_soon_said():
     with Judge() as server: pass
     with judge(server, retries=2, workers=4) as grade:
         start = time.monotonic()
-        fails(lambda: dict(_verdicts(grade, many(500))), 'no connection to 127.0.0.1')
+        fails(lambda: dict(grade_pairs(grade, many(500))), 'no connection to 127.0.0.1')
         assert time.monotonic() - start < 5 # the rest of the 500 is not tried
 
 def test_refusals_are_one_line(monkeypatch):
@@ -235,11 +239,11 @@ def test_nothing_kept_is_asked_again_after_a_kill(tmp_path):
 
 def test_a_torn_ledger_loses_one_verdict(tmp_path):
     with Judge() as server:
-        with judge(server, ledger=tmp_path/'v.jsonl') as grade: dict(_verdicts(grade, PAIRS))
+        with judge(server, ledger=tmp_path/'v.jsonl') as grade: dict(grade_pairs(grade, PAIRS))
         file = (tmp_path/'v.jsonl').read_bytes()
         (tmp_path/'v.jsonl').write_bytes(file[:-30])
         with pytest.warns(UserWarning, match='the last line was torn'), judge(server, ledger=tmp_path/'v.jsonl') as grade:
-            assert dict(_verdicts(grade, PAIRS)) == truth(PAIRS)
+            assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         assert len(server.seen) == len(PAIRS) + 1
 
 # ---- by name
@@ -252,23 +256,23 @@ def test_unknown_names_are_one_line_each(tmp_path):
 
 def test_a_judge_of_our_own_server_is_known_by_its_weights(tmp_path, monkeypatch):
     from types import SimpleNamespace
-    from stepwise_routing.micro import micro_path
+    from stepwise_routing.models.transformers import micro_path
     calls = []
     @contextlib.contextmanager
     def serve_vllm(model, **kwargs):
         calls.append((model, kwargs))
         with Judge(models=(kwargs['name'],)) as server: calls.append(server); yield server.url
-    monkeypatch.setitem(sys.modules, 'stepwise_routing.vllm', SimpleNamespace(serve_vllm=serve_vllm))
+    monkeypatch.setitem(sys.modules, 'stepwise_routing.models.vllm', SimpleNamespace(serve_vllm=serve_vllm))
     small, large = (str(micro_path(m)) for m in ('small', 'large'))
     for name in (small, small, large):
         with open_grader(f'xverify:{name}', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.jsonl', memory=.1, context=512) as grade:
-            assert dict(_verdicts(grade, PAIRS)) == truth(PAIRS)
+            assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
     assert [(m, k['memory'], k['context']) for m, k in calls[::2]] == [(small, .1, 512), (small, .1, 512), (large, .1, 512)]
     assert [len(s.seen) for s in calls[1::2]] == [40, 0, 40] # another port, same weights: nothing is asked; other weights: all is
 
 def test_a_missing_engine_is_one_line():
     if __import__('importlib').util.find_spec('vllm'): pytest.skip('vLLM is installed here')
-    from stepwise_routing.micro import micro_path
+    from stepwise_routing.models.transformers import micro_path
     fails(lambda: open_grader(f'xverify:{micro_path("small")}', template=JUDGE_TEMPLATE).__enter__(), 'stepwise-routing[gpu]', error=(ImportError, RuntimeError))
 
 def test_the_rules_by_name_are_the_default_grader():
@@ -316,13 +320,13 @@ def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
 def test_a_micro_model_can_be_the_judge(tmp_path):
     "A real model behind a real server: it gives verdicts on steps, which it was trained for, and a rerun without it gives the same."
     from stepwise_routing.core import VERIFY_PROMPT
-    from stepwise_routing.serve import served
+    from stepwise_routing.models.serve import served
     template = VERIFY_PROMPT.replace('{prefix}', 'The answer is {answer}.').replace('{answer}\n\nVerdict', '{output}\n\nVerdict')
     pairs = [(Problem('toy', f'toy-{i}', f'Ann has {i} apples and buys {i}. How many?', str(2*i)), f'{i} + {i} = {2*i + i % 2}') for i in range(3, 11)]
     with served('micro-large') as url:
-        with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.jsonl') as grade: first = dict(_verdicts(grade, pairs))
+        with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.jsonl') as grade: first = dict(grade_pairs(grade, pairs))
         assert not grade.unread
-    with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.jsonl') as grade: assert dict(_verdicts(grade, pairs)) == first
+    with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.jsonl') as grade: assert dict(grade_pairs(grade, pairs)) == first
     assert len(set(first.values())) == 2
 
 # ---- agreement

@@ -2,7 +2,7 @@
 import asyncio, hashlib, json, random, struct
 from pathlib import Path
 from stepwise_routing.core import ModelSpec, Problem, Step
-from stepwise_routing.models import Choice
+from stepwise_routing.models.base import Choice
 
 def f32(x): return struct.unpack('<f', struct.pack('<f', x))[0]
 

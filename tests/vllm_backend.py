@@ -13,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from stepwise_routing.api import open_models
+from stepwise_routing.models.names import open_models
 from stepwise_routing.confidence import logit_confidence, logprob_confidence
-from stepwise_routing.core import load_problems, run_async
-from stepwise_routing.micro import load_micro, micro_path, score_messages, verdict_messages
-from stepwise_routing.models import Request, confidences, _load_model
-from stepwise_routing.vllm import VLLMBackend, _family, _open_text, serve_vllm, shown_confidences
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.core import run_async
+from stepwise_routing.models.transformers import load_micro, micro_path
+from stepwise_routing.core import score_messages, verdict_messages
+from stepwise_routing.models.base import Request, confidences
+from stepwise_routing.models.transformers import load_model
+from stepwise_routing.models.vllm import VLLMBackend, _family, _open_text, serve_vllm, shown_confidences
 
 KW = dict(temperature=0., context=2048)
 
@@ -133,7 +136,9 @@ def chains_of(args):
         own = load_micro('large', temperature=.7, context=2048)
         problems = [p for n in ('micro-gsm', 'micro-math') for p in load_problems(n, 'test', n=args.n)]
         return problems, gather([own.write(Request(p, (), lambda i: 1 + i, True)) for p in problems]), own.text, micro_path('large')
-    from stepwise_routing.rollouts import RolloutStore, RoutingTree, _stored
+    from stepwise_routing.run.store import RolloutStore
+    from stepwise_routing.rollouts import RoutingTree
+    from stepwise_routing.outcomes import _stored
     problems = load_problems(Path(args.store).stem, 'test', n=args.n, data_dir=args.data)
     with RolloutStore(args.store, readonly=True) as store:
         chains = [_stored(RoutingTree(None, store, max_steps=args.steps), p, '', args.index) for p in problems]
@@ -143,7 +148,7 @@ def bounds(args):
     "Every token's probability, exact and from the likeliest few; and what a store has of the same tokens."
     import torch
     problems, chains, text, folder = chains_of(args)
-    net, tops = _load_model(folder), (5, 20, 100)
+    net, tops = load_model(folder), (5, 20, 100)
     prob, gaps, s_os = {t: [] for t in tops}, {t: [] for t in tops}, []
     for p, chain in zip(problems, chains):
         ids, new = list(text.prompt(p.question)), [i for s in chain for i in s.ids]

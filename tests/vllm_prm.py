@@ -10,18 +10,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from stepwise_routing import micro as M, prm as P
+from stepwise_routing.data import families as data_families
+from stepwise_routing.data import micro as data_micro
+from stepwise_routing.models import reward as models_reward
+from stepwise_routing.models import transformers as models_transformers
 
 TOLERANCE = .05  # of a reward; bfloat16 keeps 8 bits of every activation
 
 def cases(n=60, seed=0):
     "Right and corrupted solutions of test problems."
     rng, out = random.Random(seed), []
-    for b in M.FAMILIES:
-        stream = M.micro_drafts(b, 'test', rng)
-        for i in range(n // len(M.FAMILIES)):
+    for b in data_families.FAMILIES:
+        stream = data_micro.micro_drafts(b, 'test', rng)
+        for i in range(n // len(data_families.FAMILIES)):
             draft = next(stream)
-            out.append((M.as_problem(b, draft), M.corrupt(draft, rng)[0] if i % 2 else M.solve(draft)))
+            out.append((data_micro.as_problem(b, draft), data_micro.corrupt(draft, rng)[0] if i % 2 else data_families.solve(draft)))
     return out
 
 def by_vllm(folder, prompts, tag):
@@ -34,11 +37,11 @@ def by_vllm(folder, prompts, tag):
     return [f.outputs.data.float().numpy()[:, 1] for f in found]
 
 def main(folder=None):
-    folder = Path(folder) if folder else M.micro_path('small').parent/'prm'
-    prm, some = P.load_prm(folder, dtype='float64'), cases()
-    ours = P.step_rewards(prm, some)
-    coarse = P.step_rewards(P.load_prm(folder, dtype='bfloat16'), some)
-    theirs = by_vllm(folder, [P._chain_ids(prm, *case)[0] for case in some], prm.tag_id)
+    folder = Path(folder) if folder else models_transformers.micro_path('small').parent/'prm'
+    prm, some = models_reward.load_prm(folder, dtype='float64'), cases()
+    ours = models_reward.step_rewards(prm, some)
+    coarse = models_reward.step_rewards(models_reward.load_prm(folder, dtype='bfloat16'), some)
+    theirs = by_vllm(folder, [models_reward._chain_ids(prm, *case)[0] for case in some], prm.tag_id)
     assert [len(r) for r in theirs] == [len(r) for r in ours], 'vLLM found another number of tags'
     a, b, c = map(np.concatenate, (ours, theirs, coarse))
     print(f'{len(some)} chains, {len(a)} steps: |vLLM - float64| mean {np.abs(a - b).mean():.4f}, largest {np.abs(a - b).max():.4f}; '

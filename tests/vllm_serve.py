@@ -9,12 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from stepwise_routing.api import OpenAIBackend
+from stepwise_routing.models.openai import OpenAIBackend
 from stepwise_routing.confidence import logprob_confidence
-from stepwise_routing.core import edge_seed, extract_boxed, is_equiv, load_problems, run_async
-from stepwise_routing.micro import CHAT_TEMPLATE, load_micro, micro_path, score_messages, verdict_messages
-from stepwise_routing.models import Request
-from stepwise_routing.serve import continuing
+from stepwise_routing.core import edge_seed, extract_boxed, run_async
+from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.labs.language_models import CHAT_TEMPLATE
+from stepwise_routing.models.transformers import load_micro, micro_path
+from stepwise_routing.core import score_messages, verdict_messages
+from stepwise_routing.models.base import Request
+from stepwise_routing.models.serve import continuing
 
 def serve(args):
     "Become vLLM's server (`vllm serve`, whose command line the CPU build does not start)."

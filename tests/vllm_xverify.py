@@ -11,8 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from stepwise_routing.core import Problem, is_right, _verdicts
-from stepwise_routing.xverify import JUDGE_TEMPLATE, XVerify, agreement, open_grader
+from stepwise_routing.core import Problem
+from stepwise_routing.data.grading import is_right, grade_pairs
+from stepwise_routing.data.xverify import JUDGE_TEMPLATE, XVerify, agreement, open_grader
 
 SLOW = dict(timeout=3000, workers=2) # a CPU that others use as well
 
@@ -30,7 +31,7 @@ def tell(what, found):
 def grade_all(grade, some, files):
     "Grade, compare and print; the verdicts."
     start, before = time.perf_counter(), grade.judge.ledger.calls
-    verdicts = dict(_verdicts(grade, [r[:2] for r in some]))
+    verdicts = dict(grade_pairs(grade, [r[:2] for r in some]))
     print(f'\n{grade.settings()}\n{len(some)} answers graded in {time.perf_counter() - start:.0f} s, {grade.judge.ledger.calls - before} calls; '
           f'{len(grade.unread)} replies are no verdict: {list(grade.unread.values())[:3]}')
     for f in [None, *files]:
@@ -57,7 +58,7 @@ def main(model, files, n, templates, ledger):
                     first[t] = grade_all(g, some, files)
         for t in templates: # the server is gone
             with XVerify(judge.model, base_url=url, template=t, ledger=ledger, identity=judge.where, retries=1) as again:
-                assert dict(_verdicts(again, [r[:2] for r in some])) == first[t], 'a second run gives other verdicts'
+                assert dict(grade_pairs(again, [r[:2] for r in some])) == first[t], 'a second run gives other verdicts'
     print('\na second run, without a server, gives the same verdicts')
 
 if __name__ == '__main__':
