@@ -1,4 +1,4 @@
-"The micro world: problems that are right, splits that are disjoint, a tokenizer that survives, a trainer that resumes, weights that load."
+"The micro world: problems that are right, pools that are disjoint, weights that load."
 import random, re
 from fractions import Fraction
 
@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing import core as core_module
 from stepwise_routing.data import families as data_families
 from stepwise_routing.data import micro as data_micro
-from stepwise_routing.labs import language_models as labs_language_models
-from stepwise_routing.labs import measure as labs_measure
+from stepwise_routing.data.programs import solve
 from stepwise_routing.models import transformers as models_transformers
-from stepwise_routing.core import extract_boxed, split_steps
+from stepwise_routing.core import extract_boxed
 from stepwise_routing.data.benchmarks import load_problems
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
@@ -33,7 +31,7 @@ def equations(step):
 @given(**anyone)
 def test_every_equation_of_a_solution_is_true(pick, level, seed):
     draft = pick[1](random.Random(seed), level)
-    steps, seen = data_families.solve(draft), 0
+    steps, seen = solve(draft), 0
     for step in steps:
         for left, right in equations(step): assert value(left) == int(right), step; seen += 1
         assert data_micro.equations_hold(step)
@@ -100,7 +98,7 @@ def test_answers_worked_out_independently(benchmark, family):
         draft = family(r, i % 5 + 1)
         truth = by_hand(draft.family, draft.question)
         if truth is None: continue
-        assert Fraction(extract_boxed(data_families.solve(draft)[-1])) == truth, draft.question
+        assert Fraction(extract_boxed(solve(draft)[-1])) == truth, draft.question
         checked += 1
     assert checked == 150 or draft.family in ('work', 'share', 'trip', 'sequence', 'system', 'digits')
 
@@ -109,7 +107,7 @@ def test_questions_have_one_answer(benchmark, family):
     r, seen = random.Random(3), {}
     for i in range(400):
         draft = family(r, i % 5 + 1)
-        solution = data_families.solve(draft)
+        solution = solve(draft)
         assert seen.setdefault(draft.question, solution[-1]) == solution[-1]
     assert len(seen) > 150
 
@@ -118,7 +116,7 @@ def test_questions_have_one_answer(benchmark, family):
 def test_first_wrong_finds_the_injected_slip(pick, level, seed):
     r = random.Random(seed)
     draft = pick[1](r, level)
-    problem, right = data_micro.as_problem(pick[0], draft), data_families.solve(draft)
+    problem, right = data_micro.as_problem(pick[0], draft), solve(draft)
     assert data_micro.first_wrong(problem, right) == -1 and data_micro.first_wrong(problem, []) == -1
     wrong, at = data_micro.corrupt(draft, r)
     assert data_micro.first_wrong(problem, wrong) == at and data_micro.first_wrong(problem, wrong[:at]) == -1
@@ -139,19 +137,16 @@ def test_hostile_equations_are_wrong_and_quick():
 
 def test_splits_share_no_question_and_none_is_trained_on():
     for b in data_families.FAMILIES:
-        found = {s: {p.question for p in data_micro.micro_problems(b, s, 150)} for s in data_families.SPLITS}
-        assert all(len(q) == 150 for q in found.values())
-        assert sum(map(len, found.values())) == len(set().union(*found.values()))
-        assert all(data_micro.micro_split(q) == s for s, qs in found.items() for q in qs)
+        pools = {s: {p.question for p in data_micro.micro_problems(b, s, 150)} for s in data_micro.POOLS}
+        assert all(len(q) == 150 for q in pools.values())
+        assert sum(map(len, pools.values())) == len(set().union(*pools.values()))
+        assert all(data_micro.micro_split(q) == s for s, qs in pools.items() for q in qs)
 
-def test_training_documents_hold_only_lm_questions():
+def test_drafts_for_training_are_of_the_pool_lm():
     rng = random.Random(0)
     for _ in range(40):
-        for b in data_families.FAMILIES: assert data_micro.micro_split(next(data_micro.micro_drafts(b, 'lm', rng)).question) == 'lm'
-    held = {p.question for b in data_families.FAMILIES for s in data_families.SPLITS[:3] for p in data_micro.micro_problems(b, s, 200)}
-    stream = labs_language_models.documents(random.Random('large/0/0'), labs_language_models.MIXES['large'], labs_language_models.LM_LEVELS['large'])
-    asked = {m for d in (next(stream) for _ in range(1500)) for m in re.findall(r'<\|im_start\|>user\n(.*?)<\|im_end\|>', d[0][0], re.S)}
-    assert len(asked) > 800 and not asked & held
+        for b in data_families.FAMILIES:
+            assert data_micro.micro_split(next(data_micro.micro_drafts(b, 'lm', rng)).question) == 'lm'
 
 def test_problems_are_deterministic_and_prefixes_of_each_other():
     for b in data_families.FAMILIES:
@@ -166,108 +161,13 @@ def test_problems_are_deterministic_and_prefixes_of_each_other():
 def test_unknown_names_say_what_was_meant(args, hint):
     with pytest.raises(ValueError, match=f"did you mean '{hint}'"): data_micro.micro_problems(*args)
 
-# Documents
-def docs(mix, n, seed=0):
-    stream = labs_language_models.documents(random.Random(seed), mix)
-    return [next(stream) for _ in range(n)]
-
-def test_wrong_steps_are_not_learnt_and_repairs_are():
-    r = random.Random(1)
-    for _ in range(100):
-        draft = data_families._shop(r, 3)
-        parts = labs_language_models.repair_document('micro-gsm', draft, r)
-        wrong, = [t for t, on in parts[1:] if not on]
-        learnt = ''.join(t for t, on in parts if on)
-        assert learnt.replace(data_micro.REPAIR, '').removesuffix('<|im_end|>') == '\n\n'.join(data_families.solve(draft))
-        assert not learnt.count(wrong) and 'boxed' not in wrong and ''.join(t for t, _ in parts).count(data_micro.REPAIR) == 1
-
-def test_judged_steps_carry_the_right_grade():
-    r, grades = random.Random(2), []
-    for _ in range(600):
-        draft = data_families._chain(r, 2)
-        steps, grade = labs_language_models.judged_steps(draft, r)
-        at = data_micro.first_wrong(data_micro.as_problem('micro-omni', draft), steps)
-        assert grade == (9 if at == -1 else 0 if at == len(steps) - 1 else 3)
-        grades.append(grade)
-    assert .42 < np.mean(np.array(grades) == 9) < .6
-
-@pytest.fixture(scope='module')
-def tokenizer(): return labs_language_models.micro_tokenizer(n=1500)
-
-def test_tokenizer_survives_autotokenizer(tokenizer, tmp_path):
-    from transformers import AutoTokenizer
-    labs_language_models.save_micro(labs_language_models.new_model(labs_language_models.SHAPES['tiny'], tokenizer), tokenizer, tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    texts = [''.join(t for t, _ in d) for d in docs(labs_language_models.MIXES['large'], 60)] + ['Ünïcödé \n\n\n x', '7.\n\n8', "it's\r\n\r\n"]
-    for t in texts:
-        assert again.encode(t) == tokenizer.encode(t)
-        assert again.decode(again.encode(t)) == t
-    assert (again.eos_token, again.pad_token) == ('<|im_end|>', '<|endoftext|>')
-    assert all(len(again.encode(d)) == 1 for d in '0123456789') and len(again.encode('.\n\n')) == len(again.encode('\n\n')) == 1
-    turns = core_module.score_messages(data_micro.micro_problems('micro-gsm', 'lm', 1)[0], ['1+1=2', '2+2=4'])
-    assert again.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == labs_language_models.with_chat_template(turns)
-
-def test_parts_are_encoded_as_the_whole(tokenizer):
-    for doc, (ids, learn) in zip(ds := docs(labs_language_models.MIXES['large'], 120, 5), labs_language_models.encode_documents(tokenizer, ds)):
-        assert ids == tokenizer.encode(''.join(t for t, _ in doc)) and len(learn) == len(ids)
-
-def test_batches_are_deterministic_and_padded_right(tokenizer):
-    one, two = (labs_language_models.batches(tokenizer, labs_language_models.MIXES['large'], 'x', 300) for _ in range(2))
-    assert len(one) == len(two) > 5
-    for (x, y), (x2, y2) in zip(one, two):
-        assert (x == x2).all() and (y == y2).all() and x.size <= 2048 and x.shape[1] in labs_language_models.WIDTHS
-        assert (y[y != -100] == x[y != -100]).all() and ((y != -100).any(1)).all()
-
-# Training
-RUN = dict(steps=12, batch_tokens=256, chunk=64, warmup=3)
-
-def weights(model): return {k: v.clone() for k, v in model.state_dict().items()}
-
-def test_interrupted_training_ends_with_the_same_weights(tmp_path):
-    import torch
-    whole = weights(labs_language_models.train_micro('tiny', tmp_path/'a', **RUN))
-    for stop in (1, 7):  # also across a chunk's end
-        assert labs_language_models.train_micro('tiny', tmp_path/f'b{stop}', stop_after=stop, **RUN) is None
-        parts = weights(labs_language_models.train_micro('tiny', tmp_path/f'b{stop}', **RUN))
-        assert all(torch.equal(whole[k], parts[k]) for k in whole)
-    other = weights(labs_language_models.train_micro('tiny', tmp_path/'c', **RUN | dict(seed=1)))
-    assert not all(torch.equal(whole[k], other[k]) for k in whole)
-    with pytest.raises(ValueError, match='other settings'): labs_language_models.train_micro('tiny', tmp_path/'a', **RUN | dict(seed=1))
-    with pytest.raises(ValueError, match='fill no batch'): labs_language_models.train_micro('tiny', tmp_path/'e', **RUN | dict(chunk=1))
-    with pytest.raises(ValueError, match="did you mean 'small'"): labs_language_models.train_micro('smal', tmp_path/'d')
-
-def test_the_large_model_goes_on_from_its_first_round(tmp_path, monkeypatch):
-    import torch
-    monkeypatch.setattr(labs_language_models, 'SHAPES', dict(base=labs_language_models.SHAPES['tiny'], large=labs_language_models.SHAPES['tiny']))
-    run = RUN | dict(steps=3)
-    both = weights(labs_language_models.train_micro('large', tmp_path/'large', **run))
-    first = weights(labs_language_models.train_micro('base', tmp_path/'first', **run))
-    assert all(torch.equal(first[k], v) for k, v in torch.load(tmp_path/'large'/'base'/'checkpoint.pt', weights_only=True)['model'].items())
-    assert all(torch.equal(both[k], v) for k, v in labs_language_models.train_micro('large', tmp_path/'again', init=tmp_path/'first', **run).state_dict().items())
-    assert not torch.equal(both['model.norm.weight'], first['model.norm.weight'])
-    none = labs_language_models.train_micro('large', tmp_path/'idle', init=tmp_path/'first', **run | dict(adam_lr=0., muon_lr=1e-30, weight_decay=0.))
-    assert all(torch.equal(first[k], v) for k, v in none.state_dict().items())
-
-def test_training_learns(tmp_path):
-    losses = []
-    trainer = labs_language_models.Trainer(dict(which='tiny', init=None, steps=60, seed=0, muon_lr=.012, adam_lr=3e-3, weight_decay=.01, warmup=5, batch_tokens=512, chunk=128),
-                         tmp_path/'checkpoint.pt')
-    for _ in range(60): losses.append(trainer.train_step())
-    assert np.mean(losses[-10:]) < .75 * np.mean(losses[:5])
-
-def test_auroc_against_pairs():
-    r = np.random.default_rng(0)
-    for _ in range(20):
-        right, score = r.random(30) < .5, r.integers(0, 6, 30) / 5
-        pairs = [(a > b) + .5 * (a == b) for a in score[right] for b in score[~right]]
-        assert np.isclose(labs_measure._auroc(right, score), np.mean(pairs))
-
 # The shipped weights
 def test_shipped_weights_are_small_and_self_contained():
     total = sum(f.stat().st_size for w in ('small', 'large') for f in models_transformers.micro_path(w).iterdir())
     assert total < 40e6
     for w in ('small', 'large'):
-        assert {'config.json', 'generation_config.json', 'model.safetensors', 'tokenizer.json'} <= {f.name for f in models_transformers.micro_path(w).iterdir()}
+        assert {'config.json', 'generation_config.json', 'model.safetensors', 'tokenizer.json'} <= {f.name
+            for f in models_transformers.micro_path(w).iterdir()}
 
 @pytest.mark.parametrize('which', ['small', 'large'])
 def test_shipped_models_solve_problems_greedily(which):
@@ -275,8 +175,8 @@ def test_shipped_models_solve_problems_greedily(which):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from stepwise_routing.core import chat_prompt
     torch.set_num_threads(1)
-    model, tok = AutoModelForCausalLM.from_pretrained(models_transformers.micro_path(which)), AutoTokenizer.from_pretrained(models_transformers.micro_path(which))
-    assert tok.get_vocab() == labs_language_models.micro_tokenizer().get_vocab()
+    model, tok = AutoModelForCausalLM.from_pretrained(models_transformers.micro_path(
+        which)), AutoTokenizer.from_pretrained(models_transformers.micro_path(which))
     problems, right = data_micro.micro_problems('micro-gsm', 'train', 10), 0
     for p in problems:
         text = tok.apply_chat_template(chat_prompt(p.question), tokenize=False, add_generation_prompt=True)

@@ -1,5 +1,5 @@
-"A language model as grader: every reply is a verdict or counted, nothing is asked twice, and what two graders agree on is computed right."
-import contextlib, json, math, os, re, subprocess, sys, threading, time, warnings
+"A language model as grader: every reply is a verdict or counted, nothing is asked twice; agreement is computed right."
+import contextlib, json, math, re, subprocess, sys, threading, warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -9,14 +9,16 @@ from hypothesis import given, settings, strategies as st
 
 from faulty import Faulty, schedule, words
 from toy import toy_backends, toy_problems
-from stepwise_routing.data import xverify as data_xverify
+from stepwise_routing.models import xverify as models_xverify
 from stepwise_routing.data.grading import MAX_ANSWER, is_right, grade_pairs
 from stepwise_routing.core import Problem
 from stepwise_routing.run.store import RolloutStore, tree_settings
 from stepwise_routing.rollouts import RoutingTree, collect_rollouts
 from stepwise_routing.outcomes import outcome_table
-from stepwise_routing.data.xverify import (JUDGE_TEMPLATE, MathVerify, XVerify, agreement, cohen_kappa, open_grader,
-    read_verdict, wilson, xverify_template)
+from stepwise_routing.models.ledger import Ledger
+from stepwise_routing.data.agreement import agreement, cohen_kappa, wilson
+from stepwise_routing.models.xverify import (JUDGE_TEMPLATE, MathVerify, XVerify, open_grader, read_verdict,
+    xverify_template)
 
 PARTS = re.compile(r'Question: (.*?)\n\nGiven answer: (.*?)\n\nReference answer: (.*?)\n\nReply with', re.S)
 
@@ -24,15 +26,19 @@ def by_length(question, given, reference): return 'Correct' if len(given) == len
 
 class Judge(Faulty):
     "The faulty server, with verdicts for replies."
-    def __init__(self, say=by_length, **kwargs): super().__init__(**{**dict(models=('judge',)), **kwargs}); self.say = say
+    def __init__(self, say=by_length, **kwargs):
+        super().__init__(**{**dict(models=('judge',)), **kwargs})
+        self.say = say
     def _reply(self, fault, body, shown):
         reply = super()._reply(fault, {**body, 'max_tokens': 99}, shown)
-        said = self.say(*PARTS.search(body['messages'][0]['content']).groups())
-        reply['choices'][0]['message']['content'] = ''.join(words(f'{shown} {said}' if fault == 'echo' else said)[:body['max_tokens']])
+        verdict = self.say(*PARTS.search(body['messages'][0]['content']).groups())
+        if fault == 'echo': verdict = f'{shown} {verdict}'
+        reply['choices'][0]['message']['content'] = ''.join(words(verdict)[:body['max_tokens']])
         return reply
 
 def judge(server, **kwargs):
-    return XVerify('judge', base_url=server.url, **{**dict(template=JUDGE_TEMPLATE, identity=dict(toy=1), pause=0, timeout=5), **kwargs})
+    usual = dict(template=JUDGE_TEMPLATE, identity=dict(toy=1), pause=0, timeout=5)
+    return XVerify('judge', base_url=server.url, **usual | kwargs)
 
 def many(n): return [(Problem('toy', f'toy-{i}', f'What is {i}?', 'x'*(i % 5 + 1)), 'y'*(i % 3 + 1)) for i in range(n)]
 def truth(pairs): return {(p.id, a): len(a) == len(p.answer) for p, a in pairs}
@@ -46,8 +52,10 @@ def fails(call, *parts, error=RuntimeError):
     return line
 
 # ---- what a reply says
-@given(st.lists(st.sampled_from(['Correct', 'correct', 'INCORRECT', 'incorrect', 'Judgement', 'judgment', 'not', 'incorrectly', 'correctness', '1', 'The answer']),
-                max_size=4), st.sampled_from(['{}', '[{}]', '**{}**', '"{}".', ' {}\n']), st.sampled_from([' ', ': ', '. ', ' or ', '\n']))
+@given(st.lists(st.sampled_from(['Correct', 'correct', 'INCORRECT', 'incorrect', 'Judgement', 'judgment', 'not',
+                                 'incorrectly', 'correctness', '1', 'The answer']),
+                max_size=4), st.sampled_from(['{}', '[{}]', '**{}**', '"{}".', ' {}\n']),
+       st.sampled_from([' ', ': ', '. ', ' or ', '\n']))
 def test_a_verdict_is_read_by_its_words(pieces, form, between):
     reply = between.join(form.format(p) for p in pieces)
     said = re.findall('[a-z0-9]+', reply.lower())
@@ -64,7 +72,8 @@ def test_any_text_is_read_without_an_error(text):
 @settings(deadline=None)
 @given(*[st.text(st.characters(exclude_categories=()), max_size=30)]*3)
 def test_a_prompt_holds_what_was_filled_in_and_nothing_else(question, answer, given_answer):
-    prompt = data_xverify._fill('Q\n{question}\nO\n{output}\nA\n{answer}\nEnd', Problem('t', '1', question, answer), given_answer)
+    prompt = models_xverify._fill('Q\n{question}\nO\n{output}\nA\n{answer}\nEnd', Problem('t', '1', question, answer),
+                                  given_answer)
     clean = lambda s: s.encode('utf-8', 'replace').decode()
     assert prompt == f'Q\n{clean(question)}\nO\n{clean(given_answer)}\nA\n{clean(answer)}\nEnd'
 
@@ -72,22 +81,23 @@ def test_line_ends_are_sent_as_line_ends():
     with Judge() as server, judge(server) as grade:
         grade(P, 'y')
         sent, = server.seen
-        assert sent['messages'] == [dict(role='user', content=data_xverify._fill(JUDGE_TEMPLATE, P, 'y'))]
+        assert sent['messages'] == [dict(role='user', content=models_xverify._fill(JUDGE_TEMPLATE, P, 'y'))]
         assert '\n' in sent['messages'][0]['content'] and '\\n' not in sent['messages'][0]['content']
         assert (sent['temperature'], sent['max_tokens']) == (0, 8) and not sent.get('logprobs') and not sent.get('stop')
 
 def test_a_template_is_checked(tmp_path):
-    for text, lacking in (('{question} {output}', '{answer}'), ('{question} {answer}', '{output}'), ('{output} {answer}', '{question}')):
-        fails(lambda: data_xverify._template(text), f'template has no {lacking}', error=ValueError)
+    for text, lacking in (('{question} {output}', '{answer}'), ('{question} {answer}', '{output}'),
+                          ('{output} {answer}', '{question}')):
+        fails(lambda: models_xverify._template(text), f'template has no {lacking}', error=ValueError)
         (tmp_path/'prompt.txt').write_text(text.replace('{', '{ ', 0))
-        fails(lambda: data_xverify._template(tmp_path/'prompt.txt'), f'template has no {lacking}', error=ValueError)
-    fails(lambda: data_xverify._template('no/such/file'), 'neither a file nor a text', error=FileNotFoundError)
+        fails(lambda: models_xverify._template(tmp_path/'prompt.txt'), f'template has no {lacking}', error=ValueError)
+    fails(lambda: models_xverify._template('no/such/file'), 'neither a file nor a text', error=FileNotFoundError)
     (tmp_path/'mine.txt').write_text(JUDGE_TEMPLATE)
-    assert data_xverify._template(tmp_path/'mine.txt') == data_xverify._template(JUDGE_TEMPLATE) == JUDGE_TEMPLATE
+    assert models_xverify._template(tmp_path/'mine.txt') == models_xverify._template(JUDGE_TEMPLATE) == JUDGE_TEMPLATE
 
 # ---- xVerify's own prompt is fetched
 FAKE = 'Judge this.\n\nQuestion: {question}\n\nOutput sentence: {output}\n\nCorrect answer: {answer}\n\nJudgement:\n'
-FILE = f"raise SystemExit('this file was run')\nBASE = {{'judge': '<user>\\\\n{{query}}\\\\n'}}\nPROMPT = '''{FAKE}'''\n"
+FILE = f"raise SystemExit('run!')\nBASE = {{'judge': '<user>\\\\n{{query}}\\\\n'}}\nPROMPT = '''{FAKE}'''\n"
 
 class Files(BaseHTTPRequestHandler):
     "A web server with one file."
@@ -96,7 +106,10 @@ class Files(BaseHTTPRequestHandler):
     def do_GET(self):
         type(self).asked += 1
         data = self.body.encode()
-        self.send_response(200 if data else 404); self.send_header('Content-Length', str(len(data))); self.end_headers(); self.wfile.write(data)
+        self.send_response(200 if data else 404)
+        self.send_header('Content-Length', str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
 @pytest.fixture
 def web(monkeypatch, tmp_path):
@@ -105,16 +118,16 @@ def web(monkeypatch, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path/'cache'))
     monkeypatch.setenv('no_proxy', '127.0.0.1')
-    monkeypatch.setattr(data_xverify, '_PROMPT_URL', f'http://127.0.0.1:{server.server_port}/judge_prompt.py')
-    monkeypatch.setattr(data_xverify, '_PROMPT_DIGEST', data_xverify._words(FAKE))
+    monkeypatch.setattr(models_xverify, '_PROMPT_URL', f'http://127.0.0.1:{server.server_port}/judge_prompt.py')
+    monkeypatch.setattr(models_xverify, '_PROMPT_DIGEST', models_xverify._words(FAKE))
     yield handler
     server.shutdown(); server.server_close()
 
 def test_the_prompt_is_fetched_once_and_never_run(web, tmp_path):
     assert [xverify_template() for _ in range(3)] == [FAKE]*3 and web.asked == 1
-    assert data_xverify._template(None) == FAKE
+    assert models_xverify._template(None) == FAKE
     (tmp_path/'copy.py').write_text(FILE); (tmp_path/'prompt.txt').write_text(FAKE)
-    assert xverify_template(tmp_path/'copy.py') == data_xverify._template(tmp_path/'copy.py') == FAKE
+    assert xverify_template(tmp_path/'copy.py') == models_xverify._template(tmp_path/'copy.py') == FAKE
     assert xverify_template(tmp_path/'prompt.txt') == FAKE and web.asked == 1
 
 def test_another_prompt_than_the_known_one_is_refused_and_not_kept(web, tmp_path):
@@ -128,17 +141,17 @@ def test_another_prompt_than_the_known_one_is_refused_and_not_kept(web, tmp_path
     fails(lambda: xverify_template(tmp_path/'none.py'), 'none.py', error=FileNotFoundError)
 
 def test_without_a_network_one_line_says_what_to_do(web, monkeypatch):
-    monkeypatch.setattr(data_xverify, '_PROMPT_URL', 'http://127.0.0.1:9/judge_prompt.py')
+    monkeypatch.setattr(models_xverify, '_PROMPT_URL', 'http://127.0.0.1:9/judge_prompt.py')
     fails(xverify_template, 'save http://127.0.0.1:9/judge_prompt.py as', 'or pass template=')
 
 # ---- asking
 def test_what_was_asked_once_is_never_asked_again(tmp_path):
     with Judge() as server:
         for _ in range(2):
-            with judge(server, ledger=tmp_path/'verdicts.jsonl') as grade:
+            with judge(server, ledger=tmp_path/'verdicts.db') as grade:
                 assert dict(grade_pairs(grade, PAIRS + PAIRS[:9])) == truth(PAIRS)
             assert len(server.seen) == len(PAIRS)
-    with judge(server, ledger=tmp_path/'verdicts.jsonl') as grade: # the server is gone
+    with judge(server, ledger=tmp_path/'verdicts.db') as grade: # the server is gone
         assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         fails(lambda: grade(P, 'never asked'), 'no connection to 127.0.0.1')
 
@@ -160,11 +173,14 @@ def test_answers_are_graded_as_many_at_a_time_as_there_are_workers():
 
 @pytest.mark.parametrize('seed', range(3))
 def test_faults_change_no_verdict(seed, tmp_path):
-    with Judge(faults=schedule(seed, .4, ('429', '500', '503', 'reset', 'closed', 'malformed', 'no-choices'))) as server:
-        with judge(server, ledger=tmp_path/'verdicts.jsonl', retries=40) as grade: assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
+    with Judge(faults=schedule(seed, .4, ('429', '500', '503', 'reset', 'closed', 'malformed',
+                                          'no-choices'))) as server:
+        with judge(server, ledger=tmp_path/'verdicts.db', retries=40) as grade:
+            assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         asked = len(server.seen)
         assert asked > len(PAIRS)
-        with judge(server, ledger=tmp_path/'verdicts.jsonl') as grade: assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
+        with judge(server, ledger=tmp_path/'verdicts.db') as grade:
+            assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         assert len(server.seen) == asked
 
 def test_what_is_no_answer_is_wrong_without_a_question():
@@ -180,7 +196,8 @@ def test_a_reply_that_is_no_verdict_is_wrong_and_counted(tmp_path):
     with Judge(say) as server:
         for _ in range(2): # counted again where the reply comes from the ledger
             with pytest.warns(UserWarning, match=r"no verdict in 14 replies, e\.g\. 'I think that'") as w:
-                with open_grader(f'xverify:{server.url}#judge', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.jsonl') as grade:
+                with open_grader(f'xverify:{server.url}#judge', template=JUDGE_TEMPLATE,
+                                 ledger=tmp_path/'v.db') as grade:
                     assert dict(grade_pairs(grade, PAIRS)) == expected
             assert len(w) == 1 and len(grade.unread) == 14 and len(server.seen) == len(PAIRS)
             assert {k for k in grade.unread} == {k for k in expected if len(k[1]) == 1}
@@ -189,47 +206,51 @@ def test_an_empty_reply_is_no_verdict():
     with Judge(lambda *a: '') as server, judge(server) as grade:
         assert grade(P, 'y') is False and grade.unread == {(P.id, 'y'): ''}
 
-def test_a_server_that_is_down_is_one_line_and_soon_said():
+@pytest.mark.timeout(60)
+def test_a_server_that_is_down_is_one_line():
     with Judge() as server: pass
     with judge(server, retries=2, workers=4) as grade:
-        start = time.monotonic()
         fails(lambda: dict(grade_pairs(grade, many(500))), 'no connection to 127.0.0.1')
-        assert time.monotonic() - start < 5 # the rest of the 500 is not tried
 
 def test_refusals_are_one_line(monkeypatch):
-    with Judge(models=('judge',), faults=['bad']) as server, judge(server) as grade: fails(lambda: grade(P, 'y'), 'refuses the request')
-    with Judge(models=('jugde',)) as server, judge(server) as grade: fails(lambda: grade(P, 'y'), "no model 'judge' (did you mean 'jugde'?)")
+    with Judge(models=('judge',), faults=['bad']) as server, judge(server) as grade:
+        fails(lambda: grade(P, 'y'), 'refuses the request')
+    with Judge(models=('jugde',)) as server, judge(server) as grade:
+        fails(lambda: grade(P, 'y'), "no model 'judge' (did you mean 'jugde'?)")
     with Judge(faults=['no-usage']) as server, judge(server) as grade: fails(lambda: grade(P, 'y'), 'no usage record')
-    for bad, part in ((dict(workers=0), 'concurrency=0'), (dict(max_tokens=0), 'max_tokens=0'), (dict(timeout=0), 'timeout=0')):
+    for bad, part in ((dict(workers=0), 'concurrency=0'), (dict(max_tokens=0), 'max_tokens=0'),
+                      (dict(timeout=0), 'timeout=0')):
         fails(lambda: judge(server, **bad), part, error=ValueError)
     monkeypatch.delenv('XVERIFY_API_KEY', raising=False)
-    fails(lambda: XVerify('judge', base_url='http://judge.invalid/v1', template=JUDGE_TEMPLATE), 'XVERIFY_API_KEY', 'judge.invalid', error=ValueError)
+    fails(lambda: XVerify('judge', base_url='http://judge.invalid/v1', template=JUDGE_TEMPLATE), 'XVERIFY_API_KEY',
+          'judge.invalid', error=ValueError)
 
 def test_the_key_is_sent_and_never_written(monkeypatch, tmp_path):
     key = 'sk-judge-0123456789'
     monkeypatch.setenv('XVERIFY_API_KEY', key)
-    with Judge(key=key, faults=['echo']) as server, judge(server, ledger=tmp_path/'v.jsonl') as grade:
+    with Judge(key=key, faults=['echo']) as server, judge(server, ledger=tmp_path/'v.db') as grade:
         grade(P, 'y')
         assert len(server.seen) == 1 and key not in json.dumps(grade.settings()) and key not in str(grade.unread)
-    assert key not in (tmp_path/'v.jsonl').read_text()
+    assert all(key.encode() not in f.read_bytes() for f in tmp_path.iterdir())
     monkeypatch.setenv('XVERIFY_API_KEY', 'another')
-    with Judge(key=key) as server, judge(server) as grade: assert 'another' not in fails(lambda: grade(P, 'y'), 'XVERIFY_API_KEY')
+    with Judge(key=key) as server, judge(server) as grade:
+        assert 'another' not in fails(lambda: grade(P, 'y'), 'XVERIFY_API_KEY')
 
 WORK = """
-import sys; sys.path.insert(0, sys.argv[3])
+import sys; sys.path[:0] = [sys.argv[3], sys.argv[3] + '/helpers']
 from types import SimpleNamespace
-from test_xverify import PAIRS, judge, _verdicts
+from test_xverify import PAIRS, grade_pairs, judge
 with judge(SimpleNamespace(url=sys.argv[1]), ledger=sys.argv[2], workers=4) as grade:
-    for k, v in _verdicts(grade, PAIRS): print(k, v, flush=True)
+    for k, v in grade_pairs(grade, PAIRS): print(k, v, flush=True)
 """
 
 def test_nothing_kept_is_asked_again_after_a_kill(tmp_path):
     with Judge(delay=.05) as server:
-        command = [sys.executable, '-c', WORK, server.url, str(tmp_path/'v.jsonl'), str(Path(__file__).parent)]
+        command = [sys.executable, '-c', WORK, server.url, str(tmp_path/'v.db'), str(Path(__file__).parent)]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         for _ in range(10): assert child.stdout.readline()
         child.kill(); child.communicate()
-        kept = sum('"reply"' in line for line in (tmp_path/'v.jsonl').read_text().splitlines())
+        with Ledger(tmp_path/'v.db') as book: kept = len(book.rows('reply'))
         first = len(server.seen)
         assert 10 <= kept < len(PAIRS) and first <= kept + 4 # what was under way is lost, nothing else
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -237,49 +258,49 @@ def test_nothing_kept_is_asked_again_after_a_kill(tmp_path):
         assert len(server.seen) - first == len(PAIRS) - kept
     assert done.stdout.splitlines() == [f'{k} {v}' for k, v in truth(PAIRS).items()]
 
-def test_a_torn_ledger_loses_one_verdict(tmp_path):
-    with Judge() as server:
-        with judge(server, ledger=tmp_path/'v.jsonl') as grade: dict(grade_pairs(grade, PAIRS))
-        file = (tmp_path/'v.jsonl').read_bytes()
-        (tmp_path/'v.jsonl').write_bytes(file[:-30])
-        with pytest.warns(UserWarning, match='the last line was torn'), judge(server, ledger=tmp_path/'v.jsonl') as grade:
-            assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
-        assert len(server.seen) == len(PAIRS) + 1
-
 # ---- by name
 def test_unknown_names_are_one_line_each(tmp_path):
-    for name, parts in {'math-verfy': ("unknown grader 'math-verfy' (did you mean 'math-verify'?)",), 'xverify:': ('choose one of',), 'judge:x': ('choose one of',),
-                        'xverify:http://127.0.0.1:8000/v1': ('names no model', 'xverify:http://127.0.0.1:8000/v1#MODEL'), '': ('choose one of',)}.items():
+    for name, parts in {'math-verfy': ("unknown grader 'math-verfy' (did you mean 'math-verify'?)",),
+                        'xverify:': ('choose one of',), 'judge:x': ('choose one of',),
+                        'xverify:http://127.0.0.1:8000/v1': ('names no model',
+                                                             'xverify:http://127.0.0.1:8000/v1#MODEL'),
+                        '': ('choose one of',)}.items():
         fails(lambda: open_grader(name, template=JUDGE_TEMPLATE).__enter__(), *parts, error=ValueError)
-    fails(lambda: open_grader('xverify:org/judge@main', template=JUDGE_TEMPLATE).__enter__(), '40 hexadecimal digits', error=ValueError)
-    fails(lambda: open_grader(f'xverify:{tmp_path}/judge', template=JUDGE_TEMPLATE).__enter__(), 'no model folder', error=FileNotFoundError)
+    fails(lambda: open_grader('xverify:org/judge@main', template=JUDGE_TEMPLATE).__enter__(), '40 hexadecimal digits',
+          error=ValueError)
+    fails(lambda: open_grader(f'xverify:{tmp_path}/judge', template=JUDGE_TEMPLATE).__enter__(), 'no model folder',
+          error=FileNotFoundError)
 
 def test_a_judge_of_our_own_server_is_known_by_its_weights(tmp_path, monkeypatch):
-    from types import SimpleNamespace
     from stepwise_routing.models.transformers import micro_path
     calls = []
     @contextlib.contextmanager
     def serve_vllm(model, **kwargs):
         calls.append((model, kwargs))
         with Judge(models=(kwargs['name'],)) as server: calls.append(server); yield server.url
-    monkeypatch.setitem(sys.modules, 'stepwise_routing.models.vllm', SimpleNamespace(serve_vllm=serve_vllm))
+    monkeypatch.setattr(models_xverify, 'serve_vllm', serve_vllm)
     small, large = (str(micro_path(m)) for m in ('small', 'large'))
     for name in (small, small, large):
-        with open_grader(f'xverify:{name}', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.jsonl', memory=.1, context=512) as grade:
+        with open_grader(f'xverify:{name}', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.db', memory=.1,
+                         context=512) as grade:
             assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
-    assert [(m, k['memory'], k['context']) for m, k in calls[::2]] == [(small, .1, 512), (small, .1, 512), (large, .1, 512)]
-    assert [len(s.seen) for s in calls[1::2]] == [40, 0, 40] # another port, same weights: nothing is asked; other weights: all is
+    assert [(m, k['memory'], k['context']) for m, k in calls[::2]] == [(m, .1, 512) for m in (small, small, large)]
+    # another port, same weights: nothing is asked; other weights: all is
+    assert [len(s.seen) for s in calls[1::2]] == [40, 0, 40]
 
 def test_a_missing_engine_is_one_line():
     if __import__('importlib').util.find_spec('vllm'): pytest.skip('vLLM is installed here')
     from stepwise_routing.models.transformers import micro_path
-    fails(lambda: open_grader(f'xverify:{micro_path("small")}', template=JUDGE_TEMPLATE).__enter__(), 'stepwise-routing[gpu]', error=(ImportError, RuntimeError))
+    fails(lambda: open_grader(f'xverify:{micro_path("small")}', template=JUDGE_TEMPLATE).__enter__(),
+          'stepwise-routing[gpu]', error=(ImportError, RuntimeError))
 
 def test_the_rules_by_name_are_the_default_grader():
     problems = [Problem('toy', str(i), '?', a) for i, a in enumerate(('1/2', '3', 'x+1'))]
     with open_grader() as grade, open_grader('math-verify', ledger='unused', memory=.5) as again:
-        for g in (grade, again, is_right): assert [g(p, a) for p, a in zip(problems, ('0.5', None, '1+x'))] == [True, False, True]
-        assert grade == MathVerify() and grade.workers == 2 and not grade.unread and grade.settings()['grader'] == 'math-verify'
+        for g in (grade, again, is_right):
+            assert [g(p, a) for p, a in zip(problems, ('0.5', None, '1+x'))] == [True, False, True]
+        assert grade == MathVerify() and grade.workers == 2 and not grade.unread
+        assert grade.settings()['grader'] == 'math-verify'
 
 # ---- in a tree
 def toy_tree(path, grade, backends=None):
@@ -292,17 +313,20 @@ def test_a_tree_asks_its_grader_once_about_each_answer_to_each_problem(tmp_path)
     def grade(problem, answer):
         with lock: asked.append((problem.id, answer))
         return answer == problem.answer
-    tree = toy_tree(tmp_path/'s.jsonl', grade)
+    tree = toy_tree(tmp_path/'s.db', grade)
     collect_rollouts(problems, tree)
     table = outcome_table(problems, tree, 'test')
     assert len(asked) == len(set(asked)) == len(tree.grades) and set(asked) == set(tree.grades)
     n = len(asked)
-    assert np.array_equal(outcome_table(problems, tree, 'test').correct, table.correct, equal_nan=True) and len(asked) == n
-    assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct, equal_nan=True) # by is_right
+    assert np.array_equal(outcome_table(problems, tree, 'test').correct, table.correct,
+                          equal_nan=True) and len(asked) == n
+    # by is_right
+    assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct,
+                          equal_nan=True)
 
 def test_two_problems_with_one_reference_are_two_questions(tmp_path):
     problems = [Problem('toy', f'toy-{i}', f'What is {i}?', '7') for i in range(6)]
-    tree = toy_tree(tmp_path/'s.jsonl', lambda problem, answer: answer is not None and int(problem.id[-1]) % 2 == 0)
+    tree = toy_tree(tmp_path/'s.db', lambda problem, answer: answer is not None and int(problem.id[-1]) % 2 == 0)
     collect_rollouts(problems, tree)
     correct = outcome_table(problems, tree, 'test').correct
     for p, row in zip(problems, correct): assert int(p.id[-1]) % 2 == 0 or not np.nansum(row)
@@ -310,55 +334,66 @@ def test_two_problems_with_one_reference_are_two_questions(tmp_path):
 
 def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
     problems = toy_problems(12)
-    with Judge(lambda q, given, ref: '[Correct]' if given == ref else '[Incorrect]', delay=.02) as server, judge(server, workers=5) as grade:
-        tree = toy_tree(tmp_path/'s.jsonl', grade)
+    with Judge(lambda q, given, ref: '[Correct]' if given == ref else '[Incorrect]',
+               delay=.02) as server, judge(server, workers=5) as grade:
+        tree = toy_tree(tmp_path/'s.db', grade)
         collect_rollouts(problems, tree)
         table = outcome_table(problems, tree, 'test')
         assert 2 <= server.busiest <= 5 and len(server.seen) == sum(a is not None for _, a in tree.grades)
-    assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct, equal_nan=True)
+    assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct,
+                          equal_nan=True)
 
 def test_a_micro_model_can_be_the_judge(tmp_path):
-    "A real model behind a real server: it gives verdicts on steps, which it was trained for, and a rerun without it gives the same."
+    "A real model behind a real server: it gives verdicts on steps, and a rerun without it gives the same."
     from stepwise_routing.core import VERIFY_PROMPT
     from stepwise_routing.models.serve import served
-    template = VERIFY_PROMPT.replace('{prefix}', 'The answer is {answer}.').replace('{answer}\n\nVerdict', '{output}\n\nVerdict')
-    pairs = [(Problem('toy', f'toy-{i}', f'Ann has {i} apples and buys {i}. How many?', str(2*i)), f'{i} + {i} = {2*i + i % 2}') for i in range(3, 11)]
+    template = VERIFY_PROMPT.replace('{prefix}', 'The answer is {answer}.')
+    template = template.replace('{answer}\n\nVerdict', '{output}\n\nVerdict')
+    pairs = [(Problem('toy', f'toy-{i}', f'Ann has {i} apples and buys {i}. How many?', str(2*i)),
+              f'{i} + {i} = {2*i + i % 2}') for i in range(3, 11)]
     with served('micro-large') as url:
-        with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.jsonl') as grade: first = dict(grade_pairs(grade, pairs))
+        with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.db') as grade:
+            first = dict(grade_pairs(grade, pairs))
         assert not grade.unread
-    with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.jsonl') as grade: assert dict(grade_pairs(grade, pairs)) == first
+    with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.db') as grade:
+        assert dict(grade_pairs(grade, pairs)) == first
     assert len(set(first.values())) == 2
 
 # ---- agreement
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from('abcde'), st.booleans(), st.booleans()), min_size=1, max_size=40, unique_by=lambda r: r[:2]))
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from('abcde'), st.booleans(), st.booleans()), min_size=1,
+                max_size=40, unique_by=lambda r: r[:2]))
 def test_agreement_is_what_others_compute(rows):
     from scipy.stats import binomtest
     from sklearn.metrics import cohen_kappa_score
     problems = [Problem('t', str(r[0]), '?', 'z') for r in rows]
-    found = agreement(problems, [r[1] for r in rows], [r[2] for r in rows], [r[3] for r in rows], n_boot=50)
+    agreed = agreement(problems, [r[1] for r in rows], [r[2] for r in rows], [r[3] for r in rows], n_boot=50)
     same = sum(r[2] == r[3] for r in rows)
-    assert found.n == len(rows) and found.share == same/len(rows)
+    assert agreed.n == len(rows) and agreed.share == same/len(rows)
     ci = binomtest(same, len(rows)).proportion_ci(method='wilson')
-    assert np.allclose([found.share_low, found.share_high], [ci.low, ci.high], atol=1e-4)
+    assert np.allclose([agreed.share_low, agreed.share_high], [ci.low, ci.high], atol=1e-4)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         theirs = cohen_kappa_score([r[2] for r in rows], [r[3] for r in rows], labels=[False, True])
-    assert np.isclose(found.kappa, theirs, equal_nan=True)
-    assert [(d['problem'], d['answer'], d['first'], d['second']) for d in found.rows] == [(str(p), a, u, v) for p, a, u, v in rows if u != v]
-    assert sum(map(sum, found.counts)) == found.n and len(found.disagreements()) == len(found.rows) and found.frame().n.item() == found.n
+    assert np.isclose(agreed.kappa, theirs, equal_nan=True)
+    differing = [(str(p), a, u, v) for p, a, u, v in rows if u != v]
+    assert [(d['problem'], d['answer'], d['first'], d['second']) for d in agreed.rows] == differing
+    assert sum(map(sum, agreed.counts)) == agreed.n == agreed.frame().n.item()
+    assert len(agreed.disagreements()) == len(agreed.rows)
 
 def test_the_interval_covers_kappa_and_is_drawn_over_problems():
     rng, kappa, inside = np.random.default_rng(0), .5, 0
     for k in range(60): # two graders that share half of their verdicts
         shared, a, b = rng.random(150) < kappa, rng.random(150) < .5, rng.random(150) < .5
         problems = [Problem('t', str(i), '?', 'z') for i in range(150)]
-        found = agreement(problems, ['x']*150, a.tolist(), np.where(shared, a, b).tolist(), n_boot=300, seed=k)
-        inside += found.kappa_low <= kappa <= found.kappa_high
+        agreed = agreement(problems, ['x']*150, a.tolist(), np.where(shared, a, b).tolist(), n_boot=300, seed=k)
+        inside += agreed.kappa_low <= kappa <= agreed.kappa_high
     assert 51 <= inside <= 60
     one = agreement(problems, ['x']*150, a.tolist(), b.tolist())
-    twice = agreement([p for p in problems for _ in 'uv'], ['u', 'v']*150, np.repeat(a, 2).tolist(), np.repeat(b, 2).tolist())
-    assert np.isclose(twice.kappa, one.kappa) # every problem has its verdicts twice: no more is known, the interval is as wide
+    twice = agreement([p for p in problems for _ in 'uv'], ['u', 'v']*150, np.repeat(a, 2).tolist(),
+                      np.repeat(b, 2).tolist())
+    # every problem has its verdicts twice: no more is known, the interval is as wide
+    assert np.isclose(twice.kappa, one.kappa)
     assert np.allclose([twice.kappa_low, twice.kappa_high], [one.kappa_low, one.kappa_high], atol=.03)
 
 def test_a_problem_with_many_answers_weighs_more_in_the_interval():
@@ -366,23 +401,25 @@ def test_a_problem_with_many_answers_weighs_more_in_the_interval():
     pairs = [(p, f'{k}') for i, p in enumerate(problems) for k in range(9 if i < 30 else 1)]
     first = [int(p.id) % 2 == 0 for p, _ in pairs]
     second = [f if int(p.id) < 30 else not f for f, (p, _) in zip(first, pairs)]
-    found = agreement(*zip(*pairs), first, second)
-    assert found.kappa > .75 and found.kappa_low < found.kappa < found.kappa_high
+    agreed = agreement(*zip(*pairs), first, second)
+    assert agreed.kappa > .75 and agreed.kappa_low < agreed.kappa < agreed.kappa_high
 
 def test_each_distinct_answer_counts_once_and_missing_ones_do_not():
     p, q = (Problem('t', i, '?', '2') for i in 'pq')
     problems, answers = [p, p, p, q, q, q], ['2', '2', None, '2', '2.0', ' ']
-    found = agreement(problems, answers, lambda p, a: a == p.answer, is_right)
-    assert (found.n, found.unanswered, found.counts) == (3, 2, ((0, 1), (0, 2)))
-    assert found.disagreements().to_dict('records') == [dict(problem='q', question='?', reference='2', answer='2.0', first=False, second=True)]
+    agreed = agreement(problems, answers, lambda p, a: a == p.answer, is_right)
+    assert (agreed.n, agreed.unanswered, agreed.counts) == (3, 2, ((0, 1), (0, 2)))
+    assert agreed.disagreements().to_dict('records') == [dict(problem='q', question='?', reference='2', answer='2.0',
+                                                              first=False, second=True)]
     nothing = agreement([p], [None], is_right, is_right)
     assert nothing.n == 0 and math.isnan(nothing.share) and math.isnan(nothing.kappa) and nothing.disagreements().empty
     fails(lambda: agreement([p], ['1', '2'], is_right, is_right), '2 answers for 1 problems', error=ValueError)
     fails(lambda: agreement([p], ['1'], [True, False], is_right), '2 verdicts for 1 answers', error=ValueError)
-    fails(lambda: agreement([p, p], ['1', '1'], [True, False], is_right), "two verdicts on answer '1' to p", error=ValueError)
+    fails(lambda: agreement([p, p], ['1', '1'], [True, False], is_right), "two verdicts on answer '1' to p",
+          error=ValueError)
 
 def test_kappa_of_known_tables():
-    assert np.isclose(cohen_kappa([[45, 15], [25, 15]]), .1304, atol=1e-4) and np.isclose(cohen_kappa([[25, 35], [5, 35]]), .2593, atol=1e-4)
+    assert np.allclose(cohen_kappa([[[45, 15], [25, 15]], [[25, 35], [5, 35]]]), [.1304, .2593], atol=1e-4)
     assert cohen_kappa([[5, 0], [0, 5]]) == 1 and cohen_kappa([[0, 5], [5, 0]]) == -1
     assert np.isnan(cohen_kappa([[0, 0], [0, 7]])) and np.isnan(cohen_kappa(np.zeros((2, 2))))
     assert np.allclose(wilson(0, 10), (0, .2775), atol=1e-3) and np.isnan(wilson(0, 0)).all()
