@@ -10,16 +10,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing import baselines as baselines_module
-from stepwise_routing.baselines import (RSD, SpecReason, asking_settings, choose_threshold, grid_reuse, grid_search,
-    walk_methods)
-from stepwise_routing.outcomes import walk_outcome
-from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed
-from stepwise_routing.core import score_messages
+from stepwise_routing.baselines import COLUMNS, THRESHOLDS, Walker, choose_threshold, grid_reuse, grid_search, walk_methods
+from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed, score_messages
 from stepwise_routing.models.base import Choice, Request
-from stepwise_routing.rollouts import _shared, RoutingTree, State, collect_rollouts, walk
+from stepwise_routing.outcomes import outcome_table, walk_outcome
+from stepwise_routing.rollouts import RoutingTree, State, bill_asking, collect_rollouts, walk
+from stepwise_routing.routers import RSD, SpecReason, asking_settings
 from stepwise_routing.run.store import RolloutStore, tree_settings
-from stepwise_routing.outcomes import outcome_table
 
 METHODS = 'rsd', 'greedy', 'expected'
 UNITS = 'paper_flops', 'full_flops', 'cents'
@@ -74,21 +71,21 @@ class Setting:
         self.method, self.max_steps, self.folder = method, max_steps, Path(folder)
         self.backends = [Plain(i, prices=prices, **kwargs) for i in (0, 1)]
         self.asked = Rewards(prm_price) if method == 'rsd' else self.backends[1]
-        kept = RolloutStore(self.folder/f'{method}-{store}.jsonl', asking_settings('toy', self.asked))
+        kept = RolloutStore(self.folder/f'{method}-{store}.db', asking_settings('toy', self.asked))
         self.router = RSD(kept, self.asked) if method == 'rsd' else SpecReason(kept, self.asked, method)
         self.tree = self.fresh(f'tree-{store}')
         self.external = self.asked.spec if method == 'rsd' else None
     def fresh(self, name, sample=0):
-        return RoutingTree(self.backends, RolloutStore(self.folder/f'{name}.jsonl', tree_settings('toy', self.backends)), sample, self.max_steps,
-                           grade=lambda problem, said: said == problem.answer)
-    def walk(self, problems, threshold): return walk(problems, self.router, threshold, self.tree)
+        return RoutingTree(self.backends, RolloutStore(self.folder/f'{name}.db', tree_settings('toy', self.backends)), sample, self.max_steps,
+                           grade=lambda problem, answer: answer == problem.answer)
+    def walk(self, problems, threshold): return walk(problems, self.router.at(threshold), self.tree)
     def offline(self): return replace(self.router, model=None), RoutingTree(None, self.tree.store, max_steps=self.max_steps, grade=self.tree.grade)
     def outcome(self, walks): return walk_outcome(walks, self.tree.specs, self.external)
     @property
     def log(self): return self.asked.log
     def close(self):
         self.router.store.close(); self.tree.store.close()
-        for p in self.folder.glob('*.jsonl'): p.unlink()
+        for p in self.folder.glob('*.db'): p.unlink()
 
 # ---------------------------------------------------------------- the second implementation
 class Cache:
@@ -159,7 +156,7 @@ def same(setting, problems, threshold, walks):
         got = [out[k][i] for k in ('correct', 'small_tokens', 'large_tokens', 'steps', 'large_steps')]
         assert got == [w.correct, *made, len(chain), sum(s.model for s in chain)]
 
-thresholds = st.sampled_from([0., 1., 1.1, *baselines_module.THRESHOLDS]) | st.floats(0, 1.1)
+thresholds = st.sampled_from([0., 1., 1.1, *THRESHOLDS]) | st.floats(0, 1.1)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(METHODS), threshold=thresholds, seed=st.integers(0, 10**6), max_steps=st.sampled_from([1, 2, 3, 7, 30]), cut=st.sampled_from([0, .1, .5]),
        end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), prices=st.sampled_from([(), (None, 'gpt-4.1-mini'), ('gpt-4o-mini', 'gpt-4.1-mini')]),
@@ -193,13 +190,13 @@ def booked(tmp_path, threshold, book, rewards=None, grades=None, scoring='greedy
     "The walk of a book, and its costs."
     backends = [Book(i, book, grades) for i in (0, 1)]
     asked = backends[1] if grades else Known(rewards)
-    store = RolloutStore(tmp_path/'answers.jsonl', asking_settings('toy', asked))
+    store = RolloutStore(tmp_path/'answers.db', asking_settings('toy', asked))
     router = SpecReason(store, asked, scoring) if grades else RSD(store, asked)
-    tree = RoutingTree(backends, RolloutStore(tmp_path/'tree.jsonl', tree_settings('toy', backends)), max_steps=max_steps)
-    (w,) = walk([Problem('toy', 'p', 'Which?', answer)], router, threshold, tree)
+    tree = RoutingTree(backends, RolloutStore(tmp_path/'tree.db', tree_settings('toy', backends)), max_steps=max_steps)
+    (w,) = walk([Problem('toy', 'p', 'Which?', answer)], router.at(threshold), tree)
     out = {k: v[0] for k, v in walk_outcome([w], tree.specs, getattr(router, 'external', None)).items()}
     store.close(); tree.store.close()
-    for p in tmp_path.glob('*.jsonl'): p.unlink()
+    for p in tmp_path.glob('*.db'): p.unlink()
     return w, [(c.model, c.kind, c.generated, c.prompt, c.cached, c.billed) for c in w.calls], out
 
 STORY = { # kept, rejected, an empty step kept, the final step rejected
@@ -289,7 +286,7 @@ def test_what_a_reading_leaves_in_the_cache():
     for call, seen, cached, after, rejected in ((Call(-1, 0, 70, 60, 'prm'), {-1: 45}, 45, {-1: 70}, {-1: 60}), (Call(-1, 0, 70, 60, 'prm'), {}, 0, {-1: 70}, {-1: 60}),
                                                 (Call(1, 1, 76, 60, 'judge', 5), {0: 80, 1: 99}, 60, {0: 80, 1: 69}, {1: 60}), (Call(1, 1, 76, 0, 'judge'), {1: 45}, 0, {1: 45}, {})):
         calls = [Call(0, 9, 50, 0), call]
-        before = _shared(calls, 1, seen, step)
+        before = bill_asking(calls, 1, seen, step)
         assert calls == [Call(0, 9, 50, 0), replace(call, cached=cached)] and (seen, before) == (after, rejected)
 
 # ---------------------------------------------------------------- thresholds
@@ -310,18 +307,18 @@ def s_kind(method): return 'prm' if method == 'rsd' else 'judge'
 @pytest.mark.parametrize('method', METHODS)
 def test_every_question_is_asked_once_and_kept(tmp_path, method):
     s, problems = Setting(tmp_path, method, end=.15), toy_problems(12)
-    live = {x: s.walk(problems, x) for x in baselines_module.THRESHOLDS}
+    live = {x: s.walk(problems, x) for x in THRESHOLDS}
     about = {(w.problem.id, w.path[:i]) for ws in live.values() for w in ws for i in range(len(w.path))} # the chains a draft followed
     chains = {(p.question, '\n\n'.join(y.text for y in (*s.tree.steps(p, path), s.tree.kept(p, path, 0)))) for p in problems for i, path in about if i == p.id}
     assert set(s.log) == chains and len(s.log) == len(chains) == len(s.router.store)
     assert sum(c.kind == s_kind(method) for ws in live.values() for w in ws for c in w.calls) > 2*len(s.log), 'walks share them'
     asked, drawn = len(s.log), s.tree.drawn
-    assert {x: s.walk(problems, x) for x in baselines_module.THRESHOLDS[::-1]} == live and (len(s.log), s.tree.drawn) == (asked, drawn)
+    assert {x: s.walk(problems, x) for x in THRESHOLDS[::-1]} == live and (len(s.log), s.tree.drawn) == (asked, drawn)
     router, tree = s.offline()
-    assert {x: walk(problems, router, x, tree) for x in baselines_module.THRESHOLDS} == live
+    assert {x: walk(problems, router.at(x), tree) for x in THRESHOLDS} == live
     s.router.store.close()
     with RolloutStore(s.router.store.path, readonly=True) as kept:                          # as another process finds it
-        assert {x: walk(problems, replace(router, store=kept), x, tree) for x in (.3, .8)} == {x: live[x] for x in (.3, .8)}
+        assert {x: walk(problems, replace(router, store=kept, threshold=x), tree) for x in (.3, .8)} == {x: live[x] for x in (.3, .8)}
 
 @pytest.mark.parametrize('method', METHODS)
 def test_answers_are_kept_by_what_was_written(tmp_path, method):
@@ -329,35 +326,35 @@ def test_answers_are_kept_by_what_was_written(tmp_path, method):
     s, problems = Setting(tmp_path, method, end=.15), toy_problems(15)
     s.walk(problems, .5)
     fresh, other = Setting(tmp_path, method, end=.15, store='b'), s.fresh('other', 1)
-    walks = walk(problems, s.router, .5, other)
-    assert walks == walk(problems, fresh.router, .5, fresh.fresh('again', 1)) and [w.path for w in walks] != [w.path for w in s.walk(problems, .5)]
+    walks = walk(problems, s.router, other)
+    assert walks == walk(problems, fresh.router, fresh.fresh('again', 1)) and [w.path for w in walks] != [w.path for w in s.walk(problems, .5)]
     asked = len(s.log)
-    assert asked == len(set(s.log)) == len(s.router.store) and walk(problems, s.router, .5, s.fresh('copy', 1)) == walks and len(s.log) == asked
+    assert asked == len(set(s.log)) == len(s.router.store) and walk(problems, s.router, s.fresh('copy', 1)) == walks and len(s.log) == asked
 
 def test_greedy_and_expected_share_their_questions(tmp_path):
     s, problems = Setting(tmp_path, 'greedy', end=.15), toy_problems(12)
     greedy, asked = s.walk(problems, 0.), len(s.log)
-    assert walk(problems, replace(s.router, scoring='expected'), 0., s.tree) == greedy and len(s.log) == asked
+    assert walk(problems, replace(s.router, scoring='expected', threshold=0.), s.tree) == greedy and len(s.log) == asked
 
 @pytest.mark.parametrize('method', METHODS)
 def test_what_was_not_asked_is_one_clear_line(tmp_path, method):
     s, problems = Setting(tmp_path, method, end=.15), toy_problems(5)
     full = s.walk(problems, .5)
     router, tree = s.offline()
-    with RolloutStore(tmp_path/'none.jsonl', s.router.store.settings) as empty:
-        with pytest.raises(LookupError, match=rf'none.jsonl does not hold what {method.upper() if method == "rsd" else "SpecReason"}.* asks about step 0 of toy-0-') as e:
-            walk(problems, replace(router, store=empty), .5, tree)
+    with RolloutStore(tmp_path/'none.db', s.router.store.settings) as empty:
+        with pytest.raises(LookupError, match=rf'none.db does not hold what {method.upper() if method == "rsd" else "SpecReason"}.* asks about step 0 of toy-0-') as e:
+            walk(problems, replace(router, store=empty), tree)
     assert '\n' not in str(e.value)
     w = next(w for w in full if '1' in w.path and w.path[-1] == '0')                         # now a gap further on
-    with RolloutStore(tmp_path/'part.jsonl', s.router.store.settings) as part:
-        keys = list(s.router.store.index)
+    with RolloutStore(tmp_path/'part.db', s.router.store.settings) as part:
+        keys = s.router.store.keys()
         for k in keys[:1]: part.put(*k, s.router.store.get(*k))
-        with pytest.raises(LookupError, match=rf'asks about step \d+ of {w.problem.id} after "[01]*"$'): walk([w.problem], replace(router, store=part), .5, tree)
+        with pytest.raises(LookupError, match=rf'asks about step \d+ of {w.problem.id} after "[01]*"$'): walk([w.problem], replace(router, store=part), tree)
     live = replace(s.router, model=s.asked)
-    assert walk(problems, live, .5, s.tree) == full
+    assert walk(problems, live, s.tree) == full
 
 def test_answers_of_another_model_or_benchmark_are_refused(tmp_path):
-    prm, path = Rewards(), tmp_path/'r.jsonl'
+    prm, path = Rewards(), tmp_path/'r.db'
     RolloutStore(path, asking_settings('toy', prm)).close()
     other = Rewards(); other.spec = replace(prm.spec, params=5.)
     for said, field in ((asking_settings('gsm8k', prm), 'settings.benchmark'), (asking_settings('toy', other), 'settings.spec.params'),
@@ -376,7 +373,7 @@ def test_company_order_and_history_change_nothing(tmp_path, method):
     together = among.walk(problems, .6)
     alone = Setting(tmp_path, method, end=.15, store='b')
     assert [alone.walk([p], .6)[0] for p in problems[::-1]][::-1] == together
-    for x in baselines_module.THRESHOLDS[::-1]: alone.walk(problems, x)                                    # a store that has seen every threshold
+    for x in THRESHOLDS[::-1]: alone.walk(problems, x)                                    # a store that has seen every threshold
     used = Setting(tmp_path, method, end=.15, store='c')
     for x in (1., .9, .1, 0.): used.walk(problems[::2], x)
     assert used.walk(problems, .6) == alone.walk(problems, .6) == together
@@ -404,10 +401,10 @@ def test_scores_are_digits_over_nine(tmp_path, p, silent):
     p = tuple(0. for _ in p) if silent or sum(p) == 0 else tuple(x/sum(p) for x in p)
     judge = Book(1, {}, {'y': (p, 60, 5)})
     state = State(Problem('toy', 'p', 'Which?', '4'), 0, (Step('y', 0, 'step', generated=9, prompt=50),), '0')
-    with RolloutStore(tmp_path/'s.jsonl', asking_settings('toy', judge)) as store:
+    with RolloutStore(tmp_path/'s.db', asking_settings('toy', judge)) as store:
         (greedy,), calls = asyncio.run(SpecReason(store, judge, 'greedy').score([state]))
         (expected,), _ = asyncio.run(SpecReason(store, None, 'expected').score([state]))
-    (tmp_path/'s.jsonl').unlink()
+    (tmp_path/'s.db').unlink()
     assert greedy == max(range(10), key=lambda d: (p[d], -d))/9 and expected == pytest.approx(sum(d*x for d, x in enumerate(p))/9, abs=1e-12)
     assert 0 <= greedy <= 1 and 0 <= expected <= 1 + 1e-12 and (greedy, expected) == (0, 0) if not any(p) else True
     assert calls == [Call(1, 1, 67, 51, 'judge', 5)]
@@ -419,7 +416,7 @@ def test_the_judge_is_shown_the_chain_and_ten_digits(tmp_path):
         return Choice(digit(5), 60, 1, 0, 53)
     judge.choose = choose
     steps = tuple(Step(t, 0, 'step', generated=2) for t in ('one', 'two'))
-    with RolloutStore(tmp_path/'s.jsonl', asking_settings('toy', judge)) as store:
+    with RolloutStore(tmp_path/'s.db', asking_settings('toy', judge)) as store:
         asyncio.run(SpecReason(store, judge).score([State(Problem('toy', 'p', 'Which?', '4'), 0, steps, '00')]))
     ((system, user, chain, ask), options), = seen
     assert (user['content'], chain) == ('Which?', dict(role='assistant', content='one\n\ntwo')) and list(options) == list('0123456789') and ask['role'] == 'user'
@@ -436,9 +433,9 @@ def world(request, tmp_path_factory):
 @pytest.mark.parametrize('unit', UNITS)
 def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     s, problems, tables = world
-    done = []
-    rows, grid = walk_methods(s.router, problems, tables, s.tree, cost=unit, done=done)
-    assert [d[:2] for d in done] == [('calibration', x) for x in baselines_module.THRESHOLDS] + [('test', grid.threshold)]
+    run = Walker(problems, s.tree)
+    rows, grid = walk_methods(s.router, tables, run, cost=unit)
+    assert {split: len(walks) for split, walks in run.walks.items()} == dict(calibration=11, test=1) and grid.thresholds == THRESHOLDS
     prices = {0: None, 1: 'gpt-4.1-mini'}
     for x, accuracy, cost in zip(grid.thresholds, grid.accuracy, grid.cost):
         hand = [by_hand(s, p, x) for p in problems['calibration']]
@@ -446,10 +443,10 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
         assert accuracy == np.mean([rf'\boxed{{{p.answer}}}' in chain[-1].text for p, (chain, _) in zip(problems['calibration'], hand)])
     assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, tables['calibration'].correct[:, 0].mean()) and (grid.unit, grid.n) == (unit, 15)
     assert (grid.method, grid.on_escalate) == (s.router.name, 'regenerate') and len(rows) == 15
-    column = baselines_module.COLUMNS.index(unit)
+    column = COLUMNS.index(unit)
     for r, p in zip(rows, problems['test']): assert r[column] == pytest.approx(bill(by_hand(s, p, grid.threshold)[1], SIZE, prices)[UNITS.index(unit)], rel=1e-12)
     wrong = replace(tables['test'], correct=1 - tables['test'].correct)
-    assert walk_methods(s.router, problems, dict(tables, test=wrong), s.tree, cost=unit)[1] == grid
+    assert walk_methods(s.router, dict(tables, test=wrong), Walker(problems, s.tree), cost=unit)[1] == grid
 
 def test_the_test_split_chooses_nothing(world):
     s, problems, tables = world
@@ -466,7 +463,7 @@ def test_a_reward_model_must_be_paid_for(world):
     assert '\n' not in str(e.value)
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(method=st.sampled_from(METHODS), seed=st.integers(0, 10**6), some=st.lists(st.sampled_from(baselines_module.THRESHOLDS + (1.1,)), min_size=1, max_size=5, unique=True),
+@given(method=st.sampled_from(METHODS), seed=st.integers(0, 10**6), some=st.lists(st.sampled_from(THRESHOLDS + (1.1,)), min_size=1, max_size=5, unique=True),
        max_steps=st.sampled_from([2, 30]), empty=st.sampled_from([0, .3]), data=st.data())
 def test_reuse_is_what_a_counting_model_wrote(tmp_path, method, seed, some, max_steps, empty, data):
     problems, chosen = toy_problems(6, seed), data.draw(st.integers(0, len(some) - 1))
@@ -488,9 +485,9 @@ def test_reuse_by_hand(tmp_path):
     book = {**STORY, '000': (r'\boxed{5}', 'stop', 11, 0)}
     rewards = {'0': (.9, 46, 6), '00': (.69, 54, 8), '010': (.7, 58, 2), '0100': (.1, 67, 9), '000': (.5, 60, 6)}
     backends, prm = [Book(i, book, None) for i in (0, 1)], Known(rewards)
-    with RolloutStore(tmp_path/'r.jsonl', asking_settings('toy', prm)) as kept, RolloutStore(tmp_path/'t.jsonl', tree_settings('toy', backends)) as store:
+    with RolloutStore(tmp_path/'r.db', asking_settings('toy', prm)) as kept, RolloutStore(tmp_path/'t.db', tree_settings('toy', backends)) as store:
         tree, p = RoutingTree(backends, store), [Problem('toy', 'p', 'Which?', '4')]
-        walks = [walk(p, RSD(kept, prm), x, tree) for x in (0., .7)]
+        walks = [walk(p, RSD(kept, prm, x), tree) for x in (0., .7)]
         assert [w.path for (w,) in walks] == ['000', '0101']
         # at 0: 4 + 5 + 11; at .7: 4 + (5) + 7 + 1 + (6) + 8; both: 4 and 5 once
         assert grid_reuse(walks, tree) == dict(thresholds=2, grid_tokens=42., single_tokens=20., ratio=2.1, mean_tokens=25.5)
