@@ -329,7 +329,7 @@ RECEIPT_COLUMNS = ('benchmark', 'variant', 'method', 'on_escalate', 'alpha', 'se
 
 def saved_policy(folder, benchmark, models):
     "The policy of one folder; ValueError in one line where it cannot be used."
-    from stepwise_routing.training import PolicyRouter, load_policy
+    from stepwise_routing.policy import PolicyRouter, load_policy
     variant, name = folder.parent.name, '/'.join(folder.parts[-4:])
     try:
         policy = load_policy(folder, models=models)

@@ -1,5 +1,5 @@
 "Routers, frontiers, STEER's mixtures, the threshold grid and trained policies, against brute force, simulation and independent formulas."
-import dataclasses, itertools, subprocess, sys
+import itertools, subprocess, sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, li
 from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
 from stepwise_routing.routers import (RECEIPT_COLUMNS, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter,
     SmallOnly, fit_mixture, fit_steer, is_degenerate, load_policies, policy_method, score_thresholds)
-from stepwise_routing.run.config import Config, Run, changed
+from stepwise_routing.run.config import Config, Run
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
@@ -397,18 +397,17 @@ def setting(folder): return Run('toy', Config(), folder, folder/'store').setting
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     "A run directory with policies as notebook 03 leaves them: untrained ones, with thresholds in the middle of their scores."
-    training = pytest.importorskip('stepwise_routing.training')
+    policy = pytest.importorskip('stepwise_routing.policy')
     from stepwise_routing.confidence import fit_scaler
-    from stepwise_routing.policy import RoutingPolicy, policy_inputs
     folder, train, names = tmp_path_factory.mktemp('run'), toy_table(100, 'train'), ('score_logit', 'index', 'final')
     scaler = fit_scaler(train.obs, names)
     variants = ('append', 'absorbing', 'append'), ('per_step', 'per_step', 'append'), ('ablation-short', 'absorbing', 'regenerate')
     for variant, mode, e in variants:
         for seed in (0, 1):
-            p = RoutingPolicy(scaler, mode=mode, p_escalate=.3, seed=seed)
+            p = policy.RoutingPolicy(scaler, mode=mode, p_escalate=.3, seed=seed)
             for q in p.parameters(): q.data *= 3
-            pi = p(p.encode(policy_inputs(train.obs, train.features, names)[train.inside], names))[..., 1].exp()
-            training.save_policy(folder/'policies'/'toy'/variant/f'alpha0.02-seed{seed}', p, float(pi.median()) + 1e-9,
+            pi = p(p.encode(train.obs[train.inside], train.features))[..., 1].exp()
+            policy.save_policy(folder/'policies'/'toy'/variant/f'alpha0.02-seed{seed}', p, pi.median().item() + 1e-9,
                                  alpha=.02, seed=seed, benchmark='toy', variant=variant, models=('toy small', 'toy large'),
                                  on_escalate=e, calibration=SAID)
     return folder
