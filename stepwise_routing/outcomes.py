@@ -268,13 +268,13 @@ def read_tables(
     grade          # its grader, see `Setting.grader`
 )->tuple: # ({split: `OutcomeTable`}, `Agreement` of the grader with Math-Verify or None)
     "The outcome tables of a benchmark, saved."
-    from stepwise_routing.data.grading import is_right
-    from stepwise_routing.data.xverify import agreement
     problems = {split: s.problems(benchmark, split) for split in SPLITS}
     with s.tree(benchmark, grade=grade) as tree:
         tables = {split: outcome_table(some, tree, split) for split, some in problems.items()}
     for split, table in tables.items(): table.save(s.files.outcomes(benchmark, split))
     if s.run.config.data.grader == 'math-verify': return tables, None
+    from stepwise_routing.data.grading import is_right
+    from stepwise_routing.data.xverify import agreement
     by_id = {p.id: p for some in problems.values() for p in some}
     return tables, agreement([by_id[i] for i, _ in tree.grades], [a for _, a in tree.grades], grade, is_right)
 

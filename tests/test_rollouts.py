@@ -1,4 +1,5 @@
-"The routing tree, walks and outcome tables: against a second implementation, by hand, and against each other to the last bit."
+"""The routing tree, walks and outcome tables: against a second implementation, by hand, and against each other to the
+last bit."""
 import asyncio, random, subprocess, sys, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +65,7 @@ class Named(Script):
         n, stay = len(self.asked) - 1, int(states[0].path[-1]) if self.mode == 'absorbing' else self.start
         return [self.script[n] if n < len(self.script) else stay]
 
-# ---------------------------------------------------------------- drawing edges
+# ---- drawing edges
 class Lucky(ToyBackend):
     "A server that ignores seeds: no two draws are the same."
     def _random(self, *key): self.n = getattr(self, 'n', 0) + 1; return random.Random(self.n)
@@ -87,7 +88,8 @@ def test_an_edge_is_drawn_once_however_many_ask(tmp_path, backend):
     tree = make_tree(tmp_path/'s.db', backends=[backend(0, end=.1), backend(1, end=.1)])
     problems = toy_problems(8)
     async def go():
-        wants = [f for p in problems for f in (tree.edge(p, '', 0), tree.run(p, '', 0), tree.edge(p, '', 1), tree.run(p, '', 1), tree.edge(p, '', 0), tree.run(p, '', 0))]
+        wants = [f for p in problems for f in (tree.edge(p, '', 0), tree.run(p, '', 0), tree.edge(p, '', 1),
+                                               tree.run(p, '', 1), tree.edge(p, '', 0), tree.run(p, '', 0))]
         return await asyncio.gather(*wants)
     out = asyncio.run(go())
     for i, p in enumerate(problems):
@@ -141,13 +143,14 @@ def test_walks_run_inside_a_running_loop(tmp_path):
     async def notebook(): return walk(toy_problems(5), Coin(), tree)
     assert len(asyncio.run(notebook())) == 5
 
-# ---------------------------------------------------------------- walks
+# ---- walks
 def reference_walk(problem, router, tree):
     "The semantics again, in another form: a list of (who, step, kept) events, then a bill by definition."
     chain, events = [], []
     draw = lambda m: asyncio.run(tree.edge(problem, ''.join(str(s.model) for s in chain), m))
     over = lambda: bool(chain) and (chain[-1].final or len(chain) == tree.max_steps)
-    state = lambda y: State(problem, tree.sample, (*chain, y), ''.join(str(s.model) for s in (*chain, y)), tree.n_models)
+    state = lambda y: State(problem, tree.sample, (*chain, y), ''.join(str(s.model) for s in (*chain, y)),
+                            tree.n_models)
     chooses, top, writer = tree.n_models > 2 and hasattr(router, 'choose'), tree.n_models - 1, router.start
     def goes_on(y):
         if chooses: return router.choose([state(y)])[0]
@@ -158,7 +161,8 @@ def reference_walk(problem, router, tree):
         redone = False
         while True:
             last = y.final or len(chain) == tree.max_steps - 1
-            silent = router.mode == 'absorbing' and y.model == top or router.start == top and not chooses or y.model == top and last
+            above = y.model < top
+            silent = router.mode == 'absorbing' and not above or router.start == top and not chooses or not above and last
             if redone and (last or router.mode == 'per_step' and router.on_escalate == 'regenerate'): silent = True
             to = None if silent else goes_on(y)
             if not silent and to > y.model and (last or router.on_escalate == 'regenerate'):
@@ -179,8 +183,10 @@ def reference_walk(problem, router, tree):
     return tuple(chain), paper, full
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(kind=st.sampled_from([Coin, Leap]), k=st.integers(2, 4), mode=st.sampled_from(['absorbing', 'per_step']), on_escalate=st.sampled_from(['append', 'regenerate']),
-       threshold=st.sampled_from([0., .2, .5, .8, 1.1]), salt=st.integers(0, 99), cut=st.sampled_from([0, .3]), end=st.sampled_from([.1, .5, 1.]),
+@given(kind=st.sampled_from([Coin, Leap]), k=st.integers(2, 4), mode=st.sampled_from(['absorbing', 'per_step']),
+       on_escalate=st.sampled_from(['append', 'regenerate']),
+       threshold=st.sampled_from([0., .2, .5, .8, 1.1]), salt=st.integers(0, 99), cut=st.sampled_from([0, .3]),
+       end=st.sampled_from([.1, .5, 1.]),
        empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 2, 5, 30]), data=st.data())
 def test_walks_of_any_kind(tmp_path, kind, k, mode, on_escalate, threshold, salt, cut, end, empty, max_steps, data):
     start = data.draw(st.integers(0, k - 1))
@@ -199,47 +205,59 @@ def test_walks_of_any_kind(tmp_path, kind, k, mode, on_escalate, threshold, salt
         assert all(0 <= c.cached <= c.prompt for c in w.calls)
         if mode == 'absorbing': assert list(w.path) == sorted(w.path)
         if threshold == 0: assert set(w.path) == {str(start)}
-        if k == 2: assert w == walk([p], Coin(mode, on_escalate, start, salt, threshold=threshold), tree)[0] # two models: the score says it all
-    assert tree.drawn == drawn and walk(problems, router, RoutingTree(None, tree.store, max_steps=max_steps, grade=tree.grade)) == walks
+        # two models: the score says it all
+        if k == 2: assert w == walk([p], Coin(mode, on_escalate, start, salt, threshold=threshold), tree)[0]
+    assert tree.drawn == drawn
+    assert walk(problems, router, RoutingTree(None, tree.store, max_steps=max_steps, grade=tree.grade)) == walks
     tree.store.close()
 
 def scripted(tmp_path, script, k=2, kind=Script, **kwargs):
-    "The walk of a three-step chain under a script; returns its path, the kinds of its calls and what the router was asked."
+    """The walk of a three-step chain under a script; returns its path, the kinds of its calls and what the router was
+    asked."""
     class Three(ToyBackend):
         "Writes `a0`, `b0`, and an answer as the third step (`a1` if model 1 wrote it, and so on)."
         def _step(self, problem, prefix, seed, last):
             n = len(prefix)
             text = f'{"abc"[n]}{self.index}' + (rf' \boxed{{{self.index}}}' if n == 2 else '')
             return Step(text, self.index, 'step', (0,), (len(text),), (.5,), (1,), (1.,), 10, 100 + 10*n)
-    tree = make_tree(tmp_path/f'{abs(hash((script, kind.__name__, str(kwargs))))}.db', backends=[Three(i) for i in range(k)])
+    tree = make_tree(tmp_path/f'{abs(hash((script, kind.__name__, str(kwargs))))}.db',
+                     backends=[Three(i) for i in range(k)])
     router = kind(script=script, **kwargs)
     (w,) = walk(toy_problems(1), router, tree)
-    return w.path, [(c.model, c.kind, c.prompt - c.cached, c.generated) for c in w.calls], [s.path for s in router.asked]
+    return w.path, [(c.model, c.kind, c.prompt - c.cached, c.generated) for c in w.calls], [s.path
+        for s in router.asked]
 
 def test_absorbing_append(tmp_path):
-    assert scripted(tmp_path, (0, 1)) == ('001', [(0, 'step', 100, 10), (0, 'step', 0, 10), (1, 'step', 120, 10)], ['0', '00'])
+    assert scripted(tmp_path, (0, 1)) == ('001', [(0, 'step', 100, 10), (0, 'step', 0, 10), (1, 'step', 120, 10)],
+                                          ['0', '00'])
     assert scripted(tmp_path, (1,)) == ('011', [(0, 'step', 100, 10), (1, 'step', 110, 20)], ['0'])
-    assert scripted(tmp_path, (0, 0, 1)) == ('001', [(0, 'step', 100, 10), (0, 'step', 0, 10), (0, 'draft', 0, 10), (1, 'step', 120, 10)], ['0', '00', '000'])
+    assert scripted(tmp_path, (0, 0, 1)) == ('001', [(0, 'step', 100, 10), (0, 'step', 0, 10), (0, 'draft', 0, 10),
+                                                     (1, 'step', 120, 10)], ['0', '00', '000'])
     assert scripted(tmp_path, ())[0] == '000'
     assert scripted(tmp_path, (1,), start=1) == ('111', [(1, 'step', 100, 30)], [])
 
 def test_absorbing_regenerate(tmp_path):
-    assert scripted(tmp_path, (0, 1), on_escalate='regenerate') == ('011', [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 20)], ['0', '00'])
-    assert scripted(tmp_path, (1,), on_escalate='regenerate') == ('111', [(0, 'draft', 100, 10), (1, 'step', 100, 30)], ['0'])
+    assert scripted(tmp_path, (0, 1), on_escalate='regenerate') == ('011',
+        [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 20)], ['0', '00'])
+    assert scripted(tmp_path, (1,), on_escalate='regenerate') == ('111',
+        [(0, 'draft', 100, 10), (1, 'step', 100, 30)], ['0'])
 
 def test_per_step_append(tmp_path):
     path, calls, asked = scripted(tmp_path, (1, 0, 1), mode='per_step')
-    assert (path, asked) == ('011', ['0', '01', '010']) and calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (0, 'draft', 10, 10), (1, 'step', 0, 10)]
+    assert (path, asked) == ('011', ['0', '01', '010'])
+    assert calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (0, 'draft', 10, 10), (1, 'step', 0, 10)]
     assert scripted(tmp_path, (1, 1), mode='per_step')[::2] == ('011', ['0', '01'])
 
 def test_per_step_regenerate(tmp_path):
     path, calls, asked = scripted(tmp_path, (0, 1, 0), mode='per_step', on_escalate='regenerate')
-    assert (path, asked) == ('010', ['0', '00', '010']) and calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 10), (0, 'step', 10, 10)]
+    assert (path, asked) == ('010', ['0', '00', '010'])
+    assert calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 10), (0, 'step', 10, 10)]
 
 def test_three_models(tmp_path):
     assert scripted(tmp_path, (1, 1), k=3)[::2] == ('012', ['0', '01'])
     assert scripted(tmp_path, (1, 1), k=3, on_escalate='regenerate')[::2] == ('222', ['0', '1'])
-    assert scripted(tmp_path, (0, 0, 1, 1), k=3)[::2] == ('001', ['0', '00', '000'])  # a last step is regenerated once, and ends the walk
+    # a last step is regenerated once, and ends the walk
+    assert scripted(tmp_path, (0, 0, 1, 1), k=3)[::2] == ('001', ['0', '00', '000'])
     assert scripted(tmp_path, (1, 1, 1), k=3, mode='per_step')[::2] == ('012', ['0', '01'])
 
 def leaps(tmp_path, *script, **kwargs): return scripted(tmp_path, script, 3, Named, **kwargs)
@@ -248,30 +266,41 @@ def test_a_choice_jumps_over_a_model(tmp_path):
     path, calls, asked = leaps(tmp_path, 2)
     assert (path, asked) == ('022', ['0']) and calls == [(0, 'step', 100, 10), (2, 'step', 110, 20)]
     path, calls, asked = leaps(tmp_path, 1, 2)                            # up by one, and asked again there
-    assert (path, asked) == ('012', ['0', '01']) and calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (2, 'step', 120, 10)]
-    path, calls, asked = leaps(tmp_path, 0, 0, 2)                         # a last step is written again, by the one chosen
-    assert (path, asked) == ('002', ['0', '00', '000']) and [c[:2] for c in calls] == [(0, 'step'), (0, 'step'), (0, 'draft'), (2, 'step')]
+    assert (path, asked) == ('012', ['0', '01'])
+    assert calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (2, 'step', 120, 10)]
+    # a last step is written again, by the one chosen
+    path, calls, asked = leaps(tmp_path, 0, 0, 2)
+    assert (path, asked) == ('002', ['0', '00', '000'])
+    assert [c[:2] for c in calls] == [(0, 'step'), (0, 'step'), (0, 'draft'), (2, 'step')]
     assert leaps(tmp_path)[0] == '000' and leaps(tmp_path, 1)[::2] == ('011', ['0', '01', '011'])
 
 def test_a_choice_writes_the_step_again(tmp_path):
     path, calls, asked = leaps(tmp_path, 2, on_escalate='regenerate')
     assert (path, asked) == ('222', ['0']) and calls == [(0, 'draft', 100, 10), (2, 'step', 100, 30)]
     path, calls, asked = leaps(tmp_path, 0, 1, 2, on_escalate='regenerate')
-    assert (path, asked) == ('022', ['0', '00', '01']) and calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'draft', 110, 10), (2, 'step', 110, 20)]
+    assert (path, asked) == ('022', ['0', '00', '01'])
+    assert calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'draft', 110, 10), (2, 'step', 110, 20)]
     assert leaps(tmp_path, 0, 0, 1, on_escalate='regenerate')[::2] == ('001', ['0', '00', '000'])
 
 def test_a_choice_per_step_is_any_model(tmp_path):
     path, calls, asked = leaps(tmp_path, 2, 1, mode='per_step')
-    assert (path, asked) == ('021', ['0', '02', '021']) and calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (1, 'step', 120, 10)]
-    path, calls, asked = leaps(tmp_path, 2, 0, 2, mode='per_step')        # down again, and the last step once more by the largest
-    assert (path, asked) == ('022', ['0', '02', '020']) and calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (0, 'draft', 10, 10), (2, 'step', 0, 10)]
-    path, calls, asked = leaps(tmp_path, 2, 1, mode='per_step', on_escalate='regenerate') # a step written again is not asked about
-    assert (path, asked) == ('210', ['0', '20', '210']) and [c[:2] for c in calls] == [(0, 'draft'), (2, 'step'), (0, 'draft'), (1, 'step'), (0, 'step')]
-    assert leaps(tmp_path, 0, 1, 1, mode='per_step', start=2)[::2] == ('201', ['2', '20', '201']) # who starts at the top may come down
+    assert (path, asked) == ('021', ['0', '02', '021'])
+    assert calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (1, 'step', 120, 10)]
+    # down again, and the last step once more by the largest
+    path, calls, asked = leaps(tmp_path, 2, 0, 2, mode='per_step')
+    assert (path, asked) == ('022', ['0', '02', '020'])
+    assert calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (0, 'draft', 10, 10), (2, 'step', 0, 10)]
+    # a step written again is not asked about
+    path, calls, asked = leaps(tmp_path, 2, 1, mode='per_step', on_escalate='regenerate')
+    assert (path, asked) == ('210', ['0', '20', '210'])
+    assert [c[:2] for c in calls] == [(0, 'draft'), (2, 'step'), (0, 'draft'), (1, 'step'), (0, 'step')]
+    # who starts at the top may come down
+    assert leaps(tmp_path, 0, 1, 1, mode='per_step', start=2)[::2] == ('201', ['2', '20', '201'])
     assert leaps(tmp_path, 0, 2, mode='per_step', on_escalate='regenerate', start=1)[::2] == ('121', ['1', '10', '121'])
 
 def test_a_choice_out_of_reach_is_one_clear_line(tmp_path):
-    for script, kwargs, what in (((1, 0), {}, 'router coin: chose model 0; absorbing, it can go on with 1 to 2'), ((3,), {}, 'chose model 3'),
+    for script, kwargs, what in (((1, 0), {}, 'router coin: chose model 0; absorbing, it can go on with 1 to 2'),
+                                 ((3,), {}, 'chose model 3'),
                                  ((-1,), dict(mode='per_step'), 'per_step, it can go on with 0 to 2')):
         with pytest.raises(ValueError) as e: leaps(tmp_path, *script, **kwargs)
         assert what in str(e.value) and '\n' not in str(e.value)
@@ -279,11 +308,13 @@ def test_a_choice_out_of_reach_is_one_clear_line(tmp_path):
 def test_a_choice_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
     class Judge(Named):
         async def choose(self, states): return Named.choose(self, states), [Call(-1, 1, 50, 0, 'judge')]
-    assert scripted(tmp_path, (1, 2), 3, Judge)[1] == [(0, 'step', 100, 10), (-1, 'judge', 50, 1), (1, 'step', 110, 10), (-1, 'judge', 50, 1), (2, 'step', 120, 10)]
+    assert scripted(tmp_path, (1, 2), 3, Judge)[1] == [(0, 'step', 100, 10), (-1, 'judge', 50, 1),
+                                                       (1, 'step', 110, 10), (-1, 'judge', 50, 1), (2, 'step', 120, 10)]
 
 def test_rescoring_reads_the_step_with_the_start_model_once(tmp_path):
     path, calls, asked = scripted(tmp_path, (1, 0), mode='per_step', rescore=True)
-    assert path == '010' and [c[:2] for c in calls] == [(0, 'step'), (1, 'step'), (0, 'score'), (0, 'step')] and calls[2][3] == 0
+    assert path == '010' and [c[:2] for c in calls] == [(0, 'step'), (1, 'step'), (0, 'score'), (0, 'step')]
+    assert calls[2][3] == 0
     tree, problems = make_tree(tmp_path/'s.db', end=.1), toy_problems(6)
     router = Coin(mode='per_step', threshold=.6)
     router.rescore = True
@@ -306,20 +337,23 @@ def test_a_router_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
 
 def test_bad_input_is_one_clear_line(tmp_path):
     tree, problems = make_tree(tmp_path/'s.db'), toy_problems(2)
-    for call, what in ((lambda: walk(problems, Coin(mode='absorb'), tree), "unknown mode 'absorb' (did you mean 'absorbing'?)"),
+    for call, what in ((lambda: walk(problems, Coin(mode='absorb'), tree),
+                        "unknown mode 'absorb' (did you mean 'absorbing'?)"),
                        (lambda: walk(problems, Coin(on_escalate='redo'), tree), "unknown on_escalate 'redo'"),
                        (lambda: walk(problems, Coin(start=2), tree), 'start 2 is none of the 2 models'),
                        (lambda: walk(toy_problems(1, benchmark='gsm8k'), Coin(), tree), 'is the store of toy'),
-                       (lambda: RoutingTree(toy_backends(2, params=5), tree.store), 'settings.models[0].spec.params is'),
+                       (lambda: RoutingTree(toy_backends(2, params=5), tree.store),
+                        'settings.models[0].spec.params is'),
                        (lambda: outcome_table([], tree, 'test'), 'at least one problem'),
                        (lambda: collect_rollouts(problems, make_tree(tmp_path/'3.db', 3)), 'this tree has 3')):
         with pytest.raises(ValueError) as e: call()
         assert what in str(e.value) and '\n' not in str(e.value)
     for replay in (lambda t: outcome_table(problems, t, 'test'), lambda t: walk(problems, Coin(), t)):
-        with pytest.raises(LookupError, match='does not hold step 0 of toy-0-0 by model 0'): replay(RoutingTree(None, tree.store))
+        with pytest.raises(LookupError, match='does not hold step 0 of toy-0-0 by model 0'):
+            replay(RoutingTree(None, tree.store))
     with pytest.raises(FileNotFoundError, match='run notebook 02a first'): OutcomeTable.load(tmp_path/'none.npz')
 
-# ---------------------------------------------------------------- the outcome table
+# ---- the outcome table
 def first_escalation(router, table, problems):
     "Per problem, the first small step after which the router escalates, -1 where there is none."
     states = lambda p, T: [State(p, 0, (), '0'*(t + 1)) for t in range(T)]
@@ -331,8 +365,10 @@ def agree(outcome, walks, specs):
     made = lambda w, m: sum(c.generated for c in w.calls if c.model == m)
     read = lambda w, m: sum(c.prompt - c.cached for c in w.calls if c.model == m)
     truth = dict(correct=[w.correct for w in walks], paper_flops=[generation_flops(w.calls, specs) for w in walks],
-                 full_flops=[generation_flops(w.calls, specs, 'full') for w in walks], steps=[len(w.steps) for w in walks],
-                 large_steps=[w.path.count('1') for w in walks], small_tokens=[made(w, 0) for w in walks], large_tokens=[made(w, 1) for w in walks],
+                 full_flops=[generation_flops(w.calls, specs, 'full') for w in walks],
+                 steps=[len(w.steps) for w in walks],
+                 large_steps=[w.path.count('1') for w in walks], small_tokens=[made(w, 0) for w in walks],
+                 large_tokens=[made(w, 1) for w in walks],
                  small_prompt=[read(w, 0) for w in walks], large_prompt=[read(w, 1) for w in walks],
                  cents=[api_cost(w.calls, specs) for w in walks])
     for k, v in truth.items(): np.testing.assert_array_equal(outcome[k], v, k)
@@ -340,10 +376,13 @@ def agree(outcome, walks, specs):
     return {*truth, 'small_cents', 'large_cents'} == set(outcome)
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(on_escalate=st.sampled_from(['append', 'regenerate']), threshold=st.floats(0, 1.1), salt=st.integers(0, 10**6), cut=st.sampled_from([0, .1, .5]),
-       end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 3, 30]), params=st.sampled_from([None, 1_543_714_304]),
+@given(on_escalate=st.sampled_from(['append', 'regenerate']), threshold=st.floats(0, 1.1), salt=st.integers(0, 10**6),
+       cut=st.sampled_from([0, .1, .5]),
+       end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 3, 30]),
+       params=st.sampled_from([None, 1_543_714_304]),
        prices=st.sampled_from([(), (None, 'gpt-4.1-mini'), ('gpt-4o-mini', 'gpt-4.1-mini')]))
-def test_table_and_walk_agree_exactly(tmp_path, on_escalate, threshold, salt, cut, end, empty, max_steps, params, prices):
+def test_table_and_walk_agree_exactly(tmp_path, on_escalate, threshold, salt, cut, end, empty, max_steps, params,
+                                      prices):
     path, problems = tmp_path/'s.db', toy_problems(8, salt)
     path.unlink(missing_ok=True)
     tree = make_tree(path, max_steps=max_steps, cut=cut, end=end, empty=empty, params=params, prices=prices)
@@ -359,7 +398,8 @@ def test_table_and_walk_agree_exactly(tmp_path, on_escalate, threshold, salt, cu
         stop = Coin(on_escalate=on_escalate)
         stop.escalates = lambda states: [len(states[0].path) == t + 1]
         stop.table_escalates = lambda table: np.arange(table.obs.shape[1]) == t + np.zeros((len(table), 1))
-        assert (escalation_times(stop, table) == at).all() and agree(replay(stop, table), walk(problems, stop, tree), tree.specs)
+        assert (escalation_times(stop, table) == at).all()
+        assert agree(replay(stop, table), walk(problems, stop, tree), tree.specs)
         assert agree(table.outcome(at, on_escalate), walk(problems, stop, tree), tree.specs)
     tree.store.close()
 
@@ -370,12 +410,15 @@ def test_table_shapes_and_fill(tmp_path):
     table = outcome_table(problems, tree, 'train')
     n, S = len(problems), table.n_steps.max()
     beyond = np.arange(S + 1) > table.n_steps[:, None]
-    assert table.obs.shape == (n, S, len(table.features)) and len(table) == n and table.split == 'train' and table.benchmark == 'toy'
+    assert table.obs.shape == (n, S, len(table.features)) and len(table) == n and table.split == 'train'
+    assert table.benchmark == 'toy'
     assert (np.isnan(table.correct) == beyond).all() and np.isin(table.correct[~beyond], (0, 1)).all()
     for k in ('large_tokens', 'large_prompt', 'large_steps'):
         x = getattr(table, k)
-        assert x.shape == (n, S + 1) and x.dtype.kind == 'i' and ((x > 0) == (np.arange(S + 1) < table.n_steps[:, None])).all()
-    for k in ('small_tokens', 'small_prompt'): assert (getattr(table, k)[beyond[:, 1:]] == 0).all() and getattr(table, k).shape == (n, S)
+        assert x.shape == (n, S + 1) and x.dtype.kind == 'i'
+        assert ((x > 0) == (np.arange(S + 1) < table.n_steps[:, None])).all()
+    for k in ('small_tokens', 'small_prompt'):
+        assert (getattr(table, k)[beyond[:, 1:]] == 0).all() and getattr(table, k).shape == (n, S)
     assert (table.small_prompt[:, 0] > 0).all() and (table.small_prompt[:, 1:] == 0).all()
     assert (np.isnan(table.obs[..., 0]) == beyond[:, 1:]).all()
     for bad in (-2, S + 1):
@@ -398,8 +441,10 @@ def test_table_is_the_same_after_any_history(tmp_path):
     table = OutcomeTable.load(tmp_path/'out'/'whole.npz')
     table.save(tmp_path/'again.npz')
     assert (tmp_path/'again.npz').read_bytes() == whole
-    with zipfile.ZipFile(tmp_path/'again.npz') as z: assert {i.date_time for i in z.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-    assert (type(table.split), type(table.models), type(table.params[0])) == (str, tuple, float) and table.features[0] == 'score_logit'
+    with zipfile.ZipFile(tmp_path/'again.npz') as z:
+        assert {i.date_time for i in z.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+    assert (type(table.split), type(table.models), type(table.params[0])) == (str, tuple, float)
+    assert table.features[0] == 'score_logit'
 
 PRICED = (None, 'gpt-4.1-mini')
 def test_cents_of_a_table_are_bills(tmp_path):
@@ -411,9 +456,11 @@ def test_cents_of_a_table_are_bills(tmp_path):
         small = tree.steps(p, '0'*T)
         want = [price(s.prompt, s.prompt//3, s.generated, .15, .075, .60) for s in small]   # a request a step
         np.testing.assert_allclose(table.small_cents[i], want + [0.]*(table.obs.shape[1] - T), rtol=1e-12)
-        for t in range(T):                                                                    # one request for all it writes
+        # one request for all it writes
+        for t in range(T):
             rest = tree.steps(p, '0'*t + '1'*table.large_steps[i, t])[t:]
-            assert table.large_cents[i, t] == pytest.approx(price(rest[0].prompt, rest[0].prompt//3, sum(s.generated for s in rest), .40, .10, 1.60), rel=1e-12)
+            assert table.large_cents[i, t] == pytest.approx(price(rest[0].prompt, rest[0].prompt//3,
+                sum(s.generated for s in rest), .40, .10, 1.60), rel=1e-12)
         assert (table.large_cents[i, T:] == 0).all()
     np.testing.assert_allclose(table.large_only()['cents'], table.large_cents[:, 0])
     never, first = table.outcome(-1), table.outcome(0, 'regenerate')
@@ -426,7 +473,8 @@ def test_cents_are_nothing_for_open_models_and_are_kept_in_the_file(tmp_path):
         tree, problems = make_tree(tmp_path/f'{name}.db', prices=prices), toy_problems(12)
         collect_rollouts(problems, tree)
         table = outcome_table(problems, tree, 'test')
-        assert table.small_cents.shape == table.small_tokens.shape and table.large_cents.shape == table.large_tokens.shape
+        assert table.small_cents.shape == table.small_tokens.shape
+        assert table.large_cents.shape == table.large_tokens.shape
         assert table.small_cents.dtype == table.large_cents.dtype == float and (table.small_cents == 0).all()
         assert ((table.large_cents > 0) == (table.large_tokens > 0)*bool(prices)).all()
         table.save(tmp_path/f'{name}.npz')
@@ -442,11 +490,14 @@ def test_a_table_without_cents_is_one_clear_line(tmp_path):
         with zipfile.ZipFile(tmp_path/'new.npz') as new, zipfile.ZipFile(tmp_path/'old.npz', 'w') as old:
             for i in new.infolist():
                 if i.filename != f'{lacking}.npy': old.writestr(i, new.read(i))
-        with pytest.raises(ValueError, match=rf'old.npz has no {lacking}: another version wrote it; run notebook 02a again') as e: OutcomeTable.load(tmp_path/'old.npz')
+        with pytest.raises(ValueError,
+                           match=rf'old.npz has no {lacking}: another version wrote it; run notebook 02a again') as e:
+            OutcomeTable.load(tmp_path/'old.npz')
         assert '\n' not in str(e.value)
 
 def test_no_torch_is_needed():
-    code = 'import sys; import stepwise_routing.rollouts; print(sorted({"torch", "transformers", "pandas", "matplotlib", "sklearn"} & set(sys.modules)))'
+    code = ('import sys; import stepwise_routing.rollouts; '
+            'print(sorted({"torch", "transformers", "pandas", "matplotlib", "sklearn"} & set(sys.modules)))')
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
 
 def test_table_and_walk_agree_on_the_micro_models(tmp_path):
@@ -455,7 +506,8 @@ def test_table_and_walk_agree_on_the_micro_models(tmp_path):
     from stepwise_routing.core import run_async
     from stepwise_routing.models.transformers import load_micro, micro_path
     backends, problems = [load_micro('small'), load_micro('large')], load_problems('micro-math', 'test', 6)
-    trees = [RoutingTree(backends, RolloutStore(tmp_path/f'{i}.db', tree_settings('micro-math', backends))) for i in range(2)]
+    trees = [RoutingTree(backends, RolloutStore(tmp_path/f'{i}.db', tree_settings('micro-math', backends)))
+             for i in range(2)]
     routers = [Coin(on_escalate=e, threshold=x) for e in ('append', 'regenerate') for x in (.3, .7)]
     lives = [walk(problems, router, trees[0]) for router in routers]
     collect_rollouts(problems[::-1], trees[1])             # the same draws, in other batches, into another store
