@@ -124,6 +124,7 @@ def extra_cost(
     cheapest = price.min(1)
     return cheapest, np.where(grid['correct'] == 1, price, np.inf).min(1) - cheapest
 
+# %% ../nbs/04a_bounds.ipynb #oracle-frontier-def
 def oracle_frontier(
     table,                    # `OutcomeTable`
     on_escalate:str='append', # or "regenerate"

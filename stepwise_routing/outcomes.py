@@ -96,6 +96,7 @@ def charge(self:OutcomeTable,
     out['full_flops'] = out['paper_flops'] + 2.*N*out['small_prompt'] + 2.*M*out['large_prompt']
     return out
 
+# %% ../nbs/02a_outcomes.ipynb #large-only
 @patch
 def large_only(self:OutcomeTable)->dict:
     "What the large model alone comes to: arrays [problem]."
@@ -115,6 +116,7 @@ def outcome(self:OutcomeTable,
     redo = (t == T - 1) | (on_escalate == 'regenerate')
     return self.charge(np.where(never, T, t + ~redo), np.where(never, T, t + 1))
 
+# %% ../nbs/02a_outcomes.ipynb #grid
 @patch
 def grid(self:OutcomeTable,
     on_escalate:str='append' # or "regenerate"
@@ -189,6 +191,7 @@ def save(self:OutcomeTable, path):
                 z.writestr(zipfile.ZipInfo(f.name + '.npy'), b.getvalue())
     write_file(path, whole.getvalue())
 
+# %% ../nbs/02a_outcomes.ipynb #load
 @patch(cls_method=True)
 def load(cls:OutcomeTable, path):
     "Read a saved table. FileNotFoundError or ValueError in one line where that cannot be."
@@ -216,6 +219,7 @@ def escalation_times(
     hits = np.asarray(router.table_escalates(table)) & table.inside
     return np.where(hits.any(1), hits.argmax(1), table.n_steps)
 
+# %% ../nbs/02a_outcomes.ipynb #replay
 def replay(
     router, # absorbing `Router`
     table   # `OutcomeTable`
@@ -249,6 +253,7 @@ def take_rows(
     columns = [f.name for f in fields(table) if isinstance(getattr(table, f.name), np.ndarray)]
     return replace(table, **{k: getattr(table, k)[rows] for k in columns})
 
+# %% ../nbs/02a_outcomes.ipynb #walk-tables
 def walk_tables(
     problems:dict, # split -> `Problem`s, for "calibration" and "test"
     tables:dict    # split -> `OutcomeTable` of at least these problems, in the same order

@@ -404,7 +404,7 @@ def test_what_was_not_asked_is_one_clear_line(tmp_path, method):
     name = 'RSD' if method == 'rsd' else 'SpecReason'
     with RolloutStore(tmp_path/'none.db', s.router.store.settings) as empty:
         with pytest.raises(LookupError,
-                           match=rf'none.db does not hold what {method.upper() if method == "rsd" else "SpecReason"}.* asks about step 0 of toy-0-') as e:
+                           match=rf'none.db does not hold what {name}.* asks about step 0 of toy-0-') as e:
             walk(problems, replace(router, store=empty), tree)
     assert '\n' not in str(e.value)
     w = next(w for w in full if '1' in w.path and w.path[-1] == '0')                         # now a gap further on

@@ -162,7 +162,7 @@ def reference_walk(problem, router, tree):
         while True:
             last = y.final or len(chain) == tree.max_steps - 1
             above = y.model < top
-            silent = router.mode == 'absorbing' and not above or router.start == top and not chooses or not above and last
+            silent = not above and (last or router.mode == 'absorbing') or router.start == top and not chooses
             if redone and (last or router.mode == 'per_step' and router.on_escalate == 'regenerate'): silent = True
             to = None if silent else goes_on(y)
             if not silent and to > y.model and (last or router.on_escalate == 'regenerate'):
