@@ -1,5 +1,6 @@
-"Routers, frontiers, STEER's mixtures, the threshold grid and trained policies, against brute force, simulation and independent formulas."
-import dataclasses, itertools, subprocess, sys
+"""Routers, frontiers, STEER's mixtures, the threshold grid and trained policies, against brute force, simulation and
+independent formulas."""
+import itertools, subprocess, sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,18 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing import baselines as baselines_module
-from stepwise_routing.baselines import (COLUMNS, RECEIPT_COLUMNS, STEER, LargeOnly, Mixture, RandomRouter,
-    SavedPolicy, ScoreRouter, SmallOnly, choose_threshold, fit_mixture, fit_steer, grid_search, is_degenerate,
-    load_policies, outcome_rows, policy_method, policy_rows, receipt_rows, replay_methods, save_rows,
-    score_thresholds, walk_methods, walker)
-from stepwise_routing.bounds import (OracleRouter, cost_matched, mixing_line, oracle_frontier, oracle_times,
-    random_frontier, random_outcome)
-from stepwise_routing.outcomes import escalation_times, outcome_grid, replay, toy_table, walk_outcome, walk_tables
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, Walker,
+                                        choose_threshold,
+    grid_rows, grid_search, outcome_rows, policy_grid, policy_rows, receipt_rows, replay_case, replay_methods,
+    save_case,
+    save_rows, walk_methods)
+from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line, oracle_frontier,
+    oracle_times, random_frontier, random_outcome)
+from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
+from stepwise_routing.routers import (RECEIPT_COLUMNS, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter,
+    SmallOnly, fit_mixture, fit_steer, is_degenerate, load_policies, policy_method, score_thresholds)
+from stepwise_routing.run.config import Config, Run
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
-# ---- replay -------------------------------------------------------------------------------------------------------------------------
+# ---- replay ----
 def slow_time(scores, T, threshold):
     for t in range(T):
         if scores[t] < threshold: return t
@@ -27,22 +31,21 @@ def slow_time(scores, T, threshold):
 @pytest.mark.parametrize('on_escalate', READINGS)
 @pytest.mark.parametrize('threshold', [0., .1, .5, .95, 1.])
 def test_replay_is_the_first_crossing(on_escalate, threshold):
-    table, router = toy_table(60), RandomRouter(on_escalate=on_escalate)
+    table, router = toy_table(60), RandomRouter(on_escalate=on_escalate, threshold=threshold)
     scores = router.table_score(table)
     t = np.array([slow_time(s, T, threshold) for s, T in zip(scores, table.n_steps)])
-    assert (escalation_times(router, table, threshold) == t).all()
-    got, want = replay(router, table, threshold), table.outcome(t, on_escalate)
+    assert (escalation_times(router, table) == t).all()
+    got, want = replay(router, table), table.outcome(t, on_escalate)
     assert all((got[k] == want[k]).all() for k in want)
 
-def test_many_thresholds_at_once():
+def test_a_higher_threshold_escalates_no_later():
     table, router = toy_table(50), RandomRouter()
-    many = escalation_times(router, table, baselines_module.THRESHOLDS)
-    assert all((many[:, i] == escalation_times(router, table, x)).all() for i, x in enumerate(baselines_module.THRESHOLDS))
+    many = np.stack([escalation_times(router.at(x), table) for x in THRESHOLDS], 1)
     assert (np.diff(many, axis=1) <= 0).all(), 'a higher threshold never escalates later'
 
 def test_single_models():
     table = toy_table(80)
-    small, large = replay(SmallOnly(), table, 1.), replay(LargeOnly(), table, 1.)
+    small, large = replay(SmallOnly(), table), replay(LargeOnly(), table)
     assert small['large_tokens'].sum() == 0 and large['small_tokens'].sum() == 0
     assert (large['correct'] == table.correct[:, 0]).all()
     assert (small['correct'] == table.correct[np.arange(80), table.n_steps]).all()
@@ -51,7 +54,8 @@ def test_single_models():
     assert line['cost'].tolist() == [small['paper_flops'].mean(), large['paper_flops'].mean()]
 
 def state(problem, sample, n, benchmark='toy'):
-    return SimpleNamespace(problem=SimpleNamespace(benchmark=benchmark, id=problem), sample=sample, steps=(None,)*n, path='0'*n)
+    return SimpleNamespace(problem=SimpleNamespace(benchmark=benchmark, id=problem), sample=sample, steps=(None,)*n,
+                           path='0'*n)
 
 def test_random_scores_are_those_of_the_walk_and_uniform():
     table, router = toy_table(300), RandomRouter()
@@ -61,31 +65,35 @@ def test_random_scores_are_those_of_the_walk_and_uniform():
         assert walked == scores[i, :table.n_steps[i]].tolist()
     flat = np.sort(scores[~np.isnan(scores)])
     assert 0 <= flat[0] and flat[-1] < 1
-    assert np.abs(flat - (np.arange(len(flat)) + .5)/len(flat)).max() < 1.63/np.sqrt(len(flat)), 'Kolmogorov-Smirnov at 1 %'
+    assert np.abs(flat - (np.arange(len(flat)) +
+                          .5)/len(flat)).max() < 1.63/np.sqrt(len(flat)), 'Kolmogorov-Smirnov at 1 %'
     assert (RandomRouter(seed=1).table_score(table)[0] != scores[0])[:table.n_steps[0]].all()
 
 def test_bare_scores_are_the_observation():
     table, r = toy_table(300, 'calibration'), ScoreRouter('score_logit', 'regenerate')
-    assert (r.name, r.on_escalate) == ('Bare score_logit', 'regenerate') and np.array_equal(r.table_score(table), table.obs[..., 0], equal_nan=True)
+    assert (r.name, r.on_escalate) == ('Bare score_logit', 'regenerate')
+    assert np.array_equal(r.table_score(table), table.obs[..., 0], equal_nan=True)
     x = score_thresholds(r, table, 10)
     assert len(x) == 11 and (np.diff(x) > 0).all()
     scores = table.obs[..., 0][~np.isnan(table.obs[..., 0])]
     share = [(scores < t).mean() for t in x[:-1]]
     assert np.allclose(share, np.arange(10)/10, atol=2/len(scores)), 'the grid is even in the scores'
-    assert (escalation_times(r, table, x[0]) == table.n_steps).all() and (escalation_times(r, table, x[-1]) == 0).all()
+    assert (escalation_times(r.at(x[0]), table) == table.n_steps).all()
+    assert (escalation_times(r.at(x[-1]), table) == 0).all()
     with pytest.raises(ValueError, match='was handed the test split'): score_thresholds(r, toy_table(20))
-    with pytest.raises(ValueError, match=r"unknown feature 'score_logits' \(did you mean 'score_logit'\?\)"): ScoreRouter('score_logits')
+    with pytest.raises(ValueError, match=r"unknown feature 'score_logits' \(did you mean 'score_logit'\?\)"):
+        ScoreRouter('score_logits')
 
-def test_oracle_router_scores_agree_with_the_table():
+def test_oracle_router_agrees_with_the_table():
     table = toy_table(60)
     for e in READINGS:
         router = OracleRouter.of(table, e)
-        assert (escalation_times(router, table, .5) == oracle_times(table, e)).all()
+        assert (escalation_times(router, table) == oracle_times(table, e)).all()
         for i in range(60):
-            walked = [router.score([state(table.problem_id[i], 0, t + 1)])[0] for t in range(table.n_steps[i])]
-            assert walked == router.table_score(table)[i, :table.n_steps[i]].tolist()
+            walked = [router.escalates([state(table.problem_id[i], 0, t + 1)])[0] for t in range(table.n_steps[i])]
+            assert walked == router.table_escalates(table)[i, :table.n_steps[i]].tolist()
 
-# ---- frontiers ----------------------------------------------------------------------------------------------------------------------
+# ---- frontiers ----
 def tiny(seed, n=4):
     table = toy_table(n, seed=seed)
     r = np.random.default_rng(seed) # not the usual order of costs
@@ -110,9 +118,10 @@ def test_oracle_frontier_is_brute_force(on_escalate, seed):
 @pytest.mark.parametrize('seed', range(6))
 def test_oracle_is_the_cheapest_right_time(on_escalate, seed):
     table = tiny(seed, 12)
-    got = replay(OracleRouter.of(table, on_escalate), table, .5)
+    got = replay(OracleRouter.of(table, on_escalate), table)
     for i, T in enumerate(table.n_steps):
-        every = [{k: v[i] for k, v in table.outcome(np.minimum(t, table.n_steps), on_escalate).items()} for t in range(T + 1)]
+        every = [{k: v[i] for k, v in table.outcome(np.minimum(t, table.n_steps), on_escalate).items()}
+                 for t in range(T + 1)]
         right = [o['paper_flops'] for o in every if o['correct'] == 1]
         assert got['correct'][i] == bool(right)
         assert got['paper_flops'][i] == (min(right) if right else every[T]['paper_flops'])
@@ -135,7 +144,7 @@ def test_random_frontier_is_what_coins_come_to(on_escalate):
 def test_hashed_coin_agrees_with_its_expectation():
     table = toy_table(2000)
     for p in (.1, .4):
-        o, e = replay(RandomRouter(), table, p), random_outcome(table, p)
+        o, e = replay(RandomRouter(threshold=p), table), random_outcome(table, p)
         for k in ('correct', 'paper_flops', 'steps'):
             assert abs(o[k].mean() - e[k].mean()) < 4*np.std(o[k] - e[k])/np.sqrt(2000)
 
@@ -158,8 +167,9 @@ def test_cost_matched_says_what_is_possible():
         assert p == 1.
         for p in (0., 1.): assert cost_matched(table, random_outcome(table, p)[unit].mean(), unit=unit) == p
 
-# ---- STEER --------------------------------------------------------------------------------------------------------------------------
-mixtures = st.builds(lambda w, m, gap, a, b: Mixture((w, 1 - w), (m, m + gap), (a, b)), st.floats(.05, .95), st.floats(-50, 50), st.floats(.01, 30),
+# ---- STEER ----
+mixtures = st.builds(lambda w, m, gap, a, b: Mixture((w, 1 - w), (m, m + gap), (a, b)), st.floats(.05, .95),
+                     st.floats(-50, 50), st.floats(.01, 30),
                      st.floats(.05, 20), st.floats(.05, 20))
 
 @given(mixtures, st.lists(st.floats(-200, 200), min_size=2, max_size=40))
@@ -202,20 +212,23 @@ def test_fit_agrees_with_em_written_out():
     r = np.random.default_rng(1)
     s = np.r_[r.normal(12, 1.5, 300), r.normal(19, 2.5, 500)]
     got, (w, m, sd) = fit_mixture(s), em(s, np.array([10., 20.]))
-    assert np.allclose(got.mean, m, atol=.02) and np.allclose(got.std, sd, atol=.02) and np.allclose(got.weight, w, atol=.01)
+    assert np.allclose(got.mean, m, atol=.02) and np.allclose(got.std, sd, atol=.02)
+    assert np.allclose(got.weight, w, atol=.01)
 
 def test_fit_finds_a_known_mixture():
     r = np.random.default_rng(2)
     first = r.random(20_000) < .3
     got = fit_mixture(np.where(first, r.normal(-2, 1, 20_000), r.normal(3, 2, 20_000)))
-    assert np.allclose(got.weight, (.3, .7), atol=.02) and np.allclose(got.mean, (-2, 3), atol=.1) and np.allclose(got.std, (1, 2), atol=.1)
+    assert np.allclose(got.weight, (.3, .7), atol=.02) and np.allclose(got.mean, (-2, 3), atol=.1)
+    assert np.allclose(got.std, (1, 2), atol=.1)
 
 def test_fit_is_ordered_reproducible_and_knows_no_scale():
     r = np.random.default_rng(3)
     s = np.r_[r.normal(15, 1, 200), r.normal(20, 1, 200)]
     a, b, c = fit_mixture(s), fit_mixture(s), fit_mixture(1e4*s + 7)
     assert a == b and a.mean[0] < a.mean[1]
-    assert np.allclose(np.array(c.mean), 1e4*np.array(a.mean) + 7, rtol=1e-3) and np.allclose(c.weight, a.weight, atol=1e-3)
+    assert np.allclose(np.array(c.mean), 1e4*np.array(a.mean) + 7, rtol=1e-3)
+    assert np.allclose(c.weight, a.weight, atol=1e-3)
 
 def test_degenerate_fits_fall_back_on_the_pooled_one():
     table = toy_table(300, 'train')
@@ -227,7 +240,8 @@ def test_degenerate_fits_fall_back_on_the_pooled_one():
     steer = fit_steer(replace(table, obs=obs))
     few = (known.sum(0) < 50)
     assert steer.mixtures[1] is None and steer.mixtures[2] is None and steer.mixtures[0] is not None
-    assert all(steer.mixtures[j] is None for j in index[few]) and steer.at(1) is steer.pooled and steer.at(99) is steer.pooled
+    assert all(steer.mixtures[j] is None for j in index[few]) and steer.mixture(1) is steer.pooled
+    assert steer.mixture(99) is steer.pooled
     assert fit_steer(table, gmm='pooled').mixtures == ()
 
 def test_steer_table_and_states_give_the_same_scores():
@@ -238,15 +252,17 @@ def test_steer_table_and_states_give_the_same_scores():
         chain = tuple(step(x) for x in table.obs[i, :table.n_steps[i], 0])
         scores = steer.score([SimpleNamespace(steps=chain[:t + 1]) for t in range(len(chain))])
         assert np.allclose(scores, steer.table_score(table)[i, :len(chain)], rtol=0, atol=0)
-    with pytest.raises(ValueError, match='raw logits'): steer.score([SimpleNamespace(steps=(replace(step(1), max_logit=None),))])
+    with pytest.raises(ValueError, match='raw logits'):
+        steer.score([SimpleNamespace(steps=(replace(step(1), max_logit=None),))])
 
 def test_steer_scopes():
     rest, nxt = (fit_steer(toy_table(100, 'train'), s) for s in ('rest', 'next'))
     assert (rest.mode, rest.rescore, nxt.mode, nxt.rescore) == ('absorbing', False, 'per_step', True)
-    with pytest.raises(ValueError, match='walk the tree instead'): replay(nxt, toy_table(10), .5)
-    with pytest.raises(ValueError, match="unknown scope 'nxet'.*did you mean 'next'"): fit_steer(toy_table(100, 'train'), 'nxet')
+    with pytest.raises(ValueError, match='walk the tree instead'): replay(nxt, toy_table(10))
+    with pytest.raises(ValueError, match="unknown scope 'nxet'.*did you mean 'next'"):
+        fit_steer(toy_table(100, 'train'), 'nxet')
 
-# ---- the threshold ------------------------------------------------------------------------------------------------------------------
+# ---- the threshold ----
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=11), st.integers(0, 20))
 @settings(max_examples=300, deadline=None)
 def test_choice_is_the_cheapest_that_is_good_enough(points, large):
@@ -254,7 +270,8 @@ def test_choice_is_the_cheapest_that_is_good_enough(points, large):
     i = choose_threshold(accuracy, cost, large/20, alpha)
     good = [j for j in range(len(points)) if points[j][0] >= large - 2]
     if good: assert i in good and cost[i] == min(cost[j] for j in good)
-    else: assert accuracy[i] == max(accuracy) and cost[i] == min(c for a, c in zip(accuracy, cost) if a == max(accuracy))
+    else:
+        assert accuracy[i] == max(accuracy) and cost[i] == min(c for a, c in zip(accuracy, cost) if a == max(accuracy))
 
 class Poison:
     "A test table: any look at it fails."
@@ -264,7 +281,8 @@ class Poison:
 
 def test_nothing_is_chosen_or_fitted_on_test():
     steer = fit_steer(toy_table(200, 'train'))
-    with pytest.raises(ValueError, match='choosing a threshold on toy was handed the test split'): grid_search(steer, Poison())
+    with pytest.raises(ValueError, match='choosing a threshold on toy was handed the test split'):
+        grid_search(steer, Poison())
     with pytest.raises(ValueError, match='fitting STEER on toy was handed the test split'): fit_steer(Poison())
 
 @pytest.mark.parametrize('unit', UNITS)
@@ -272,15 +290,18 @@ def test_grid_search_reports_the_whole_grid(unit):
     table, steer = toy_table(200, 'calibration'), fit_steer(toy_table(200, 'train'))
     grid = grid_search(steer, table, cost=unit)
     for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost):
-        o = replay(steer, table, x)
+        o = replay(steer.at(x), table)
         assert (a, c) == (o['correct'].mean(), o[unit].mean())
-    rows = [dict(zip(baselines_module.GRID_COLUMNS, r)) for r in baselines_module.grid_rows([grid])]
-    assert [(r['threshold'], r['accuracy'], r['cost'], r['unit']) for r in rows] == [(x, a, c, unit) for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost)]
-    assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(11)] and baselines_module.GRID_COLUMNS[-4:] == ('accuracy', 'cost', 'chosen', 'unit')
-    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02) and grid.threshold == baselines_module.THRESHOLDS[grid.chosen]
+    rows = [dict(zip(GRID_COLUMNS, r)) for r in grid_rows([grid])]
+    assert [(r['threshold'], r['accuracy'], r['cost'], r['unit']) for r in rows] == [(x, a, c, unit) for x, a,
+        c in zip(grid.thresholds, grid.accuracy, grid.cost)]
+    assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(11)]
+    assert GRID_COLUMNS[-4:] == ('accuracy', 'cost', 'chosen', 'unit')
+    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02)
+    assert grid.threshold == THRESHOLDS[grid.chosen]
     assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
 
-# ---- walks --------------------------------------------------------------------------------------------------------------------------
+# ---- walks ----
 @pytest.fixture(scope='module')
 def world(tmp_path_factory):
     "Three splits of toy problems, their outcome tables and the tree they came from."
@@ -288,7 +309,8 @@ def world(tmp_path_factory):
     from stepwise_routing.run.store import RolloutStore, tree_settings
     from stepwise_routing.rollouts import RoutingTree, collect_rollouts
     from stepwise_routing.outcomes import outcome_table
-    problems, backends = {s: toy_problems(40, i) for i, s in enumerate(('train', 'calibration', 'test'))}, toy_backends(end=.15)
+    problems, backends = {s: toy_problems(40, i) for i, s in enumerate(('train', 'calibration',
+        'test'))}, toy_backends(end=.15)
     with RolloutStore(tmp_path_factory.mktemp('store')/'toy.jsonl', tree_settings('toy', backends)) as store:
         tree = RoutingTree(backends, store)
         collect_rollouts([p for ps in problems.values() for p in ps], tree)
@@ -300,18 +322,22 @@ def test_walks_and_replays_agree_exactly(world, on_escalate, threshold):
     from stepwise_routing.rollouts import walk
     problems, tables, tree = world
     table = tables['test']
-    routers = SmallOnly(), LargeOnly(), RandomRouter(on_escalate=on_escalate), OracleRouter.of(table, on_escalate), fit_steer(tables['train'], on_escalate=on_escalate)
+    routers = (SmallOnly(), LargeOnly(), OracleRouter.of(table, on_escalate),
+               RandomRouter(0, on_escalate).at(threshold),
+               fit_steer(tables['train'], on_escalate=on_escalate).at(threshold))
     for router in routers:
-        got, want = walk_outcome(walk(problems['test'], router, threshold, tree), tree.specs), replay(router, table, threshold)
+        got = walk_outcome(walk(problems['test'], router, tree), tree.specs)
+        want = replay(router, table)
         for k in got: assert (got[k] == want[k]).all(), (router.name, k)
 
 def test_steer_next_walks_and_pays_for_reading(world):
     from stepwise_routing.rollouts import walk
     problems, tables, tree = world
     steer = fit_steer(tables['train'], 'next')
-    still = walk_outcome(walk(problems['test'], steer, 0., tree), tree.specs)
-    assert (still['correct'] == replay(SmallOnly(), tables['test'], 0.)['correct']).all() and still['large_steps'].sum() == 0
-    walks = walk(problems['test'], steer, .7, tree)
+    still = walk_outcome(walk(problems['test'], steer.at(0.), tree), tree.specs)
+    assert (still['correct'] == replay(SmallOnly(), tables['test'])['correct']).all()
+    assert still['large_steps'].sum() == 0
+    walks = walk(problems['test'], steer.at(.7), tree)
     read = [c for w in walks for c in w.calls if c.kind == 'score']
     assert read and all(c.model == 0 and c.generated == 0 and c.prompt > c.cached for c in read)
     assert any('10' in w.path for w in walks), 'per step: back to the small model'
@@ -319,85 +345,129 @@ def test_steer_next_walks_and_pays_for_reading(world):
 def test_walk_methods_choose_on_calibration_and_report_on_test(world):
     problems, tables, tree = world
     few = dict(problems, calibration=problems['calibration'][:20])
-    rows, grid = walk_methods(fit_steer(tables['train'], 'next'), few, tables, tree)
+    part, steer = walk_tables(few, tables), fit_steer(tables['train'], 'next')
+    rows, grid = walk_methods(steer, part, Walker(few, tree))
     assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 11)
     assert {r[3] for r in rows} == {grid.threshold} and [r[5] for r in rows] == [p.id for p in problems['test']]
-    every, same = walk_methods(fit_steer(tables['train'], 'next'), few, tables, tree, thresholds='all')
+    every, same = walk_methods(steer, part, Walker(few, tree), thresholds='all')
     assert same == grid and len(every) == 11*40 and [r for r in every if r[4]] == rows
-    with pytest.raises(ValueError, match='holds other problems than these'): walk_methods(fit_steer(tables['train'], 'next'), dict(few, test=problems['train']), tables, tree)
+    with pytest.raises(ValueError, match='holds other problems than these'):
+        walk_tables(dict(few, test=problems['train']), tables)
 
-# ---- trained policies ---------------------------------------------------------------------------------------------------------------
+def test_knowing_the_steps_is_a_walk_and_drawing_again_is_another_sample(world):
+    "Limits: per problem, by walks of their own."
+    from stepwise_routing.rollouts import RoutingTree, walk
+    problems, tables, tree = world
+    times = {(p.id, 0): i % 3 for i, p in enumerate(problems['test'])}
+    first = OracleRouter(times, 'regenerate', 'Knows the steps')
+    assert (walk_outcome(walk(problems['test'], first, tree), tree.specs)['correct'] ==
+            replay(first, tables['test'])['correct']).all()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr('stepwise_routing.data.micro.first_wrong', lambda p, steps: 0 if len(steps) > 2 else -1)
+        rows = [dict(zip(LIMIT_COLUMNS, r)) for r in limit_rows(tables, problems, tree, ())]
+        knowing = knows_steps(problems['test'], tree, 'append')
+    T = tables['test'].n_steps
+    assert (escalation_times(knowing, tables['test']) == np.where(T > 2, 0, T)).all()
+    assert [(r['row'], r['router'], r['on_escalate'], r['split'], r['point']) for r in rows[::40]] == [
+        (0, 'Knows the steps', 'append', 'test', 0), (1, 'Knows the steps', 'regenerate', 'test', 0),
+        (2, 'Drawn again', 'append', 'test', 0)]
+    assert [r['paper_flops'] for r in rows[:40]] == replay(knowing, tables['test'])['paper_flops'].tolist()
+    again = walk(problems['test'], LargeOnly(), RoutingTree(tree.backends, tree.store, 1))
+    assert [r['correct'] for r in rows[80:]] == [float(w.correct) for w in again]
+    assert {p for w in again for p in w.path} == {'1'}
+
+# ---- trained policies ----
 SAID = dict(n=40, miss=.01, accuracy=.9, bound=.03, met=False)
 
 def coin(alpha, seed, kappa, variant='append', e='append', name='Ours'):
-    return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name), kappa, SAID)
+    return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name, 1 - kappa), kappa, SAID)
 
 def test_rows_of_a_policy_are_means_over_its_seeds():
     test, cal = toy_table(50), toy_table(40, 'calibration')
     policies = [coin(a, i, k) for a, i, k in ((.02, 0, .9), (.02, 3, .7), (.2, 0, .95))]
-    rows, singles, grid = policy_rows(policies, cal, test)
-    by = lambda rows, *at: np.array([r[7:len(COLUMNS)] for r in rows if tuple(r[i] for i in (3, *range(len(COLUMNS), len(r)))) == at], float)
+    (rows, singles), grid = policy_rows(policies, test), policy_grid(policies, cal)
+    extra = range(len(COLUMNS), len(COLUMNS) + 1)
+    def by(rows, *key):
+        own = [r for r in rows if tuple(r[i] for i in (3, *extra) if i < len(r)) == key]
+        return np.array([r[7:len(COLUMNS)] for r in own], float)
     assert COLUMNS[-1] == 'cents'
-    alone = [replay(p.router, test, 1 - p.kappa) for p in policies]
-    for alpha, some in ((.02, alone[:2]), (.2, alone[2:])):
-        want = np.stack([np.mean([test.correct[:, 0] if k == 'large_correct' else o[k] for o in some], 0) for k in COLUMNS[7:]], 1)
+    alone = [replay(p.router, test) for p in policies]
+    for alpha, outcomes in ((.02, alone[:2]), (.2, alone[2:])):
+        each = [[test.correct[:, 0] if k == 'large_correct' else o[k] for k in COLUMNS[7:]] for o in outcomes]
+        want = np.mean(each, 0).T
         assert np.allclose(by(rows, alpha), want) and want[:, -1].max() > 0
     for seed, o in ((0, alone[0]), (3, alone[1])): assert (by(singles, .02, seed)[:, 0] == o['correct']).all()
     assert {r[3] for r in singles} == {.02} and {(r[3], r[4]) for r in rows} == {(.02, 1), (.2, 0)}
     assert (grid.method, grid.n, grid.thresholds, grid.threshold, grid.alpha) == ('Ours', 40, (.02, .2), .02, .02)
-    assert np.isclose(grid.accuracy[1], replay(policies[2].router, cal, 1 - .95)['correct'].mean())
+    assert np.isclose(grid.accuracy[1], replay(policies[2].router, cal)['correct'].mean())
     for unit in UNITS:
-        grid = policy_rows(policies, cal, test, cost=unit)[2]
-        assert grid.unit == unit and np.isclose(grid.cost[0], np.mean([replay(p.router, cal, p.threshold)[unit].mean() for p in policies[:2]]))
-    fewer, same, _ = policy_rows(policies, cal, test, alphas='chosen')
+        grid = policy_grid(policies, cal, cost=unit)
+        mean = np.mean([replay(p.router, cal)[unit].mean() for p in policies[:2]])
+        assert grid.unit == unit and np.isclose(grid.cost[0], mean)
+    fewer, same = policy_rows(policies, test, alphas='chosen')
     assert fewer == [r for r in rows if r[4]] and same == singles
 
 def test_policies_choose_nothing_here():
-    test, cal = toy_table(30), toy_table(30, 'calibration')
-    with pytest.raises(ValueError, match=r"toy: no policy 'append' for alpha 0.05, only for 0.02, 0.2: run nbs/03_policy.ipynb with alpha=0.05"):
-        policy_rows([coin(.02, 0, .9), coin(.2, 0, .9)], cal, test, .05)
-    with pytest.raises(ValueError, match='was handed the test split'): policy_rows([coin(.02, 0, .9)], test, test)
-    assert [policy_method(v) for v in ('append', 'per_step-full', 'ablation-union')] == ['Ours', 'Ours (per step, full)', 'union']
+    test = toy_table(30)
+    line = r"toy: no policy 'append' for alpha 0.05, only for 0.02, 0.2: run nbs/03b_training.ipynb with policy.alpha"
+    with pytest.raises(ValueError, match=line): policy_rows([coin(.02, 0, .9), coin(.2, 0, .9)], test, .05)
+    with pytest.raises(ValueError, match='was handed the test split'): policy_grid([coin(.02, 0, .9)], test)
+    names = [policy_method(v) for v in ('append', 'per_step-full', 'ablation-union')]
+    assert names == ['Ours', 'Ours (per step, full)', 'union']
     receipt = dict(zip(RECEIPT_COLUMNS, receipt_rows('toy', [coin(.02, 4, .9)])[0]))
-    assert receipt == dict(benchmark='toy', variant='append', method='Ours', on_escalate='append', alpha=.02, seed=4, kappa=.9, **SAID)
+    assert receipt == dict(benchmark='toy', variant='append', method='Ours', on_escalate='append', alpha=.02, seed=4,
+                           kappa=.9, **SAID)
+
+def setting(folder): return Run('toy', Config(), folder, folder/'store').settings[0]
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    "A run directory with policies as notebook 03 leaves them: untrained ones, with thresholds in the middle of their scores."
+    """A run directory with policies as notebook 03 leaves them: untrained ones, with thresholds in the middle of
+    their scores."""
     policy = pytest.importorskip('stepwise_routing.policy')
     from stepwise_routing.confidence import fit_scaler
     folder, train, names = tmp_path_factory.mktemp('run'), toy_table(100, 'train'), ('score_logit', 'index', 'final')
     scaler = fit_scaler(train.obs, names)
-    for variant, mode, e in (('append', 'absorbing', 'append'), ('per_step', 'per_step', 'append'), ('ablation-short', 'absorbing', 'regenerate')):
+    variants = ('append', 'absorbing', 'append'), ('per_step', 'per_step', 'append'), ('ablation-short', 'absorbing',
+        'regenerate')
+    for variant, mode, e in variants:
         for seed in (0, 1):
-            p = policy.RoutingPolicy(names, scaler, mode=mode, p_escalate=.3, seed=seed)
+            p = policy.RoutingPolicy(scaler, mode=mode, p_escalate=.3, seed=seed)
             for q in p.parameters(): q.data *= 3
-            kappa = 1 - np.nanmedian(policy.PolicyRouter(p).table_score(train))
-            policy.save_pretrained(folder/'policies'/'toy'/variant/f'alpha0.02-seed{seed}', p, kappa, alpha=.02, seed=seed, benchmark='toy', variant=variant,
-                                   models=('toy small', 'toy large'), on_escalate=e, calibration=SAID)
+            pi = p(p.encode(train.obs[train.inside], train.features))[..., 1].exp()
+            policy.save_policy(folder/'policies'/'toy'/variant/f'alpha0.02-seed{seed}', p, pi.median().item() + 1e-9,
+                                 alpha=.02, seed=seed, benchmark='toy', variant=variant,
+                                 models=('toy small', 'toy large'),
+                                 on_escalate=e, calibration=SAID)
     return folder
 
+MODELS = 'toy small', 'toy large'
+
 def test_saved_policies_are_routers(trained):
-    from stepwise_routing.policy import RoutingPolicy
     from stepwise_routing.training import TableEnv
-    found, table = load_policies(trained, 'toy', ('toy small', 'toy large')), toy_table(80)
-    assert [p.label for p in found] == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step') for i in (0, 1)]
-    assert [(p.router.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in found[::2]] == [
-        ('short', 'absorbing', 'regenerate', True), ('Ours', 'absorbing', 'append', False), ('Ours (per step)', 'per_step', 'append', False)]
-    for p in found[:4]:
-        o = replay(p.router, table, p.threshold)
-        env = TableEnv(table, p.router.policy.features, p.router.on_escalate, scaler=p.router.policy.scaler)
-        want = env.deploy(p.router.policy, p.kappa)
+    policies, table = load_policies(setting(trained), 'toy', MODELS), toy_table(80)
+    assert [p.label for p in policies] == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step')
+                                           for i in (0, 1)]
+    assert [(p.router.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in policies[::2]] == [
+        ('short', 'absorbing', 'regenerate', True), ('Ours', 'absorbing', 'append', False),
+        ('Ours (per step)', 'per_step', 'append', False)]
+    for p in policies[:4]:
+        o, policy = replay(p.router, table), p.router.policy
+        want = TableEnv(table, policy.features, p.router.on_escalate, scaler=policy.scaler).deploy(policy, p.kappa)
         assert (o['correct'] == np.asarray(want['right'])).all() and 0 < (o['large_tokens'] > 0).mean() < 1
-    assert load_policies(trained, 'other', ('a', 'b')) == [] and load_policies(trained/'none', 'toy', ('a', 'b')) == []
+    assert load_policies(setting(trained), 'other') == [] and load_policies(setting(trained/'none'), 'toy') == []
 
 @pytest.mark.parametrize('name, change, line', [
-    ('config.json', lambda b: b[:40], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03_policy.ipynb again'),
-    ('config.json', lambda b: None, 'no config.json in policies/toy/append/alpha0.02-seed1.*: run nbs/03_policy.ipynb again'),
-    ('model.safetensors', lambda b: b[:-8], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03_policy.ipynb again'),
-    ('config.json', lambda b: b.replace(b'"alpha"', b'"alfa"'), "policies/toy/append/alpha0.02-seed1 has no 'alpha' in its config.json: run"),
-    ('config.json', lambda b: b.replace(b'"benchmark": "toy"', b'"benchmark": "toys"'), 'append/alpha0.02-seed1 is of toys, append: run'),
-    ('config.json', lambda b: b.replace(b'toy large', b'toy huge'), 'append/alpha0.02-seed1: trained for the models .*toy huge.*: run')])
+    ('config.json', lambda b: b[:40], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03b_training.ipynb again'),
+    ('config.json', lambda b: None,
+     'no config.json in policies/toy/append/alpha0.02-seed1.*: run nbs/03b_training.ipynb again'),
+    ('model.safetensors', lambda b: b[:-8], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03b_training.ipynb again'),
+    ('config.json', lambda b: b.replace(b'"alpha"', b'"alfa"'),
+     "policies/toy/append/alpha0.02-seed1 has no 'alpha' in its config.json: run"),
+    ('config.json', lambda b: b.replace(b'"benchmark": "toy"', b'"benchmark": "toys"'),
+     'append/alpha0.02-seed1 is of toys, append: run'),
+    ('config.json', lambda b: b.replace(b'toy large', b'toy huge'),
+     'append/alpha0.02-seed1: trained for the models .*toy huge.*: run')])
 def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, line):
     import shutil
     shutil.copytree(trained, tmp_path/'run')
@@ -405,35 +475,57 @@ def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, lin
     changed = change(path.read_bytes())
     if changed is None: path.unlink()
     else: path.write_bytes(changed)
-    with pytest.raises(ValueError, match=line) as e: load_policies(tmp_path/'run', 'toy', ('toy small', 'toy large'))
+    with pytest.raises(ValueError, match=line) as e: load_policies(setting(tmp_path/'run'), 'toy', MODELS)
     assert '\n' not in str(e.value) and str(tmp_path) not in str(e.value)
 
 def test_policies_walk_as_they_replay(world):
-    "An absorbing policy's walks are its replays; `walker` and `walk_tables` serve routers of any mode."
+    "An absorbing policy's walks are its replays; `Walker` and `walk_tables` serve routers of any mode."
     problems, tables, tree = world
     few = {s: problems[s][:25] for s in ('calibration', 'test')}
-    part, policies = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)]
-    walked, replayed = (policy_rows(policies, part['calibration'], part['test'], run=run) for run in (walker(few, tree), replay))
+    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], Walker(few, tree)
+    walked = *policy_rows(policies, part['test'], run=run), policy_grid(policies, part['calibration'], run=run)
+    replayed = *policy_rows(policies, part['test']), policy_grid(policies, part['calibration'])
     assert walked == replayed and len(walked[0]) == 25
-    rows, singles, grid = policy_rows([dataclasses.replace(p, router=dataclasses.replace(p.router, mode='per_step')) for p in policies],
-                                      part['calibration'], part['test'], run=walker(few, tree))
-    assert len(singles) == 50 and grid.n == 25 and [r[7] for r in rows] != [r[7] for r in replayed[0]]
-    with pytest.raises(ValueError, match='holds other problems than these'): walk_tables(dict(test=problems['train']), tables)
+    per_step = [replace(p, router=replace(p.router, mode='per_step')) for p in policies]
+    rows, singles = policy_rows(per_step, part['test'], run=run)
+    assert len(singles) == 50 and policy_grid(per_step, part['calibration'], run=run).n == 25
+    assert [r[7] for r in rows] != [r[7] for r in replayed[0]]
+    with pytest.raises(ValueError, match='holds other problems than these'):
+        walk_tables(dict(test=problems['train']), tables)
 
-# ---- files and imports --------------------------------------------------------------------------------------------------------------
+def test_a_case_gathers_its_rows(tmp_path):
+    "Absorbing variants leave rows and grids, ablations single rows only, per-step ones nothing before they walk."
+    s, tables = setting(tmp_path), {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}
+    for split, table in tables.items(): table.save(s.files.outcomes('toy', split))
+    case, per_step = replay_case(s, 'toy'), coin(.02, 0, .9, 'per_step')
+    n, grids = len(case.rows), len(case.grids)
+    case.policies = [coin(.02, 0, .9, 'ablation-short', name='short'), coin(.02, 0, .9), coin(.02, 1, .8),
+                     replace(per_step, router=replace(per_step.router, mode='per_step'))]
+    case.add_policies('absorbing', tables)
+    assert [(r[1], r[-1]) for r in case.singles[::60]] == [('short', 0), ('Ours', 0), ('Ours', 1)]
+    assert {r[1] for r in case.rows[n:]} == {'Ours'} and [g.method for g in case.grids[grids:]] == ['Ours']
+    save_case(case)
+    files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
+    assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-policies.csv', 'toy-reuse.csv', 'toy.csv']
+    assert isinstance(case, Case) and len(s.files.methods('toy', '-policies').read_text().splitlines()) == 5
+
+# ---- files and imports ----
 def test_rows_round_trip_and_are_the_same_bytes(tmp_path):
     table = toy_table(20)
     rows = outcome_rows(SmallOnly(), table, random_outcome(table, .37), .37)
     paths = [tmp_path/'a.csv', tmp_path/'b.csv']
     for p in paths: save_rows(p, rows)
-    assert paths[0].read_bytes() == paths[1].read_bytes() and sorted(x.name for x in tmp_path.iterdir()) == ['a.csv', 'b.csv']
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert sorted(x.name for x in tmp_path.iterdir()) == ['a.csv', 'b.csv']
     header, *lines = paths[0].read_text().splitlines()
     assert tuple(header.split(',')) == COLUMNS
     assert [float(line.split(',')[7]) for line in lines] == random_outcome(table, .37)['correct'].tolist()
 
 def test_import_loads_no_heavy_package():
-    code = 'import sys, stepwise_routing.baselines; print([m for m in ("torch", "sklearn", "matplotlib", "pandas", "transformers") if m in sys.modules])'
-    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip() == '[]'
+    code = ('import sys, stepwise_routing.baselines; '
+            'print([m for m in ("torch", "sklearn", "matplotlib", "pandas", "transformers") if m in sys.modules])')
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                          check=True).stdout.strip() == '[]'
 
 def test_test_answers_choose_nothing():
     "Whatever the test problems answer, fits, grids and the hazard of chance stay as they are."

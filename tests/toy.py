@@ -1,4 +1,5 @@
-"A pair (or more) of toy models in pure Python: every draw follows from its seed and its prefix alone, so walks and tables can be checked exactly."
+"""A pair (or more) of toy models in pure Python: every draw follows from its seed and its prefix alone, so walks and
+tables can be checked exactly."""
 import asyncio, hashlib, json, random, struct
 from pathlib import Path
 from stepwise_routing.core import ModelSpec, Problem, Step
@@ -11,22 +12,32 @@ def toy_problems(n, seed=0, benchmark='toy'):
     r, out = random.Random(f'{benchmark}-{seed}'), []
     for i in range(n):
         a, b = r.randint(2, 99), r.randint(2, 99)
-        out.append(Problem(benchmark, f'{benchmark}-{seed}-{i}', f'What is {a} + {b}?', str(a + b), difficulty=round(r.random(), 2)))
+        out.append(Problem(benchmark, f'{benchmark}-{seed}-{i}', f'What is {a} + {b}?', str(a + b),
+                           difficulty=round(r.random(), 2)))
     return out
 
 class ToyBackend:
-    """A toy model that writes short steps. A wrong step says so (`slip`), and the chain stays wrong until a step repairs it (`check`).
-    slip: chance of a wrong step (scaled by the difficulty); repair: chance of noticing; end: chance that a step is the last;
-    cut: chance that the chain is cut off by length; empty: chance of an empty step; shy: largest number of loop turns before it answers; prices: rows of the price table by model, which then reports cached tokens."""
-    def __init__(self, index=0, slip=None, repair=None, end=.25, cut=.03, empty=.05, shy=3, has_logits=True, params=None, prices=()):
+    """A toy model that writes short steps. A wrong step says so (`slip`), and the chain stays wrong until a step
+    repairs it (`check`).
+    slip: chance of a wrong step (scaled by the difficulty); repair: chance of noticing; end: chance that a step is
+    the last;
+    cut: chance that the chain is cut off by length; empty: chance of an empty step; shy: largest number of loop
+    turns before it answers; prices: rows of the price table by model, which then reports cached tokens."""
+    def __init__(self, index=0, slip=None, repair=None, end=.25, cut=.03, empty=.05, shy=3, has_logits=True,
+                 params=None, prices=()):
         self.index, self.has_logits, self.end, self.cut, self.empty, self.shy = index, has_logits, end, cut, empty, shy
-        self.slip, self.repair = slip if slip is not None else .4/(1 + 2*index), repair if repair is not None else .1 + .5*(index > 0)
-        self.spec = ModelSpec(f'toy-{index}', params or 10**6 * 5**index, prices[index] if index < len(prices) else None)
+        self.slip, self.repair = slip if slip is not None else .4/(1 +
+            2*index), repair if repair is not None else .1 + .5*(index > 0)
+        self.spec = ModelSpec(f'toy-{index}', params or 10**6 * 5**index,
+                              prices[index] if index < len(prices) else None)
         self.calls, self.steps_written = 0, 0
 
-    def settings(self): return dict(name=self.spec.name, weights=f'toy:{self.slip}:{self.repair}:{self.end}:{self.cut}:{self.empty}', temperature=0.7)
+    def settings(self):
+        return dict(name=self.spec.name, weights=f'toy:{self.slip}:{self.repair}:{self.end}:{self.cut}:{self.empty}',
+                    temperature=0.7)
 
-    def _random(self, *key): return random.Random(hashlib.blake2b('\x1f'.join(map(str, key)).encode(), digest_size=8).digest())
+    def _random(self, *key):
+        return random.Random(hashlib.blake2b('\x1f'.join(map(str, key)).encode(), digest_size=8).digest())
 
     def _tokens(self, r, text, sure):
         "Fake tokens of 1 to 4 characters, the last one the separator."
@@ -57,8 +68,10 @@ class ToyBackend:
             answer = int(problem.answer) + (r.choice([-1, 1]) if wrong else 0)
             text += rf' The answer is \boxed{{{answer}}}'
         tokens = self._tokens(r, text, not slipped and r.random() < .8)
-        return Step(text.strip(), self.index, finish, generated=len(tokens['ids']), prompt=self._prompt(problem, prefix),
-                    cached=self._prompt(problem, prefix)//3 if self.spec.price else 0, **{**tokens, 'ends': tuple(min(e, len(text.strip())) for e in tokens['ends'])})
+        return Step(text.strip(), self.index, finish, generated=len(tokens['ids']),
+                    prompt=self._prompt(problem, prefix),
+                    cached=self._prompt(problem, prefix)//3 if self.spec.price else 0,
+                    **{**tokens, 'ends': tuple(min(e, len(text.strip())) for e in tokens['ends'])})
 
     def _checked(self, prefix): return max([i for i, s in enumerate(prefix) if 'check' in s.text], default=0)
 
@@ -104,6 +117,7 @@ def shuffled(source, folder, seed=0):
     old = weights['model.embed_tokens.weight']
     weights['model.embed_tokens.weight'] = torch.stack([old[i] for i in sorted(range(len(new)), key=new.__getitem__)])
     save_file(weights, folder/'model.safetensors', {'format': 'pt'})
-    for name, content in {'tokenizer.json': tokenizer, 'config.json': config}.items(): (folder/name).write_text(json.dumps(content))
+    for name, content in {'tokenizer.json': tokenizer, 'config.json': config}.items():
+        (folder/name).write_text(json.dumps(content))
     for name in ('tokenizer_config.json', 'chat_template.jinja'): (folder/name).write_bytes((source/name).read_bytes())
     return str(folder)
