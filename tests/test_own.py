@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, shuffled, toy_problems
 from stepwise_routing.models import names as models_names
 from stepwise_routing import own as own_module
@@ -21,7 +20,11 @@ PAIR = ['toy-0', 'toy-1']
 
 class Adder(ToyBackend):
     "A toy model that looks at the question alone: nobody tells it the answer."
-    def _step(self, problem, *args): return super()._step(replace(problem, answer=str(sum(map(int, re.findall(r'\d+', problem.question)[:2])))), *args)
+    def _step(self, problem,
+              *args): return super()._step(replace(problem,
+                                                   answer=str(sum(map(int,
+                                                                      re.findall(r'\d+',
+                                                                                 problem.question)[:2])))), *args)
 
 @pytest.fixture
 def toys(monkeypatch):
@@ -39,9 +42,10 @@ def toys(monkeypatch):
     monkeypatch.setattr(own_module, 'open_models', toys.open)
     return toys
 
-def rows(n=120, seed=0): return [dict(question=p.question + f' ({i})', answer=p.answer) for i, p in enumerate(toy_problems(n, seed))]
-def content(folder, name='draws.jsonl'):
-    with RolloutStore(Path(folder)/name, readonly=True) as store: return {k: store.get(*k) for k in store.index}
+def rows(n=120, seed=0): return [dict(question=p.question + f' ({i})', answer=p.answer) for i,
+                                 p in enumerate(toy_problems(n, seed))]
+def content(folder):
+    with RolloutStore(Path(folder)/'draws.db', readonly=True) as store: return {k: store.get(*k) for k in store.keys()}
 
 def ready(folder, n=120, alpha=.1, **settings):
     collect(folder, rows(n), PAIR)
@@ -56,13 +60,18 @@ def test_problems_come_from_a_file_or_from_rows(tmp_path):
     file.write_text('\n'.join(map(json.dumps, some)) + '\n\n')
     problems = own_problems(file)
     assert problems == own_problems(some) == own_problems(problems) and len(problems) == 6
-    assert problems[-1].answer == '0.5' and problems[0].benchmark == 'own' and own_problems(some, 'mine')[0].id != problems[0].id
+    assert problems[-1].answer == '0.5' and problems[0].benchmark == 'own'
+    assert own_problems(some, 'mine')[0].id != problems[0].id
 
 @pytest.mark.parametrize('row, said', [
     (dict(qestion='a', answer='1'), "row 2: no field 'question' (did you mean 'qestion'?); needed: question, answer"),
-    (dict(question='a'), "row 2: no field 'answer'"), (dict(question=' ', answer='1'), "row 2: field 'question' is not text"),
-    (dict(question=['a'], answer='1'), "field 'question' is not text"), (dict(question='a', answer=None), "'answer' is neither text nor a number"),
-    (dict(question='a', answer=True), "'answer' is neither"), (dict(question='a', answer=' '), "'answer' is neither"), ('a', 'row 2: not a JSON object'),
+    (dict(question='a'), "row 2: no field 'answer'"), (dict(question=' ', answer='1'),
+                                                       "row 2: field 'question' is not text"),
+    (dict(question=['a'], answer='1'), "field 'question' is not text"), (dict(question='a', answer=None),
+                                                                         "'answer' is neither text nor a number"),
+    (dict(question='a', answer=True), "'answer' is neither"), (dict(question='a', answer=' '),
+                                                               "'answer' is neither"), ('a',
+                                                                                        'row 2: not a JSON object'),
     (dict(question='What is 1 + 1?', answer='3'), 'an earlier row has the same question and another answer')])
 def test_a_bad_row_is_named(tmp_path, row, said):
     some = [dict(question='What is 1 + 1?', answer='2'), row]
@@ -88,7 +97,8 @@ def test_problems_never_change_sides():
 def test_four_calls(tmp_path, toys):
     folder = tmp_path/'mine'
     got = collect(folder, rows(), PAIR)
-    assert got['train'] + got['calibration'] == 120 and got['new steps'] > 240 and got['small right'] < got['large right']
+    assert got['train'] + got['calibration'] == 120 and got['new steps'] > 240
+    assert got['small right'] < got['large right']
     seen = train(folder, .1, steps=20)
     done = calibrate(folder)
     assert done.met and done.n == got['calibration'] and done.bound <= .1 and seen["of the large model's cost"] > 0
@@ -97,8 +107,10 @@ def test_four_calls(tmp_path, toys):
     again = route(folder, 'What is 3 + 4?')
     assert again == answers[0] and [a.question for a in answers] == ['What is 3 + 4?', 'What is 5 + 6?']
     for a in answers:
-        assert len(a.steps) == len(a.models) and set(a.models) <= {'toy-0', 'toy-1'} and a.answer == extract_boxed(a.steps[-1])
-        assert a.cost == 2*(1e6*a.tokens[0] + 5e6*a.tokens[1]) and a.unit == 'paper_flops' and a.text.split('\n\n') == list(a.steps)
+        assert len(a.steps) == len(a.models) and set(a.models) <= {'toy-0', 'toy-1'}
+        assert a.answer == extract_boxed(a.steps[-1])
+        assert a.cost == 2*(1e6*a.tokens[0] + 5e6*a.tokens[1]) and a.unit == 'paper_flops'
+        assert a.text.split('\n\n') == list(a.steps)
 
 def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
     "Questions that were collected too are routed on the same draws: live walks and the replay of the table agree."
@@ -107,7 +119,7 @@ def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
     answers = route(folder, [p.question for p in problems])
     right = np.array([is_equiv(p.answer, a.answer) for p, a in zip(problems, answers)])
     assert right.mean() == pytest.approx(done.accuracy)
-    held = own_module._table(folder, 'calibration')
+    held = own_table(folder, 'calibration')
     assert np.mean([a.cost for a in answers])/held.large_only()['paper_flops'].mean() == pytest.approx(done.cost)
 
 def test_nothing_is_done_twice(tmp_path, toys):
@@ -124,15 +136,18 @@ def test_problems_can_be_added(tmp_path, toys):
     first = collect(folder, rows(40), PAIR)
     collect(folder, rows()[40:], PAIR)
     ready(tmp_path/'other')
-    assert content(folder) == content(tmp_path/'other') and content(folder, 'draws.jsonl').keys() > set() and first['train'] < 40
-    for name in ('train.npz', 'calibration.npz', 'problems.jsonl'): assert (folder/name).read_bytes() == (tmp_path/'other'/name).read_bytes()
-    with pytest.raises(ValueError, match='the same question and another answer'): collect(folder, [dict(rows(1)[0], answer='0')], PAIR)
+    assert content(folder) == content(tmp_path/'other') and len(content(folder)) > 0 and first['train'] < 40
+    for name in ('train.npz', 'calibration.npz', 'problems.jsonl'):
+        assert (folder/name).read_bytes() == (tmp_path/'other'/name).read_bytes()
+    with pytest.raises(ValueError, match='the same question and another answer'):
+        collect(folder, [dict(rows(1)[0], answer='0')], PAIR)
     assert collect(folder, rows(1), PAIR)['new steps'] == 0
 
 def test_training_again_asks_for_calibration_again(tmp_path, toys):
     ready(tmp_path/'mine')
     train(tmp_path/'mine', .2, steps=20)
-    with pytest.raises(ValueError, match='the threshold is not calibrated yet; call calibrate'): route(tmp_path/'mine', 'What is 3 + 4?')
+    with pytest.raises(ValueError, match='the threshold is not calibrated yet; call calibrate'):
+        route(tmp_path/'mine', 'What is 3 + 4?')
     assert calibrate(tmp_path/'mine').limit == .2 and route(tmp_path/'mine', 'What is 3 + 4?').steps
 
 def test_a_program_asks_many_times(tmp_path, toys):
@@ -147,7 +162,8 @@ def test_a_program_asks_many_times(tmp_path, toys):
     assert many[:3] == [one]*3 and others[0] == one.steps and len(set(others)) > 1
 
 def test_other_promises(tmp_path, toys):
-    with pytest.warns(UserWarning, match='no threshold keeps the bound'): assert not ready(tmp_path/'mine', on_escalate='append').met
+    with pytest.warns(UserWarning, match='no threshold keeps the bound'):
+        assert not ready(tmp_path/'mine', on_escalate='append').met
     found = calibrate(tmp_path/'mine', target_accuracy=.3)
     assert found.limit == pytest.approx(.7) and found.accuracy >= .3 and route(tmp_path/'mine', 'What is 3 + 4?').steps
 
@@ -167,8 +183,9 @@ def test_order_of_the_calls(tmp_path, toys):
 def test_too_few_problems_for_the_promise(tmp_path, toys):
     collect(tmp_path/'mine', rows(60), PAIR)
     train(tmp_path/'mine', .02, steps=5)
-    n = len(own_module._table(tmp_path/'mine', 'calibration'))
-    with pytest.raises(ValueError, match=f'{n} calibration problems are too few for 0.02, which takes at least 49'): calibrate(tmp_path/'mine')
+    n = len(own_table(tmp_path/'mine', 'calibration'))
+    with pytest.raises(ValueError, match=f'{n} calibration problems are too few for 0.02, which takes at least 49'):
+        calibrate(tmp_path/'mine')
     assert calibrate(tmp_path/'mine', alpha=1/(n + 1)).n == n # just enough
     with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', alpha=1/(n + 2))
 
@@ -180,18 +197,22 @@ def test_models_that_have_changed(tmp_path, toys):
         assert '\n' not in str(e.value)
 
 @pytest.mark.parametrize('how, said', [
-    (dict(models=['toy-0', 'toy-2']), r'other settings: .models\[1\] toy-1, now it is toy-2'), (dict(max_steps=7), 'max_steps 30, now it is 7'),
-    (dict(calibration=.5), 'calibration 0.4, now it is 0.5'), (dict(temperature=.1), 'temperature missing, now it is 0.1')])
+    (dict(models=['toy-0', 'toy-2']), r'other settings: .models\[1\] toy-1, now it is toy-2'), (dict(max_steps=7),
+                                                                                                'max_steps 30, now it is 7'),
+    (dict(calibration=.5), 'calibration 0.4, now it is 0.5'), (dict(temperature=.1),
+                                                               'temperature missing, now it is 0.1')])
 def test_a_folder_is_for_one_thing(tmp_path, toys, how, said):
     collect(tmp_path/'mine', rows(20), PAIR)
     with pytest.raises(ValueError, match=said): collect(tmp_path/'mine', rows(20), **dict(dict(models=PAIR), **how))
 
 def test_bad_arguments(tmp_path, toys):
     for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
-        with pytest.raises(ValueError, match='a small and a large model are needed'): collect(tmp_path/'mine', rows(), models)
+        with pytest.raises(ValueError, match='a small and a large model are needed'):
+            collect(tmp_path/'mine', rows(), models)
     for share in (0, 1, -1):
         with pytest.raises(ValueError, match='calibration='): collect(tmp_path/'mine', rows(), PAIR, calibration=share)
-    with pytest.raises(ValueError, match='options are kept in own_module.json'): collect(tmp_path/'mine', rows(), PAIR, dtype=object())
+    with pytest.raises(ValueError, match='options are kept in own.json'):
+        collect(tmp_path/'mine', rows(), PAIR, dtype=object())
     assert not (tmp_path/'mine').exists()
     collect(tmp_path/'mine', rows(), PAIR)
     with pytest.raises(ValueError, match="unknown setting 'step'.*did you mean 'steps'"): train(tmp_path/'mine', step=3)
@@ -202,7 +223,8 @@ def test_bad_arguments(tmp_path, toys):
     with pytest.raises(ValueError, match='is damaged or of another version'): train(tmp_path/'mine')
 
 def test_a_model_without_price_or_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_module, 'open_models', lambda *args, **options: contextlib.nullcontext([Adder(0), SizeLess(1)]))
+    monkeypatch.setattr(own_module, 'open_models', lambda *args,
+                        **options: contextlib.nullcontext([Adder(0), SizeLess(1)]))
     collect(tmp_path/'mine', rows(), PAIR)
     with pytest.raises(ValueError, match='nothing says what the large model costs.*price='): train(tmp_path/'mine', .1)
 
@@ -216,8 +238,8 @@ class SizeLess(Adder):
 
 CRASH = '''
 import contextlib, os, sys
-sys.path[:0] = [{here!r}]
-from test_own import PAIR, Adder, rows
+sys.path[:0] = [{here!r}, {here!r} + '/helpers']
+from test_own import PAIR, Adder, own_module, rows
 left = {left}
 @contextlib.contextmanager
 def opened(names, **options):
@@ -230,20 +252,23 @@ def opened(names, **options):
             return await old(request)
         b.write = write
     yield backends
-models_names.open_models = opened
+own_module.open_models = opened
 own_module.collect({folder!r}, rows(), PAIR)
 '''
 
 def test_a_killed_collect_goes_on(tmp_path, toys):
     folder = tmp_path/'mine'
-    died = subprocess.run([sys.executable, '-c', CRASH.format(here=str(HERE), left=200, folder=str(folder))], capture_output=True, text=True)
+    died = subprocess.run([sys.executable, '-c', CRASH.format(here=str(HERE), left=200, folder=str(folder))],
+                          capture_output=True, text=True)
     assert died.returncode == -signal.SIGKILL, died.stderr
     begun = content(folder)
     with pytest.raises(ValueError, match='collect has not finished; call it again'): train(folder)
     got = collect(folder, rows(), PAIR)
     collect(tmp_path/'whole', rows(), PAIR)
-    assert 0 < len(begun) < len(content(folder)) == len(begun) + got['new steps'] and content(folder) == content(tmp_path/'whole')
-    for name in ('train.npz', 'calibration.npz'): assert (folder/name).read_bytes() == (tmp_path/'whole'/name).read_bytes()
+    assert 0 < len(begun) < len(content(folder)) == len(begun) + got['new steps']
+    assert content(folder) == content(tmp_path/'whole')
+    for name in ('train.npz', 'calibration.npz'):
+        assert (folder/name).read_bytes() == (tmp_path/'whole'/name).read_bytes()
     ready(tmp_path/'whole')
     assert ready(folder) == calibrate(tmp_path/'whole')
 
@@ -257,7 +282,7 @@ def test_tables_of_fewer_problems_are_not_trained_on(tmp_path, toys):
         collect(folder, rows(), PAIR)
     with pytest.raises(ValueError, match='collect has not finished'): train(folder)
     collect(folder, rows(40), PAIR) # the others are in the folder already
-    assert len(own_module._table(folder, 'train')) + len(own_module._table(folder, 'calibration')) == 120
+    assert len(own_table(folder, 'train')) + len(own_table(folder, 'calibration')) == 120
 
 # --- real models
 
@@ -278,14 +303,16 @@ def test_a_pair_with_other_token_ids(tmp_path, questions):
     file, question = questions
     pair = [shuffled(micro_path('small'), tmp_path/'small'), 'micro-large']
     done = calls(tmp_path/'mine', file, pair, max_tokens=64)
-    assert done.met and done.n + len(own_module._table(tmp_path/'mine', 'train')) == 24
+    assert done.met and done.n + len(own_table(tmp_path/'mine', 'train')) == 24
     answer = route(tmp_path/'mine', question)
     assert answer == route(tmp_path/'mine', question) and set(answer.models) <= {'small', 'micro-large'}
     steps = content(tmp_path/'mine')
     from stepwise_routing.models.transformers import load_tokenizer
     texts = [load_tokenizer(p) for p in (pair[0], micro_path('large'))]
-    for (_, _, path, m), s in list(steps.items())[:40]: # each step is in its own model's ids, which mean nothing to the other
-        said, other = (t.decode(s.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for t in (texts[m], texts[1 - m]))
+    for (_, _, path, m), s in list(steps.items())[:40]:
+        # each step is in its own model's ids, which mean nothing to the other
+        said, other = (t.decode(s.ids, skip_special_tokens=True,
+                                clean_up_tokenization_spaces=False) for t in (texts[m], texts[1 - m]))
         assert said.strip() == s.text and other.strip() != s.text
     mixed = [s for (_, _, path, m), s in steps.items() if m == 1 and path.endswith('0')]
     assert len(mixed) > 5 and sum('=' in s.text for s in mixed) > .8*len(mixed) # and the large model goes on sensibly
@@ -295,8 +322,11 @@ def test_a_pair_with_other_token_ids(tmp_path, questions):
 
 def test_a_large_model_behind_a_server(tmp_path, questions):
     file, question = questions
-    done = calls(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=5, max_reply=200)
+    done = calls(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=5,
+                 max_reply=200)
     assert done.met
     with open_router(tmp_path/'mine', max_cents=5) as router: answer = router.route(question)
-    assert answer.unit == 'cents' and (answer.cost > 0) == ('served:micro-large' in answer.models or answer.tokens[1] > 0)
-    assert collect(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=0, max_reply=200)['new steps'] == 0
+    assert answer.unit == 'cents'
+    assert (answer.cost > 0) == ('served:micro-large' in answer.models or answer.tokens[1] > 0)
+    assert collect(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=0,
+                   max_reply=200)['new steps'] == 0
