@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
+from fastcore.basics import patch
 from ..core import Problem
 
 # %% ../../nbs/data/grading.ipynb #tidy
@@ -18,7 +19,8 @@ _TIDY = [(re.compile(a), b) for a, b in (
     (r'\\[dtc]frac(?![a-zA-Z])', r'\\frac'), (r'\\[dt]?binom(?![a-zA-Z])', r'\\binom'),
     (r'(?<=[0-9})!])\s*\\binom', r' \\cdot \\binom'),
     (r'\\(?:mathrm|mathbf|textbf|textit|textrm|operatorname|mbox)(?=\s*\{)', r'\\text'),
-    (r'\\(?:left|right)(?![a-zA-Z])\.?|\\!|\{\}|\\displaystyle(?![a-zA-Z])', ''), (r'(?<=\d)(?:\\,|\{,\})(?=\d{3})', ''),
+    (r'\\(?:left|right)(?![a-zA-Z])\.?|\\!|\{\}|\\displaystyle(?![a-zA-Z])', ''),
+    (r'(?<=\d)(?:\\,|\{,\})(?=\d{3})', ''),
     (r'(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~', ' '), (r'\\?[$€£]', ''), (r'\\%', '%'), (r'[−–]', '-'),
     (r'\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°', ''), (r'([\^_])\{(\w)\}', r'\1\2'), (r'\s+', ' '))]
 
@@ -30,17 +32,22 @@ def _tidy(text):
 # %% ../../nbs/data/grading.ipynb #number
 _NUMBER = re.compile(r'(?P<sign>[-+]?) ?(?P<whole>\d{1,3}(?:[, ]\d{3})+|\d*)'
                      r'(?:\.(?P<dec>\d*))?(?:\\overline ?\{?(?P<rep>\d+)\}?)? ?(?P<pct>%?)', re.A)
-_RATIO = re.compile(r'(?P<sign>-?) ?(?:\\frac ?\{ ?(?P<a>-?\d+) ?\} ?\{ ?(?P<b>-?\d+) ?\}|(?P<c>-?\d+) ?/ ?(?P<d>\d+))', re.A)
-_UNIT = re.compile(r'(?P<number>.*\d) (?!(?:pi|sqrt|mod|or|and|to|if|for|where|but|percent|dozen|hundred|thousand|million|billion)\b)'
-                   r'[A-Za-z]{2}[A-Za-z ]*(?:\^[23])?')
+_RATIO = re.compile(r'(?P<sign>-?) ?(?:\\frac ?\{ ?(?P<a>-?\d+) ?\} ?\{ ?(?P<b>-?\d+) ?\}'
+                    r'|(?P<c>-?\d+) ?/ ?(?P<d>\d+))', re.A)
+_UNIT = re.compile(r'(?P<number>.*\d) (?!(?:pi|sqrt|mod|or|and|to|if|for|where|but'
+                   r'|percent|dozen|hundred|thousand|million|billion)\b)[A-Za-z]{2}[A-Za-z ]*(?:\^[23])?')
+
+def _decimal(m):
+    "The same of a match of `_NUMBER`."
+    whole, dec, rep = re.sub('[, ]', '', m['whole']), m['dec'] or '', m['rep'] or ''
+    if not (whole or dec or rep) or rep and m['dec'] is None: return None
+    value = Fraction(int(whole + dec or 0), 10**len(dec))
+    if rep: value += Fraction(int(rep), (10**len(rep) - 1) * 10**len(dec))
+    return -value if m['sign'] == '-' else value, None if rep else len(dec), bool(m['pct'])
 
 def _number(text):
-    "(value, decimals, is a percentage) of a plain number, None for anything else; decimals is None for an exact fraction."
-    if m := _NUMBER.fullmatch(text):
-        whole, dec, rep = re.sub('[, ]', '', m['whole']), m['dec'] or '', m['rep'] or ''
-        if not (whole or dec or rep) or rep and m['dec'] is None: return None
-        value = Fraction(int(whole + dec or 0), 10**len(dec)) + (Fraction(int(rep), (10**len(rep) - 1) * 10**len(dec)) if rep else 0)
-        return -value if m['sign'] == '-' else value, None if rep else len(dec), bool(m['pct'])
+    "(value, decimals or None for an exact fraction, is it a percentage) of a plain number; None for anything else."
+    if m := _NUMBER.fullmatch(text): return _decimal(m)
     if m := _RATIO.fullmatch(text):
         a, b = int(m['a'] or m['c']), int(m['b'] or m['d'])
         return (Fraction(-a if m['sign'] else a, b), None, False) if b else None
@@ -58,6 +65,10 @@ def _same_number(a, b):
 MAX_ANSWER = 2000 # characters; longer answers are compared as text
 _BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)
 
+def _squeeze(text):
+    "Text without spaces, except between digits."
+    return re.sub(r'(?<!\d) | (?!\d)', '', text)
+
 def _quick(gold, pred):
     "True or False where plain comparison settles it, None where Math-Verify must decide."
     if not isinstance(gold, str) or not isinstance(pred, (str, type(None))):
@@ -72,10 +83,6 @@ def _quick(gold, pred):
     if a is not None and b is not None: return _same_number(a, b)
     return False if _BASED.fullmatch(g) and _BASED.fullmatch(p) else None
 
-def _squeeze(text):
-    "Text without spaces, except between digits."
-    return re.sub(r'(?<!\d) | (?!\d)', '', text)
-
 # %% ../../nbs/data/grading.ipynb #literal
 def _literal(text, *args, **kwargs):
     "Stands in for sympy's `parse_expr`, which evaluates text as Python: reads a number or a name, and nothing else."
@@ -86,20 +93,21 @@ def _literal(text, *args, **kwargs):
     raise SyntaxError('only numbers and names are read')
 
 # %% ../../nbs/data/grading.ipynb #audit
-_HARMLESS = set('import exec compile open marshal.loads os.listdir os.scandir object.__getattr__ sys._getframe builtins.id'.split())
-_WRITERS = 'sympy/polys/monomials.py', 'collections/__init__.py', 'dataclasses.py' # they build small functions from their own templates
+_HARMLESS = {'import', 'exec', 'compile', 'open', 'marshal.loads', 'os.listdir', 'os.scandir', 'object.__getattr__',
+             'sys._getframe', 'builtins.id'}
+_WRITERS = 'sympy/polys/monomials.py', 'collections/__init__.py', 'dataclasses.py'
 
 def _guard(event, args):
     "Audit hook of the grading process; raises PermissionError."
     if event not in _HARMLESS: raise PermissionError(f'refused: {event}')
     if event == 'open' and (set(args[1] or 'r') & set('wax+') or (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)):
         raise PermissionError('refused: writing a file')
-    if event == 'exec' and not os.path.isfile(args[0].co_filename) and not sys._getframe(1).f_code.co_filename.endswith(_WRITERS):
-        raise PermissionError('refused: code from a string')
+    if event != 'exec' or os.path.isfile(args[0].co_filename): return
+    if not sys._getframe(1).f_code.co_filename.endswith(_WRITERS): raise PermissionError('refused: code from a string')
 
 # %% ../../nbs/data/grading.ipynb #difference
 def _difference(a, b):
-    "Largest relative difference of two sympy expressions in the same variables, at four points; None where that means nothing."
+    "Largest relative difference of two sympy expressions, at four points; None where that means nothing."
     from sympy import Expr, Rational
     if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols != b.free_symbols: return None
     worst, names = 0, sorted(a.free_symbols, key=str)
@@ -113,27 +121,30 @@ def _difference(a, b):
 
 # %% ../../nbs/data/grading.ipynb #math-verify
 def _math_verify(gold, pred):
-    "Math-Verify's verdict on two LaTeX answers: its own timers off, and no configuration that evaluates text."
+    "Math-Verify's verdict on two LaTeX answers, with its comparison of numbers and formulas mended."
     from math_verify import LatexExtractionConfig, parse, verify
-    read = lambda s: parse(rf'\boxed{{{_tidy(s)}}}', [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
-    g, p = read(gold), read(pred)
+    latex = [LatexExtractionConfig(boxed_match_priority=0)] # no configuration that evaluates text
+    g, p = (parse(rf'\boxed{{{_tidy(s)}}}', latex, parsing_timeout=None) for s in (gold, pred))
     if not g or not p: return False
     try: gap = None if '%' in gold + pred else _difference(g[0], p[0])
     except Exception: gap = None # an expression without a value
     symbols = gap is not None and bool(g[0].free_symbols)
     if symbols and gap < 1e-12: return True
-    return verify(g, p, allow_set_relation_comp=True, timeout_seconds=None) and (gap is None or symbols or gap < 1e-6)
+    same = verify(g, p, allow_set_relation_comp=True, timeout_seconds=None)
+    return same and (gap is None or symbols or gap < 1e-6)
 
 # %% ../../nbs/data/grading.ipynb #judge
 def _judge(gold, pred, seconds):
     "Body of a forked grading process: exit status 11 for equal, 10 for different; any other end means it gave up."
     import resource, signal
-    for timer, end, limit in ((signal.ITIMER_PROF, signal.SIGPROF, seconds/2), (signal.ITIMER_REAL, signal.SIGALRM, seconds)):
+    for timer, end, limit in ((signal.ITIMER_PROF, signal.SIGPROF, seconds/2),
+                              (signal.ITIMER_REAL, signal.SIGALRM, seconds)):
         signal.signal(end, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {end})
         signal.setitimer(timer, limit)
-    for what, limit in (('RLIMIT_AS', 3 << 29), ('RLIMIT_FSIZE', 0), ('RLIMIT_CORE', 0)):
-        with contextlib.suppress(ValueError, OSError, AttributeError): resource.setrlimit(getattr(resource, what), (limit, limit))
+    for name, limit in (('RLIMIT_AS', 3 << 29), ('RLIMIT_FSIZE', 0), ('RLIMIT_CORE', 0)):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            resource.setrlimit(getattr(resource, name), (limit, limit))
     status = 9
     try:
         sys.addaudithook(_guard)
@@ -158,13 +169,12 @@ def _serve():
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print({10: 'no', 11: 'yes'}.get(status, 'gave up'), file=out)
 
-# %% ../../nbs/data/grading.ipynb #package-folder
+# %% ../../nbs/data/grading.ipynb #server
 def package_folder():
-    "The folder that holds the package, so that the grading process finds it wherever it starts."
+    "The folder that holds the package, so that a process of ours finds it wherever it starts."
     import stepwise_routing
     return str(Path(stepwise_routing.__file__).resolve().parent.parent)
 
-# %% ../../nbs/data/grading.ipynb #server
 class _Server:
     "One grading server and the pipe to it."
     def __init__(self, seconds): self.seconds, self.process, self.owner = seconds, None, None
@@ -174,34 +184,43 @@ class _Server:
         path = os.pathsep.join(filter(None, (os.environ.get('PYTHONPATH'), package_folder())))
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         env = {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'}
-        code = 'from stepwise_routing.data.grading import _serve; _serve()'
-        self.process = subprocess.Popen([sys.executable, '-c', code], env=env, start_new_session=True, **pipes)
+        command = [sys.executable, '-c', 'from stepwise_routing.data.grading import _serve; _serve()']
+        self.process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
         self.owner = os.getpid()
-        if self.read(60) != 'ready': raise RuntimeError('the grading process did not start: is math-verify[antlr4-13-2] installed?')
+        if self.read(60) == 'ready': return
+        raise RuntimeError('the grading process did not start: is math-verify[antlr4-13-2] installed?')
 
     def read(self, seconds):
         with selectors.DefaultSelector() as ready:
             ready.register(self.process.stdout, selectors.EVENT_READ)
             return self.process.stdout.readline().decode().strip() if ready.select(seconds) else 'late'
 
-    def ask(self, gold, pred):
-        try:
-            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None: self.close(); self.start()
-            self.process.stdin.write(json.dumps([gold, pred, self.seconds]).encode() + b'\n')
-            self.process.stdin.flush()
-            reply = self.read(self.seconds + .5)
-        except BaseException: self.close(); raise
-        if reply in ('late', ''): self.close()
-        return reply
-
     def close(self):
         process, self.process = self.process, None
         if process is None or self.owner != os.getpid(): return
-        process.kill(); process.communicate()
+        process.kill()
+        process.communicate()
+
+# %% ../../nbs/data/grading.ipynb #server-ask
+@patch
+def ask(self:_Server, gold, pred):
+    "The server's word on a pair; it is started where there is none, and ended where it gives no answer in time."
+    try:
+        if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
+            self.close()
+            self.start()
+        self.process.stdin.write(json.dumps([gold, pred, self.seconds]).encode() + b'\n')
+        self.process.stdin.flush()
+        reply = self.read(self.seconds + .5)
+    except BaseException:
+        self.close()
+        raise
+    if reply in ('late', ''): self.close()
+    return reply
 
 # %% ../../nbs/data/grading.ipynb #grader
 class Grader:
-    "Grades answers against references in a bounded pool of processes; a context manager. Raises ValueError and TypeError."
+    "Grades answers against references in a bounded pool of processes; a context manager. ValueError and TypeError."
     def __init__(self,
         n_workers:int=2,   # grading processes, each started when first needed
         timeout:float=4.   # seconds until a pair is given up; half of it in processor time
@@ -214,24 +233,12 @@ class Grader:
     def __call__(self, gold, pred):
         "Is `pred` (None is wrong) equivalent to the reference `gold`?"
         quick = _quick(gold, pred)
-        return self._ask(gold, pred) if quick is None else quick
-
-    def _ask(self, gold, pred):
+        if quick is not None: return quick
         server = self.free.get()
         try: reply = server.ask(gold, pred)
         finally: self.free.put(server)
         if reply not in ('yes', 'no'): self.gave_up.append((gold, pred))
         return reply == 'yes'
-
-    def grade_many(self,
-        pairs # (gold, pred) pairs
-    )->list: # one bool per pair
-        "Grade many pairs, as many at a time as there are processes."
-        pairs = [tuple(p) for p in pairs]
-        verdict = {p: _quick(*p) for p in pairs}
-        hard = [p for p, v in verdict.items() if v is None]
-        with ThreadPoolExecutor(len(self.servers)) as pool: verdict.update(zip(hard, pool.map(lambda p: self._ask(*p), hard)))
-        return [verdict[p] for p in pairs]
 
     def close(self):
         for s in self.servers: s.close()
@@ -249,20 +256,24 @@ def _default_grader(pid):
 def is_equiv(
     gold:str,     # reference answer $y^*$
     pred:str|None # parsed answer $\hat y$; None is wrong
-)->bool: # the reward $r(x, \hat y, y^*)$
-    "Is the parsed answer equivalent to the reference? Exact for plain numbers and equal texts, Math-Verify for the rest."
+)->bool:
+    "Is the answer equivalent to the reference? Exact for plain numbers and equal texts, Math-Verify for the rest."
     return _default_grader(os.getpid())(gold, pred)
 
 # %% ../../nbs/data/grading.ipynb #is-right
 def is_right(
-    problem:Problem,  # with its reference answer $y^*$
+    problem:Problem,  # $x$ with its reference answer $y^*$
     answer:str|None   # parsed answer $\hat y$; None is wrong
-)->bool: # the reward $R(x)$
+)->bool: # the reward $r(x, \hat y, y^*)$
     "Is the answer equivalent to the problem's reference, by `is_equiv`? The default grader."
     return is_equiv(problem.answer, answer)
 
-def grade_pairs(grade, pairs):
-    "((problem id, answer), verdict) of each distinct (problem, answer) pair, as many at a time as the grader's `workers` (2 if it names none)."
+# %% ../../nbs/data/grading.ipynb #grade-pairs
+def grade_pairs(
+    grade, # grader: (problem, answer) -> bool
+    pairs  # of (Problem, answer)
+): # yields ((problem id, answer), verdict) of each distinct pair
+    "Grade pairs, as many at a time as the grader's `workers` (2 if it names none)."
     distinct = {(p.id, a): (p, a) for p, a in pairs}
     with ThreadPoolExecutor(getattr(grade, 'workers', 2)) as pool:
         yield from zip(distinct, pool.map(lambda pair: bool(grade(*pair)), distinct.values()))
