@@ -1,5 +1,6 @@
-"""A routing problem whose optimal router is known: a Markov chain of confidence levels, laid out path by path in an outcome table, and the linear
-program of its best (randomised) router. `python tests/tabular.py` prints how far from it each gradient estimator of `train_policy` ends."""
+"""A routing problem whose optimal router is known: a Markov chain of confidence levels, laid out path by path in an
+outcome table, and the linear program of its best (randomised) router. `python tests/helpers/tabular.py` prints how far
+from it each gradient estimator of `train` ends."""
 import itertools, time
 from dataclasses import fields, replace
 
@@ -11,20 +12,25 @@ from stepwise_routing.outcomes import OutcomeTable
 LEVELS, STEPS, COPIES = 7, 3, 10 # confidence levels, steps of a chain at most, rows a path
 FEATURES = 'score_logit', 'index', 'final'
 SMALL, LARGE = 1e6, 5e6 # parameters
-UNSOLVED = 1            # of the copies of a path: problems that the large model does not solve either, so nobody can miss them
-MISSES = {1: (2, 1, 1, 0, 0, 0, 0), 2: (3, 2, 1, 1, 0, 0, 0)} # by kept steps tau and the level of step tau: copies that the large model misses from there
-NEVER = 9, 8, 6, 4, 2, 1, 0                                               # by the level of the last step: copies that the small model misses
+# of the copies of a path: problems that the large model does not solve either, so nobody can miss them
+UNSOLVED = 1
+# by kept steps tau and the level of step tau: copies that the large model misses from there
+MISSES = {1: (2, 1, 1, 0, 0, 0, 0), 2: (3, 2, 1, 1, 0, 0, 0)}
+# by the level of the last step: copies that the small model misses
+NEVER = 9, 8, 6, 4, 2, 1, 0
 
 def next_levels(l): return max(l - 1, 0), min(l + 1, LEVELS - 1)   # equally likely
-def is_final(t, l): return t == STEPS - 1 or t == 1 and l == LEVELS - 1 # full confidence at the second step ends the chain
+# full confidence at the second step ends the chain
+def is_final(t, l): return t == STEPS - 1 or t == 1 and l == LEVELS - 1
 def small_tokens(t, l): return 12 - l + 2*t
 def large_tokens(tau): return 11*(STEPS - tau) + 3
 
 STATES = list(itertools.product(range(STEPS), range(LEVELS)))
 
-# ---- the chain, laid out in rows ------------------------------------------------------------------------------------------------------
+# ---- the chain, laid out in rows
 def paths():
-    "Every path of levels, as often as the chain takes it (every step has two equally likely successors), so that frequencies are probabilities."
+    """Every path of levels, as often as the chain takes it (every step has two equally likely successors), so
+    that frequencies are probabilities."""
     for first in range(LEVELS):
         for turns in itertools.product((0, 1), repeat=STEPS - 1):
             path = [first]
@@ -44,16 +50,19 @@ def chain_table(split='train'):
         correct[i, T[i]] = copy >= NEVER[path[-1]]
         if copy >= COPIES - UNSOLVED: correct[i, :T[i] + 1] = 0
     z = np.zeros_like
-    return OutcomeTable('chain', split, ('chain small', 'chain large'), (SMALL, LARGE), FEATURES, np.array([f'chain-{i:04d}' for i in range(n)]),
-                        np.zeros(n, int), T, correct, large, z(large), (large > 0)*1, small, z(small), obs, 0.*small, 0.*large)
+    return OutcomeTable('chain', split, ('chain small', 'chain large'), (SMALL, LARGE), FEATURES,
+                        np.array([f'chain-{i:04d}' for i in range(n)]),
+                        np.zeros(n, int), T, correct, large, z(large), (large > 0)*1, small, z(small), obs,
+                        0.*small, 0.*large)
 
 def take(table, rows, split=None):
     "Some rows of a table, or the same one several times, renumbered."
-    per_row = {f.name: getattr(table, f.name)[rows] for f in fields(table) if isinstance(getattr(table, f.name), np.ndarray)}
+    per_row = {f.name: getattr(table, f.name)[rows] for f in fields(table) if isinstance(getattr(table, f.name),
+                                                                                         np.ndarray)}
     per_row['problem_id'] = np.array([f'row-{i:05d}' for i in range(len(per_row['n_steps']))])
     return replace(table, split=split or table.split, **per_row)
 
-# ---- the chain, as a linear program ---------------------------------------------------------------------------------------------------
+# ---- the chain, as a linear program
 def escalation_miss(t, l, on_escalate):
     "Chance of a miss for who escalates after step t at level l."
     share = lambda tau, l: MISSES[tau][l]/COPIES if tau else 0.
@@ -61,7 +70,8 @@ def escalation_miss(t, l, on_escalate):
     return np.mean([share(t + 1, l2) for l2 in next_levels(l)])
 
 def chain_model(on_escalate='append'):
-    "Per state of STATES: running cost of the step (FLOPs), cost and miss of escalating, miss of ending there (nan where the chain goes on), successors."
+    """Per state of STATES: running cost of the step (FLOPs), cost and miss of escalating, miss of ending there
+    (nan where the chain goes on), successors."""
     at = {s: i for i, s in enumerate(STATES)}
     run = np.array([2*SMALL*small_tokens(*s) for s in STATES])
     kept = [t + (on_escalate == 'append' and not is_final(t, l)) for t, l in STATES]
@@ -75,7 +85,8 @@ def chain_model(on_escalate='append'):
     return run, price, miss, end, P, start
 
 def optimum(alpha, on_escalate='append'):
-    "The cheapest router at a miss rate of at most alpha: (cost in FLOPs a problem, miss rate, chance of escalating per state)."
+    """The cheapest router at a miss rate of at most alpha: (cost in FLOPs a problem, miss rate, chance of
+    escalating per state)."""
     run, price, miss, end, P, start = chain_model(on_escalate)
     n, stop = len(STATES), np.nan_to_num(end)
     flow = np.hstack([np.eye(n) - P.T, np.eye(n)])    # occupancy of (state, stay), then of (state, escalate)
@@ -83,7 +94,8 @@ def optimum(alpha, on_escalate='append'):
     if lp.status: raise ValueError(f'no router has a miss rate of {alpha}')
     stay, leave = lp.x[:n], lp.x[n:]
     occupancy = stay + leave
-    return lp.fun, float(np.r_[stop, miss] @ lp.x), np.divide(leave, occupancy, out=np.zeros(n), where=occupancy > 1e-12)
+    return lp.fun, float(np.r_[stop, miss] @ lp.x), np.divide(leave, occupancy, out=np.zeros(n),
+                                                              where=occupancy > 1e-12)
 
 def evaluate(hazard, on_escalate='append'):
     "Cost and miss rate of routers that escalate with these chances: hazard [..., state]."
@@ -96,7 +108,8 @@ def evaluate(hazard, on_escalate='append'):
     return value_cost @ start, value_miss @ start
 
 def replay_hazard(table, hazard, on_escalate='append', cost='paper_flops'):
-    "Cost and miss rate of escalating with chance hazard [problem, step], row by row over the table: no chain, no matrices."
+    """Cost and miss rate of escalating with chance hazard [problem, step], row by row over the table: no chain,
+    no matrices."""
     total_cost, total_miss = np.zeros(len(table)), np.zeros(len(table))
     left = np.ones(len(table))
     for t in range(table.obs.shape[1] + 1):
@@ -116,7 +129,7 @@ def state_hazard(table, chances):
     out[known] = np.asarray(chances)[(t[known]*LEVELS + l[known]).astype(int)]
     return out
 
-# ---- a trained policy on the chain ----------------------------------------------------------------------------------------------------
+# ---- a trained policy on the chain
 def observations(): return np.array([(14 + 2*l, t, is_final(t, l)) for t, l in STATES], float)
 
 def policy_hazards(policy, kappa):
@@ -127,7 +140,8 @@ def policy_hazards(policy, kappa):
     return (log_pi[:, 1].exp().numpy() >= kappa) + 0., threshold_probs(log_pi, kappa)[:, 1].numpy()
 
 def distance(policy, kappa, alpha, on_escalate='append'):
-    "Per reading of the policy (Gamma, S): (cost above the optimum at alpha, miss rate, cost above the optimum at this very miss rate), costs as shares."
+    """Per reading of the policy (Gamma, S): (cost above the optimum at alpha, miss rate, cost above the optimum
+    at this very miss rate), costs as shares."""
     best, least = optimum(alpha, on_escalate)[0], evaluate(np.ones(len(STATES)), on_escalate)[1]
     out = []
     for hazard in policy_hazards(policy, kappa):
@@ -137,31 +151,39 @@ def distance(policy, kappa, alpha, on_escalate='append'):
     return np.array(out)
 
 def train(seed, alpha=.11, on_escalate='append', **options):
-    from stepwise_routing.training import TableEnv, train_policy
-    trained = train_policy(TableEnv(chain_table(), FEATURES, on_escalate), alpha=alpha, seed=seed, progress=False, **options)
+    from stepwise_routing.run.config import Policy
+    from stepwise_routing import training
+    from stepwise_routing.cpo import TableEnv
+    env = TableEnv(chain_table(), FEATURES, on_escalate)
+    trained = training.train(env, Policy(alpha=alpha, **options), seed, progress=False)
     return distance(trained.policy, trained.kappa, alpha, on_escalate)
 
 RUNS = {'exact, all rows': dict(estimator='exact', batch=None, steps=150, hidden=(16, 16)),
         'exact, all rows, 64 units': dict(estimator='exact', batch=None, steps=300),
-        'exact, batch 5': dict(estimator='exact', batch=5, steps=1000), 'exact, batch 50': dict(estimator='exact', batch=50, steps=1000),
+        'exact, batch 5': dict(estimator='exact', batch=5, steps=1000), 'exact, batch 50': dict(estimator='exact',
+                                                                                                batch=50, steps=1000),
         'sampled, batch 5': dict(batch=5, steps=1000), 'sampled, batch 50': dict(batch=50, steps=1000)}
 
 def report(runs, seeds=20, alpha=.11, on_escalate='append'):
     n = sum(1 for _ in paths())*COPIES
-    print(f'{len(STATES)} states, {n} rows, {on_escalate}, alpha {alpha}: optimum {optimum(alpha, on_escalate)[0]/1e6:.1f} MFLOPs, '
+    least = optimum(alpha, on_escalate)[0]/1e6
+    print(f'{len(STATES)} states, {n} rows, {on_escalate}, alpha {alpha}: optimum {least:.1f} MFLOPs, '
           f'miss tolerance {np.sqrt(alpha*(1 - alpha)/n):.4f}; median [quartiles] of {seeds} seeds')
     for name in runs:
         started = time.time()
         d = np.array([train(s, alpha, on_escalate, **RUNS[name]) for s in range(seeds)])
         for i, reading in enumerate(('Gamma', 'S')):
             q = np.quantile(d[:, i], (.25, .5, .75), axis=0)
-            show = [f'{label} {b:+.2%} [{a:+.2%}, {c:+.2%}]' for label, (a, b, c) in zip(('cost over optimum', 'miss', 'cost over own optimum'), q.T)]
-            print(f'{name:26} {reading:5} ' + ', '.join(show) + f', {(time.time() - started)/seeds:.1f} s a seed', flush=True)
+            show = [f'{label} {b:+.2%} [{a:+.2%}, {c:+.2%}]' for label,
+                    (a, b, c) in zip(('cost over optimum', 'miss', 'cost over own optimum'), q.T)]
+            print(f'{name:26} {reading:5} ' + ', '.join(show) + f', {(time.time() - started)/seeds:.1f} s a seed',
+                  flush=True)
 
 if __name__ == '__main__':
     import argparse, torch
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--runs', nargs='*', default=list(RUNS), choices=list(RUNS), metavar='RUN', help='; '.join(RUNS))
+    parser.add_argument('--runs', nargs='*', default=list(RUNS), choices=list(RUNS), metavar='RUN',
+                        help='; '.join(RUNS))
     parser.add_argument('--seeds', type=int, default=20)
     parser.add_argument('--alpha', type=float, default=.11)
     parser.add_argument('--on_escalate', default='append', choices=('append', 'regenerate'))

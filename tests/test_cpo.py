@@ -1,0 +1,387 @@
+"The trust-region step, against plane geometry, explicit matrices and slow expectations."
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import tabular
+from policies import READINGS, f64, fitted_policy, flat, pi_escalate, soft_set, tiny_policy, toy_env, with_parameters
+from stepwise_routing.cpo import *
+from stepwise_routing.outcomes import toy_table
+from stepwise_routing.policy import ValueNet, threshold_probs
+from stepwise_routing.run.config import Policy
+
+torch.set_num_threads(1)
+
+# --- the CPO step
+def root(H):
+    "H^(-1/2), so that steps y = H^(-1/2) z have length |z|^2/2 = y'Hy/2."
+    w, Q = np.linalg.eigh(H)
+    return Q @ np.diag(w**-.5) @ Q.T
+
+def best_step(g, b, c, H, delta):
+    """Minimise g.y subject to c + b.y <= 0 and y'Hy/2 <= delta by plane geometry: in z = H^(1/2) y the trust region is
+    a ball and the answer lies in the plane of two vectors. Either the ball's best point is allowed, or the best point
+    of the circle where the constraint plane cuts the ball."""
+    R, X = np.sqrt(2*delta), root(H)
+    gz, bz = X @ g, X @ b
+    size, beta = np.linalg.norm(gz), np.linalg.norm(bz)
+    z = -R*gz/size if size > 0 else 0*gz
+    if c + bz @ z <= 0: return X @ z
+    if beta*R < c: return X @ (-R*bz/beta) # no point of the ball is allowed: as far towards it as the ball goes
+    along, foot = gz - (gz @ bz)/beta**2*bz, -c*bz/beta**2
+    rest = np.sqrt(max(R**2 - foot @ foot, 0.))
+    return X @ (foot - rest*along/max(np.linalg.norm(along), 1e-300))
+
+def problem(r, case):
+    "A random problem of one of CPO's five cases: (g, b, c, H, delta)."
+    d = r.integers(2, 9)
+    A = r.normal(size=(d, d))
+    H = A @ A.T/d + np.diag(10**r.uniform(-2, 1, d))
+    g, b = (r.normal(size=d)*10**r.uniform(-2, 2) for _ in range(2))
+    delta = 10**r.uniform(-4, 0)
+    if r.random() < .1: g = b*r.normal() + 1e-3*r.normal(size=d)*np.linalg.norm(b) # nearly parallel
+    if case == 4: return g, b*1e-9/np.linalg.norm(b)*r.random(), -r.random(), H, delta
+    # largest change of the constraint within the ball
+    reach = np.sqrt(2*delta*(b @ np.linalg.solve(H, b)))
+    near, far = 10**r.uniform(-3, -1e-3), 1 + 10**r.uniform(-3, 1)
+    return g, b, {0: far, 1: near, 2: -near, 3: -far}[case]*reach, H, delta
+
+def direction(g, b, c, H, delta):
+    L = torch.linalg.cholesky(f64(H))
+    return cpo_direction(f64(g), f64(b), float(c), lambda x: torch.cholesky_solve(x[:, None], L)[:, 0], delta)
+
+def flaws(y, g, b, c, H, delta):
+    "What is wrong with a step, in words; none for the best one."
+    best, scale = best_step(g, b, c, H, delta), np.sqrt(2*delta*(g @ np.linalg.solve(H, g)))
+    reach = np.sqrt(2*delta*(b @ np.linalg.solve(H, b)))
+    out = []
+    if not np.isfinite(y).all(): return ['not finite']
+    if y @ H @ y/2 > delta*(1 + 1e-8): out.append('outside the trust region')
+    if c <= reach:
+        if c + b @ y > 1e-7*(reach + abs(c)): out.append('violates the constraint')
+        if g @ y > g @ best + 1e-6*scale: out.append('not the best')
+    elif b @ y > -reach*(1 - 1e-7): out.append('does not restore all it can')
+    return out
+
+def test_geometry_agrees_with_a_general_solver():
+    "The oracle itself, against scipy's SLSQP."
+    from scipy.optimize import minimize
+    r = np.random.default_rng(0)
+    for i in range(60):
+        g, b, c, H, delta = problem(r, 1 + i % 4)
+        X, R = root(H), np.sqrt(2*delta)
+        gz, bz = X @ g, X @ b
+        gz, bz, k = gz/np.linalg.norm(gz), bz/np.linalg.norm(bz), c/np.linalg.norm(bz)/R # in units of the ball
+        cons = [dict(type='ineq', fun=lambda z: -(k + bz @ z), jac=lambda z: -bz),
+                dict(type='ineq', fun=lambda z: (1 - z @ z)/2, jac=lambda z: -z)]
+        runs = [minimize(lambda z: gz @ z, z0, jac=lambda z: gz, constraints=cons, method='SLSQP',
+                         options=dict(ftol=1e-14, maxiter=500))
+                for z0 in (0*gz, -bz*.9, -gz*.9)]
+        best = min((s.fun for s in runs if k + bz @ s.x < 1e-7 and s.x @ s.x < 1 + 1e-7), default=None)
+        assert best is not None and abs(best - g @ best_step(g, b, c, H, delta)/np.linalg.norm(X @ g)/R) < 1e-5
+
+def test_cpo_direction_solves_random_problems():
+    r, seen = np.random.default_rng(1), np.zeros(5, int)
+    for i in range(2500):
+        g, b, c, H, delta = problem(r, i % 5)
+        got = direction(g, b, c, H, delta)
+        assert got.optim_case == i % 5
+        assert not flaws(got.y.numpy(), g, b, c, H, delta), (i, flaws(got.y.numpy(), g, b, c, H, delta))
+        seen[got.optim_case] += 1
+    assert (seen >= 100).all()
+
+def test_cpo_multipliers_satisfy_kkt():
+    r = np.random.default_rng(2)
+    for i in range(800):
+        g, b, c, H, delta = problem(r, 1 + i % 4)
+        got = direction(g, b, c, H, delta)
+        y, lam, nu = got.y.numpy(), got.lam_star, got.nu_star
+        size = np.abs(g).max() + lam*np.abs(H @ y).max() + abs(nu)*np.abs(b).max()
+        assert lam >= 0 and nu >= 0 and isinstance(lam, float) and isinstance(nu, float)
+        assert np.abs(g + lam*(H @ y) + nu*b).max() < 1e-7*size, 'stationary'
+        assert abs(lam*(y @ H @ y/2 - delta)) < 1e-7*(lam*delta + 1e-12), 'the ball binds, or lam is 0'
+        if nu > 1e-9*np.linalg.norm(g)/np.linalg.norm(b):
+            assert abs(c + b @ y) < 1e-6*(abs(c) + np.abs(b) @ np.abs(y)), 'the constraint binds, or nu is 0'
+
+def other_convention(g, b, c, H, delta):
+    """The step with g.H^-1 b of the opposite sign, as where g is an ascent direction and the dual is the
+    minimiser's (OmniSafe, SafePO)."""
+    v, w = np.linalg.solve(H, g), np.linalg.solve(H, b)
+    q, r, s = g @ v, -g @ w, b @ w
+    A, B = q - r*r/s, 2*delta - c*c/s
+    La, Lb = ((0, r/c), (r/c, np.inf)) if c < 0 else ((r/c, np.inf), (0, r/c))
+    clip = lambda x, to: max(to[0], min(to[1], x))
+    la, lb = clip(np.sqrt(A/B), La), clip(np.sqrt(q/(2*delta)), Lb)
+    fa, fb = (-(A/la + B*la)/2 - r*c/s if la > 0 else -np.inf), (-(q/lb + 2*delta*lb)/2 if lb > 0 else -np.inf)
+    lam = max(la if fa >= fb else lb, 1e-12)
+    return -(v + max(0, lam*c - r)/s*w)/lam
+
+def test_the_other_sign_convention_fails_these_problems():
+    r, failed = np.random.default_rng(3), {1: 0, 2: 0}
+    for i in range(400):
+        case = 1 + i % 2
+        p = problem(r, case)
+        failed[case] += bool(flaws(other_convention(*p), *p))
+    assert failed[1] > 150 and failed[2] > 80
+
+ball = dict(H=np.eye(2), delta=.5) # the unit disc
+@pytest.mark.parametrize('g, b, c, want', [
+    ([1, 0], [0, 1], -2., [-1, 0]),                                  # whole disc allowed
+    ([1, 0], [0, 1], 2., [0, -1]),                                   # none of it
+    ([1, 0], [0, 1], .6, [-.8, -.6]),                                # recovery
+    ([1, 0], [-1, 0], -.5, [-.5, None]),                             # the constraint stops the best step
+    ([1, 0], [0, 1], 0., [-1, 0]),                                   # on the boundary, gradients orthogonal
+    ([1, 0], [-1, 1], 0., [-np.sqrt(.5), -np.sqrt(.5)]),             # on the boundary, gradients opposed
+    ([1, 0], [1, 0], .5, [-1, 0]),                                   # parallel: both ways down
+    ([1, 0], [0, 0], -.5, [-1, 0])])                                 # a constraint without a gradient
+def test_cpo_by_hand(g, b, c, want):
+    y = direction(np.array(g, float), np.array(b, float), c, **ball).y.numpy()
+    assert all(w is None or abs(x - w) < 1e-6 for x, w in zip(y, want)), y
+
+@pytest.mark.parametrize('g, b, c', [
+    ([0, 0], [0, 1], -.1), ([0, 0], [0, 1], .5), ([0, 0], [0, 0], -.1), ([0, 0], [0, 0], .1), ([1, 0], [0, 0],
+                                                                                               .1), ([1, 0], [0, 0],
+                                                                                                     0.),
+    ([0, 0], [0, 1], 0.), ([1, 0], [2, 0], 0.), ([1, 0], [-2, 0], 0.), ([1, 0], [-1, 0], 1.), ([1, 0], [1, 0], -1.)])
+def test_cpo_without_a_direction_stays_finite_and_inside(g, b, c):
+    "A gradient that is nought, or nothing left to choose: whatever the step is, it is one."
+    got = direction(np.array(g, float), np.array(b, float), c, **ball)
+    assert torch.isfinite(got.y).all() and np.isfinite([got.lam_star, got.nu_star]).all()
+    assert (got.y @ got.y)/2 <= .5 + 1e-9
+    if abs(c) < 1 and any(b): assert c + np.dot(b, got.y.numpy()) <= 1e-6
+
+# --- curvature
+curvatures = [(2, 'absorbing', False), (3, 'absorbing', False), (3, 'absorbing', True), (3, 'per_step', False)]
+
+def curvature_case(n_models, mode, moved):
+    policy, r = tiny_policy(n_models, mode), np.random.default_rng(0)
+    x, weight = f64(r.normal(size=(5, 2))), f64(r.dirichlet(np.ones(5)))
+    return policy, x, weight, torch.tensor([0, 1, 0, 2, 1]) if moved else torch.zeros(5, dtype=torch.long)
+
+@pytest.mark.parametrize('n_models, mode, moved', curvatures)
+def test_fisher_is_the_covariance_of_the_scores(n_models, mode, moved):
+    "State by state and action by action, with a backward pass each."
+    policy, x, weight, at = curvature_case(n_models, mode, moved)
+    F = 0.
+    for i in range(5):
+        S = soft_set(policy(x[i:i + 1], at[i:i + 1]).exp(), .25, .1)[0]
+        for a in range(at[i] if mode == 'absorbing' else 0, n_models):
+            score = flat(torch.autograd.grad(S[a].log(), policy.parameters(), retain_graph=True))
+            F = F + weight[i]*S[a].detach()*score[:, None]*score[None]
+    rows = fisher_rows(policy, x, .25, .1, weight, at)
+    assert torch.isfinite(rows).all() and not rows.requires_grad
+    assert torch.allclose(rows.T @ rows, F, rtol=1e-9, atol=1e-12) and F.abs().max() > 1e-3
+    v = torch.randn(len(F), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for damping in (0., .1):
+        assert torch.allclose(fisher_vector_product(rows, v, damping), F @ v + damping*v, rtol=1e-9, atol=1e-12)
+
+@pytest.mark.parametrize('n_models, mode, moved', curvatures)
+def test_fisher_is_the_curvature_of_the_divergence(n_models, mode, moved):
+    policy, x, weight, at = curvature_case(n_models, mode, moved)
+    theta = flat(policy.parameters()).detach()
+    old = soft_set(policy(x, at).exp(), .25, .1).detach()
+    def divergence(theta):
+        new = soft_set(with_parameters(policy, theta, x, at).exp(), .25, .1)
+        gap = torch.where(old > 0, new.clamp_min(1e-300).log() - old.clamp_min(1e-300).log(), 0.)
+        return (weight*(new*gap).sum(-1)).sum()
+    H, rows = torch.autograd.functional.hessian(divergence, theta), fisher_rows(policy, x, .25, .1, weight, at)
+    assert torch.isfinite(H).all() and torch.allclose(rows.T @ rows, H, rtol=1e-7, atol=1e-10)
+
+def test_fisher_at_the_start_is_where_everyone_is():
+    policy, x, weight, _ = curvature_case(3, 'absorbing', False)
+    assert torch.equal(fisher_rows(policy, x, .25, .1, weight),
+                       fisher_rows(policy, x, .25, .1, weight, torch.zeros(5, dtype=torch.long)))
+
+@given(st.integers(1, 30), st.floats(-3, 3), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_conjugate_gradients_solve(n, size, seed):
+    r = np.random.default_rng(seed)
+    A = r.normal(size=(n, n))
+    H, b = f64(A @ A.T/n + .1*np.eye(n)), f64(r.normal(size=n)*10**size)
+    x = conjugate_gradients(lambda v: H @ v, b, iters=5*n + 10)
+    assert torch.allclose(x, torch.linalg.solve(H, b), rtol=1e-6, atol=1e-7*10**size)
+
+def test_conjugate_gradients_need_a_step_per_eigenvalue():
+    "Three different eigenvalues: exact after three products; nought stays nought."
+    Q = torch.linalg.qr(torch.randn(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    H, b, calls = Q @ torch.diag(f64([.1]*20 + [1.]*15 + [7.]*5)) @ Q.T, f64(np.ones(40)), []
+    x = conjugate_gradients(lambda v: (calls.append(1), H @ v)[1], b, iters=3)
+    assert torch.allclose(H @ x, b, atol=1e-9) and len(calls) == 3
+    assert not conjugate_gradients(lambda v: H @ v, 0*b).any()
+
+# --- gradients
+def slow_value(table, policy, theta, kappa, temp, on_escalate, outcome):
+    "Expected outcome of S, problem by problem and step by step; differentiable."
+    x = policy.encode(table.obs, table.features)
+    h = soft_set(with_parameters(policy, theta, x, None).exp(), kappa, temp)[..., 1]
+    columns = [outcome(table.outcome(np.minimum(t, table.n_steps), on_escalate)) for t in range(table.obs.shape[1] + 1)]
+    total = 0.
+    for i, T in enumerate(table.n_steps):
+        left = 1.
+        for t in range(T):
+            total = total + left*h[i, t]*float(columns[t][i])
+            left = left*(1 - h[i, t])
+        total = total + left*float(columns[T][i])
+    return total/len(table)
+
+def outcomes_of(table, unit='paper_flops'):
+    share, large = table.large_only()[unit].mean(), table.correct[:, 0]
+    return dict(cost=lambda o: o[unit]/share, joint=lambda o: (o['correct'] == 0)*large,
+                union=lambda o: large - o['correct'])
+
+@pytest.mark.parametrize('on_escalate, constraint', [('append', 'joint'), ('regenerate', 'union')])
+def test_exact_gradients_are_those_of_the_expectation(on_escalate, constraint):
+    table = toy_table(25, 'train')
+    env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate)
+    policy = fitted_policy(env)
+    theta = flat(policy.parameters()).detach().requires_grad_()
+    estimate, wants = exact_estimate(policy, env, np.arange(25), .25, .1, constraint), outcomes_of(table)
+    for name, gradient, outcome in (('cost', 'g', 'cost'), ('miss', 'b', constraint)):
+        J = slow_value(table, policy, theta, .25, .1, on_escalate, wants[outcome])
+        assert np.isclose(getattr(estimate, name), J.item(), rtol=1e-10)
+        assert torch.allclose(getattr(estimate, gradient), torch.autograd.grad(J, theta)[0], rtol=1e-8, atol=1e-12)
+    moved = theta.detach() + .1
+    kl, cost, miss = estimate.measure(moved)
+    assert np.isclose(cost, slow_value(table, policy, moved, .25, .1, on_escalate, wants['cost']).item())
+    assert np.isclose(miss, slow_value(table, policy, moved, .25, .1, on_escalate, wants[constraint]).item()) and kl > 0
+    assert abs(estimate.measure(theta.detach())[0]) < 1e-12
+
+def test_exact_values_on_the_chain():
+    "The same expectation from the chain's own matrices, and from the table row by row."
+    table = tabular.chain_table()
+    for on_escalate in READINGS:
+        env = TableEnv(table, tabular.FEATURES, on_escalate)
+        policy = fitted_policy(env)
+        with torch.no_grad():
+            S = threshold_probs(policy(policy.encode(tabular.observations(), tabular.FEATURES)), .25, .1)[:, 1].numpy()
+        cost, miss = tabular.evaluate(S, on_escalate)
+        estimate = exact_estimate(policy, env, np.arange(len(table)), .25, .1)
+        assert np.isclose(estimate.cost*table.large_only()['paper_flops'].mean(), cost)
+        assert np.isclose(estimate.miss, miss)
+        deployed = env.deploy(policy, .25)
+        got = deployed['cost'].mean()*table.large_only()['paper_flops'].mean(), deployed['miss'].mean()
+        assert np.allclose(got, tabular.evaluate(tabular.policy_hazards(policy, .25)[0], on_escalate))
+
+def surrogate_gradients(table, policy, kappa, temp, on_escalate):
+    """What the sampled surrogates average to: states as pi visits them, actions and action values of S. By rows
+    and steps, from the table."""
+    x, theta = policy.encode(table.obs, table.features), flat(policy.parameters()).detach().requires_grad_()
+    pi = pi_escalate(policy, table)
+    h = soft_set(with_parameters(policy, theta, x, None).exp(), kappa, temp)[..., 1]
+    fixed = h.detach().numpy()
+    out = []
+    for outcome in (outcomes_of(table)['cost'], outcomes_of(table)['joint']):
+        columns = np.stack([outcome(table.outcome(np.minimum(t, table.n_steps),
+                                                  on_escalate)) for t in range(table.obs.shape[1] + 1)], 1)
+        total = 0.
+        for i, T in enumerate(table.n_steps):
+            to_go = columns[i, T]
+            for t in reversed(range(T)):
+                visit = np.prod(1 - pi[i, :t])
+                # the value of staying does not depend on the action taken
+                total = total + visit*h[i, t]*float(columns[i, t] - to_go)
+                to_go = fixed[i, t]*columns[i, t] + (1 - fixed[i, t])*to_go
+        out.append(torch.autograd.grad(total/len(table), theta, retain_graph=True)[0])
+    return out
+
+UNCLIPPED = Policy(rho_bar=1e12, v_rho_bar=1e12, c_bar=1e12)
+
+def averaged(env, policy, critics, batches=60, size=2500):
+    "Sampled gradients (batch by batch) with nothing clipped, and the estimate of the miss rate."
+    rng, out = np.random.default_rng(0), []
+    for _ in range(batches):
+        rollouts = env.sample(policy, rng.integers(0, len(env), size), rng)
+        e, _ = sampled_estimate(policy, critics, rollouts, .25, .1, UNCLIPPED)
+        out.append((e.g, e.b, e.miss))
+    return [torch.stack([o[i] for o in out]) for i in (0, 1)] + [np.array([o[2] for o in out])]
+
+def agree(samples, want):
+    """Do the batches average to this vector? In its own direction and in ten random ones, up to 4.5 standard
+    errors; and almost parallel."""
+    ways = torch.cat([want[None],
+                      torch.randn(10, len(want), generator=torch.Generator().manual_seed(0), dtype=torch.float64)])
+    along, goal = (samples @ ways.T).numpy(), (want @ ways.T).numpy()
+    error = along.std(0, ddof=1)/np.sqrt(len(along))
+    mean = samples.mean(0)
+    return (np.abs(along.mean(0) - goal) < 4.5*error).all() and float(mean @ want/mean.norm()/want.norm()) > .97
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_sampled_gradients_average_to_the_surrogates(on_escalate):
+    table = tabular.take(toy_table(40, 'train'), np.arange(12))
+    env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate)
+    policy, critics = fitted_policy(env), [ValueNet(3, (4,), seed) for seed in (1, 2)]
+    (g, b, miss), (want_g, want_b) = averaged(env, policy, critics), surrogate_gradients(table, policy, .25, .1,
+                                                                                         on_escalate)
+    assert agree(g, want_g) and agree(b, want_b)
+    J = exact_estimate(policy, env, np.arange(12), .25, .1).miss
+    assert abs(miss.mean() - J) < 4.5*miss.std(ddof=1)/np.sqrt(len(miss))
+
+def one_decision(table):
+    "The table's problems, decided once: after the first step, which is made the last."
+    cut = {k: getattr(table, k)[:, :1] for k in ('obs', 'small_tokens', 'small_prompt')}
+    cut |= {k: np.c_[getattr(table, k)[:, :1], 0*getattr(table, k)[:, :1]] for k in ('large_tokens', 'large_prompt',
+                                                                                     'large_steps')}
+    last = table.correct[np.arange(len(table)), table.n_steps]
+    return replace(table, n_steps=np.ones(len(table), int), correct=np.c_[table.correct[:, 0], last], **cut)
+
+def test_with_one_decision_the_two_estimators_are_one():
+    """Where nothing depends on how a state was reached, the surrogate's gradient is the gradient, whatever the
+    critics say."""
+    table = one_decision(toy_table(40, 'train'))
+    env = TableEnv(table, ('score_logit', 'index'))
+    policy = fitted_policy(env)
+    exact = exact_estimate(policy, env, np.arange(40), .25, .1)
+    g, b, _ = averaged(env, policy, [ValueNet(2, (4,), seed) for seed in (3, 4)], batches=40)
+    assert agree(g, exact.g) and exact.g.norm() > 1e-3
+    assert exact.b.norm() < 1e-12 or agree(b, exact.b)
+
+def test_union_counts_accuracy_instead_of_misses():
+    env = toy_env(50)
+    policy, rng = fitted_policy(env), np.random.default_rng(0)
+    critics = [ValueNet(3, (4,), seed) for seed in (1, 2)]
+    s = replace(UNCLIPPED, constraint='union')
+    drawn = [env.sample(policy, rng.integers(0, 50, 4000), rng) for _ in range(20)]
+    levels = [sampled_estimate(policy, critics, r, .25, .1, s)[0].miss for r in drawn]
+    want = exact_estimate(policy, env, np.arange(50), .25, .1, 'union').miss
+    assert abs(np.mean(levels) - want) < 4.5*np.std(levels)/np.sqrt(19)
+    joint = exact_estimate(policy, env, np.arange(50), .25, .1, 'joint').miss
+    assert want <= joint, 'P(R=1) + P(R_M=0) is at least P(R=1 or R_M=0)'
+
+# --- line search
+def step_to(y, case): return Direction(f64(y), 1., 0., case)
+
+@pytest.mark.parametrize('case, c, cost, miss, fraction', [
+    (2, -.1, lambda x: -x, lambda x: 0.*x, .8**3),        # the divergence x^2 <= .3 needs x <= .548
+    (2, -.1, lambda x: x, lambda x: 0.*x, 0.),            # never cheaper
+    (1, .1, lambda x: x, lambda x: -x, .8**3),            # a recovery may cost more
+    (2, -.1, lambda x: -x, lambda x: .5*x, .8**8),        # no more misses than there was room for: x <= .2
+    (0, .1, lambda x: x, lambda x: x, 0.)])               # infeasible and no better
+def test_line_search_takes_the_longest_step_allowed(case, c, cost, miss, fraction):
+    measure = lambda theta: ((theta[0].item() - 3)**2, cost(theta[0].item() - 3), miss(theta[0].item() - 3))
+    theta, accepted, kl = line_search(f64([3.]), step_to([1.], case), measure, c, delta=.3)
+    assert np.isclose(accepted, fraction) and np.isclose(theta[0].item(), 3 + fraction) and np.isclose(kl, fraction**2)
+
+def test_line_search_distrusts_nan():
+    bad = lambda theta: (float('nan'), 0., 0.) if theta[0] > 3.6 else ((theta[0].item() - 3)**2, 0., 0.)
+    assert np.isclose(line_search(f64([3.]), step_to([1.], 2), bad, -1., delta=1.)[1], .8**3)
+    for bad in ((0., float('nan'), 0.), (0., 0., float('nan'))):
+        assert line_search(f64([3.]), step_to([1.], 2), lambda theta: bad if theta[0] > 3 else (0., 0., 0.),
+                           -1.)[1] == 0.
+
+@pytest.mark.parametrize('seed', range(4))
+def test_a_policy_step_stays_in_the_trust_region_and_helps(seed):
+    env = toy_env(60)
+    policy, rows = fitted_policy(env, seed), np.arange(60)
+    before = exact_estimate(policy, env, rows, .25, .1)
+    for alpha, recovers in ((before.miss/2, True), (before.miss*2, False)):
+        start = [p.detach().clone() for p in policy.parameters()]
+        now = exact_estimate(policy, env, rows, .25, .1)
+        info = policy_step(policy, now, before.miss - alpha, rng=np.random.default_rng(0))
+        after = exact_estimate(policy, env, rows, .25, .1)
+        assert info['accepted'] > 0 and 0 < info['kl'] <= .01 and (info['optim_case'] <= 1) == recovers
+        if recovers: assert after.miss < before.miss
+        else: assert after.cost < before.cost and after.miss <= alpha + 1e-12
+        for p, old in zip(policy.parameters(), start): p.data.copy_(old)

@@ -1,0 +1,472 @@
+"Environments, the loop, calibration and routers, against slow walks, simulation and a linear program."
+import hashlib, itertools, pathlib, subprocess, sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import tabular
+from policies import READINGS, bits, f64, first, fitted_policy, one_line, pi_escalate, quick, tiny_policy, toy_env
+from stepwise_routing.baselines import SmallOnly
+from stepwise_routing.confidence import FEATURES, fit_scaler, observe
+from stepwise_routing.cpo import TableEnv, exact_estimate
+from stepwise_routing.outcomes import escalation_times, outcome_table, replay, toy_table, walk_outcome
+from stepwise_routing.policy import *
+from stepwise_routing.rollouts import RoutingTree, State, collect_rollouts, walk
+from stepwise_routing.run.config import Policy
+from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.training import *
+from toy import toy_backends, toy_problems
+
+torch.set_num_threads(1)
+
+# --- environments
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('unit', ['paper_flops', 'full_flops'])
+def test_deploying_is_escalating_step_by_step(on_escalate, unit):
+    table = toy_table(80, 'train')
+    env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate, unit)
+    policy = fitted_policy(env)
+    pi, share = pi_escalate(policy, table), table.large_only()[unit].mean()
+    assert len(env) == 80 and env.models == table.models
+    assert (env.mode, env.n_models, env.on_escalate) == ('absorbing', 2, on_escalate)
+    for kappa in (0., .1, .25, .5, .9, 1.):
+        stop = first([[escalate([1 - p, p], kappa) == 1 for p in row] for row in np.nan_to_num(pi)], table.n_steps)
+        want, got = table.outcome(stop, on_escalate), env.deploy(policy, kappa)
+        assert np.allclose(got['cost'], want[unit]/share, rtol=1e-12) and (got['right'] == want['correct']).all()
+        assert (got['miss'] == ((want['correct'] == 0) & (table.correct[:, 0] == 1))).all()
+        rows = np.array([5, 5, 70, 0])
+        some = env.deploy(policy, kappa, rows)
+        assert all((some[k] == got[k][rows]).all() for k in ('cost', 'right', 'miss'))
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('unit', ['paper_flops', 'full_flops'])
+def test_rollouts_are_walks_whose_costs_add_up(on_escalate, unit):
+    table = toy_table(80, 'train')
+    env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate, unit)
+    policy, rows = fitted_policy(env), np.random.default_rng(0).integers(0, 80, 3000)
+    r, pi = env.sample(policy, rows, np.random.default_rng(1)), pi_escalate(policy, table)[rows]
+    T, inside, act = table.n_steps[rows], r.inside.numpy(), r.act.numpy()
+    stop = first(act == 1, T)
+    assert (inside == (np.arange(inside.shape[1]) <= np.minimum(stop, T - 1)[:, None])).all() and not act[~inside].any()
+    assert np.allclose(r.mu.numpy()[inside], np.where(act == 1, pi, 1 - pi)[inside])
+    outcomes = [{k: v[i] for k, v in table.outcome(np.minimum(t, table.n_steps), on_escalate).items()} for i,
+                t in zip(rows, stop)]
+    share = table.large_only()[unit].mean()
+    assert np.allclose((r.fixed + r.cost.sum(1)).numpy(), [o[unit]/share for o in outcomes])
+    assert not r.cost.numpy()[~inside].any() and (r.cost.numpy()[inside] >= 0).all() and (r.fixed > 0).all()
+    right, large = np.array([o['correct'] for o in outcomes]), table.correct[rows, 0]
+    assert (r.right.numpy() == right).all() and (r.large_right.numpy() == large).all()
+    assert (r.miss.numpy() == (1 - right)*large).all()
+    known = r.x.numpy()[inside]
+    assert np.allclose(known, policy.encode(table.obs[rows], table.features).numpy()[inside])
+
+def test_actions_are_drawn_from_pi():
+    table = toy_table(6, 'train', seed=3)
+    env = TableEnv(table, ('score_logit', 'index', 'final'))
+    policy = fitted_policy(env)
+    pi, rows = np.nan_to_num(pi_escalate(policy, table)), np.repeat(np.arange(6), 20_000)
+    r = env.sample(policy, rows, np.random.default_rng(0))
+    stop = first(r.act.numpy() == 1, table.n_steps[rows])
+    for i, T in enumerate(table.n_steps):
+        want = np.array([pi[i, t]*np.prod(1 - pi[i, :t]) for t in range(T)] + [np.prod(1 - pi[i, :T])])
+        seen = np.bincount(stop[rows == i], minlength=T + 1)/20_000
+        assert (np.abs(seen - want) < 5*np.sqrt(want*(1 - want)/20_000) + 1e-9).all()
+
+# --- the chain whose optimum is known
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_the_table_is_the_chain(on_escalate):
+    "Any router that only looks at states costs and misses the same in the rows as in the chain."
+    table, r = tabular.chain_table(), np.random.default_rng(0)
+    for chances in (r.random(len(tabular.STATES)), np.zeros(len(tabular.STATES)), np.ones(len(tabular.STATES)),
+                    tabular.optimum(.1, on_escalate)[2]):
+        assert np.allclose(tabular.replay_hazard(table, tabular.state_hazard(table, chances), on_escalate),
+                           tabular.evaluate(chances, on_escalate), rtol=1e-12)
+
+def lagrangian(price, on_escalate):
+    "The least cost + price*miss of any router, by backward induction: cost and miss of the one that has it."
+    run, leave, miss, end, P, start = tabular.chain_model(on_escalate)
+    stop, value, h = np.nan_to_num(end), np.zeros(len(run)), np.zeros(len(run))
+    for i in reversed(range(len(run))):
+        stay, go = P[i] @ value + price*stop[i], leave[i] + price*miss[i]
+        value[i], h[i] = run[i] + min(stay, go), go < stay
+    return start @ value, tabular.evaluate(h, on_escalate)
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('alpha', [.08, .11, .2])
+def test_the_linear_program_is_the_best_router(on_escalate, alpha):
+    """Strong duality: the largest lower bound of any price of a miss is the optimum; and the router it names
+    does cost and miss that."""
+    cost, miss, chances = tabular.optimum(alpha, on_escalate)
+    low, high, bound = 0., 5e10, lambda price: lagrangian(price, on_escalate)[0] - price*alpha
+    for _ in range(80): # concave in the price
+        a, b = low + (high - low)/3, high - (high - low)/3
+        low, high = (a, high) if bound(a) < bound(b) else (low, b)
+    assert np.isclose(bound(low), cost, rtol=1e-9)
+    assert np.allclose(tabular.evaluate(chances, on_escalate), (cost, miss)) and miss <= alpha + 1e-12
+    assert ((chances > 1e-9) & (chances < 1 - 1e-9)).sum() <= 1, 'one constraint, one state with a coin'
+
+def test_training_finds_the_optimum():
+    """Twenty seeds with exact gradients: as deployed, and as S, within 3 % of the least cost, and misses within
+    a standard error of alpha."""
+    alpha, n = .11, len(tabular.chain_table())
+    # [seed, reading, number]
+    found = np.array([tabular.train(seed, alpha, **tabular.RUNS['exact, all rows']) for seed in range(20)])
+    cost, miss, own = np.median(found, 0).T
+    assert (cost <= .03).all() and (miss <= alpha + np.sqrt(alpha*(1 - alpha)/n)).all(), found
+    assert (own <= .01).all(), 'nor is there a better router with as many misses'
+
+# --- calibration
+def chain_env(rows=None, on_escalate='regenerate'):
+    table = tabular.chain_table('calibration')
+    return TableEnv(table if rows is None else tabular.take(table, rows), tabular.FEATURES, on_escalate,
+                    scaler=CHAIN_SCALER)
+
+CHAIN_SCALER = fit_scaler(tabular.chain_table().obs, tabular.FEATURES)
+
+def chain_policy(seed=0, spread=.7):
+    policy = RoutingPolicy(CHAIN_SCALER, hidden=(6,), p_escalate=.3, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    for p in policy.parameters(): p.data += spread*torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return policy
+
+def true_miss(policy, kappas):
+    "Miss rates of Gamma on the chain itself."
+    with torch.no_grad(): pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))[:, 1].exp().numpy()
+    return tabular.evaluate(pi >= np.reshape(kappas, (-1, 1)), 'regenerate')[1]
+
+@pytest.mark.parametrize('alpha, n, seed', [(.1, 60, 0), (.05, 120, 1)])
+@pytest.mark.parametrize('learnt', [False, True])
+def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed, learnt):
+    """Conformal risk control: over calibration sets and problems, the next problem is missed with probability at
+    most alpha."""
+    r, policy = np.random.default_rng(seed), chain_policy(seed)
+    path = threshold_path(policy, chain_env()) if learnt else None
+    found = [calibrate(policy, chain_env(r.integers(0, len(tabular.chain_table()), n)), alpha,
+                       path=path) for _ in range(1000)]
+    miss = true_miss(policy, [c.kappa for c in found])
+    assert all(c.met and c.n == n for c in found)
+    assert alpha/4 < miss.mean() <= alpha + 3*miss.std()/np.sqrt(1000), 'nor by escalating everything'
+
+def test_calibration_takes_the_largest_threshold_with_only_safe_ones_below():
+    for seed in range(6):
+        policy, env = chain_policy(seed, 1.5), chain_env(np.random.default_rng(seed).integers(0, 200, 90))
+        c = calibrate(policy, env, .08)
+        grid = np.linspace(0, 1, 2001)
+        bound = np.array([(90*env.deploy(policy, k)['miss'].mean() + 1)/91 for k in grid])
+        unsafe = grid[bound > .08]
+        assert c.met and c.bound <= .08 and np.isclose(c.bound, (90*c.miss + 1)/91)
+        assert not len(unsafe) or c.kappa < unsafe[0] + 1e-12, 'no smaller threshold is unsafe'
+        mine = {k: v.mean() for k, v in env.deploy(policy, c.kappa).items()  if k != 'stop'}
+        assert np.isclose(mine['miss'], c.miss) and np.isclose(mine['right'], c.accuracy)
+        assert np.isclose(mine['cost'], c.cost)
+        safe = grid[grid < (unsafe[0] if len(unsafe) else 2.)]
+        assert np.isclose(env.deploy(policy, safe[-1])['miss'].mean(), c.miss), 'nor is there a larger one'
+
+def test_calibration_does_not_jump_over_unsafecandidate_thresholds():
+    """Here escalating after the second step goes wrong, after the first or the third one it does not: safe,
+    unsafe, safe. Only the first stretch counts."""
+    table = tabular.chain_table('calibration')
+    table = tabular.take(table, np.flatnonzero((table.n_steps == 3) & (table.correct[:, 0] == 1))[:120])
+    env = TableEnv(replace(table, correct=np.tile([1., 0., 1., 0.], (120, 1))), ('index',), 'regenerate')
+    policy = fitted_policy(env, hidden=())
+    # pi(escalate) rises with the index: .19, .5, .81
+    policy.net[0].weight.data, policy.net[0].bias.data = f64([[0.], [1.2]]), f64([0., 0.])
+    miss = [env.deploy(policy, kappa)['miss'].mean() for kappa in (.1, .3, .7, .9)]
+    c = calibrate(policy, env, .1)
+    assert miss == [0, 1, 0, 1] and c.met and c.kappa < .19 and c.miss == 0
+
+def test_too_few_problems_to_calibrate():
+    message = 'no threshold keeps the bound within 0.02 on 40 problems.*use more calibration problems'
+    with pytest.warns(UserWarning, match=message) as seen:
+        c = calibrate(chain_policy(), chain_env(np.arange(0, 280, 7)), .02)
+    assert len(seen) == 1 and one_line(seen[0]) and not c.met and c.miss == 0
+    assert c.bound > .02, 'the safest, and not a promise'
+    for alpha in (0, 1, 1.5, -1, float('nan')):
+        with pytest.raises(ValueError, match='alpha=') as e: calibrate(chain_policy(), chain_env(), alpha)
+        one_line(e)
+
+def test_a_higher_accuracy_is_a_lower_threshold():
+    env, policy = chain_env(), chain_policy(2)
+    ends = env.deploy(policy, 1.)['right'].mean(), env.deploy(policy, 0.)['right'].mean()
+    found = [calibrate(policy, env, target_accuracy=a) for a in np.linspace(ends[0], ends[1] - .01, 12)]
+    assert all(c.met and c.accuracy >= a - 1e-12 for c, a in zip(found, np.linspace(ends[0], ends[1] - .01, 12)))
+    kappas, cost = [c.kappa for c in found], [c.cost for c in found]
+    assert kappas == sorted(kappas, reverse=True) and len(set(kappas)) > 3 and cost == sorted(cost)
+    for bad in (0, 1, 1.2, 93):
+        with pytest.raises(ValueError, match='target_accuracy=') as e: calibrate(policy, env, target_accuracy=bad)
+        one_line(e)
+
+@pytest.mark.parametrize('seed, n',
+                         [(0, 77), (0, 101), (0, 280), *((s, n) for s in range(1, 6) for n in range(40, 160, 3))])
+def test_thresholds_fall_between_states(seed, n):
+    "And never between two roundings of the same state, where the last bit of a sum would decide who escalates."
+    policy, rows = RoutingPolicy(CHAIN_SCALER, p_escalate=.3, seed=seed), np.random.default_rng(n).integers(0, 280, n)
+    with torch.no_grad(): pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))[:, 1].exp().numpy()
+    kappas, env = candidate_thresholds(policy, chain_env(rows)), chain_env(rows)
+    assert len(kappas) <= len(tabular.STATES) + 1 and np.abs(kappas[:, None] - pi).min() > 1e-12
+    for kappa in kappas:
+        times = escalation_times(PolicyRouter(policy, kappa, 'regenerate'), env.table)
+        assert (times == stopped(env, policy, kappa)).all()
+
+def stopped(env, policy, kappa): return np.minimum(env.deploy(policy, kappa)['stop'].numpy(), env.table.n_steps)
+
+# --- at work
+@pytest.fixture(scope='module')
+def world(tmp_path_factory):
+    "Toy problems, their outcome table and the tree they came from."
+    problems, backends = toy_problems(40), toy_backends(end=.15)
+    with RolloutStore(tmp_path_factory.mktemp('store')/'toy.db', tree_settings('toy', backends)) as store:
+        tree = RoutingTree(backends, store)
+        collect_rollouts(problems, tree)
+        yield problems, outcome_table(problems, tree, 'train'), tree
+
+def chain_states(problem, tree):
+    "What a router sees of a problem's small chain, step by step."
+    steps = []
+    while not steps or not (steps[-1].final or len(steps) >= tree.max_steps):
+        steps.append(tree.kept(problem, '0'*len(steps), 0))
+        yield State(problem, 0, tuple(steps), '0'*len(steps), 2)
+
+@pytest.mark.parametrize('features', [PAPER_FEATURES, FULL_FEATURES, ('index',), ('final', 'model', 'score_prob')])
+def test_router_scores_states_and_tables_alike(world, features):
+    problems, table, tree = world
+    env = TableEnv(table, features)
+    policy = fitted_policy(env, spread=.4)
+    router, pi = PolicyRouter(policy, .3), pi_escalate(policy, table)
+    by_table = router.table_escalates(table)
+    assert by_table.shape == table.obs.shape[:2] and not by_table[~table.inside].any()
+    assert (by_table == (pi >= .3))[table.inside].all() and 0 < by_table.sum() < table.inside.sum()
+    assert (router.name, router.mode, router.start) == ('Ours', 'absorbing', 0)
+    for i, problem in enumerate(problems):
+        states = list(chain_states(problem, tree))
+        assert np.abs(router.decide(router.inputs(states))[:, 1] - pi[i, :len(states)]).max() < 1e-12
+        assert len(states) == table.n_steps[i]
+        assert router.escalates(states).tolist() == by_table[i, :len(states)].tolist()
+        assert [router.escalates([s])[0] for s in states[:2]] == by_table[i, :min(2, len(states))].tolist()
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_replayed_times_are_gamma_step_by_step(world, on_escalate):
+    problems, table, tree = world
+    env = TableEnv(table, on_escalate=on_escalate)
+    policy = fitted_policy(env, spread=.4)
+    pi = np.nan_to_num(pi_escalate(policy, table))
+    for kappa in (0., .1, .2, .3, .5, .7, 1.):
+        router = PolicyRouter(policy, kappa, on_escalate)
+        want = first([[escalate([1 - p, p], kappa) == 1 for p in row] for row in pi], table.n_steps)
+        assert (escalation_times(router, table) == want).all()
+        got, walked = replay(router, table), walk_outcome(walk(problems, router, tree), tree.specs)
+        assert all((got[k] == walked[k]).all() for k in walked)
+        assert np.allclose(got['paper_flops']/table.large_only()['paper_flops'].mean(),
+                           env.deploy(policy, kappa)['cost'])
+
+# --- walks
+@pytest.fixture(scope='module')
+def three(tmp_path_factory):
+    "Toy problems on a tree of three models, and observations to standardise on."
+    problems, backends = toy_problems(12), toy_backends(3, end=.2)
+    with RolloutStore(tmp_path_factory.mktemp('three')/'toy.db', tree_settings('toy', backends)) as store:
+        tree = RoutingTree(backends, store)
+        obs = [observe(w.steps) for w in walk(problems, SmallOnly(), tree)]
+        yield problems, tree, fit_scaler(policy_inputs(np.concatenate(obs), FEATURES, PAPER_FEATURES), PAPER_FEATURES)
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+@pytest.mark.parametrize('unit', ['paper_flops', 'full_flops'])
+def test_walking_is_reading_the_table(world, on_escalate, unit):
+    "Absorbing, two models: live walks and the outcome table are one environment."
+    problems, table, tree = world
+    read = TableEnv(table, on_escalate=on_escalate, unit=unit)
+    env, policy = TreeEnv(problems, tree, read.scaler, 'absorbing', on_escalate, unit), fitted_policy(read, spread=.4)
+    assert len(env) == 40 and env.models == read.models and env.n_models == 2
+    assert np.isclose(env.share, table.large_only()[unit].mean())
+    for kappa in (0., .15, .3, .6, 1.):
+        got, want = env.deploy(policy, kappa), read.deploy(policy, kappa)
+        assert np.allclose(got['cost'], want['cost']) and (got['right'] == want['right']).all()
+        assert (got['miss'] == want['miss']).all()
+    rows = np.random.default_rng(0).integers(0, 40, 60)
+    r = env.sample(policy, rows, np.random.default_rng(1))
+    inside, act = r.inside.numpy(), r.act.numpy()
+    stop, T = np.where(act.any(1), act.argmax(1), table.n_steps[rows]), table.n_steps[rows]
+    assert (inside.sum(1) == np.minimum(stop + 1, T)).all() and act.any() and not act.all(1).all()
+    outcomes = [table.outcome(np.minimum(t, table.n_steps), on_escalate) for t in range(table.obs.shape[1] + 1)]
+    assert np.allclose((r.fixed + r.cost.sum(1)).numpy(), [outcomes[t][unit][i]/env.share for i, t in zip(rows, stop)])
+    assert (r.large_right.numpy() == table.correct[rows, 0]).all() and not r.cost.numpy()[~inside].any()
+    assert not r.at.any()
+    assert (r.right.numpy() == [outcomes[t]['correct'][i] for i, t in zip(rows, stop)]).all()
+    assert np.allclose(r.x.numpy()[inside], read.x[rows][:, :inside.shape[1]].numpy()[inside])
+    check_behaviour(policy, r)
+
+def check_behaviour(policy, r):
+    "mu is what pi gave to the action; where nothing was decided, nothing is divided by nought."
+    with torch.no_grad(): pi = policy(r.x, r.at).exp().gather(-1, r.act[..., None])[..., 0]
+    assert torch.allclose(r.mu[r.inside], pi[r.inside]) and (r.mu[~r.inside] == 1).all()
+
+@pytest.mark.parametrize('n_models', [2, 3])
+@pytest.mark.parametrize('mode', ['per_step', 'absorbing'])
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_deployed_walks_are_those_of_the_router(world, three, n_models, mode, on_escalate):
+    problems, tree = (world[0][:12], world[2]) if n_models == 2 else three[:2]
+    env = TreeEnv(problems, tree, three[2], mode, on_escalate, unit='full_flops')
+    policy = fitted_policy(env, 1, .3)
+    paths = set()
+    for kappa in (0., .1, .2, .35, .6, 1.):
+        walks, got = walk(problems, PolicyRouter(policy, kappa, on_escalate), tree), env.deploy(policy, kappa)
+        assert np.allclose(got['cost'], walk_outcome(walks, tree.specs)['full_flops']/env.share)
+        assert got['right'].tolist() == [w.correct for w in walks]
+        assert (got['miss'] == (1 - got['right'])*env.large_right).all()
+        if mode == 'absorbing': assert all(list(w.path) == sorted(w.path) for w in walks)
+        paths |= {m for w in walks for m in w.path}
+    assert {'0', str(n_models - 1)} <= paths
+
+@pytest.mark.parametrize('mode', ['per_step', 'absorbing'])
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_drawn_walks_of_three_models(three, mode, on_escalate):
+    problems, tree, scaler = three
+    env = TreeEnv(problems, tree, scaler, mode, on_escalate)
+    policy = fitted_policy(env, 1, .3)
+    rows = np.repeat(np.arange(12), 8)
+    r = env.sample(policy, rows, np.random.default_rng(0))
+    check_behaviour(policy, r)
+    at, act = r.at.numpy()[r.inside], r.act.numpy()[r.inside]
+    assert set(act) == {0, 1, 2} and (r.cost >= 0).all() and (r.fixed > 0).all() and r.inside.any(1).all()
+    if mode == 'absorbing': assert (act >= at).all() and (at < 2).all(), 'no decision after the last model took over'
+    elif on_escalate == 'append': assert (act < at).any()
+    else: assert not at.any(), 'a step written again is not asked about; the small model writes the next one'
+    again = env.sample(policy, rows, np.random.default_rng(0))
+    assert all(torch.equal(getattr(r, k), getattr(again, k)) for k in ('x', 'at', 'act', 'mu', 'cost', 'right'))
+
+def test_first_actions_are_drawn_from_pi(three):
+    problems, tree, scaler = three
+    env = TreeEnv(problems[:1], tree, scaler, 'absorbing')
+    policy = fitted_policy(env, 1, .3)
+    r = env.sample(policy, np.zeros(1500, int), np.random.default_rng(0))
+    with torch.no_grad(): pi = policy(r.x[0, 0]).exp().numpy()
+    seen = np.bincount(r.act[:, 0].numpy(), minlength=3)/1500
+    assert (np.abs(seen - pi) < 5*np.sqrt(pi*(1 - pi)/1500)).all()
+
+@pytest.mark.parametrize('n_models, mode', [(2, 'per_step'), (3, 'per_step'), (3, 'absorbing')])
+def test_training_on_walks(world, three, n_models, mode):
+    problems, tree = (world[0][:12], world[2]) if n_models == 2 else three[:2]
+    env = TreeEnv(problems, tree, three[2], mode)
+    once, again = (quick(env, alpha=.1, batch=4) for _ in range(2))
+    assert bits(once) == bits(again) and all(torch.isfinite(p).all() for p in once.policy.parameters())
+    assert once.policy.n_models == n_models and once.policy.mode == mode
+    with pytest.raises(ValueError, match='exact.*needs the outcome table') as e: quick(env, estimator='exact', batch=4)
+    one_line(e)
+
+# --- training
+@pytest.mark.parametrize('options',
+                         [dict(), dict(estimator='exact', batch=None), dict(estimator='exact', batch=20),
+                          dict(batch=20, constraint='union')])
+def test_same_seed_same_bits(options):
+    # more states than the Fisher matrix takes: some are drawn
+    env = toy_env(400 if options.get('batch', 5) is None else 60)
+    once = bits(quick(env, seed=3, **options))
+    torch.manual_seed(99); np.random.seed(99)
+    assert bits(quick(env, seed=3, **options)) == once, 'whatever the state of the global generators'
+    assert len({str(bits(quick(env, seed=s, **options))) for s in range(5)}) == 5
+
+def test_training_leaves_the_global_generators_alone():
+    torch.manual_seed(99); np.random.seed(99)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    quick(toy_env())
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == np.random.get_state()[1].tolist()
+
+def test_training_is_not_changed_by_the_number_of_threads():
+    env, before = toy_env(200), torch.get_num_threads()
+    once = bits(quick(env, estimator='exact', batch=None))
+    try:
+        torch.set_num_threads(2)
+        assert bits(quick(env, estimator='exact', batch=None)) == once and torch.get_num_threads() == 2
+    finally: torch.set_num_threads(before)
+
+def test_training_in_another_process_gives_the_same_bits():
+    code = ('import sys, hashlib; sys.path.insert(0, "tests/helpers"); from policies import *; '
+            'print(hashlib.sha256(str(bits(quick(toy_env()))).encode()).hexdigest())')
+    root = pathlib.Path(__file__).parents[1]
+    there = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                           cwd=root).stdout.strip()
+    assert there == hashlib.sha256(str(bits(quick(toy_env()))).encode()).hexdigest()
+
+@pytest.mark.parametrize('estimator', ['sampled', 'exact'])
+@pytest.mark.parametrize('constraint', ['joint', 'union'])
+@pytest.mark.parametrize('judged', [False, True])
+def test_every_estimator_and_constraint_runs(estimator, constraint, judged):
+    env = toy_env()
+    verdicts = np.random.default_rng(0).random(env.inside.shape) < .7 if judged else None
+    trained = quick(env, estimator=estimator, constraint=constraint, verdicts=verdicts, batch=10)
+    assert 0 <= trained.kappa <= .5 and len(trained.log['kl']) == 10
+    assert all(len(v) == 10 and np.isfinite(np.asarray(v, float)).all() for v in trained.log.values())
+    assert {'coverage', 'cost', 'accuracy', 'kappa', 'kl', 'lam_star', 'nu_star', 'optim_case',
+            'accepted'} <= set(trained.log)
+    assert (trained.log['kl'] <= .01 + 1e-12).all() and set(trained.log['optim_case']) <= set(range(5))
+    assert all(torch.isfinite(p).all() for p in trained.policy.parameters())
+
+@pytest.mark.parametrize('on_escalate, unit', [('regenerate', 'paper_flops'), ('append', 'full_flops')])
+def test_every_reading_trains(on_escalate, unit):
+    for estimator in ('sampled', 'exact'): quick(toy_env(on_escalate=on_escalate, unit=unit), estimator=estimator)
+
+def test_training_leaves_the_environment_as_it_was():
+    env = toy_env()
+    before = {k: v.clone() for k, v in vars(env).items() if torch.is_tensor(v)}
+    quick(env)
+    assert len(before) > 3 and all(torch.equal(v, vars(env)[k]) for k, v in before.items())
+
+def test_verdicts_only_excuse_misses():
+    """All verified: no miss counts, so kappa only rises. None verified: as without a verifier, unless the walk
+    escalated where it could."""
+    env = toy_env()
+    free, none = (quick(env, verdicts=np.full(env.inside.shape, v), batch=20) for v in (True, False))
+    plain = quick(env, batch=20)
+    assert (free.log['missed'] == 0).all() and free.kappa > .25
+    assert (none.log['missed'] <= 1 - none.log['coverage'] + 1e-12).all()
+    assert np.allclose(plain.log['missed'], 1 - plain.log['coverage'])
+
+def table_where(**change):
+    table = toy_table(60, 'train')
+    return replace(table, **{k: f(getattr(table, k).copy(), table) for k, f in change.items()})
+
+def put(index, value):
+    def change(x, table): x[index] = value; return x
+    return change
+
+def always(x, table, value=1.):
+    x[np.arange(len(x)), table.n_steps] = value
+    return x
+
+@pytest.mark.parametrize('table, error', [
+    (lambda: table_where(obs=put((3, 0, 0), np.nan)), "'score_logit' is nan at some steps"),
+    (lambda: tabular.take(toy_table(10, 'train'), np.arange(0)), 'no problems'),
+    (lambda: table_where(correct=put((slice(None), 0), 0.)), 'large model solves none of the 60'),
+    (lambda: table_where(correct=always), 'small model solves all')])
+def test_a_table_that_teaches_nothing_is_refused(table, error):
+    with pytest.raises(ValueError, match=error) as e: TableEnv(table(), ('score_logit', 'index', 'final'))
+    assert 'toy train' in one_line(e)
+
+def test_a_feature_that_nobody_looks_at_may_be_nan():
+    quick(TableEnv(table_where(obs=put((slice(None), slice(None), 0), np.nan)), ('index', 'final')))
+
+BAD = [(dict(alpha=0), 'alpha is 0'), (dict(alpha=1), 'alpha is 1'), (dict(alpha=1.5), 'alpha is 1.5'),
+       (dict(alpha=-.1), 'alpha is -0.1'), (dict(alpha=float('nan')), 'alpha is nan'),
+       (dict(estimator='exat'), "estimator is 'exat'.*did you mean 'exact'"), (dict(steps=0), 'steps is 0'),
+       (dict(estimator='sample'), "did you mean 'sampled'"), (dict(sign='print'), "did you mean 'printed'"),
+       (dict(constraint='Union'), "constraint is 'Union'.*did you mean 'union'"), (dict(batch=0), 'batch is 0'),
+       (dict(batch=61), 'batch is 61.*1 to 60'), (dict(delta=0.), 'delta is 0.0'), (dict(damping=-1.), 'damping is'),
+       (dict(p_escalate=0.), 'p_escalate is 0.0'), (dict(kappa=.7), 'kappa is 0.7'), (dict(temp=(0., 0.)), 'temp is'),
+       (dict(verdicts=np.ones((60, 2), bool)), r'verdicts of shape \(60, 2\)')]
+BAD_IDS = [' '.join(f'{k}={v}' for k, v in options.items() if k != 'verdicts') or 'verdicts' for options, _ in BAD]
+
+@pytest.mark.parametrize('options, error', BAD, ids=BAD_IDS)
+def test_bad_settings_say_so_in_one_line(options, error):
+    with pytest.raises(ValueError, match=error) as e: quick(toy_env(), **options)
+    one_line(e)
+
+def test_unknown_names_come_with_the_nearest_one():
+    table = toy_table(30, 'train')
+    for make, error in ((lambda: TableEnv(table, ('score_logits',)), "did you mean 'score_logit'"),
+                        (lambda: TableEnv(table, table.features, 'regenerat'), "did you mean 'regenerate'"),
+                        (lambda: TableEnv(table, table.features, unit='paper_flop'), "did you mean 'paper_flops'"),
+                        (lambda: tiny_policy(mode='per-step'), "did you mean 'per_step'")):
+        with pytest.raises(ValueError, match=error) as e: make()
+        one_line(e)
