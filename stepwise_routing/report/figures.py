@@ -229,7 +229,7 @@ def report_training(
     run # `Run`
 )->list: # images that Jupyter shows
     "Write the figures of the training and of the policies; empty where the run trained none."
-    from stepwise_routing.training import (draw_policies, draw_training, policies_caption, trained_setting,
+    from stepwise_routing.run.policies import (draw_policies, draw_training, policies_caption, trained_setting,
         training_caption)
     s, benchmarks = trained_setting(run)
     if not benchmarks: return []
