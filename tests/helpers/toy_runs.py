@@ -1,0 +1,62 @@
+"Runs as chapters 02a and 04 leave them, on the toy pair, and rows written by hand."
+import numpy as np
+import pandas as pd
+
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, SEED_COLUMNS, grid_rows, policy_grid, policy_rows,
+    receipt_rows, replay_methods, save_rows)
+from stepwise_routing.outcomes import toy_table
+from stepwise_routing.results import evaluate, resampled
+from stepwise_routing.routers import RECEIPT_COLUMNS, RandomRouter, SavedPolicy
+from stepwise_routing.run.config import Config, Run, Setting, changed
+
+def evaluated(rows, n_boot=50, **kw): return evaluate(resampled(rows, n_boot, **kw))
+
+def setting(folder, name='open', n_boot=100):
+    config = changed(Config(), {'data.benchmarks': ['toy'], 'results.n_boot': n_boot})
+    return Setting(Run('toy', config, folder, folder), name)
+
+def splits(n=60): return {s: toy_table(n, s) for s in ('train', 'calibration', 'test')}
+
+def save_methods(s, cost='paper_flops'):
+    "A setting as chapters 02a and 04 leave it, without policies."
+    tables = splits()
+    rows, grids = replay_methods(**tables, cost=cost)
+    for split in ('calibration', 'test'): tables[split].save(s.files.outcomes('toy', split))
+    save_rows(s.files.methods('toy'), rows)
+    save_rows(s.files.methods('toy', '-grid'), grid_rows(grids), GRID_COLUMNS)
+    return rows, grids
+
+def coin(alpha, seed, kappa, variant='append', e='append', name='Ours', met=True):
+    "A stand-in for a trained policy."
+    receipt = dict(n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
+    return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name, threshold=kappa), kappa, receipt)
+
+POLICIES = [[coin(.02, 0, .7), coin(.02, 1, .6, met=False), coin(.2, 0, .9)],
+            [coin(.02, 0, .5, 'regenerate-full', 'regenerate', 'Ours (full)')],
+            [coin(.02, i, .9, 'ablation-short', name='short') for i in (0, 1)]]
+
+def save_policies(s):
+    "The same with policies: four of Ours, one of its variant, two of an ablation."
+    rows, grids = save_methods(s)
+    tables, singles = splits(), []
+    for policies in POLICIES:
+        more, seeds = policy_rows(policies, tables['test'])
+        singles += seeds
+        if policies[0].is_ablation: continue
+        rows += more
+        grids.append(policy_grid(policies, tables['calibration']))
+    receipts = receipt_rows('toy', [p for policies in POLICIES for p in policies])
+    for part, values, columns in (('', rows, COLUMNS), ('-grid', grid_rows(grids), GRID_COLUMNS),
+                                  ('-ablations', singles, SEED_COLUMNS), ('-policies', receipts, RECEIPT_COLUMNS)):
+        save_rows(s.files.methods('toy', part), values, columns)
+    return s
+
+def frame(correct, large, flops, threshold=0., method='X', cents=None):
+    cents = np.asarray(flops)/1e9 if cents is None else cents
+    def row(i):
+        names = 'b', method, 'append', threshold, 1, f'p{i}', 0
+        return dict(zip(COLUMNS, (*names, correct[i], large[i], flops[i], 2*flops[i], 3, 4, 5, 2, cents[i])))
+    return pd.DataFrame([row(i) for i in range(len(correct))])
+
+def line(method, correct, flops, threshold=0., chosen=1):
+    return frame(correct, [1, 1], [1e6*f for f in flops], threshold, method).assign(chosen=chosen)

@@ -1,0 +1,315 @@
+"Gains, comparisons and what is made of them: closed forms, by hand and against the frontiers."
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stepwise_routing.baselines import REUSE_COLUMNS, grid_search
+from stepwise_routing.bounds import LIMIT_COLUMNS, oracle_frontier, random_frontier, random_outcome
+from stepwise_routing.outcomes import replay, take_rows, toy_table
+from stepwise_routing.report.compare import compare_at_equal_accuracy, compare_with, comparison_markdown
+from stepwise_routing.report.gains import (frontier_share, gain_markdown, headroom, headroom_markdown, limits,
+    routing_area, routing_gain)
+from stepwise_routing.report.tables import (ablation_markdown, agreement_markdown, cost_share_markdown,
+    cost_share_table, reuse_markdown)
+from stepwise_routing.results import ablations, load_benchmark, load_run, resampled
+from stepwise_routing.routers import fit_steer
+from toy_runs import frame, line, save_methods, save_policies, setting
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    s = setting(tmp_path_factory.mktemp('run'))
+    save_methods(s)
+    save_methods(setting(s.run.folder, 'api'), 'cents')
+    return s.run
+
+@pytest.fixture(scope='module')
+def loaded(run): return load_run(run)
+
+@pytest.fixture(scope='module')
+def flops(loaded): return loaded['open'].parts['toy']
+
+@pytest.fixture(scope='module')
+def cents(loaded): return loaded['api'].parts['toy']
+
+@pytest.fixture(scope='module')
+def with_ours(tmp_path_factory):
+    s = save_policies(setting(tmp_path_factory.mktemp('ours')))
+    return load_run(replace(s.run, config=replace(s.run.config, api=replace(s.run.config.api, models=()))))['open']
+
+# ---- headroom -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize('e', ['append', 'regenerate'])
+def test_headroom_agrees_with_the_frontiers(e):
+    table = toy_table(120)
+    room, best = headroom(table, e, 200), oracle_frontier(table, e)
+    chance = random_frontier(table, e, np.linspace(0, 1, 2001))
+    assert np.isclose(room['oracle_accuracy'], best['accuracy'][-1])
+    at_chance = np.interp(room['oracle_cost']*1e6, chance['cost'], chance['accuracy'])
+    assert np.isclose(room['random_accuracy'], at_chance, atol=2e-3)
+    enough = best['accuracy'] >= room['large_accuracy'] - 1e-9
+    assert np.isclose(room['cost_share_to_match_large'], best['cost'][enough][0]/(room['large_cost']*1e6))
+    assert np.isclose(room['gain'], room['oracle_accuracy'] - room['random_accuracy'])
+    assert room['gain_low'] <= room['gain'] <= room['gain_high']
+
+@pytest.mark.parametrize('cost', ['full_flops', 'cents'])
+def test_headroom_in_another_cost(cost):
+    table, per = toy_table(120), 1 if cost == 'cents' else 1e6
+    room, best = headroom(table, 'append', 50, cost=cost), oracle_frontier(table, cost=cost)
+    assert np.isclose(room['oracle_accuracy'], best['accuracy'][-1])
+    assert np.isclose(room['oracle_cost']*per, best['cost'][-1])
+    assert np.isclose(room['large_cost']*per, table.large_only()[cost].mean())
+
+def test_headroom_says_when_the_large_model_is_out_of_reach():
+    table = toy_table(30)
+    correct = np.where(np.isnan(table.correct), np.nan, 0.); correct[:, 0] = 1
+    room = headroom(replace(table, correct=correct), 'append', 50)
+    assert room['cost_share_to_match_large'] == np.inf
+    assert '| ∞<br><sub>[∞, ∞]</sub> |' in headroom_markdown(pd.DataFrame([room]))
+
+# ---- the recovered share --------------------------------------------------------------------------------------------
+def oracle_points(table, e):
+    "(cost, correct) [point, problem] of hindsight: problems are made right one by one, the cheapest extra cost first."
+    grid = table.grid(e)
+    price = np.where(table.reach, grid['paper_flops'], np.inf)
+    right = np.where(grid['correct'] == 1, price, np.inf)
+    order = np.argsort(right.min(1) - price.min(1), kind='stable')
+    rows, t = np.arange(len(table)), price.argmin(1)
+    out = [[grid[k][rows, t] for k in ('paper_flops', 'correct')]]
+    for i in (i for i in order if np.isfinite(right[i].min())):
+        t = t.copy(); t[i] = right[i].argmin()
+        out.append([grid[k][rows, t] for k in ('paper_flops', 'correct')])
+    return [np.stack(v) for v in zip(*out)]
+
+@pytest.mark.parametrize('e', ['append', 'regenerate'])
+def test_hindsight_recovers_everything_and_chance_nothing(e):
+    table, hazards = toy_table(150), np.linspace(0, 1, 201)
+    best, area = oracle_points(table, e), routing_area(table, e, n_boot=50)
+    got = frontier_share(area, [v.mean(1) for v in best], best)
+    assert np.isclose(got['share'], 1, atol=1e-6) and .9 < got['share_low'] <= got['share_high'] < 1 + 1e-6
+    chance = random_outcome(table, hazards, e)
+    got = frontier_share(area, (hazards, hazards), [chance[k] for k in ('paper_flops', 'correct')])
+    assert np.allclose([got['share'], got['share_low'], got['share_high']], 0, atol=1e-9) and got['points'] == 201
+
+def points_of(table, times):
+    outcomes = [table.outcome(np.minimum(t, table.n_steps), 'append') for t in times]
+    return [np.stack([o[k] for o in outcomes]) for k in ('paper_flops', 'correct')]
+
+def test_the_share_is_the_area_between_straight_lines():
+    "Against the frontiers of chapter 04a and an integral written out."
+    table = toy_table(120)
+    points = points_of(table, (0, 1, 3))
+    cal = (np.array([3., 2., 1.]), np.array([.9, .8, .85])) # the second is beaten on calibration
+    chance, best = random_frontier(table, p=np.linspace(0, 1, 201)), oracle_frontier(table)
+    small, large = table.outcome(table.n_steps, 'append'), table.large_only()
+    start, end = small['paper_flops'].mean(), max(chance['cost'][-1], large['paper_flops'].mean())
+    x = np.linspace(start, end, 401)
+    knots = sorted([(start, small['correct'].mean())] + [(points[0][i].mean(), points[1][i].mean()) for i in (0, 2)])
+    area = lambda y: ((y[1:] + y[:-1])/2).sum()
+    low = np.interp(x, np.maximum.accumulate(chance['cost']), chance['accuracy'])
+    high, mine = np.interp(x, best['cost'], best['accuracy']), np.interp(x, *zip(*knots))
+    got = frontier_share(routing_area(table, n_boot=20), cal, points)
+    assert np.isclose(got['share'], area(mine - low)/area(high - low), rtol=1e-9) and got['points'] == 2
+
+def test_the_share_knows_no_order_of_problems():
+    table, order = toy_table(80), np.random.default_rng(0).permutation(80)
+    points, cal = points_of(table, (0, 2)), ([2, 1], [2, 1])
+    a = frontier_share(routing_area(table, n_boot=40), cal, points)
+    b = frontier_share(routing_area(take_rows(table, order), n_boot=40), cal, [v[:, order] for v in points])
+    assert all(np.isclose(a[k], b[k]) for k in a)
+
+def test_routing_gain_reads_the_rows(with_ours):
+    part, tables = with_ours.parts['toy'], dict(test=toy_table(60), calibration=toy_table(60, 'calibration'))
+    gain = routing_gain(tables, part.rows, part.grid, n_boot=40)
+    assert gain[['method', 'on_escalate']].values.tolist() == [
+        ['STEER (rest)', 'append'], ['STEER (rest)', 'regenerate'], ['Ours', 'append'], ['Ours (full)', 'regenerate'],
+        ['Bare score_logit', 'append'], ['Bare score_logit', 'regenerate']]
+    steer = fit_steer(toy_table(60, 'train'))
+    grid = grid_search(steer, tables['calibration'])
+    outcomes = [replay(steer.at(x), tables['test']) for x in grid.thresholds]
+    points = [np.stack([o[k] for o in outcomes]) for k in ('paper_flops', 'correct')]
+    want = frontier_share(routing_area(tables['test'], n_boot=40), (grid.cost, grid.accuracy), points)
+    assert all(np.isclose(gain.iloc[0][k], want[k]) for k in want)
+    shuffled = part.rows.sample(frac=1, random_state=0)
+    pd.testing.assert_frame_equal(gain, routing_gain(tables, shuffled, part.grid, n_boot=40))
+    md = gain_markdown(gain)
+    assert '| Bare threshold on score_logit, regenerate | ' in md and f'{100*gain["share"][0]:.1f}<br><sub>[' in md
+    assert '</sub> (1) |' in md
+
+def test_routing_gain_in_cents(cents):
+    tables = dict(test=toy_table(60), calibration=toy_table(60, 'calibration'))
+    gain = routing_gain(tables, cents.rows, cents.grid, n_boot=40, cost='cents')
+    steer = fit_steer(toy_table(60, 'train'))
+    grid = grid_search(steer, tables['calibration'], cost='cents')
+    outcomes = [replay(steer.at(x), tables['test']) for x in grid.thresholds]
+    points = [np.stack([o[k] for o in outcomes]) for k in ('cents', 'correct')]
+    want = frontier_share(routing_area(tables['test'], cost='cents', n_boot=40), (grid.cost, grid.accuracy), points)
+    assert all(np.isclose(gain.iloc[0][k], want[k]) for k in want)
+    with pytest.raises(ValueError, match='toy: the calibration grid is in cents, not in paper_flops'):
+        routing_gain(tables, cents.rows, cents.grid, n_boot=2)
+
+def test_limits_by_hand(tmp_path):
+    "The large model drawn again is the large model; a sweep counts with the points that calibration leaves."
+    s = setting(tmp_path)
+    save_methods(s)
+    results = {s.name: SimpleNamespace(setting=s, parts=dict(toy=load_benchmark(s, 'toy')))}
+    assert limits(results['open']) is None
+    table, rows = toy_table(60), []
+    def add(row, router, split, points):
+        for i, (cost, right) in enumerate(zip(*points)):
+            rows.extend(('toy', row, router, 'append', split, i, *x) for x in zip(table.problem_id, cost, right))
+    large, points = table.large_only(), points_of(table, (0, 1, 3))
+    add(0, 'Drawn again', 'test', [large[k][None] for k in ('paper_flops', 'correct')])
+    for split in ('calibration', 'test'): add(1, 'Ours (per step)', split, points)
+    pd.DataFrame(rows, columns=LIMIT_COLUMNS).to_csv(s.files.methods('toy', '-limits'), index=False)
+    first, second = limits(results['open']).to_dict('records')
+    assert (first['cost_share'], first['misses'], first['accuracy']) == (1, 0, first['large_accuracy'])
+    assert np.isnan(first['share']) and second['accuracy'] == points[1][-1].mean()
+    want = frontier_share(routing_area(table, n_boot=100), [v.mean(1) for v in points], points)
+    assert np.isclose(second['share'], want['share']) and np.isclose(second['share_low'], want['share_low'])
+
+# ---- equal accuracy -------------------------------------------------------------------------------------------------
+def compared(rows, n_boot=20, cost='paper_flops', **pair):
+    return compare_at_equal_accuracy(resampled(rows, n_boot, cost=cost), **pair)
+
+def everyone(rows, **kw): return compare_with(resampled(rows, 20), **kw)
+
+def two(ours, flops, **others):
+    "Two problems; STEER goes from (cost 1, accuracy 0) over (4, .5) to (6, 1); the large model costs 10."
+    return pd.concat([
+        line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [10, 10]),
+        line('STEER (rest)', [0, 0], [1, 1], 0., 0), line('STEER (rest)', [.5, .5], [4, 4], .5),
+        line('STEER (rest)', [1, 1], [6, 6], 1., 0), line('Ours', ours, flops),
+        *(line(m, *of) for m, of in others.items())])
+
+@pytest.mark.parametrize('ours, flops, ratio, difference', [
+    ([.75, .75], [2, 2], 2/5, .75 - 1/6), # at .75 STEER costs 5; for 2 it reaches a third of the way to .5
+    ([.5, .5], [4, 4], 1., 0.),           # a point of STEER's own
+    ([1, 1], [8, 8], 8/6, 0.),            # no dearer point helps it
+    ([0, 0], [1, 1], 1., 0.)])
+def test_equal_accuracy_by_hand(ours, flops, ratio, difference):
+    got = compared(two(ours, flops))
+    for k in ('', '_low', '_high'): # both problems are the same: every resample is
+        assert np.isclose(got[f'cost_ratio{k}'], ratio) and np.isclose(got[f'accuracy_difference{k}'], difference)
+        assert np.isclose(got[f'cost_difference{k}'], flops[0] - flops[0]/ratio)
+    assert (got['n'], got['points'], got['wins']) == (2, 3, ratio < 1)
+
+def test_comparisons_are_paired():
+    "Ours costs half of STEER on every problem, however much problems differ: the ratio is known exactly."
+    r = np.random.default_rng(0)
+    flops, right = np.exp(r.normal(0, 2, 50)), (r.random(50) < .7).astype(int)
+    of = lambda m, c, f: frame(c, [1]*50, 1e6*f, method=m)
+    rows = pd.concat([of('Small only', [0]*50, .01*flops), of('Large only', [1]*50, 9*flops),
+                      of('STEER (rest)', right, flops), of('Ours', right, .5*flops)])
+    got = compared(rows, 100)
+    assert np.isclose(got['cost_ratio_low'], .5) and np.isclose(got['cost_ratio_high'], .5)
+    assert got['cost_high'] > 1.5*got['cost_low'] and got['wins']
+
+def test_an_accuracy_out_of_reach():
+    rows = two([1, 1], [3, 3])
+    rows.loc[rows['method'].isin(['Large only', 'STEER (rest)']) & (rows['correct'] == 1), 'correct'] = .9
+    got = compared(rows)
+    assert np.allclose([got['other_cost'], got['cost_ratio'], got['cost_difference']], [6, .5, -3])
+    assert not got['reached'] and got['wins']
+    assert '**† 0.50<br><sub>[0.50, 0.50]' in comparison_markdown(pd.DataFrame([got]))
+    got = compared(rows.assign(paper_flops=rows['paper_flops'].mask(rows['method'] == 'Ours', .5e6)))
+    assert np.isclose(got['accuracy_difference'], 1.), 'nothing is that cheap: the cheapest spot stands in'
+    with pytest.raises(ValueError, match=r'no chosen row of Ours \(full\)'):
+        compared(rows, ours=('Ours (full)', 'append'))
+    with pytest.raises(ValueError, match=r'no rows of STEER \(next\)'):
+        compared(rows, other=('STEER (next)', 'append'))
+
+def test_comparisons_in_cents_by_hand():
+    "The same two problems, priced apart from their FLOPs: the small model is free."
+    rows = two([.75, .75], [2, 2])
+    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: .3, 6e6: .5, 2e6: .1})
+    got = compared(rows, cost='cents')
+    numbers = got['cost'], got['other_cost'], got['cost_ratio'], got['accuracy_difference']
+    assert np.allclose(numbers, [.1, .4, .25, .75 - 1/6]) and got['wins']
+
+def test_nothing_for_nothing_is_a_tie_and_something_for_nothing_is_not():
+    rows = two([0, 0], [1, 1])
+    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: .3, 6e6: .5})
+    got = compared(rows, cost='cents')
+    assert (got['cost_ratio'], got['cost_ratio_low'], got['cost_ratio_high']) == (1, 1, 1)
+    assert not got['wins'] and not got['loses']
+    rows.loc[rows['method'] == 'Ours', 'cents'] = .3 # as accurate as the small model, which is free
+    got = compared(rows, cost='cents')
+    assert got['cost_ratio'] == got['cost_ratio_low'] == np.inf and got['loses']
+    assert '∞<br><sub>[∞, ∞]' in comparison_markdown(pd.DataFrame([got]))
+
+def test_comparisons_are_with_everyone_there():
+    others = {'RSD': ([1, 1], [2, 2]), 'SpecReason (greedy)': ([.5, .5], [5, 5]), 'Ours (full)': ([1, 1], [3, 3]),
+              'Ours (per step)': ([0, 0], [3, 3]), 'Random': ([1, 1], [1, 1]), 'Oracle': ([1, 1], [1, 1])}
+    rows = two([.75, .75], [2, 2], **others)
+    pairs = everyone(rows)
+    assert pairs[['ours', 'other']].values.tolist() == [
+        [o, m] for o in ('Ours', 'Ours (full)', 'Ours (per step)')
+        for m in ('SpecReason (greedy)', 'RSD', 'STEER (rest)')]
+    assert everyone(rows, others=('RSD',))['other'].unique().tolist() == ['RSD']
+    md = comparison_markdown(pairs)
+    assert md.splitlines()[0] == ('| Benchmark | Method | against SpecReason (greedy) (chosen threshold only) | '
+                                  'against STEER (rest) | against RSD, an external model (chosen threshold only) |')
+    assert '| b | Ours | ' in md and '| b | Ours (full) | ' in md and '| b | Ours (per step)' not in md
+    assert '- against STEER (rest): ours wins 2 of 2, is clearly behind in 0.' in md
+    assert 'an external model (chosen threshold only): ours wins 0 of 2, is clearly behind in 1.' in md
+    rest = pairs[(pairs['ours'] == 'Ours (per step)') & (pairs['other'] == 'STEER (rest)')]
+    later = md.split('The .csv also has')[1]
+    assert f'- against STEER (rest): ours wins 0 of 1, is clearly behind in {rest["loses"].sum()}.' in later
+
+def test_comparisons_say_where_ours_does_not_win():
+    pairs = everyone(two([.75, .75], [2, 2]))
+    assert 'ours wins 1 of 1, is clearly behind in 0.\n' in comparison_markdown(pairs)
+    assert '**0.40<br><sub>[0.40, 0.40]' in comparison_markdown(pairs)
+    pairs = pd.concat([pairs, everyone(two([1, 1], [8, 8])).assign(benchmark='c')], ignore_index=True)
+    md = comparison_markdown(pairs)
+    assert 'ours wins 1 of 2, is clearly behind in 0.' in md and '| c | Ours | 1.33<br><sub>' in md
+    assert 'ours wins 0 of 1, is clearly behind in 1.' in comparison_markdown(everyone(two([.5, .5], [5, 5])))
+    assert everyone(pd.concat([line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [9, 9])])).empty
+
+# ---- cost shares, ablations and counts ------------------------------------------------------------------------------
+def test_cost_shares_of_the_run_and_the_paper(flops):
+    shares, table = cost_share_table(flops.results, 'toy'), flops.table
+    small = shares.query('method == "Small only"').iloc[0]
+    want = table.outcome(table.n_steps, 'append')['paper_flops'].mean()/table.large_only()['paper_flops'].mean()
+    assert np.isclose(small['cost_share'], want) and small['cost_share_low'] < want < small['cost_share_high']
+    paper = shares.query('source == "paper" and method == "Ours"')['cost_share'].round(3).tolist()
+    assert paper == [.459, .587, .608]
+    md = cost_share_markdown(shares)
+    assert '| Ours | 45.9 | -0.1 | 58.7 | +3.2 | 60.8 | +0.9 |' in md and 'Large only' not in md
+    assert md.index('toy profile') < md.index('The paper')
+
+def test_cost_shares_in_cents(cents):
+    shares = cost_share_table(cents.results, 'toy')
+    large = cents.table.large_only()['cents'].mean()
+    steer = shares.query('method == "STEER (rest)" and source == "this run"')['cost_share']
+    assert np.allclose(steer, cents.results.query('method == "STEER (rest)" and chosen == 1')['cost']/large)
+    assert shares.query('method == "Small only"')['cost_share'].tolist() == [0.]
+    md = cost_share_markdown(shares)
+    assert 'computed from its Table 2; GPT-4.1-mini is the large model' in md
+    assert '| 7B Only | 0.0 | -10.0 | 0.0 | -5.2 | 0.0 | -14.8 |' in md
+    assert '| Ours | 70.0 | -0.7 | 37.5 | +0.2 | 84.9 | -4.4 |' in md and 'GPT-4.1-mini |' not in md
+    with pytest.raises(ValueError, match='unknown cost of a table of the paper'):
+        cost_share_table(cents.results.assign(cost_in='full_flops'), 'toy')
+
+def test_ablations_show_intervals_and_seeds(with_ours):
+    md = ablation_markdown(ablations(with_ours))
+    assert '| toy | Ours (full), regenerate | 0.02 | 60 | 1 | ' in md and '| toy | short | ' in md
+    assert md.count('–') == 2*3 + 1
+
+def test_reuse_by_hand():
+    rows = [('toy', 'STEER (rest)', 'append', 'test', 60, 11, 120., 100., 1.2, 90.),
+            ('toy', 'RSD', 'regenerate', 'calibration', 60, 11, 250., 100., 2.5, 90.)]
+    rows = pd.DataFrame(rows, columns=REUSE_COLUMNS)
+    md = reuse_markdown(rows.assign(setting='open'))
+    assert '| open | STEER (rest) | test | 11 | 60 | 1.20<br><sub>120 / 100</sub> |' in md
+    assert '1 of 2 grids needed more than 2 times as many: RSD (open, calibration): toy 2.50.' in md
+    assert 'No grid needed more than 3 times' in reuse_markdown(rows.assign(setting='open'), most=3)
+
+def test_agreement_of_two_graders():
+    row = dict(setting='open', benchmark='toy', n=200, share=.97, share_low=.94, share_high=.99, kappa=.91,
+               kappa_low=.84, kappa_high=.97, only_first=4, only_second=2, unanswered=9)
+    md = agreement_markdown(pd.DataFrame([row, row | dict(benchmark='b', kappa=np.nan, kappa_low=np.nan)]))
+    assert '| open | toy | 200 | 97.0<br><sub>[94.0, 99.0]</sub> | 0.91<br><sub>[0.84, 0.97]</sub> | 4 | 2 | 9 |' in md
+    assert '<sub>[94.0, 99.0]</sub> | – | 4 |' in md
