@@ -259,7 +259,7 @@ def check_finite(self:Engine, logits):
     raise FloatingPointError(f'{self.name}: logits that are not finite; try dtype="float32", or check the weights')
 
 def log_probs(logits, top):
-    "Ids and log-probabilities [token, k] of the `top` likeliest tokens of each row, or of the tokens in a tuple `top`."
+    "Ids and log-probabilities [token, k] of the `top` likeliest tokens of each row, or of those in a tuple `top`."
     import torch
     logs = logits - logits.logsumexp(-1, keepdim=True)
     if isinstance(top, int): logs, ids = logs.topk(min(top, logs.shape[-1]), -1)
