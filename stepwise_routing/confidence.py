@@ -217,7 +217,7 @@ def save_confidence(
     return table
 
 # %% ../nbs/01_confidence.ipynb #figure
-def draw_score(ax, rows, score):
+def draw_score(ax, rows, score, legend):
     "Histogram of a score for right and for wrong steps; each colour sums to one, so that the few wrong ones show."
     import seaborn as sns
     ax.set(xlabel={'S^os': r'$S^{os}$, mean max logit', 'S^API': r'$S^{API}$, min probability'}[SCORES[score]])
@@ -227,8 +227,8 @@ def draw_score(ax, rows, score):
     low = np.nanpercentile(rows[score], .5) # a few steps lie far out
     rows = rows.assign(step=np.where(rows.right, 'right', 'wrong'), **{score: rows[score].clip(low)})
     sns.histplot(rows, x=score, hue='step', hue_order=('right', 'wrong'), palette='colorblind', stat='probability',
-                 common_norm=False, bins=24, element='step', legend=ax.get_subplotspec().is_first_row(), ax=ax)
-    ax.set(yticks=[], ylabel='')
+                 common_norm=False, bins=24, element='step', legend=legend, ax=ax)
+    ax.set(yticks=[], ylabel='', ylim=(0, 1.2*ax.get_ylim()[1]))
 
 # %% ../nbs/01_confidence.ipynb #figures
 def draw_confidence(
@@ -241,7 +241,7 @@ def draw_confidence(
         fig, axes = plt.subplots(2, len(labelled), figsize=(6.5, 3.5), squeeze=False, layout='constrained')
         for column, (benchmark, rows) in zip(axes.T, labelled.items()):
             column[0].set_title(benchmark)
-            for ax, score in zip(column, SCORES): draw_score(ax, rows, score)
+            for ax, score in zip(column, SCORES): draw_score(ax, rows, score, legend=ax is axes[1, 0])
     sns.despine(fig, left=True)
     plt.close(fig)
     return fig
