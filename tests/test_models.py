@@ -523,3 +523,29 @@ def test_truncated_weights_are_one_clear_line(tmp_path):
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(FileNotFoundError, match='does not load') as e: TransformersBackend(tmp_path/'cut')
     assert '\n' not in str(e.value)
+
+# by name
+
+def test_the_models_of_a_setting_get_the_limits_of_its_profile(tmp_path):
+    from stepwise_routing.models.names import check_shares, setting_options
+    from stepwise_routing.run.config import open_run
+    changes = {'models.max_tokens': 60, 'models.engine': 'ray', 'models.ray_workers': 3, 'models.memory_shares': [.6]}
+    open_setting, api = open_run('smoke', tmp_path, changes).settings
+    limits = dict(max_tokens=60, memory_shares=(.6,))
+    assert setting_options(open_setting) == limits | dict(engine='ray', workers=3, num_gpus=0.)
+    paid = dict(price='gpt-4.1-mini', ledger=api.files.ledger(), max_cents=100., max_reply=512, concurrency=32)
+    assert setting_options(api) == limits | paid
+    assert check_shares(['vllm:a/b', 'served:micro-large'], (.6,)) == [.6, None]
+    assert check_shares(['micro-small', 'vllm:a/b'], ()) == [None, .9]
+    cases = (['vllm:a/b'], (.5, .5), r'one per model \(1\)'), (['vllm:a/b', 'vllm:a/c'], (.5,), 'above 0')
+    for names, shares, words in cases:
+        with pytest.raises(ValueError, match=words): check_shares(names, shares)
+
+def test_a_models_name_has_a_kind_and_perhaps_a_commit(tmp_path):
+    from stepwise_routing.models.names import model_kind
+    commit = 'a1'*20
+    assert model_kind(f'org/name@{commit}') == ('', 'org/name', commit) and model_kind('micro-small')[0] == ''
+    assert model_kind('vllm-server:http://u@h/v1') == ('vllm-server', 'http://u@h/v1', None)
+    assert model_kind('openai:a@b') == ('openai', 'a@b', None) and model_kind('C:folder') == ('', 'C:folder', None)
+    with pytest.raises(ValueError, match='a folder has no revision'): model_kind(f'{tmp_path}@{commit}')
+    with pytest.raises(ValueError, match='40 hexadecimal digits'): model_kind('org/name@main')
