@@ -10,17 +10,14 @@ torch = pytest.importorskip('torch')
 from stepwise_routing.models import engine as models_engine
 from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.labs.language_models import CHAT_TEMPLATE
-from stepwise_routing.models.transformers import micro_path
+from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, prompt_text, six_digits,
+    step_text, uniforms)
 from stepwise_routing.models.engine import PrefixCache
-from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, six_digits, step_text,
-    uniforms)
-from stepwise_routing.models.transformers import TransformersBackend
-from stepwise_routing.models.base import prompt_text
-from stepwise_routing.models.transformers import weights_sha256
+from stepwise_routing.models.transformers import TransformersBackend, micro_path, weights_sha256
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
+CHAT_TEMPLATE = (micro_path('small')/'chat_template.jinja').read_text()
 
 # toy tokenizers and models
 
@@ -47,7 +44,8 @@ class Scripted(torch.nn.Module):
     def num_parameters(self): return self.table.numel()
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=True):
         from transformers import DynamicCache
-        if past_key_values is None: past_key_values, position_ids = DynamicCache(), torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        if past_key_values is None:
+            past_key_values, position_ids = DynamicCache(), torch.arange(input_ids.shape[1]).expand_as(input_ids)
         past_key_values.update(*[input_ids[:, None, :, None].double()] * 2, 0)
         return SimpleNamespace(logits=self.table[position_ids], past_key_values=past_key_values)
 
@@ -66,9 +64,12 @@ def tiny(kind, **more):
     "A random model of an architecture, and a byte tokenizer for it."
     import transformers as t
     torch.manual_seed(0)
-    size = dict(vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, max_position_embeddings=512, **more)
+    size = dict(vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+                max_position_embeddings=512, **more)
     if kind == 'gpt2': config = t.GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=4, n_positions=512)
-    else: config = dict(qwen2=t.Qwen2Config, llama=t.LlamaConfig, neox=t.GPTNeoXConfig, mistral=t.MistralConfig)[kind](**size)
+    else:
+        kinds = dict(qwen2=t.Qwen2Config, llama=t.LlamaConfig, neox=t.GPTNeoXConfig, mistral=t.MistralConfig)
+        config = kinds[kind](**size)
     model = t.AutoModelForCausalLM.from_config(config).eval()
     for p in model.parameters(): p.data *= 3 # from nearly uniform to opinionated
     return model
@@ -91,7 +92,9 @@ def problems(): return load_problems('micro-gsm', 'test', 6)
 @pytest.fixture(scope='module')
 def engines():
     "The small model, with several batch sizes and memories for prefixes (the last one too small for most)."
-    made = [TransformersBackend(micro_path('small'), name='small', batch_size=n, max_tokens=60, context=400, prefix_mib=m) for n, m in ((1, 0), (3, 64), (16, 1))]
+    same = dict(name='small', max_tokens=60, context=400)
+    made = [TransformersBackend(micro_path('small'), batch_size=n, prefix_mib=m, **same)
+            for n, m in ((1, 0), (3, 64), (16, 1))]
     made[2].engine.prefixes = PrefixCache(10**5)
     return made
 
@@ -112,8 +115,9 @@ def alone(engines, problems):
 def test_confidences_are_those_of_a_plain_forward_pass(alone, problems, engines):
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(micro_path('small')).double().eval()
+    scale = lambda m, x: (x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon).sqrt()
     for m in model.modules(): # RMSNorm as written, but in float64
-        if type(m).__name__ == 'Qwen2RMSNorm': m.forward = lambda x, m=m: m.weight * x / (x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon).sqrt()
+        if type(m).__name__ == 'Qwen2RMSNorm': m.forward = lambda x, m=m: m.weight * x / scale(m, x)
     checked = 0
     for p in problems:
         ids = list(engines[0].text.prompt(p.question))
@@ -130,7 +134,9 @@ def test_confidences_are_those_of_a_plain_forward_pass(alone, problems, engines)
 @given(st.data())
 def test_a_step_does_not_depend_on_what_shares_its_batch(engines, problems, alone, data):
     backend = engines[data.draw(st.integers(0, 2), label='engine')]
-    jobs = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.sampled_from(['end', 'steps', 'middle', 'score'])), min_size=1, max_size=10), label='jobs')
+    kinds = st.sampled_from(['end', 'steps', 'middle', 'score'])
+    job = st.tuples(st.integers(0, 5), st.integers(0, 1), kinds)
+    jobs = data.draw(st.lists(job, min_size=1, max_size=10), label='jobs')
     r = data.draw(st.randoms(use_true_random=False))
     async def job(i, sample, kind):
         p, known = problems[i], alone[problems[i].id, sample]
@@ -138,10 +144,12 @@ def test_a_step_does_not_depend_on_what_shares_its_batch(engines, problems, alon
         at = r.randrange(len(known))
         if kind == 'steps': return await one_by_one(backend, p, sample, iter(lambda: r.randrange(4), -1)) == known
         if kind == 'score':
-            s = await backend.score(Request(p, known[:at]), known[at])
-            return (s.ids, s.ends, s.prob, s.rank, s.max_logit, s.generated) == (known[at].ids, known[at].ends, known[at].prob, known[at].rank, known[at].max_logit, 0)
+            s, y = await backend.score(Request(p, known[:at]), known[at]), known[at]
+            expected = y.ids, y.ends, y.prob, y.rank, y.max_logit, 0
+            return (s.ids, s.ends, s.prob, s.rank, s.max_logit, s.generated) == expected
         at *= kind == 'middle'
-        return known[:at] + await backend.write(Request(p, known[:at], seeds(p, sample, at), to_end=True, max_steps=8)) == known
+        rest = await backend.write(Request(p, known[:at], seeds(p, sample, at), to_end=True, max_steps=8))
+        return known[:at] + rest == known
     assert all(gather(*(job(*j) for j in jobs)))
     assert not backend.engine.rows and not backend.engine.waiting
 
@@ -155,7 +163,7 @@ def test_what_was_remembered_was_used_and_changes_nothing(problems, alone, engin
 def test_steps_survive_float32_and_decode_to_their_text(alone, engines):
     for steps in alone.values():
         for s in steps:
-            assert tuple(np.array(s.prob, 'f4').tolist()) == s.prob and tuple(np.array(s.max_logit, 'f4').tolist()) == s.max_logit
+            for numbers in (s.prob, s.max_logit): assert tuple(np.array(numbers, 'f4').tolist()) == numbers
             assert engines[0].text.parse(s.ids)[0] == s.text and len(s.ends) == len(s.ids) and s.ends[-1] == len(s.text)
             assert all('\n\n' not in s.text and s.text == s.text.strip() for s in steps)
 
@@ -170,14 +178,15 @@ def test_one_large_and_one_small_model_in_one_loop(problems, alone, engines):
     assert both[1::2] == [alone[p.id, 0] for p in problems[:4]] and {s.model for c in both[::2] for s in c} == {1}
     assert done != sorted(done) and done != sorted(done, reverse=True) # neither waits for the other
     mixed = run_async(large.write(Request(problems[0], alone[problems[0].id, 0][:1], to_end=True, max_steps=8)))
-    assert mixed[0].prompt == alone[problems[0].id, 0][0].prompt + alone[problems[0].id, 0][0].generated # its ids were kept
+    first = alone[problems[0].id, 0][0]
+    assert mixed[0].prompt == first.prompt + first.generated # its ids were kept
 
 # the engine with other architectures
 
 @pytest.mark.parametrize('kind', ['qwen2', 'llama', 'neox', 'gpt2'])
 def test_any_architecture_with_keys_and_values(kind):
-    model = tiny(kind, **(dict(num_key_value_heads=2) if kind in ('qwen2', 'llama') else {}))
-    hf, oracle = bytes_tokenizer(), tiny(kind, **(dict(num_key_value_heads=2) if kind in ('qwen2', 'llama') else {})).double()
+    heads = dict(num_key_value_heads=2) if kind in ('qwen2', 'llama') else {}
+    model, hf, oracle = tiny(kind, **heads), bytes_tokenizer(), tiny(kind, **heads).double()
     backend = TransformersBackend(model, hf, max_tokens=9, batch_size=3)
     asked = [Problem('toy', str(i), 'x' * (1 + 7 * i), '') for i in range(5)]
     steps = gather(*(backend.write(Request(p, seed=lambda i, p=p: int(p.id))) for p in asked))
@@ -190,17 +199,21 @@ def test_any_architecture_with_keys_and_values(kind):
 def test_an_architecture_without_keys_and_values_is_refused():
     from transformers import MambaConfig, MambaForCausalLM
     model = MambaForCausalLM(MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, state_size=4))
-    with pytest.raises(ValueError, match='MambaForCausalLM cannot be batched here'): TransformersBackend(model, bytes_tokenizer())
+    with pytest.raises(ValueError, match='MambaForCausalLM cannot be batched here'):
+        TransformersBackend(model, bytes_tokenizer())
 
 def test_a_sliding_window_limits_the_context():
-    with pytest.raises(ValueError, match='pass context=64 or less'): TransformersBackend(tiny('mistral', num_key_value_heads=2, sliding_window=64), bytes_tokenizer())
-    assert TransformersBackend(tiny('mistral', num_key_value_heads=2, sliding_window=64), bytes_tokenizer(), context=64).context == 64
+    model = tiny('mistral', num_key_value_heads=2, sliding_window=64)
+    with pytest.raises(ValueError, match='pass context=64 or less'): TransformersBackend(model, bytes_tokenizer())
+    model = tiny('mistral', num_key_value_heads=2, sliding_window=64)
+    assert TransformersBackend(model, bytes_tokenizer(), context=64).context == 64
 
 def test_the_cache_grows_with_the_chain():
     backend = TransformersBackend(tiny('llama'), bytes_tokenizer(), max_tokens=40, batch_size=2)
-    asked = [Problem('toy', 'x', 'x' * 90, ''), *(Problem('toy', str(n), 'x' * n, '') for n in range(140, 165))] # around 256 tokens with the prompt
+    asked = [Problem('toy', str(n), 'x' * n, '') for n in (90, *range(140, 165))] # around 256 tokens with the prompt
     for p, (step,) in zip(asked, gather(*(backend.write(Request(p)) for p in asked))):
-        np.testing.assert_allclose(step.prob, plain(tiny('llama').double(), backend.text.prompt(p.question), step.ids)[1], rtol=1e-5)
+        prob = plain(tiny('llama').double(), backend.text.prompt(p.question), step.ids)[1]
+        np.testing.assert_allclose(step.prob, prob, rtol=1e-5)
     assert backend.engine.forward.cache.kv.shape[2] == 512
 
 # how a step ends
@@ -222,7 +235,8 @@ def test_where_a_step_ends(pieces, text, finish, n):
     backend, start = scripted(*pieces, max_tokens=8, temperature=0)
     step, = run_async(backend.write(Request(PROBLEM)))
     assert (step.text, step.finish, step.generated, step.prompt) == (text, finish, n, start)
-    assert len(step.ids) == len(step.ends) == len(step.prob) == len(step.rank) == len(step.max_logit) == n and set(step.rank) == {1}
+    assert [len(x) for x in (step.ids, step.ends, step.prob, step.rank, step.max_logit)] == [n]*5
+    assert set(step.rank) == {1}
     assert all(a <= b for a, b in zip(step.ends, step.ends[1:])) and step.ends[-1] == len(text)
 
 def test_ends_are_offsets_in_the_stripped_text():
@@ -232,7 +246,8 @@ def test_ends_are_offsets_in_the_stripped_text():
 def test_a_boxed_answer_ends_the_chain_and_nothing_else_does():
     backend, start = scripted('a', '\n\n', 'a', r'\boxed{7}', '\n\n', 'a', '<end>', temperature=0)
     steps = run_async(backend.write(Request(PROBLEM, to_end=True)))
-    assert [s.text for s in steps] == ['a', r'a\boxed{7}'] and steps[-1].finish == 'step' and [s.prompt for s in steps] == [start, start + 2]
+    assert [s.text for s in steps] == ['a', r'a\boxed{7}'] and steps[-1].finish == 'step'
+    assert [s.prompt for s in steps] == [start, start + 2]
     backend, _ = scripted(*['a', '\n\n'] * 9, temperature=0)
     assert len(run_async(backend.write(Request(PROBLEM, to_end=True, max_steps=3)))) == 3
     assert len(run_async(backend.write(Request(PROBLEM, steps[:1], to_end=True, max_steps=3)))) == 2 # the prefix counts
@@ -265,10 +280,11 @@ def test_prompts_come_from_the_chat_template_or_chatml():
 def test_ids_are_kept_when_they_are_this_vocabularys_and_made_when_not():
     text = StepTokenizer(bytes_tokenizer('.\n\n', 'ab'), [256], 259)
     spelled = tuple(text.encode('a')) + tuple(text.encode('b')) + tuple(text.encode('.\n\n'))
-    assert spelled != tuple(text.encode('ab.\n\n')) and text.kept(spelled, 'ab.', 'step') == spelled
-    assert text.kept((1, 2, 3), 'ab.', 'step') == tuple(text.encode('ab.\n\n')) # ids of another vocabulary
-    assert text.kept((10**6,), 'ab.', 'step') == text.kept((), 'ab.', 'step') == tuple(text.encode('ab.\n\n'))
-    assert text.kept((), 'ab', 'stop') == (*text.encode('ab'), 256) and text.kept((), 'ab', 'length') == tuple(text.encode('ab'))
+    assert spelled != tuple(text.encode('ab.\n\n')) and text.step_ids(spelled, 'ab.', 'step') == spelled
+    assert text.step_ids((1, 2, 3), 'ab.', 'step') == tuple(text.encode('ab.\n\n')) # ids of another vocabulary
+    assert text.step_ids((10**6,), 'ab.', 'step') == text.step_ids((), 'ab.', 'step') == tuple(text.encode('ab.\n\n'))
+    assert text.step_ids((), 'ab', 'stop') == (*text.encode('ab'), 256)
+    assert text.step_ids((), 'ab', 'length') == tuple(text.encode('ab'))
 
 def test_the_shipped_tokenizer_keeps_digits_apart_and_text_whole():
     backend = TransformersBackend(micro_path('small'))
@@ -281,13 +297,16 @@ def test_a_saved_pre_tokenizer_beats_the_class_that_config_json_asks_for(tmp_pat
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    t = Tokenizer(models.BPE({c: i for i, c in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), '.Ċ', '.ĊĊ', 'ĊĊ', '12'])},
-                             [('.', 'Ċ'), ('.Ċ', 'Ċ'), ('Ċ', 'Ċ'), ('1', '2')]))
-    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split('.', 'isolated'), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), '.Ċ', '.ĊĊ', 'ĊĊ', '12']
+    merges = [('.', 'Ċ'), ('.Ċ', 'Ċ'), ('Ċ', 'Ċ'), ('1', '2')]
+    t = Tokenizer(models.BPE({c: i for i, c in enumerate(pieces)}, merges))
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split('.', 'isolated'), bytewise])
     t.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=t, eos_token='!').save_pretrained(tmp_path)
-    Qwen2ForCausalLM(Qwen2Config(vocab_size=260, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-                                 intermediate_size=16, max_position_embeddings=128)).save_pretrained(tmp_path)
+    size = dict(vocab_size=260, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                intermediate_size=16, max_position_embeddings=128)
+    Qwen2ForCausalLM(Qwen2Config(**size)).save_pretrained(tmp_path)
     backend = TransformersBackend(tmp_path)
     assert backend.text.encode('7.\n\n12') == t.encode('7.\n\n12').ids != []
 
@@ -307,13 +326,17 @@ def test_draws_follow_the_model_at_its_temperature():
         keep = np.argsort(-p)[:likely]
         expected = np.array([p[i] * (i in keep) for i in range(5)]) / p[keep].sum() * len(tokens)
         seen = np.bincount(tokens, minlength=5)
-        assert ((seen - expected)[expected > 0]**2 / expected[expected > 0]).sum() < {5: 18.5, 2: 10.9}[likely] # 0.1 % point of chi-square, 4 and 1 degrees
+        chi_square = ((seen - expected)[expected > 0]**2 / expected[expected > 0]).sum()
+        assert chi_square < {5: 18.5, 2: 10.9}[likely] # its 0.1 % point, 4 and 1 degrees of freedom
         assert not seen[expected == 0].any()
         raw = np.exp(z) / np.exp(z).sum() # confidences are at temperature 1, whatever was sampled
-        assert all(np.isclose(s.prob[0], raw[t], rtol=1e-5) and s.max_logit[0] == 2 and s.rank[0] == 1 + (z > z[t]).sum() for (s,), t in zip(drawn, tokens))
+        for (s,), t in zip(drawn, tokens):
+            assert np.isclose(s.prob[0], raw[t], rtol=1e-5)
+            assert s.max_logit[0] == 2 and s.rank[0] == 1 + (z > z[t]).sum()
 
 @settings(deadline=None)
-@given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True), st.floats(.05, 3), st.floats(.01, 1))
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True), st.floats(.05, 3),
+       st.floats(.01, 1))
 def test_a_draw_is_the_inverse_of_the_distribution(z, u, temperature, top_p):
     z = np.array(z)
     token = int(draw_tokens(torch.tensor(z)[None], torch.tensor([u], dtype=torch.float64), temperature, top_p)[0])
@@ -325,7 +348,8 @@ def test_a_draw_is_the_inverse_of_the_distribution(z, u, temperature, top_p):
     assert int(draw_tokens(torch.tensor(z)[None], torch.tensor([u]), 0)[0]) == int(np.argmax(z))
 
 def test_random_numbers_belong_to_seed_and_place():
-    assert uniforms(2**63 - 1, 40)[:7].tolist() == uniforms(2**63 - 1, 7).tolist() and uniforms(1, 3).tolist() != uniforms(2, 3).tolist()
+    assert uniforms(2**63 - 1, 40)[:7].tolist() == uniforms(2**63 - 1, 7).tolist()
+    assert uniforms(1, 3).tolist() != uniforms(2, 3).tolist()
     many = np.concatenate([uniforms(k, 50) for k in range(200)])
     assert abs(many.mean() - .5) < .01 and (many >= 0).all() and (many < 1).all()
 
@@ -337,7 +361,8 @@ def test_six_digits_are_stable_and_close(x):
 # choosing
 
 def test_choose_is_the_product_over_tokens_renormalised():
-    backend, oracle = TransformersBackend(tiny('qwen2', num_key_value_heads=1), bytes_tokenizer()), tiny('qwen2', num_key_value_heads=1).double()
+    backend = TransformersBackend(tiny('qwen2', num_key_value_heads=1), bytes_tokenizer())
+    oracle = tiny('qwen2', num_key_value_heads=1).double()
     ids = backend.text.encode(prompt_text(backend.text.hf, chat_prompt('?')))
     for options in (['correct', 'incorrect'], list('0123456789'), ['yes', 'no', 'perhaps']):
         brute = np.array([np.prod(plain(oracle, ids, backend.text.encode(o))[1]) for o in options])
@@ -345,7 +370,8 @@ def test_choose_is_the_product_over_tokens_renormalised():
         np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-5)
         assert (choice.prompt, choice.generated) == (len(ids), max(len(backend.text.encode(o)) for o in options))
     assert backend.engine.stats['cached'] > 0 # the prompt was computed once
-    with pytest.raises(ValueError, match="option '1' begins option '10'"): run_async(backend.choose(chat_prompt('?'), ['1', '10']))
+    with pytest.raises(ValueError, match="option '1' begins option '10'"):
+        run_async(backend.choose(chat_prompt('?'), ['1', '10']))
 
 def test_options_of_one_token_are_read_off_one_pass():
     backend = TransformersBackend(tiny('qwen2', num_key_value_heads=1), bytes_tokenizer(template=CHAT_TEMPLATE))
@@ -370,8 +396,10 @@ def test_the_likeliest_tokens_beside_a_scored_one(top, seed):
     backend, oracle = BESIDE
     r = np.random.default_rng(seed)
     ids, answers = r.integers(3, 250, 6).tolist(), r.integers(3, 250, 4).tolist()
-    known, tokens, logs = run_async(models_engine.answer_request(backend, ids, [len(ids)], answers=tuple(answers), top=top))
-    with torch.inference_mode(): z = oracle(torch.tensor([ids + answers])).logits[0, len(ids) - 1:-1].double().log_softmax(-1).numpy()
+    request = models_engine.answer_request(backend, ids, [len(ids)], answers=tuple(answers), top=top)
+    known, tokens, logs = run_async(request)
+    with torch.inference_mode(): z = oracle(torch.tensor([ids + answers])).logits[0, len(ids) - 1:-1]
+    z = z.double().log_softmax(-1).numpy()
     assert tokens.shape == logs.shape == (4, min(top, z.shape[1]))
     np.testing.assert_allclose(logs, -np.sort(-z, 1)[:, :top], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(logs, np.take_along_axis(z, tokens, 1), rtol=1e-6, atol=1e-9)
@@ -399,7 +427,8 @@ def test_a_step_from_another_vocabulary_is_scored_as_text():
     step = Step('3+4=7', 1, 'step', ids=(9999, 3), prob=(.5, .5), generated=2)
     s = run_async(backend.score(Request(PROBLEM, (Step('so', 1, 'step'),)), step))
     ids = [*backend.text.prompt(PROBLEM.question), *backend.text.encode('so\n\n')]
-    assert s.ids == tuple(backend.text.encode('3+4=7\n\n')) and (s.text, s.model, s.finish, s.generated) == ('3+4=7', 1, 'step', 0)
+    assert s.ids == tuple(backend.text.encode('3+4=7\n\n'))
+    assert (s.text, s.model, s.finish, s.generated) == ('3+4=7', 1, 'step', 0)
     assert s.prompt == len(ids) + len(s.ids)
     np.testing.assert_allclose(s.prob, plain(oracle, ids, s.ids)[1], rtol=1e-5)
 
@@ -409,7 +438,8 @@ def test_an_error_reaches_everybody_and_the_next_call_works(problems, alone, eng
     backend = engines[1]
     def broken(i): raise ZeroDivisionError('no seed')
     async def go():
-        return await asyncio.gather(*(backend.write(Request(p, seed=s, to_end=True)) for p in problems for s in (seeds(p, 0), broken)), return_exceptions=True)
+        requests = [Request(p, seed=s, to_end=True) for p in problems for s in (seeds(p, 0), broken)]
+        return await asyncio.gather(*map(backend.write, requests), return_exceptions=True)
     assert all(isinstance(r, ZeroDivisionError) for r in run_async(asyncio.wait_for(go(), 30)))
     assert run_async(one_by_one(backend, problems[0], 0)) == alone[problems[0].id, 0]
 
@@ -422,7 +452,8 @@ def test_cancelled_requests_make_room(problems, alone, engines):
             if i % 2: t.cancel()
         return await asyncio.gather(*tasks, return_exceptions=True)
     got, known = run_async(go()), [alone[p.id, s] for s in range(2) for p in problems]
-    assert [g for g in got[::2]] == known[::2] and sum(isinstance(g, asyncio.CancelledError) for g in got) >= 5 and not backend.engine.rows
+    assert got[::2] == known[::2] and not backend.engine.rows
+    assert sum(isinstance(g, asyncio.CancelledError) for g in got) >= 5
 
 def test_a_loop_that_died_leaves_nothing_behind(problems, alone, engines):
     backend = engines[1]
@@ -448,14 +479,16 @@ def test_closing_answers_who_waits(problems):
     assert all(isinstance(e, RuntimeError) and 'closed' in str(e) for e in run_async(go()))
 
 def test_settings_name_what_draws_depend_on_and_nothing_else(engines):
-    a, b = [TransformersBackend(micro_path('small'), name='small', **k).settings() for k in (dict(batch_size=2, prefix_mib=1), dict(batch_size=9))]
+    small = lambda **options: TransformersBackend(micro_path('small'), name='small', **options).settings()
+    a, b = small(batch_size=2, prefix_mib=1), small(batch_size=9)
     assert a == b and 'batch_size' not in a and len(a['weights']) == 64
     for change in (dict(temperature=1), dict(top_p=.9), dict(max_tokens=9), dict(context=300), dict(dtype='float32')):
-        assert TransformersBackend(micro_path('small'), name='small', **change).settings() != a
+        assert small(**change) != a
     model = tiny('llama')
     sha = weights_sha256(model)
     model.lm_head.weight.data[0, 0] += 1
-    assert weights_sha256(model) != sha and TransformersBackend(micro_path('large')).settings()['weights'] != a['weights']
+    assert weights_sha256(model) != sha
+    assert TransformersBackend(micro_path('large')).settings()['weights'] != a['weights']
 
 def test_bad_arguments_and_missing_files_say_so_in_one_line(tmp_path):
     model, hf = tiny('llama'), bytes_tokenizer()
@@ -465,18 +498,24 @@ def test_bad_arguments_and_missing_files_say_so_in_one_line(tmp_path):
     model.config.save_pretrained(tmp_path/'no-weights')
     nan = np.full((200, len(hf)), np.nan)
     cases = [
-        (dict(temperature=-1), ValueError, 'temperature=-1'), (dict(temperature=float('nan')), ValueError, 'temperature=nan'),
-        (dict(top_p=0), ValueError, 'top_p=0'), (dict(max_tokens=0), ValueError, 'max_tokens=0'), (dict(batch_size=0), ValueError, 'batch_size=0'),
-        (dict(context=10**6), ValueError, 'context=1000000'), (dict(dtype='float99'), ValueError, 'float32'), (dict(tokenizer=None), ValueError, 'tokenizer'),
-        (dict(model=tmp_path/'micro-smal'), FileNotFoundError, "did you mean 'micro-small'"), (dict(model=tmp_path/'empty'), FileNotFoundError, 'no config.json'),
-        (dict(model=tmp_path/'no-weights'), FileNotFoundError, 'no weights'), (dict(model=tmp_path/'no-tokenizer', tokenizer=None), FileNotFoundError, 'no tokenizer')]
+        (dict(temperature=-1), ValueError, 'temperature=-1'),
+        (dict(temperature=float('nan')), ValueError, 'temperature=nan'),
+        (dict(top_p=0), ValueError, 'top_p=0'), (dict(max_tokens=0), ValueError, 'max_tokens=0'),
+        (dict(batch_size=0), ValueError, 'batch_size=0'), (dict(context=10**6), ValueError, 'context=1000000'),
+        (dict(dtype='float99'), ValueError, 'float32'), (dict(tokenizer=None), ValueError, 'tokenizer'),
+        (dict(model=tmp_path/'micro-smal'), FileNotFoundError, "did you mean 'micro-small'"),
+        (dict(model=tmp_path/'empty'), FileNotFoundError, 'no config.json'),
+        (dict(model=tmp_path/'no-weights'), FileNotFoundError, 'no weights'),
+        (dict(model=tmp_path/'no-tokenizer', tokenizer=None), FileNotFoundError, 'no tokenizer')]
     if not torch.cuda.is_available(): cases.append((dict(device='cuda'), ValueError, 'no GPU'))
     for change, error, words in cases:
         with pytest.raises(error) as e: TransformersBackend(**dict(dict(model=model, tokenizer=hf), **change))
         assert words in str(e.value) and '\n' not in str(e.value)
     backend = TransformersBackend(model, hf, context=60)
-    with pytest.raises(ValueError, match="problem 'long'.* context of 60"): run_async(backend.write(Request(Problem('toy', 'long', 'x' * 99, ''))))
-    with pytest.raises(FloatingPointError, match='not finite'): run_async(TransformersBackend(Scripted(nan), hf).write(Request(PROBLEM)))
+    too_long = Request(Problem('toy', 'long', 'x' * 99, ''))
+    with pytest.raises(ValueError, match="problem 'long'.* context of 60"): run_async(backend.write(too_long))
+    backend = TransformersBackend(Scripted(nan), hf)
+    with pytest.raises(FloatingPointError, match='not finite'): run_async(backend.write(Request(PROBLEM)))
 
 def test_truncated_weights_are_one_clear_line(tmp_path):
     shutil.copytree(micro_path('small'), tmp_path/'cut')
@@ -484,3 +523,29 @@ def test_truncated_weights_are_one_clear_line(tmp_path):
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(FileNotFoundError, match='does not load') as e: TransformersBackend(tmp_path/'cut')
     assert '\n' not in str(e.value)
+
+# by name
+
+def test_the_models_of_a_setting_get_the_limits_of_its_profile(tmp_path):
+    from stepwise_routing.models.names import check_shares, setting_options
+    from stepwise_routing.run.config import open_run
+    changes = {'models.max_tokens': 60, 'models.engine': 'ray', 'models.ray_workers': 3, 'models.memory_shares': [.6]}
+    open_setting, api = open_run('smoke', tmp_path, changes).settings
+    limits = dict(max_tokens=60, memory_shares=(.6,))
+    assert setting_options(open_setting) == limits | dict(engine='ray', workers=3, num_gpus=0.)
+    paid = dict(price='gpt-4.1-mini', ledger=api.files.ledger(), max_cents=100., max_reply=512, concurrency=32)
+    assert setting_options(api) == limits | paid
+    assert check_shares(['vllm:a/b', 'served:micro-large'], (.6,)) == [.6, None]
+    assert check_shares(['micro-small', 'vllm:a/b'], ()) == [None, .9]
+    cases = (['vllm:a/b'], (.5, .5), r'one per model \(1\)'), (['vllm:a/b', 'vllm:a/c'], (.5,), 'above 0')
+    for names, shares, words in cases:
+        with pytest.raises(ValueError, match=words): check_shares(names, shares)
+
+def test_a_models_name_has_a_kind_and_perhaps_a_commit(tmp_path):
+    from stepwise_routing.models.names import model_kind
+    commit = 'a1'*20
+    assert model_kind(f'org/name@{commit}') == ('', 'org/name', commit) and model_kind('micro-small')[0] == ''
+    assert model_kind('vllm-server:http://u@h/v1') == ('vllm-server', 'http://u@h/v1', None)
+    assert model_kind('openai:a@b') == ('openai', 'a@b', None) and model_kind('C:folder') == ('', 'C:folder', None)
+    with pytest.raises(ValueError, match='a folder has no revision'): model_kind(f'{tmp_path}@{commit}')
+    with pytest.raises(ValueError, match='40 hexadecimal digits'): model_kind('org/name@main')

@@ -41,7 +41,7 @@ def main(folder=None):
     prm, some = models_reward.load_prm(folder, dtype='float64'), cases()
     ours = models_reward.step_rewards(prm, some)
     coarse = models_reward.step_rewards(models_reward.load_prm(folder, dtype='bfloat16'), some)
-    theirs = by_vllm(folder, [models_reward._chain_ids(prm, *case)[0] for case in some], prm.tag_id)
+    theirs = by_vllm(folder, [prm.chain_ids(*case)[0] for case in some], prm.tag_id)
     assert [len(r) for r in theirs] == [len(r) for r in ours], 'vLLM found another number of tags'
     a, b, c = map(np.concatenate, (ours, theirs, coarse))
     print(f'{len(some)} chains, {len(a)} steps: |vLLM - float64| mean {np.abs(a - b).mean():.4f}, largest {np.abs(a - b).max():.4f}; '
