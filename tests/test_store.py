@@ -140,9 +140,10 @@ def test_other_settings_are_refused_in_one_line(tmp_path):
     RolloutStore(path, SETTINGS).close()
     for change, field in ((dict(benchmark='gsm8k'), 'settings.benchmark'), (dict(more=1), 'settings.more'),
                           (dict(models=[]), 'settings.models'),
-                          (dict(models=[dict(SETTINGS['models'][0], temperature=1.)]), 'settings.models[0].temperature')):
+                          (dict(models=[dict(SETTINGS['models'][0], temperature=1.)]), '.models[0].temperature')):
         with pytest.raises(ValueError) as e: RolloutStore(path, {**SETTINGS, **change})
-        assert field in str(e.value) and str(path) in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 400
+        line = str(e.value)
+        assert field in line and str(path) in line and '\n' not in line and len(line) < 400
     with RolloutStore(path, SETTINGS): pass # a refusal leaves no lock behind
     assert settings_difference(SETTINGS, SETTINGS) is None
 
@@ -151,14 +152,15 @@ def test_another_file_is_left_alone(tmp_path):
     for text in ('my notes', 'my notes\n', '{"question": "1+1"}\n', 'a\nb\nc\n', 'long\n'*3000):
         path.write_text(text)
         for readonly in (False, True):
-            with pytest.raises(ValueError, match='notes.txt is damaged or of another kind'): RolloutStore(path, SETTINGS, readonly)
+            with pytest.raises(ValueError, match='notes.txt is damaged or of another kind'):
+                RolloutStore(path, SETTINGS, readonly)
         assert path.read_text() == text
     path.unlink()
     other = sqlite3.connect(path)
     other.execute('CREATE TABLE header (a)'); other.commit(); other.close()
-    with pytest.raises(ValueError, match='is not a stepwise-routing rollout store'): RolloutStore(path, SETTINGS)
+    with pytest.raises(ValueError, match="has format 'unknown'"): RolloutStore(path, SETTINGS)
     with Database(tmp_path/'l.db', 'ledger') as book: book.begin({})
-    with pytest.raises(ValueError, match="has format 'stepwise-routing ledger 2', this version reads 'stepwise-routing rollout store 2'"):
+    with pytest.raises(ValueError, match="has format '.* ledger 2', this version reads '.* rollout store 2'"):
         RolloutStore(tmp_path/'l.db', SETTINGS)
     with pytest.raises(FileNotFoundError, match='run notebook 02'): RolloutStore(tmp_path/'none.db')
     assert not (tmp_path/'none.db').exists()
@@ -188,7 +190,8 @@ def test_no_second_writer_in_the_same_process(tmp_path, monkeypatch):
     with RolloutStore(path, SETTINGS) as store:
         link.symlink_to(path)
         for other in (path, str(path), 's.db', tmp_path/'.'/'deep'/'..'/'s.db', link):
-            with pytest.raises(BlockingIOError, match='is already open for writing in this process'): RolloutStore(other, SETTINGS)
+            with pytest.raises(BlockingIOError, match='is already open for writing in this process'):
+                RolloutStore(other, SETTINGS)
         put_some(store, 1)
         if sys.platform != 'win32': assert opened(path).returncode == 1 # the refusals did not drop the lock
     for other in (link, 's.db'):
@@ -253,7 +256,8 @@ def test_a_file_that_may_not_grow_is_one_line(tmp_path):
     child = subprocess.run([sys.executable, '-c', FULL, path, HERE], capture_output=True, text=True)
     *put, line = child.stdout.splitlines()
     assert child.returncode == 0 and 's.db cannot be used' in line and int(put[-1]) > 20, child.stderr
-    with RolloutStore(path) as store: assert store.keys()[:int(put[-1]) + 1] == [key_of(i) for i in range(int(put[-1]) + 1)]
+    n = int(put[-1]) + 1
+    with RolloutStore(path) as store: assert store.keys()[:n] == [key_of(i) for i in range(n)]
 
 WRITE = '''
 import sys; sys.path.insert(0, sys.argv[2])

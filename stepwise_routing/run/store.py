@@ -20,10 +20,10 @@ _WRITERS = {} # files that this process writes
 def one_writer(
     path # of a file
 ):
-    "The right to write a file, for the time of a `with` block. BlockingIOError: it is being written elsewhere, or here."
+    "The right to write a file, for the time of a `with` block. BlockingIOError: somebody else has it."
     real, mine = os.path.realpath(path), object()
     if _WRITERS.setdefault(real, mine) is not mine:
-        raise BlockingIOError(f'{path} is already open for writing in this process; close it first, or choose another file')
+        raise BlockingIOError(f'{path} is already open for writing in this process; close it, or choose another file')
     try:
         with open(real + '.lock', 'w') as file:
             try:
@@ -46,9 +46,9 @@ def _one_line(path):
     try: yield
     except sqlite3.ProgrammingError as e: raise ValueError(f'{path}: {e}') from None
     except sqlite3.OperationalError as e:
-        raise OSError(f'{path} cannot be used ({e}): make room or give access, and run again; what it holds is safe') from None
+        raise OSError(f'{path} cannot be used ({e}): make room or give access; what it holds is safe') from None
     except sqlite3.DatabaseError as e:
-        raise ValueError(f'{path} is damaged or of another kind ({e}): restore a copy, or choose another file') from None
+        raise ValueError(f'{path} is damaged or of another kind ({e}): restore a copy, or take another file') from None
 
 # %% ../../nbs/run/store.ipynb #database
 class Database:
@@ -82,7 +82,7 @@ def rows(self:Database, table, where='', values=()):
     rows = self.read(f'SELECT rowid, * FROM {table} {where}', values)
     for n, *row, crc in rows:
         if crc != checksum(row):
-            raise ValueError(f'{self.path}, row {n} of {table}: damaged (bad checksum); restore a copy, or delete the row')
+            raise ValueError(f'{self.path}, row {n} of {table}: damaged (bad checksum); restore a copy of the file')
     return [row[1:-1] for row in rows]
 
 # %% ../../nbs/run/store.ipynb #write
@@ -102,17 +102,17 @@ def head(self:Database):
     tables = [name for name, in self.read('SELECT name FROM sqlite_master')]
     if not tables: return None
     rows = self.rows('header') if 'header' in tables else []
-    if not rows: raise ValueError(f'{self.path} is not a {self.format}; choose another file')
-    if rows[0][0] != self.format:
-        raise ValueError(f'{self.path} has format {rows[0][0]!r}, this version reads {self.format!r}; choose another file')
-    return json.loads(rows[0][1])
+    (name, head), = rows or [('unknown', '')]
+    if name == self.format: return json.loads(head)
+    raise ValueError(f'{self.path} has format {name!r}, this version reads {self.format!r}; choose another file')
 
 @patch
 def begin(self:Database, head, sync='NORMAL', **tables):
     "Make a file ready to be written: its header and its tables (columns by name) where it is empty."
     for pragma in ('journal_mode=WAL', f'synchronous={sync}'): self.read(f'PRAGMA {pragma}')
     if self.head is not None: return
-    create = [f'CREATE TABLE {name} ({columns}, crc)' for name, columns in dict(header='format, head', **tables).items()]
+    tables['header'] = 'format, head'
+    create = [f'CREATE TABLE {name} ({columns}, crc)' for name, columns in tables.items()]
     self.write('IGNORE', create, header=[(self.format, json.dumps(head))])
 
 @patch
@@ -155,7 +155,7 @@ def tree_settings(
     benchmark:str, # whose problems the store holds
     backends       # the models of the tree, small to large
 )->dict: # what the draws of a tree depend on, as JSON
-    "Settings of a store: the benchmark and, per model, its price row, size and what its backend says its draws depend on."
+    "Settings of a store: the benchmark and, per model, its price row, its size and what its backend adds."
     return dict(benchmark=benchmark, models=[dict(spec=asdict(b.spec), **b.settings()) for b in backends])
 
 def settings_difference(
@@ -171,7 +171,7 @@ def settings_difference(
     return next((d for w, a, b in pairs if (d := settings_difference(a, b, w))), None)
 
 def check_settings(path, old, new):
-    "ValueError unless a store with the settings `old` (None: it is empty) may be used with `new` (None: whatever it holds)."
+    "ValueError unless a store with settings `old` (None: it is empty) may be used with `new` (None: any)."
     if old is None and new is None: raise ValueError(f'{path} is empty; run notebook 02 first')
     if None in (old, new) or not (difference := settings_difference(old, new)): return
     where, there, here = [str(part)[:60] for part in difference]
@@ -232,4 +232,5 @@ def keys(self:RolloutStore):
 def __len__(self:RolloutStore): return self.read('SELECT count(*) FROM edge')[0][0]
 
 @patch
-def __contains__(self:RolloutStore, key): return bool(self.read('SELECT 1 FROM edge WHERE key = ?', [json.dumps(list(key))]))
+def __contains__(self:RolloutStore, key):
+    return bool(self.read('SELECT 1 FROM edge WHERE key = ?', [json.dumps(list(key))]))
