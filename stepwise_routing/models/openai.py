@@ -49,7 +49,7 @@ class Limits:
     pause: float = .5               # seconds; pauses between attempts are drawn from 0 up to this, doubled each time
     max_cents: float|None = None    # never spend more, earlier runs with the same ledger included; None = no cap
 
-# %% ../../nbs/models/openai.ipynb #check-api
+# %% ../../nbs/models/openai.ipynb #read-key
 _OPENAI = 'https://api.openai.com/v1'
 
 def _local(base_url):
@@ -67,6 +67,18 @@ def read_key(
         raise ValueError(f'no API key: set the environment variable {key_env} to one for {urlsplit(base_url).hostname}')
     return key
 
+def api_client(
+    key:str,       # '' where the server asks for none
+    base_url:str,  # of the server
+    timeout:float  # seconds
+): # openai.AsyncOpenAI
+    "OpenAI's own client, without retries; proxies are for addresses elsewhere."
+    import openai
+    http = openai.DefaultAsyncHttpxClient(trust_env=False) if _local(base_url) else None
+    options = dict(timeout=timeout, max_retries=0, http_client=http)
+    return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
+
+# %% ../../nbs/models/openai.ipynb #check-api
 def _check_api(endpoint, sampling, limits):
     "ValueError for an option out of its range."
     if endpoint.price is not None: one_of('price', endpoint.price, PRICES)
@@ -81,17 +93,6 @@ def _check_api(endpoint, sampling, limits):
                    concurrency=limits.concurrency, retries=limits.retries)
 
 # %% ../../nbs/models/openai.ipynb #openai-backend
-def api_client(
-    key:str,       # '' where the server asks for none
-    base_url:str,  # of the server
-    timeout:float  # seconds
-): # openai.AsyncOpenAI
-    "OpenAI's own client, without retries; proxies are for addresses elsewhere."
-    import openai
-    http = openai.DefaultAsyncHttpxClient(trust_env=False) if _local(base_url) else None
-    options = dict(timeout=timeout, max_retries=0, http_client=http)
-    return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
-
 class OpenAIBackend:
     "A model behind an OpenAI-compatible API. RuntimeError where it cannot go on, ValueError for a bad argument."
     has_logits = False

@@ -47,17 +47,11 @@ def _prompt_ids(backend, messages):
     return ids, marks
 
 # %% ../../nbs/models/serve.ipynb #token-bytes
-@lru_cache(1)
-def _alphabet():
-    "The byte of each character of a byte-level vocabulary: itself where it can be seen, else the next from 256 on."
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    unseen = sorted(set(range(256)) - set(seen))
-    return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(unseen)}
-
 @lru_cache(4)
 def _vocabulary(text):
     "The bytes that each token of a `StepTokenizer` writes; worked out once."
-    hf, byte = text.hf, _alphabet()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    hf, byte = text.hf, {c: b for b, c in bytes_to_unicode().items()}
     special, pieces = set(hf.all_special_ids), hf.convert_ids_to_tokens(range(min(text.vocab, len(hf))))
     level = 'Ġ' in hf.get_vocab()
     def written(i, piece):
@@ -263,7 +257,7 @@ def _open_served(name, context=None, batch_size=64, threads=1):
     hf.chat_template = continuing(hf.chat_template)
     return backend
 
-# %% ../../nbs/models/serve.ipynb #main
+# %% ../../nbs/models/serve.ipynb #serve-forever
 async def _serve(args, key):
     "Serve until interrupted; the port is taken first, and the address printed when the model is there."
     from tornado.httpserver import HTTPServer
@@ -283,6 +277,7 @@ def _watch():
     while os.read(0, 1): pass # not `sys.stdin`, whose lock would be held when the process ends by itself
     os._exit(0)
 
+# %% ../../nbs/models/serve.ipynb #main
 def main(
     argv=None # arguments; None = of the command line
 ):
