@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
 openai = pytest.importorskip('openai')
-from stepwise_routing.models.openai import CONTINUE, step_messages
+from stepwise_routing.models.replies import CONTINUE, step_messages
 from stepwise_routing.core import Step, chat_prompt, run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.labs.language_models import CHAT_TEMPLATE
@@ -33,21 +33,26 @@ def local():
 
 def client(url, key=KEY): return openai.OpenAI(base_url=url, api_key=key, max_retries=0)
 def ask(url, messages=None, model='micro-small', key=KEY, **kwargs):
-    with client(url, key) as c: return c.chat.completions.create(model=model, messages=messages or chat_prompt(PROBLEMS[0].question), **kwargs)
+    messages = messages or chat_prompt(PROBLEMS[0].question)
+    with client(url, key) as c: return c.chat.completions.create(model=model, messages=messages, **kwargs)
 
 def test_the_model_and_its_weights(url):
     with client(url) as c: model, = c.models.list().data
-    assert model.id == 'micro-small' and model.object == 'model' and model.weights == weights_sha256(micro_path('small')) and model.params > 1e5
+    assert model.id == 'micro-small' and model.object == 'model' and model.params > 1e5
+    assert model.weights == weights_sha256(micro_path('small'))
 
 def test_a_reply_has_every_field(url, local):
     reply = ask(url, seed=5, temperature=.7, stop='\n\n', logprobs=True, top_logprobs=4)
     choice, usage = reply.choices[0], reply.usage
     step, = run_async(local.write(Request(PROBLEMS[0], seed=lambda i: 5)))
-    assert (choice.message.content, choice.finish_reason, choice.index, choice.message.role) == (step.text, 'stop', 0, 'assistant')
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (step.prompt, step.generated, step.prompt + step.generated)
-    assert usage.prompt_tokens_details.cached_tokens == 0 and reply.system_fingerprint.startswith('fp_') and reply.object == 'chat.completion'
+    assert (choice.message.content, choice.message.role) == (step.text, 'assistant')
+    assert (choice.finish_reason, choice.index, reply.object) == ('stop', 0, 'chat.completion')
+    assert (usage.prompt_tokens, usage.completion_tokens) == (step.prompt, step.generated)
+    assert usage.total_tokens == step.prompt + step.generated and usage.prompt_tokens_details.cached_tokens == 0
+    assert reply.system_fingerprint.startswith('fp_')
     shown = choice.logprobs.content
-    assert b''.join(bytes(t.bytes) for t in shown).decode() == step.text + '\n\n' and all(len(t.top_logprobs) == 4 for t in shown)
+    assert b''.join(bytes(t.bytes) for t in shown).decode() == step.text + '\n\n'
+    assert all(len(t.top_logprobs) == 4 for t in shown)
     np.testing.assert_allclose([math.exp(t.logprob) for t in shown], step.prob, atol=1.01e-6)
     for t, rank in zip(shown, step.rank):
         logs = [a.logprob for a in t.top_logprobs]
@@ -62,11 +67,15 @@ def test_no_logprobs_unless_asked_for(url):
 def test_the_same_seed_writes_the_same_whatever_shares_the_batch(url):
     async def many():
         async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as c:
-            draw = lambda i: c.chat.completions.create(model='micro-small', messages=chat_prompt(PROBLEMS[i % 6].question), seed=i, temperature=i % 3, top_p=1 - i % 2/4, max_tokens=60)
+            def draw(i):
+                messages = chat_prompt(PROBLEMS[i % 6].question)
+                options = dict(temperature=i % 3, top_p=1 - i % 2/4, max_tokens=60)
+                return c.chat.completions.create(model='micro-small', messages=messages, seed=i, **options)
             return [r.choices[0].message.content for r in await asyncio.gather(*map(draw, range(24)))]
     first = run_async(many())
     assert run_async(many()) == first and len(set(first)) > 6
-    assert ask(url, seed=7, temperature=1, top_p=.75, max_tokens=60, messages=chat_prompt(PROBLEMS[1].question)).choices[0].message.content == first[7]
+    alone = ask(url, chat_prompt(PROBLEMS[1].question), seed=7, temperature=1, top_p=.75, max_tokens=60)
+    assert alone.choices[0].message.content == first[7]
 
 def test_greedy_needs_no_seed(url):
     assert len({ask(url, temperature=0, stop=['\n\n']).choices[0].message.content for _ in range(3)}) == 1
@@ -76,63 +85,88 @@ def test_a_reply_ends_at_its_limit_or_its_end(url):
         reply = ask(url, seed=3, **limit)
         assert reply.choices[0].finish_reason == 'length' and reply.usage.completion_tokens == 5
     reply = ask(url, seed=3)
-    assert reply.choices[0].finish_reason == 'stop' and '\n\n' in reply.choices[0].message.content and r'\boxed' in reply.choices[0].message.content
+    text = reply.choices[0].message.content
+    assert reply.choices[0].finish_reason == 'stop' and '\n\n' in text and r'\boxed' in text
 
 @given(st.integers(0, 5), st.integers(0, 4), st.integers(0, 99))
 @settings(max_examples=10, deadline=None)
 def test_a_prefix_is_continued_token_by_token(url, local, which, n, seed):
     p = PROBLEMS[which]
-    prefix = tuple(Step(s.text, 1, s.finish) for s in run_async(local.write(Request(p, seed=lambda i: i, to_end=True)))[:-1][:n])
+    chain = run_async(local.write(Request(p, seed=lambda i: i, to_end=True)))
+    prefix = tuple(Step(s.text, 1, s.finish) for s in chain[:-1][:n])
     request = Request(p, prefix, lambda i: seed)
     step, = run_async(local.write(request))
     reply = ask(url, step_messages(request), seed=seed, temperature=.7, stop='\n\n')
-    assert (reply.choices[0].message.content, reply.usage.prompt_tokens, reply.usage.completion_tokens) == (step.text, step.prompt, step.generated)
+    assert reply.choices[0].message.content == step.text
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (step.prompt, step.generated)
 
 def test_the_template_opens_the_last_turn_and_no_other():
     import jinja2
     render = jinja2.Template(models_serve.continuing(CHAT_TEMPLATE)).render
     turns = [*chat_prompt('q'), dict(role='assistant', content='a\n\nb')]
     again = [*turns, dict(role='user', content=CONTINUE)]
-    assert render(messages=again, add_generation_prompt=True) == render(messages=again) == render(messages=chat_prompt('q'), add_generation_prompt=True) + 'a\n\nb\n\n'
-    for other in ([*turns, dict(role='user', content='Score it.')], chat_prompt(CONTINUE), [dict(role='user', content=CONTINUE)], turns, [*again, turns[-1]]):
+    opened = render(messages=chat_prompt('q'), add_generation_prompt=True) + 'a\n\nb\n\n'
+    assert render(messages=again, add_generation_prompt=True) == render(messages=again) == opened
+    plain = jinja2.Template(CHAT_TEMPLATE).render
+    for other in ([*turns, dict(role='user', content='Score it.')], chat_prompt(CONTINUE),
+                  [dict(role='user', content=CONTINUE)], turns, [*again, turns[-1]]):
         for begin in (True, False):
-            assert render(messages=other, add_generation_prompt=begin) == jinja2.Template(CHAT_TEMPLATE).render(messages=other, add_generation_prompt=begin)
+            options = dict(messages=other, add_generation_prompt=begin)
+            assert render(**options) == plain(**options)
 
-@given(st.lists(st.text('ab 1=√½\n.', min_size=1, max_size=12).map(str.strip).filter(lambda s: s and '\n\n' not in s), min_size=1, max_size=4))
+TEXTS = st.text('ab 1=√½\n.', min_size=1, max_size=12).map(str.strip).filter(lambda s: s and '\n\n' not in s)
+
+@given(st.lists(TEXTS, min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_a_prompt_is_the_same_tokens_whole_or_in_parts(local, steps):
     messages = step_messages(Request(PROBLEMS[0], tuple(Step(s, 0, 'step') for s in steps)))
     ids, marks = models_serve._prompt_ids(local, messages)
     assert len(marks) == len(steps) + 1 and marks[-1] == len(ids)
-    assert local.text.decode(ids) == local.text.decode(local.text.encode(local.text.hf.apply_chat_template(messages, tokenize=False)))
-    assert b''.join(models_serve._token_bytes(local, i) for i in ids[marks[0]:]).decode() == ''.join(s + '\n\n' for s in steps)
+    text = local.text
+    assert text.decode(ids) == text.decode(text.encode(text.hf.apply_chat_template(messages, tokenize=False)))
+    raw = b''.join(models_serve._token_bytes(local, i) for i in ids[marks[0]:])
+    assert raw.decode() == ''.join(s + '\n\n' for s in steps)
 
-BAD = [(dict(n=2), 400, 'n=2'), (dict(stream=True), 400, 'stream=True'), (dict(stop='.'), 400, 'stop'), (dict(temperature=3), 400, 'temperature=3'),
-       (dict(top_p=0), 400, 'top_p=0'), (dict(max_tokens=0), 400, 'max_tokens=0'), (dict(top_logprobs=3), 400, 'needs logprobs'),
-       (dict(logprobs=True, top_logprobs=21), 400, 'top_logprobs=21'), (dict(extra_body=dict(sede=1)), 400, "unknown field 'sede' (did you mean 'seed'?)"),
-       (dict(messages=[dict(role='tool', content='x', tool_call_id='1')]), 400, 'role'), (dict(messages=[dict(role='user', content=[dict(type='image_url', image_url=dict(url='x'))])]), 400, 'text only'),
-       (dict(model='micro-smal'), 404, "did you mean 'micro-small'?"), (dict(key='wrong'), 401, 'API key'), (dict(messages=[dict(role='user', content='a ' * 900)]), 400, 'the context only 700'),
-       (dict(messages=[dict(role='user', content='a' * (1 << 22))]), 413, 'bytes'), (dict(seed='x'), 400, 'seed')]
+IMAGE = dict(role='user', content=[dict(type='image_url', image_url=dict(url='x'))])
+TOOL = dict(role='tool', content='x', tool_call_id='1')
+
+def user(text): return [dict(role='user', content=text)]
+
+BAD = [(dict(n=2), 400, 'n=2'), (dict(stream=True), 400, 'stream=True'), (dict(stop='.'), 400, 'stop'),
+       (dict(temperature=3), 400, 'temperature=3'), (dict(top_p=0), 400, 'top_p=0'),
+       (dict(max_tokens=0), 400, 'max_tokens=0'), (dict(top_logprobs=3), 400, 'needs logprobs'),
+       (dict(logprobs=True, top_logprobs=21), 400, 'top_logprobs=21'),
+       (dict(extra_body=dict(sede=1)), 400, "unknown field 'sede' (did you mean 'seed'?)"),
+       (dict(messages=[TOOL]), 400, 'role'), (dict(messages=[IMAGE]), 400, 'text only'),
+       (dict(model='micro-smal'), 404, "did you mean 'micro-small'?"), (dict(key='wrong'), 401, 'API key'),
+       (dict(messages=user('a ' * 900)), 400, 'the context only 700'),
+       (dict(messages=user('a' * (1 << 22))), 413, 'bytes'), (dict(seed='x'), 400, 'seed')]
 
 @pytest.mark.parametrize('change, status, line', BAD, ids=lambda x: str(x)[:30])
 def test_a_request_that_cannot_be_served_is_refused_by_name(url, change, status, line):
     with pytest.raises(openai.APIStatusError) as e: ask(url, **change)
-    assert e.value.status_code == status and line in e.value.body['message'] and e.value.body['type'] and KEY not in str(e.value)
+    assert e.value.status_code == status and line in e.value.body['message'] and e.value.body['type']
+    assert KEY not in str(e.value)
 
-@pytest.mark.parametrize('raw, status', [(b'', 400), (b'{', 400), (b'[1]', 400), (b'{"model": "micro-small"}', 400), (b'[' * 99999, 400), (b'{"model": 3, "messages": []}', 400)])
-def test_junk_is_refused(url, raw, status):
+JUNK = b'', b'{', b'[1]', b'{"model": "micro-small"}', b'[' * 99999, b'{"model": 3, "messages": []}'
+
+@pytest.mark.parametrize('raw', JUNK, ids=lambda raw: str(raw)[:30])
+def test_junk_is_refused(url, raw):
     asked = urllib.request.Request(url + '/chat/completions', raw, {'Authorization': f'Bearer {KEY}'})
     with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(asked)
-    assert e.value.code == status and json.load(e.value)['error']['message']
+    assert e.value.code == 400 and json.load(e.value)['error']['message']
 
 def test_other_addresses_are_told(url):
-    with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(urllib.request.Request(url + '/embeddings', b'{}', {'Authorization': f'Bearer {KEY}'}))
+    request = urllib.request.Request(url + '/embeddings', b'{}', {'Authorization': f'Bearer {KEY}'})
+    with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(request)
     assert e.value.code == 404 and 'nothing is served at /v1/embeddings' in json.load(e.value)['error']['message']
 
 def test_a_client_that_hangs_up_leaves_the_server_at_work(url):
     async def impatient():
         async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as c:
-            draws = [asyncio.wait_for(c.chat.completions.create(model='micro-small', messages=chat_prompt('?'), temperature=2, seed=i), .05) for i in range(20)]
+            def draw(i):
+                return c.chat.completions.create(model='micro-small', messages=chat_prompt('?'), temperature=2, seed=i)
+            draws = [asyncio.wait_for(draw(i), .05) for i in range(20)]
             return await asyncio.gather(*draws, return_exceptions=True)
     assert any(isinstance(r, asyncio.TimeoutError) for r in run_async(impatient()))
     assert ask(url, seed=5, max_tokens=4).usage.completion_tokens == 4
@@ -140,7 +174,7 @@ def test_a_client_that_hangs_up_leaves_the_server_at_work(url):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12))
 @settings(max_examples=40, deadline=None)
 def test_cached_tokens_follow_the_rule(prompts):
-    seen, before = models_serve._Seen(), []
+    seen, before = models_serve.PromptCache(), []
     for which, n in prompts:
         ids = [which] * n
         common = max((min(n, len(b)) for b in before if b[:1] == ids[:1]), default=0)
@@ -153,12 +187,19 @@ def alive(pid):
     try: return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
     except (FileNotFoundError, ProcessLookupError): return False
 
+OWNER = '''
+import subprocess, sys
+from stepwise_routing.models import serve
+made = []
+class P(subprocess.Popen):
+    def __init__(self, *a, **k): super().__init__(*a, **k); made.append(self.pid)
+serve.subprocess.Popen = P
+with serve.served("micro-small"): print(made[0], flush=True); sys.stdin.readline()
+'''
+
 @pytest.mark.parametrize('how', ['end', 'kill'])
 def test_a_server_never_outlives_its_owner(how):
-    code = ('import subprocess, sys, time\nfrom stepwise_routing import serve as S\nmade = []\nclass P(subprocess.Popen):\n'
-            '    def __init__(self, *a, **k): super().__init__(*a, **k); made.append(self.pid)\nS.subprocess.Popen = P\n'
-            'with models_serve.served("micro-small"): print(made[0], flush=True); sys.stdin.readline()\n')
-    owner = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, '-c', OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     child = int(owner.stdout.readline())
     assert alive(child)
     if how == 'kill': owner.kill()
@@ -171,7 +212,8 @@ def test_a_server_never_outlives_its_owner(how):
 def test_a_server_that_cannot_start_says_why(url):
     port = int(url.split(':')[2].split('/')[0])
     for options, line in ((dict(model='micro-larg'), r"unknown model 'micro-larg' \(did you mean 'micro-large'\?\)"),
-                          (dict(model='micro-small', port=port), f'port {port} cannot be used'), (dict(model='/no/such/folder'), 'no model folder'),
+                          (dict(model='micro-small', port=port), f'port {port} cannot be used'),
+                          (dict(model='/no/such/folder'), 'no model folder'),
                           (dict(model='micro-small', context=99999), 'context=99999')):
         with pytest.raises(RuntimeError, match=line) as e:
             with models_serve.served(**options): pass

@@ -32,8 +32,10 @@ def chain(body):
 class Faulty:
     "The server, in a thread of its own, for the time of a `with` block."
     def __init__(self, faults=(), key=None, models=('toy-model',), delay=0., port=0):
-        self.faults, self.key, self.models, self.delay, self.port = faults if callable(faults) else list(faults), key, models, delay, port
-        self.book, self.seen, self.busy, self.busiest = [], [], 0, 0 # (digest of the request, cents); bodies; calls in flight
+        self.faults = faults if callable(faults) else list(faults)
+        self.key, self.models, self.delay, self.port = key, models, delay, port
+        self.book, self.seen = [], []    # (digest of the request, cents); bodies
+        self.busy, self.busiest = 0, 0   # calls in flight
 
     @property
     def cents(self): return sum((c for _, c in self.book), Fraction(0))
@@ -46,7 +48,8 @@ class Faulty:
             self.server = await asyncio.start_server(self._talk, '127.0.0.1', self.port)
             self.port = self.server.sockets[0].getsockname()[1]
             ready.set()
-        self.thread = threading.Thread(target=lambda: (self.loop.run_until_complete(start()), self.loop.run_forever()), daemon=True)
+        def serve(): self.loop.run_until_complete(start()); self.loop.run_forever()
+        self.thread = threading.Thread(target=serve, daemon=True)
         self.thread.start()
         assert ready.wait(10)
         return self
@@ -86,8 +89,11 @@ class Faulty:
 
     async def _answer(self, path, shown, raw, writer):
         error = lambda line, **more: dict(error=dict(message=line, **more))
-        if self.key and shown != self.key: return await self._send(writer, 401, error(f'Incorrect API key provided: {shown}'))
-        if path.endswith('/models'): return await self._send(writer, 200, dict(object='list', data=[dict(id=m, object='model', created=0, owned_by='x') for m in self.models]))
+        if self.key and shown != self.key:
+            return await self._send(writer, 401, error(f'Incorrect API key provided: {shown}'))
+        if path.endswith('/models'):
+            data = [dict(id=m, object='model', created=0, owned_by='x') for m in self.models]
+            return await self._send(writer, 200, dict(object='list', data=data))
         body = json.loads(raw)
         if body['model'] not in self.models: return await self._send(writer, 404, error('The model does not exist'))
         self.seen.append(body)
@@ -100,14 +106,15 @@ class Faulty:
         finally: self.busy -= 1
 
     async def _fault(self, fault, body, shown, writer, error):
-        if fault in ('429', '500', '503', '408'): return await self._send(writer, int(fault), error('Slow down, ' + str(shown)), 'Retry-After: 0')
-        if fault == 'refused': return self._reset(writer) if self.loop.is_closed() else await self._send(writer, 409, error('Conflict'))
+        if fault in ('429', '500', '503', '408'):
+            return await self._send(writer, int(fault), error('Slow down, ' + str(shown)), 'Retry-After: 0')
+        if fault == 'refused': return await self._send(writer, 409, error('Conflict'))
         if fault == 'quota': return await self._send(writer, 429, error('No money', code='insufficient_quota'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
         reply = self._reply(fault, body, shown)
-        usage = reply['usage']
-        self.book.append((hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest(),
-                          cents(usage['prompt_tokens'], usage['prompt_tokens_details']['cached_tokens'], usage['completion_tokens'])))
+        usage, name = reply['usage'], hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        cached = usage['prompt_tokens_details']['cached_tokens']
+        self.book.append((name, cents(usage['prompt_tokens'], cached, usage['completion_tokens'])))
         if fault == 'stall': await asyncio.sleep(30); return False
         if fault == 'closed': return False
         if fault == 'no-usage': del reply['usage']
@@ -124,13 +131,17 @@ class Faulty:
         pieces = words('' if fault == 'empty' else text)
         if fault == 'blank' and not body.get('stop'): pieces = words('\n\n' + text)
         if fault == 'blank' and body.get('stop'): pieces = []
-        if len(pieces) > body['max_tokens'] or fault == 'length': pieces, finish = pieces[:max(1, min(body['max_tokens'], len(pieces) // 2))], 'length'
+        if len(pieces) > body['max_tokens'] or fault == 'length':
+            pieces, finish = pieces[:max(1, min(body['max_tokens'], len(pieces) // 2))], 'length'
         content = None
         if body.get('logprobs') and fault != 'no-logprobs':
-            beside = lambda i: [dict(token=f' w{j}', logprob=-.5 - j - i/100, bytes=None) for j in range(body['top_logprobs'])]
-            content = [dict(token=p, bytes=list(p.encode()), logprob=-.2 - i/50, top_logprobs=beside(i)) for i, p in enumerate(pieces)]
+            top = range(body['top_logprobs'])
+            beside = lambda i: [dict(token=f' w{j}', logprob=-.5 - j - i/100, bytes=None) for j in top]
+            content = [dict(token=p, bytes=list(p.encode()), logprob=-.2 - i/50, top_logprobs=beside(i))
+                       for i, p in enumerate(pieces)]
         prompt = sum(len(m['content'].encode()) // 3 + 5 for m in body['messages'])
-        usage = dict(prompt_tokens=prompt, completion_tokens=len(pieces) + (finish == 'stop' and len(pieces) < body['max_tokens']),
+        ended = finish == 'stop' and len(pieces) < body['max_tokens']
+        usage = dict(prompt_tokens=prompt, completion_tokens=len(pieces) + ended,
                      prompt_tokens_details=dict(cached_tokens=prompt // 128 * 128 if prompt >= 1024 else 0))
         usage['total_tokens'] = prompt + usage['completion_tokens']
         choice = dict(index=0, message=dict(role='assistant', content=''.join(pieces)), finish_reason=finish,
