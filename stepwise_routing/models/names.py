@@ -28,7 +28,7 @@ def model_kind(name):
 
 def check_shares(names, shares):
     "The share of the GPU's memory that each model gets, None for those that are not vLLM's; ValueError where they do not fit."
-    here = [model_kind(n)[0].startswith('vllm') for n in names]
+    here = [model_kind(n)[0] == 'vllm' for n in names]
     if shares is None: shares = [.9 / max(sum(here), 1)] * len(names)
     if len(shares) != len(names): raise ValueError(f'memory_shares={shares}: give one per model ({len(names)}), None for those not of vLLM')
     shares = [s if h else None for s, h in zip(shares, here)]
@@ -39,16 +39,18 @@ def check_shares(names, shares):
 
 # %% ../../nbs/models/names.ipynb #open-vllm
 def _open_vllm(kind, name, revision, index, stack, options):
-    "A model on vLLM; a server that it needs is left on the stack."
+    "A model on vLLM: `vllm:NAME` starts a server, which is left on the stack, `vllm-server:URL[#MODEL]` takes one."
     from stepwise_routing.models.transformers import micro_path
     from stepwise_routing.models.vllm import VLLMBackend, serve_vllm
-    folder = micro_path(name.removeprefix('micro-')) if name in _MICRO else name
-    options = dict(options, name=name if name in _MICRO else None, revision=revision)
     if kind == 'vllm-server':
-        serve = {k: v for k, v in options.items() if k in inspect.signature(serve_vllm).parameters}
-        url = stack.enter_context(serve_vllm(folder, **serve))
-        options = dict(options, base_url=url)
-    return VLLMBackend(folder, index=index, **options)
+        url, _, name = name.partition('#')
+        return VLLMBackend(name or None, url, index=index, revision=revision, **options)
+    label = name if name in _MICRO else None
+    folder = micro_path(name.removeprefix('micro-')) if label else name
+    serve = {k: v for k, v in options.items() if k in inspect.signature(serve_vllm).parameters}
+    url = stack.enter_context(serve_vllm(folder, label, revision, **serve))
+    ask = {k: v for k, v in options.items() if k in inspect.signature(VLLMBackend).parameters}
+    return VLLMBackend(folder, url, label, index, revision, **ask)
 
 # %% ../../nbs/models/names.ipynb #open-one
 def facts_of(base_url, timeout=10):
@@ -72,8 +74,9 @@ def _open_one(name, index, stack, paid, options, share=None):
         paid = dict(paid, base_url=url, identity=identity, params=facts['params'], key_env='') # no key of anybody's goes there
         return OpenAIBackend(facts['id'], index=index, name=name, **paid, **take(OpenAIBackend))
     if kind.startswith('vllm'):
-        from stepwise_routing.models.vllm import VLLMBackend
-        return _open_vllm(kind, rest, revision, index, stack, dict(take(VLLMBackend), memory=share))
+        from stepwise_routing.models.vllm import VLLMBackend, serve_vllm
+        more = {} if kind == 'vllm-server' else take(serve_vllm) | dict(memory=share)
+        return _open_vllm(kind, rest, revision, index, stack, take(VLLMBackend) | more)
     if kind == 'openai':
         price = paid['price'] or (rest if rest in PRICES else None)
         return OpenAIBackend(rest, index=index, **dict(paid, price=price), **take(OpenAIBackend))
@@ -101,10 +104,10 @@ def open_models(
 ): # list of backends, index 0 up
     "Open models by name for the time of a `with` block; all is closed at its end. ValueError for an unknown name or option."
     from stepwise_routing.models.transformers import TransformersBackend
-    from stepwise_routing.models.vllm import VLLMBackend
+    from stepwise_routing.models.vllm import VLLMBackend, serve_vllm
     one_of('engine', engine, ('local', 'ray'))
-    known = {k for cls in (TransformersBackend, VLLMBackend, OpenAIBackend) for k in inspect.signature(cls).parameters}
-    known -= {'model', 'tokenizer', 'index', 'name', 'identity', 'params', 'memory', 'revision'}
+    known = {k for cls in (TransformersBackend, VLLMBackend, serve_vllm, OpenAIBackend) for k in inspect.signature(cls).parameters}
+    known -= {'model', 'tokenizer', 'index', 'name', 'identity', 'params', 'memory', 'revision', 'logits'}
     for k in options: one_of('option', k, sorted(known))
     names = [names] if isinstance(names, str) else [str(n) for n in names]
     shares = check_shares(names, memory_shares)
