@@ -1,4 +1,4 @@
-import json, re, sys
+import re, sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +8,9 @@ from hypothesis import given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import toy_backends, toy_problems
-from stepwise_routing.core import Step
+from stepwise_routing.core import Problem, Step, run_async
 from stepwise_routing.confidence import *
+from stepwise_routing.data.benchmarks import load_problems
 
 def tokens(text, pattern=r'\\[A-Za-z]+|[A-Za-z]+|\d|\s+|.'):
     "Tokens and their ends, as a tokenizer with single digits would cut them."
@@ -45,7 +46,9 @@ def test_mask_on_any_text_and_any_cut(text, data):
     mask = math_token_mask(text, cuts)
     assert mask.dtype == bool and mask.shape == (len(cuts),) and (mask.any() or not cuts)
 
-@given(st.sampled_from([r'Let $x=3$, so \(2x+1=7\).', 'So 12 apples and 30 pears: 42', r'By \frac{1}{2} and $$y$$']), st.data())
+TEXTS = r'Let $x=3$, so \(2x+1=7\).', 'So 12 apples and 30 pears: 42', r'By \frac{1}{2} and $$y$$'
+
+@given(st.sampled_from(TEXTS), st.data())
 def test_mask_does_not_depend_on_how_tokens_are_cut(text, data):
     "A coarse token is in the mask exactly where one of its characters is."
     fine = math_token_mask(text, list(range(1, len(text) + 1)))
@@ -58,25 +61,29 @@ def test_tokens_without_width_carry_no_mathematics():
     assert math_token_mask('', [0]).tolist() == [True] and math_token_mask('', []).tolist() == []
 
 def test_mask_is_quick_on_hostile_text():
-    for text in ('$'*20_000, r'\begin{a}'*2000, r'\('*10_000, '{'*50_000, '1'*100_000, r'\a{'*10_000, r'\a{b{c}'*5000, r'\a{' + 'x{y}'*20_000, '$$ a $'*5000):
+    for text in ('$'*20_000, r'\begin{a}'*2000, r'\('*10_000, '{'*50_000, '1'*100_000, r'\a{'*10_000, r'\a{b{c}'*5000,
+                 r'\a{' + 'x{y}'*20_000, '$$ a $'*5000):
         math_token_mask(text, [len(text)])
 
 # ---------------------------------------------------------------- the scores
 def step_of(text, prob, logit, rank=None, finish='step'):
     ends = tokens(text)[1]
     assert len(ends) == len(prob) == len(logit)
-    return Step(text, 0, finish, tuple(ends), tuple(ends), tuple(prob), tuple(rank or [1]*len(prob)), tuple(logit), generated=len(ends))
+    rank = tuple(rank or [1]*len(prob))
+    return Step(text, 0, finish, tuple(ends), tuple(ends), tuple(prob), rank, tuple(logit), generated=len(ends))
 
 def test_scores_on_a_latex_step_by_hand():
-    step = step_of(r'So $x=7$ holds', [.9, .1, .8, .7, .6, .95, .85, .2, .3], [20, 99, 10, 11, 12, 13, 14, 99, 99], [1, 1, 1, 6, 9, 1, 1, 1, 1])
+    step = step_of(r'So $x=7$ holds', [.9, .1, .8, .7, .6, .95, .85, .2, .3], [20, 99, 10, 11, 12, 13, 14, 99, 99],
+                   [1, 1, 1, 6, 9, 1, 1, 1, 1])
     assert logit_confidence(step) == pytest.approx((10 + 11 + 12 + 13 + 14)/5)
     assert logprob_confidence(step) == .6
     assert logprob_confidence(step, outside='drop') == .8 and logprob_confidence(step, k=6, outside='drop') == .7
-    assert logprob_confidence(replace(step, rank=(9,)*9), outside='drop') == .6          # nothing left: as if nothing were dropped
+    assert logprob_confidence(replace(step, rank=(9,)*9), outside='drop') == .6 # nothing left, nothing dropped
 
 def test_scores_of_steps_that_lack_something():
     step = step_of('7', [.5], [3.])
-    assert np.isnan(logit_confidence(replace(step, max_logit=None))) and logprob_confidence(replace(step, max_logit=None)) == .5
+    hidden = replace(step, max_logit=None)
+    assert np.isnan(logit_confidence(hidden)) and logprob_confidence(hidden) == .5
     bare = Step('7', 1, 'stop')
     assert np.isnan(logit_confidence(bare)) and np.isnan(logprob_confidence(bare))
     empty = Step('', 0, 'step', (5,), (0,), (.25,), (1,), (8.,), 1)
@@ -93,17 +100,13 @@ def test_observe():
 
 # ---------------------------------------------------------------- standardising
 @given(st.lists(st.tuples(*[st.floats(-1e3, 1e3)]*3), min_size=1, max_size=30))
-def test_scaler_standardises_and_survives_a_file(rows):
-    import tempfile
+def test_scaler_standardises(rows):
     obs = np.array(rows)
     scaler = fit_scaler(obs, ('a', 'b', 'c'))
     z = scaler(obs)
     assert np.isfinite(z).all() and np.abs(z.mean(0)).max() < 1e-6
     varies = obs.std(0) > 1e-9
     np.testing.assert_allclose(z.std(0)[varies], 1, rtol=1e-3)
-    with tempfile.TemporaryDirectory() as d:
-        scaler.save(Path(d)/'scaler.json')
-        assert Scaler.load(Path(d)/'scaler.json') == scaler
 
 def test_scaler_ignores_padding_and_missing_scores():
     obs = np.full((2, 3, 2), np.nan)
@@ -118,7 +121,8 @@ def brute(scores, labels):
     return np.mean(wins)
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40).filter(lambda x: len({b for _, b in x}) == 2))
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40)
+       .filter(lambda x: len({b for _, b in x}) == 2))
 def test_auroc_is_the_share_of_pairs_in_order(items):
     scores, labels = zip(*items)
     at, lo, hi = auroc(scores, labels, n_boot=20)
@@ -149,27 +153,65 @@ def test_auroc_edges():
     assert auroc([1, 2, np.nan], [False, True, False], n_boot=10)[0] == 1
     assert all(np.isnan(auroc([1, 2], [True, True])))
     assert auroc([1, 1, 1], [True, False, True], n_boot=10) == (.5, .5, .5)
-    assert auroc(range(50), [i % 3 > 0 for i in range(50)], seed=4) == auroc(range(50), [i % 3 > 0 for i in range(50)], seed=4)
+    labels = [i % 3 > 0 for i in range(50)]
+    assert auroc(range(50), labels, seed=4) == auroc(range(50), labels, seed=4)
 
 def test_scores_tell_right_toy_steps_from_wrong_ones(tmp_path):
-    from stepwise_routing.run.store import RolloutStore, tree_settings
-    from stepwise_routing.rollouts import RoutingTree, collect_rollouts
-    backends, problems = toy_backends(2), toy_problems(150)
-    with RolloutStore(tmp_path/'s.jsonl', tree_settings('toy', backends)) as store:
-        collect_rollouts(problems, RoutingTree(backends, store), continuations=False)
-        steps = [(key[0], store.get(*key)) for key in store.index]
-    steps = [(p, s) for p, s in steps if s.text]
+    backend, problems, store = toy_backends(1)[0], toy_problems(150), Memory()
+    steps = [(p.id, s) for p in problems for s in run_async(draw_chain(p, backend, store, 30)) if s.text]
     right, groups = ['slip' not in s.text for _, s in steps], [p for p, _ in steps]
     for score in (logit_confidence, logprob_confidence):
         at, lo, hi = auroc([score(s) for _, s in steps], right, groups)
         assert lo > .6
+
+# ---------------------------------------------------------------- chains, labels, table
+class Memory(dict):
+    "A store that forgets."
+    def get(self, *key): return super().get(key)
+    put_many = dict.update
+
+def test_a_chain_is_that_of_the_routing_tree_and_lies_where_the_tree_finds_it(tmp_path):
+    from stepwise_routing.rollouts import RoutingTree
+    from stepwise_routing.run.store import RolloutStore, tree_settings
+    backends, problems = toy_backends(2), toy_problems(40)
+    with RolloutStore(tmp_path/'a.db', tree_settings('toy', backends)) as store:
+        tree = RoutingTree(backends, store, max_steps=6)
+        expected = [run_async(tree.run(p, '', 0)) for p in problems]
+        assert [run_async(draw_chain(p, None, store, 6)) for p in problems] == expected # all in the store
+    with RolloutStore(tmp_path/'b.db', tree_settings('toy', backends)) as store:
+        store.put_many([((p.id, 0, '', 0), steps[0]) for p, steps in zip(problems[::2], expected[::2])]) # half begun
+        assert [run_async(draw_chain(p, backends[0], store, 6)) for p in problems] == expected
+        tree = RoutingTree(None, store, max_steps=6)
+        assert [run_async(tree.run(p, '', 0)) for p in problems] == expected # 02 draws nothing again
+
+def test_micro_steps_are_labelled_by_program_and_others_by_their_answer():
+    problem = next(p for p in load_problems('micro-gsm', 'train', 9) if p.solution.count('\n\n') > 1)
+    lines = problem.solution.split('\n\n')
+    chain = lambda *texts: [step_of(t, [.5]*len(tokens(t)[1]), [1.]*len(tokens(t)[1])) for t in texts]
+    rows = label_steps('micro-gsm', [(problem, chain(*lines)), (problem, chain(lines[0], '1+1=3', *lines[1:]))])
+    assert rows.right.tolist() == [True]*len(lines) + [True, False] # nothing behind the first wrong one
+    public = Problem('gsm8k', 'x', '3+4?', '7')
+    chains = [(public, chain('3+4=7', r'So \boxed{7}')), (replace(public, id='y'), chain(r'So \boxed{8}'))]
+    rows = label_steps('gsm8k', chains)
+    assert rows.problem.tolist() == ['x', 'x', 'y'] and rows.right.tolist() == [True, True, False]
+    table = confidence_table({'gsm8k': rows, 'none': rows[:2]})
+    assert table.label.tolist() == ['the answer of its chain']*2 and table.wrong.tolist() == [1, 0]
+    assert table['AUROC of S^os'][1] == '–' and table['AUROC of S^API'][0].startswith('0.500 [')
+
+def test_the_figure_has_a_panel_per_score_and_benchmark_and_says_what_is_hidden():
+    import pandas as pd
+    rows = pd.DataFrame(dict(problem=list('aabb'), score_logit=np.nan, score_prob=[.9, .2, .8, .7],
+                             right=[True, False, True, True]))
+    fig = draw_confidence({'one': rows, 'two': rows.assign(score_logit=[3., 1., 2., 2.])})
+    assert [len(ax.texts) for ax in fig.axes] == [1, 0, 0, 0] and fig.axes[0].get_title() == 'one'
 
 # ---------------------------------------------------------------- steps without tokens
 def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_policies_and_steer():
     from stepwise_routing.baselines import STEER, Mixture
     from stepwise_routing.policy import FULL_FEATURES, policy_inputs, state_inputs
     from stepwise_routing.rollouts import State
-    first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6), rank=(1,)*5, max_logit=(10., 11., 12., 13., 14.), generated=5)
+    first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6), rank=(1,)*5,
+                 max_logit=(10., 11., 12., 13., 14.), generated=5)
     full = Step('', 0, 'length', prompt=99) # nothing fitted into the context
     raw = observe((first, full))
     assert (raw[1, :2] == raw[0, :2]).all() and raw[1, 2:].tolist() == [1, 0, 1, 0]

@@ -10,17 +10,14 @@ torch = pytest.importorskip('torch')
 from stepwise_routing.models import engine as models_engine
 from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.labs.language_models import CHAT_TEMPLATE
-from stepwise_routing.models.transformers import micro_path
+from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, prompt_text, six_digits,
+    step_text, uniforms)
 from stepwise_routing.models.engine import PrefixCache
-from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, six_digits, step_text,
-    uniforms)
-from stepwise_routing.models.transformers import TransformersBackend
-from stepwise_routing.models.base import prompt_text
-from stepwise_routing.models.transformers import weights_sha256
+from stepwise_routing.models.transformers import TransformersBackend, micro_path, weights_sha256
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
+CHAT_TEMPLATE = (micro_path('small')/'chat_template.jinja').read_text()
 
 # toy tokenizers and models
 
@@ -265,10 +262,10 @@ def test_prompts_come_from_the_chat_template_or_chatml():
 def test_ids_are_kept_when_they_are_this_vocabularys_and_made_when_not():
     text = StepTokenizer(bytes_tokenizer('.\n\n', 'ab'), [256], 259)
     spelled = tuple(text.encode('a')) + tuple(text.encode('b')) + tuple(text.encode('.\n\n'))
-    assert spelled != tuple(text.encode('ab.\n\n')) and text.kept(spelled, 'ab.', 'step') == spelled
-    assert text.kept((1, 2, 3), 'ab.', 'step') == tuple(text.encode('ab.\n\n')) # ids of another vocabulary
-    assert text.kept((10**6,), 'ab.', 'step') == text.kept((), 'ab.', 'step') == tuple(text.encode('ab.\n\n'))
-    assert text.kept((), 'ab', 'stop') == (*text.encode('ab'), 256) and text.kept((), 'ab', 'length') == tuple(text.encode('ab'))
+    assert spelled != tuple(text.encode('ab.\n\n')) and text.step_ids(spelled, 'ab.', 'step') == spelled
+    assert text.step_ids((1, 2, 3), 'ab.', 'step') == tuple(text.encode('ab.\n\n')) # ids of another vocabulary
+    assert text.step_ids((10**6,), 'ab.', 'step') == text.step_ids((), 'ab.', 'step') == tuple(text.encode('ab.\n\n'))
+    assert text.step_ids((), 'ab', 'stop') == (*text.encode('ab'), 256) and text.step_ids((), 'ab', 'length') == tuple(text.encode('ab'))
 
 def test_the_shipped_tokenizer_keeps_digits_apart_and_text_whole():
     backend = TransformersBackend(micro_path('small'))

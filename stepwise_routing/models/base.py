@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Callable, Protocol
 import numpy as np
+from fastcore.basics import patch
 from ..core import ModelSpec, Problem, Step, chat_prompt
 
 # %% ../../nbs/models/base.ipynb #request
 @dataclass(frozen=True)
 class Request:
-    "What a model is asked to write: the next step of a chain, or everything up to its first final step."
+    "What a model is to write: the next step of a chain, or everything up to its first final step."
     problem: Problem       # $x$
     steps: tuple = ()      # the prefix $y_{<t}$, by whichever models
     seed: Callable = int   # i -> seed of the i-th step that this call writes; a server that takes one seed uses seed(0)
@@ -26,12 +27,12 @@ class Request:
 # %% ../../nbs/models/base.ipynb #choice
 @dataclass(frozen=True)
 class Choice:
-    "How likely each option is as the next reply, and what asking cost."
-    prob: tuple       # per option, renormalised over the options; all 0 where none of them is among what the model shows it would say
+    "How likely each option is as the next reply, and what the question cost."
+    prob: tuple       # per option, renormalised over the options; all 0 where the model shows none of them
     prompt: int       # prompt tokens
     generated: int    # tokens generated (billed) for the reply: 1 where options are single tokens
     cached: int = 0   # of the prompt, what the server says it read from its cache
-    shared: int = 0   # prompt tokens before the last message (question + chain): what an earlier call may have left in a cache; 0 where unknown
+    shared: int = 0   # prompt tokens before the last message, as an earlier call may have left in a cache; 0: unknown
 
 # %% ../../nbs/models/base.ipynb #backend
 class Backend(Protocol):
@@ -42,22 +43,23 @@ class Backend(Protocol):
 
     def settings(self)->dict: ...                               # JSON that identifies its draws; a store refuses others
     async def write(self, request:Request)->tuple: ...          # the `Step`s written, exactly one unless `to_end`
-    async def score(self, request:Request, step:Step)->Step: ... # `step` with the confidences of this model, teacher forced
-    async def choose(self, messages, options)->Choice: ...      # probability of each option as the next reply, renormalised
+    async def score(self, request:Request, step:Step)->Step: ... # `step` with this model's confidences, teacher forced
+    async def choose(self, messages, options)->Choice: ...      # probability of each option as the next reply
     async def close(self): ...
 
 # %% ../../nbs/models/base.ipynb #prompt-text
 def prompt_text(
     tokenizer, # a Hugging Face tokenizer
     messages   # chat messages; a last one by the assistant is a reply to be continued
-)->str:
+)->str: # up to where the model goes on
     "The prompt of the paper's appendix: the model's own chat template, or ChatML where it has none."
     *turns, last = messages
     begun = last['content'] if last['role'] == 'assistant' else ''
     if last['role'] != 'assistant': turns.append(last)
     if getattr(tokenizer, 'chat_template', None):
         return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) + begun
-    return ''.join(f'<|im_start|>{m["role"]}\n{m["content"]}<|im_end|>\n' for m in turns) + '<|im_start|>assistant\n' + begun
+    chat = [f'<|im_start|>{m["role"]}\n{m["content"]}<|im_end|>\n' for m in turns]
+    return ''.join(chat) + '<|im_start|>assistant\n' + begun
 
 # %% ../../nbs/models/base.ipynb #step-text
 def step_text(
@@ -78,31 +80,39 @@ class StepTokenizer:
         vocab:int  # rows of the model's embedding
     ):
         self.hf, self.eos, self.vocab = tokenizer, tuple(eos), vocab
-        known = range(min(vocab, len(tokenizer)))
-        pieces = [self.decode([i]) for i in known] + [''] * (vocab - len(known))
+        n = min(vocab, len(tokenizer))
+        pieces = [self.decode([i]) for i in range(n)] + [''] * (vocab - n)
         self.widths = np.array([len(p) for p in pieces])
         self.closing = np.array(['\n' in p or i in eos for i, p in enumerate(pieces)]) # no other token can end a step
-        self.prompt = lru_cache(4096)(lambda question: tuple(self.encode(prompt_text(tokenizer, chat_prompt(question)))))
-        self.kept = lru_cache(1 << 16)(self._kept)
+        self.prompt = lru_cache(4096)(self.prompt)
+        self.step_ids = lru_cache(1 << 16)(self.step_ids)
 
     def encode(self, text): return self.hf.encode(text, add_special_tokens=False)
-    def decode(self, ids): return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, ids):
+        return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _kept(self, ids, text, finish):
-        "Token ids of a step: its own, unless another vocabulary wrote it."
+    def prompt(self, question): # token ids
+        return tuple(self.encode(prompt_text(self.hf, chat_prompt(question))))
+
+    def step_ids(self, ids, text, finish):
+        "Token ids of a step with this text: its own, unless another vocabulary wrote it."
         if ids and max(ids) < self.vocab and self.parse(ids)[0] == text: return ids
-        return tuple(self.encode(text + '\n\n') if finish == 'step' else [*self.encode(text), *self.eos[:finish == 'stop']])
+        if finish == 'step': return tuple(self.encode(text + '\n\n'))
+        return (*self.encode(text), *self.eos[:finish == 'stop'])
 
-    def parse(self, ids):
-        "Text of generated tokens, whether a blank line ended it, and the offset in it where each token ends."
-        words = [i for i in ids if i not in self.eos]
-        raw = self.decode(words)
-        text, ended = step_text(raw)
-        ends = self.widths[words].cumsum().tolist()
-        if sum(ends[-1:]) != len(raw): ends = [len(self.decode(words[:i+1])) for i in range(len(words))] # characters split between tokens
-        ends += [len(raw)] * (len(ids) - len(words))
-        lead = len(raw) - len(raw.lstrip())
-        return text, ended, tuple(min(max(end - lead, 0), len(text)) for end in ends)
+# %% ../../nbs/models/base.ipynb #parse
+@patch
+def parse(self:StepTokenizer, ids):
+    "Text of generated tokens, whether a blank line ended it, and the offset in it where each token ends."
+    words = [i for i in ids if i not in self.eos]
+    raw = self.decode(words)
+    text, ended = step_text(raw)
+    ends = self.widths[words].cumsum().tolist()
+    if sum(ends[-1:]) != len(raw): # characters split between tokens
+        ends = [len(self.decode(words[:i+1])) for i in range(len(words))]
+    ends += [len(raw)] * (len(ids) - len(words))
+    lead = len(raw) - len(raw.lstrip())
+    return text, ended, tuple(min(max(end - lead, 0), len(text)) for end in ends)
 
 # %% ../../nbs/models/base.ipynb #uniforms
 def uniforms(
