@@ -37,14 +37,14 @@ def test_what_cannot_be_drawn_is_told_before_ray_starts(monkeypatch):
             (NAMES, dict(workers=0), 'workers=0: give a whole number'), (NAMES, dict(workers=1.5), 'workers=1.5'),
             (NAMES, dict(num_gpus=-1), 'num_gpus=-1: give'), (NAMES, dict(num_gpus=1.5), 'num_gpus=1.5'),
             (NAMES, dict(num_gpus=float('nan')), 'num_gpus=nan'), (NAMES, dict(num_cpus=-.5), 'num_cpus=-0.5')):
-        with pytest.raises(ValueError, match=line) as e: ray_models(names, **options).__enter__()
+        with pytest.raises(ValueError, match=line) as e: ray_models(names, open_models, **options).__enter__()
         assert '\n' not in str(e.value)
     with pytest.raises(ValueError, match='paid models'): open_models(NAMES, engine='ray', ledger='x.db').__enter__()
     with pytest.raises(ValueError, match="unknown engine 'rya' .*'ray'"): open_models(NAMES, engine='rya').__enter__()
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, 'ray', None)
-    with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[ray\]"'): ray_models(NAMES).__enter__()
+    with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[ray\]"'): ray_models(NAMES, open_models).__enter__()
 
 def test_a_cluster_that_is_not_there_is_told_at_once():
     with pytest.raises(ConnectionError, match="^no Ray cluster at '127.0.0.1:1': .*refused"):
@@ -70,7 +70,7 @@ def running():
     "A Ray that is there already."
     models_ray.import_ray()
     os.environ['RAY_worker_niceness'] = '0' # next to other work, Ray's own 15 would starve them
-    assert models_ray.start_ray(ray, 'local', 4)
+    assert models_ray.start_ray(ray, 4)
     mine = family()
     yield
     assert ray.is_initialized() # the tests have used it, not ended it
@@ -81,7 +81,7 @@ def pids(models): return [pid for pid, _ in ray.get([a.describe.remote() for a i
 
 @pytest.fixture(scope='module')
 def remote(running):
-    with ray_models(NAMES, workers=2) as models:
+    with ray_models(NAMES, open_models, workers=2) as models:
         yield models
         workers = [psutil.Process(pid) for pid in pids(models)]
     assert gone(workers)
@@ -154,26 +154,26 @@ def test_errors_of_a_worker_arrive_as_they_were(remote):
 
 def test_models_that_do_not_load(running):
     with pytest.raises(ValueError, match=r"^unknown model 'micro-smal' \(did you mean 'micro-small'\?\)$"):
-        ray_models(['micro-smal'], workers=1).__enter__()
+        ray_models(['micro-smal'], open_models, workers=1).__enter__()
     with pytest.raises(ValueError, match='^2 workers with 64 GPU each need 128 GPUs, Ray sees'):
-        ray_models(NAMES, num_gpus=64).__enter__()
+        ray_models(NAMES, open_models, num_gpus=64).__enter__()
 
 def test_other_settings_than_the_stores(running, alone):
-    with ray_models(NAMES, workers=1, temperature=1.) as models:
+    with ray_models(NAMES, open_models, workers=1, temperature=1.) as models:
         with pytest.raises(ValueError, match=r'settings.models\[0\].temperature is 0.7 there and 1.0 here'):
             RolloutStore(alone[0], tree_settings('micro-math', models))
 
 def test_no_room_is_told_in_time(running, remote):
     with pytest.raises(RuntimeError, match='^no room for 3 workers with 1 CPU each in 1 s'):
-        ray_models(NAMES, workers=3, timeout=1).__enter__()
+        ray_models(NAMES, open_models, workers=3, timeout=1).__enter__()
 
 def actors(kind, n=1, **options):
     "Workers of a class that is changed for a test."
-    return [ray.remote(kind).options(num_cpus=0, **options).remote(['micro-small'], {}) for _ in range(n)]
+    return [ray.remote(kind).options(num_cpus=0, **options).remote(['micro-small'], open_models, {}) for _ in range(n)]
 
 def test_other_models_on_another_machine_are_refused(running):
     class Other(Worker):
-        def __init__(self, names, options): super().__init__(names, dict(temperature=1.))
+        def __init__(self, names, opener, options): super().__init__(names, opener, dict(temperature=1.))
     two = actors(Worker) + actors(Other)
     line = r'^the workers hold different models: models\[0\].temperature is 0.7 on one and 1.0 on another$'
     with pytest.raises(ValueError, match=line): describe_all(ray, two)

@@ -274,9 +274,10 @@ def test_open_models(local):
     with fake(), open_models(['vllm:micro-small', 'micro-small'], memory_shares=[.3, None], **KW) as (b, other):
         alike(whole(b, PROBLEMS[:1])[0], whole(local, PROBLEMS[:1])[0])
         assert (b.index, other.index, b.spec.name) == (0, 1, 'micro-small')
-        servers = [' '.join(p.cmdline()) for p in psutil.Process().children() if 'micro-small' in p.cmdline()]
-        assert len(servers) == 1 and '--gpu-memory-utilization 0.3' in servers[0]
         url = b.base_url
+        servers = [' '.join(p.cmdline()) for p in psutil.Process().children()]
+        server, = [line for line in servers if f'--port {url[17:-3]} ' in line]
+        assert '--gpu-memory-utilization 0.3 ' in server
     assert b.clients is None
     with pytest.raises(RuntimeError, match='no connection'): VLLMBackend(SMALL, url)
 

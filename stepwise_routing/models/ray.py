@@ -32,10 +32,9 @@ def unpack_request(request:Request)->Request:
 # %% ../../nbs/models/ray.ipynb #worker
 class Worker:
     "The models of a tree in a process of their own; Ray makes an actor of it."
-    def __init__(self, names, options):
-        from stepwise_routing.models.names import open_models
+    def __init__(self, names, opener, options):
         self.stack, self.error = contextlib.ExitStack(), None
-        try: self.models = self.stack.enter_context(open_models(names, **options))
+        try: self.models = self.stack.enter_context(opener(names, **options))
         except Exception as e: self.error = e
         else: self.facts = [model_facts(b) for b in self.models]
 
@@ -70,10 +69,10 @@ def import_ray():
 
 def short_error(error): return ' '.join(str(error).split())[:200]
 
-def start_ray(ray, address:str|None, cpus:int)->bool:
-    "Join a cluster, or start one here with that many CPUs; False where there was one."
+def start_ray(ray, cpus:int)->bool:
+    "Join the cluster at `RAY_ADDRESS`, or start one here with that many CPUs; False where Ray runs already."
     if ray.is_initialized(): return False
-    address = address or os.environ.get('RAY_ADDRESS') or 'local'
+    address = os.environ.get('RAY_ADDRESS') or 'local'
     if address != 'local': join_ray(ray, address)
     else: start_local(ray, num_cpus=cpus, include_dashboard=False, object_store_memory=128 << 20, **_QUIET)
     return True
@@ -83,7 +82,7 @@ _QUIET = dict(log_to_driver=False, logging_level='ERROR')
 def join_ray(ray, address:str):
     "Join a running cluster. ConnectionError where there is none."
     if '//' in address:
-        raise ValueError(f'address={address!r}: start this on a machine of the cluster, with "auto" or HOST:PORT')
+        raise ValueError(f'RAY_ADDRESS={address}: start this on a machine of the cluster, with "auto" or HOST:PORT')
     host, _, port = address.rpartition(':')
     try:
         if host: socket.create_connection((host, int(port)), 10).close() # Ray itself would try for minutes
@@ -213,13 +212,13 @@ def end_workers(ray, actors):
 # %% ../../nbs/models/ray.ipynb #ray-models
 @contextlib.contextmanager
 def ray_models(
-    names,               # as for `open_models`: small to large
-    workers:int=2,       # processes that each hold all of these models
-    num_gpus:float=0.,   # GPUs of each worker; .5 lets two share one
-    num_cpus:float=1.,   # CPUs that Ray reserves for each, and threads of torch
-    address:str|None=None, # of a Ray cluster, "auto" for the one on this machine; None: `RAY_ADDRESS`, or our own
-    timeout:float=60.,   # seconds that finding room for the workers may take
-    **options            # of `open_models`; paid models are refused
+    names,             # as for `opener`: small to large
+    opener,            # `open_models`, for the workers
+    workers:int=2,     # processes that each hold all of these models
+    num_gpus:float=0., # GPUs of each worker; .5 lets two share one
+    num_cpus:float=1., # CPUs that Ray reserves for each, and threads of torch
+    timeout:float=60., # seconds that finding room for the workers may take
+    **options          # of `opener`; paid models are refused
 ): # list of `RayModel`, index 0 up
     "Open models on Ray workers for the time of a `with` block. ValueError, RuntimeError: no room, or they do not load."
     names = [names] if isinstance(names, str) else list(names or [])
@@ -230,13 +229,13 @@ def ray_models(
     from ray.util.placement_group import remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Place
     with contextlib.ExitStack() as stack:
-        if start_ray(ray, address, max(os.cpu_count() or 1, int(workers*num_cpus + 1))): stack.callback(ray.shutdown)
+        if start_ray(ray, max(os.cpu_count() or 1, int(workers*num_cpus + 1))): stack.callback(ray.shutdown)
         group = reserve(ray, workers, needs, timeout)
         stack.callback(remove_placement_group, group)
         kind = ray.remote(Worker).options(num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=RESTARTS,
                                           max_task_retries=RETRIES)
         places = [Place(group, placement_group_bundle_index=i) for i in range(workers)]
-        actors = [kind.options(scheduling_strategy=p).remote(names, options) for p in places]
+        actors = [kind.options(scheduling_strategy=p).remote(names, opener, options) for p in places]
         stack.callback(end_workers, ray, actors)
         facts, pool = describe_all(ray, actors), Workers(actors)
         yield [RayModel(pool, i, f) for i, f in enumerate(facts)]

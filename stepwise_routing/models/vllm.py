@@ -188,19 +188,20 @@ class VLLMBackend:
     @delegates(VLLMOptions)
     def __init__(
         self,
-        model,                  # folder or name on the Hub; None: what the server names
-        base_url:str,           # of a vLLM server that has this model, e.g. "http://127.0.0.1:8000/v1"
+        model,                  # folder or name on the Hub; None: what stands behind #, or what the server names
+        base_url:str,           # of a vLLM server that has this model: "http://HOST:8000/v1", with "#MODEL" at will
         name:str|None=None,     # for tables and settings; None: the last part of `model`
         index:int=0,            # place among the models of a tree
         revision:str|None=None, # of a model on the Hub, its commit; None: its newest
         **kwargs                # of `VLLMOptions`
     ):
+        base_url, _, named = base_url.partition('#')
         self.options, self.base_url, self.clients = VLLMOptions(**kwargs), base_url, weakref.WeakKeyDictionary()
         self.host, self.key = urlsplit(base_url).netloc, read_key(self.options.key_env, base_url)
         self.index, self.max_tokens = index, self.options.max_tokens
         self.spec = ModelSpec(name or Path(str(model or self.host)).name, 0) # its size follows
         if model is None:
-            model = run_async(self.ask(first_model(base_url, self.key)))['root']
+            model = named or run_async(self.ask(first_model(base_url, self.key)))['root']
             self.spec = ModelSpec(name or Path(model).name, 0)
         self.open_text(model, revision)
         run_async(self.meet())

@@ -130,7 +130,7 @@ def local_models(run)->list: # of `LocalModel`
     "All models that a run loads on this machine."
     c, out = run.config, []
     for s in run.settings:
-        for name, share in zip(s.models, [*c.models.memory_shares, *[None]*len(s.models)]):
+        for name, share in zip(s.models, check_shares(s.models, c.models.memory_shares)):
             kind, rest, revision = model_kind(name)
             if kind in ('openai', 'vllm-server'): continue
             out.append(LocalModel(rest + (f'@{revision}' if revision else ''), kind == 'vllm', share))
@@ -171,9 +171,6 @@ def data_needs(run):
 
 def model_needs(run):
     "Models that are nowhere."
-    for s in run.settings:
-        try: check_shares(s.models, list(run.config.models.memory_shares) or None)
-        except ValueError as e: yield f'needs {e}'
     for name in dict.fromkeys(m.name for m in local_models(run)):
         if weight_bytes(name)[1] == 'missing':
             yield f'needs the model {name!r}: no such folder, and no name on the Hub'
@@ -217,7 +214,7 @@ def disk_needs(run):
 
 def needs(run)->list: # of lines
     "What keeps a run from starting, one line each."
-    try: [model_kind(m) for s in run.settings for m in s.models]
+    try: local_models(run)
     except ValueError as e: return [f'needs {e}']
     checks = package_needs, data_needs, model_needs, gpu_needs, disk_needs
     return list(dict.fromkeys(line for check in checks for line in check(run)))
