@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
 openai = pytest.importorskip('openai')
-from stepwise_routing.models.openai import CONTINUE, step_messages
+from stepwise_routing.models.replies import CONTINUE, step_messages
 from stepwise_routing.core import Step, chat_prompt, run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.labs.language_models import CHAT_TEMPLATE
@@ -140,7 +140,7 @@ def test_a_client_that_hangs_up_leaves_the_server_at_work(url):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12))
 @settings(max_examples=40, deadline=None)
 def test_cached_tokens_follow_the_rule(prompts):
-    seen, before = models_serve._Seen(), []
+    seen, before = models_serve.PromptCache(), []
     for which, n in prompts:
         ids = [which] * n
         common = max((min(n, len(b)) for b in before if b[:1] == ids[:1]), default=0)
@@ -153,12 +153,19 @@ def alive(pid):
     try: return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
     except (FileNotFoundError, ProcessLookupError): return False
 
+OWNER = '''
+import subprocess, sys
+from stepwise_routing.models import serve
+made = []
+class P(subprocess.Popen):
+    def __init__(self, *a, **k): super().__init__(*a, **k); made.append(self.pid)
+serve.subprocess.Popen = P
+with serve.served("micro-small"): print(made[0], flush=True); sys.stdin.readline()
+'''
+
 @pytest.mark.parametrize('how', ['end', 'kill'])
 def test_a_server_never_outlives_its_owner(how):
-    code = ('import subprocess, sys, time\nfrom stepwise_routing import serve as S\nmade = []\nclass P(subprocess.Popen):\n'
-            '    def __init__(self, *a, **k): super().__init__(*a, **k); made.append(self.pid)\nS.subprocess.Popen = P\n'
-            'with models_serve.served("micro-small"): print(made[0], flush=True); sys.stdin.readline()\n')
-    owner = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, '-c', OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     child = int(owner.stdout.readline())
     assert alive(child)
     if how == 'kill': owner.kill()

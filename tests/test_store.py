@@ -1,0 +1,298 @@
+"The store: what was put comes back bit for bit, from a file that may be killed, damaged, filled up or opened twice."
+import os, random, shutil, signal, sqlite3, struct, subprocess, sys, threading, time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from stepwise_routing.core import Step
+from stepwise_routing.run.store import Database, RolloutStore, settings_difference
+
+HERE = Path(__file__).parent
+SETTINGS = dict(benchmark='toy', models=[dict(spec=dict(name='m', params=1, price=None), temperature=.7)])
+COLUMNS = 'key TEXT PRIMARY KEY, step, ids, ends, prob, rank, max_logit'
+
+numbers = st.floats(allow_nan=False, allow_infinity=True)
+steps = st.builds(Step, text=st.text(st.characters(), max_size=40), model=st.integers(0, 9),
+                  finish=st.sampled_from(['step', 'stop', 'length']), ids=st.lists(st.integers(0, 2**40)).map(tuple),
+                  ends=st.lists(st.integers(0, 2**31)).map(tuple), prob=st.lists(numbers).map(tuple),
+                  rank=st.lists(st.integers(1, 2**20)).map(tuple), max_logit=st.none() | st.lists(numbers).map(tuple),
+                  generated=st.integers(0, 10**6), prompt=st.integers(0, 10**6), cached=st.integers(0, 10**6))
+
+@pytest.fixture(scope='module')
+def memory():
+    "A store that is no file, and remembers nothing between two calls."
+    store = RolloutStore.__new__(RolloutStore)
+    Database.__init__(store, None, 'rollout store')
+    store.begin({}, edge=COLUMNS)
+    return store
+
+def fresh(store):
+    store.recent = {}
+    store.read('DELETE FROM edge')
+    return store
+
+@given(steps)
+def test_a_row_keeps_a_step_exactly(memory, step):
+    store = fresh(memory)
+    store.put('p', 0, '01', step.model, step)
+    back = store.get('p', 0, '01', step.model)
+    assert back == step and repr(back) == repr(step)
+
+@given(steps, st.data())
+@settings(deadline=None)
+def test_any_changed_value_is_noticed(memory, step, data):
+    store = fresh(memory)
+    store.put('p', 0, '01', 1, step)
+    (row,) = store.read('SELECT * FROM edge')
+    column = data.draw(st.integers(0, len(row) - 1))
+    name = ['key', 'step', 'ids', 'ends', 'prob', 'rank', 'max_logit', 'crc'][column]
+    old = row[column]
+    if isinstance(old, bytes):
+        at, byte = data.draw(st.integers(0, len(old) - 1)), data.draw(st.integers(0, 255))
+        new = old[:at] + bytes([byte]) + old[at + 1:]
+    else: new = data.draw(st.sampled_from([None, 1, 'x', b'x', old]))
+    try: store.read(f'UPDATE edge SET {name} = ?', [new])
+    except OSError: return # SQLite refuses it
+    if new == old: assert store.get('p', 0, '01', 1) == step
+    else:
+        with pytest.raises(ValueError, match='row 1 of edge: damaged'): store.rows('edge')
+
+def f32(x): return struct.unpack('<f', struct.pack('<f', x))[0]
+
+def put_some(store, n, start=0):
+    for i in range(start, start + n): store.put(*key_of(i), step_of(i))
+
+def key_of(i): return f'p{i}', 0, '0'*(i % 3), i % 2
+
+def step_of(i): return Step(f'step {i} \u2260 \n', i % 2, 'step', (i,), (3,), (f32(.1*i),), (1,), None, 1, 10 + i)
+
+def test_put_get_reopen_and_first_draw_wins(tmp_path):
+    with RolloutStore(tmp_path/'deep'/'s.db', SETTINGS) as store:
+        put_some(store, 5)
+        old = store.get('p1', 0, '0', 1)
+        store.put('p1', 0, '0', 1, replace(old, text='another draw'))
+        assert store.get('p1', 0, '0', 1) == old and len(store) == 5 and ('p1', 0, '0', 1) in store
+        assert store.get('p1', 1, '0', 1) is None and ('p1', 1, '0', 1) not in store
+    for options in (dict(), dict(settings=SETTINGS), dict(readonly=True)):
+        with RolloutStore(tmp_path/'deep'/'s.db', **options) as store:
+            assert store.get('p1', 0, '0', 1) == old and len(store) == 5
+            assert store.keys() == [key_of(i) for i in range(5)] and store.settings == SETTINGS
+    assert sorted(os.listdir(tmp_path/'deep')) == ['s.db', 's.db.lock'] # one plain file, and its lock
+
+def test_a_batch_is_kept_whole_or_not_at_all(tmp_path):
+    with RolloutStore(tmp_path/'s.db', SETTINGS) as store:
+        put_some(store, 1)
+        with pytest.raises(ValueError, match='cannot keep these numbers'):
+            store.put_many([(key_of(1), step_of(1)), (key_of(2), replace(step_of(2), ends=(2**40,)))])
+        assert store.keys() == [key_of(0)]
+        store.put_many([(key_of(1), step_of(1)), (key_of(1), step_of(9))])
+        assert store.get(*key_of(1)) == step_of(1) and len(store) == 2
+
+def test_the_memory_of_steps_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr('stepwise_routing.run.store._RECENT', 3)
+    with RolloutStore(tmp_path/'s.db', SETTINGS) as store:
+        put_some(store, 9)
+        assert [store.get(*key_of(i)) for i in range(9)] == [step_of(i) for i in range(9)] and len(store.recent) == 3
+
+def never_another_draw(path, n):
+    "A damaged store: each edge is as it was, or missing, or an error in one line that names the file."
+    try:
+        with RolloutStore(path, SETTINGS) as store:
+            for i in range(n):
+                try: assert store.get(*key_of(i)) in (None, step_of(i))
+                except (ValueError, OSError) as e: assert '\n' not in str(e) and path.name in str(e)
+    except (ValueError, OSError) as e: assert '\n' not in str(e) and path.name in str(e), e
+
+def test_a_damaged_file_never_passes_for_a_draw(tmp_path):
+    whole, path, r = tmp_path/'whole.db', tmp_path/'s.db', random.Random(0)
+    with RolloutStore(whole, SETTINGS) as store: put_some(store, 40)
+    data = whole.read_bytes()
+    for _ in range(150):
+        at = r.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << r.randrange(8))]) + data[at + 1:])
+        never_another_draw(path, 40)
+    for _ in range(60):
+        path.write_bytes(data[:r.randrange(1, len(data))])
+        never_another_draw(path, 40)
+
+def test_damage_names_file_and_row(tmp_path):
+    path = tmp_path/'s.db'
+    with RolloutStore(path, SETTINGS) as store: put_some(store, 4)
+    data = path.read_bytes()
+    at = data.index(b'"text": "step 2')
+    path.write_bytes(data[:at + 10] + b'Z' + data[at + 11:])
+    with RolloutStore(path, SETTINGS) as store:
+        with pytest.raises(ValueError, match=r's\.db, row 3 of edge: damaged') as e: store.get(*key_of(2))
+        assert '\n' not in str(e.value) and store.get(*key_of(3)) == step_of(3)
+
+def test_an_empty_file_is_an_empty_store(tmp_path):
+    path = tmp_path/'s.db'
+    path.touch()
+    for options in (dict(), dict(readonly=True)):
+        with pytest.raises(ValueError, match='is empty; run notebook 02 first'): RolloutStore(path, **options)
+    with RolloutStore(path, SETTINGS) as store: put_some(store, 1); assert len(store) == 1
+    with RolloutStore(path) as store: assert store.settings == SETTINGS and len(store) == 1
+
+def test_other_settings_are_refused_in_one_line(tmp_path):
+    path = tmp_path/'s.db'
+    RolloutStore(path, SETTINGS).close()
+    for change, field in ((dict(benchmark='gsm8k'), 'settings.benchmark'), (dict(more=1), 'settings.more'),
+                          (dict(models=[]), 'settings.models'),
+                          (dict(models=[dict(SETTINGS['models'][0], temperature=1.)]), '.models[0].temperature')):
+        with pytest.raises(ValueError) as e: RolloutStore(path, {**SETTINGS, **change})
+        line = str(e.value)
+        assert field in line and str(path) in line and '\n' not in line and len(line) < 400
+    with RolloutStore(path, SETTINGS): pass # a refusal leaves no lock behind
+    assert settings_difference(SETTINGS, SETTINGS) is None
+
+def test_another_file_is_left_alone(tmp_path):
+    path = tmp_path/'notes.txt'
+    for text in ('my notes', 'my notes\n', '{"question": "1+1"}\n', 'a\nb\nc\n', 'long\n'*3000):
+        path.write_text(text)
+        for readonly in (False, True):
+            with pytest.raises(ValueError, match='notes.txt is damaged or of another kind'):
+                RolloutStore(path, SETTINGS, readonly)
+        assert path.read_text() == text
+    path.unlink()
+    other = sqlite3.connect(path)
+    other.execute('CREATE TABLE header (a)'); other.commit(); other.close()
+    with pytest.raises(ValueError, match="has format 'unknown'"): RolloutStore(path, SETTINGS)
+    with Database(tmp_path/'l.db', 'ledger') as book: book.begin({})
+    with pytest.raises(ValueError, match="has format '.* ledger 2', this version reads '.* rollout store 2'"):
+        RolloutStore(tmp_path/'l.db', SETTINGS)
+    with pytest.raises(FileNotFoundError, match='run notebook 02'): RolloutStore(tmp_path/'none.db')
+    assert not (tmp_path/'none.db').exists()
+
+OPEN = ('import sys; from stepwise_routing.run.store import RolloutStore; '
+        's = RolloutStore(sys.argv[1], readonly=len(sys.argv) > 2); print(len(s))')
+
+def opened(*args): return subprocess.run([sys.executable, '-c', OPEN, *map(str, args)], capture_output=True, text=True)
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no fcntl')
+def test_one_writer_many_readers(tmp_path):
+    path = tmp_path/'s.db'
+    with RolloutStore(path, SETTINGS) as store:
+        put_some(store, 3)
+        second, reader = opened(path), opened(path, 'r')
+        with RolloutStore(path, readonly=True) as beside:
+            put_some(store, 1, 3)
+            assert len(beside) == 4 and beside.get(*key_of(3)) == step_of(3)
+            with pytest.raises(OSError, match='readonly database'): put_some(beside, 1, 4)
+        assert opened(path).returncode == 1 # a reader that left took no lock with it
+    assert second.returncode == 1 and 'is being written by another process' in second.stderr.splitlines()[-1]
+    assert reader.stdout == '3\n' and opened(path).stdout == '4\n'
+
+def test_no_second_writer_in_the_same_process(tmp_path, monkeypatch):
+    path, link = tmp_path/'s.db', tmp_path/'link.db'
+    monkeypatch.chdir(tmp_path)
+    with RolloutStore(path, SETTINGS) as store:
+        link.symlink_to(path)
+        for other in (path, str(path), 's.db', tmp_path/'.'/'deep'/'..'/'s.db', link):
+            with pytest.raises(BlockingIOError, match='is already open for writing in this process'):
+                RolloutStore(other, SETTINGS)
+        put_some(store, 1)
+        if sys.platform != 'win32': assert opened(path).returncode == 1 # the refusals did not drop the lock
+    for other in (link, 's.db'):
+        with RolloutStore(other, SETTINGS) as store: assert len(store) == 1
+    store = RolloutStore(path)
+    del store # forgotten without being closed
+    with RolloutStore(path) as store: assert len(store) == 1
+
+def test_a_reader_that_stays_does_not_stop_a_writer(tmp_path):
+    path = tmp_path/'s.db'
+    with RolloutStore(path, SETTINGS) as store: put_some(store, 1)
+    with RolloutStore(path, readonly=True) as reader:
+        for i in range(1, 4):
+            with RolloutStore(path, SETTINGS) as store: put_some(store, 1, i)
+            assert len(reader) == i + 1
+    with RolloutStore(path, readonly=True) as reader: assert reader.keys() == [key_of(i) for i in range(4)]
+
+def test_threads_share_a_store(tmp_path):
+    with RolloutStore(tmp_path/'s.db', SETTINGS) as store:
+        threads = [threading.Thread(target=put_some, args=(store, 20, 20*i)) for i in range(4)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        assert sorted(store.keys()) == sorted(key_of(i) for i in range(80))
+
+def test_no_lock_where_the_system_has_none(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'fcntl', None)
+    with RolloutStore(tmp_path/'s.db', SETTINGS) as store: put_some(store, 2); assert len(store) == 2
+
+def test_a_closed_store_says_so(tmp_path):
+    store = RolloutStore(tmp_path/'s.db', SETTINGS)
+    store.close(); store.close()
+    with pytest.raises(ValueError, match='closed'): len(store)
+
+def test_a_full_disk_loses_nothing_that_was_stored(tmp_path):
+    path = tmp_path/'s.db'
+    with RolloutStore(path, SETTINGS) as store:
+        put_some(store, 5)
+        (pages,), = store.read('PRAGMA page_count')
+        store.read(f'PRAGMA max_page_count={pages}')
+        with pytest.raises(OSError, match=r's\.db cannot be used \(database or disk is full\)') as e:
+            store.put_many((key_of(i), step_of(i)) for i in range(5, 500))
+        assert '\n' not in str(e.value) and store.keys() == [key_of(i) for i in range(5)]
+        store.read(f'PRAGMA max_page_count={1 << 20}') # room again
+        put_some(store, 2, 5)
+    with RolloutStore(path) as store: assert store.keys() == [key_of(i) for i in range(7)]
+
+FULL = '''
+import resource, sys; sys.path.insert(0, sys.argv[2])
+from test_store import *
+store = RolloutStore(sys.argv[1], SETTINGS)
+put_some(store, 5)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+try:
+    for i in range(5, 10**5): put_some(store, 1, i); print(i, flush=True)
+except OSError as e: print(e, flush=True)
+store.close()
+'''
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no resource limits')
+def test_a_file_that_may_not_grow_is_one_line(tmp_path):
+    path = tmp_path/'s.db'
+    child = subprocess.run([sys.executable, '-c', FULL, path, HERE], capture_output=True, text=True)
+    *put, line = child.stdout.splitlines()
+    assert child.returncode == 0 and 's.db cannot be used' in line and int(put[-1]) > 20, child.stderr
+    n = int(put[-1]) + 1
+    with RolloutStore(path) as store: assert store.keys()[:n] == [key_of(i) for i in range(n)]
+
+WRITE = '''
+import sys; sys.path.insert(0, sys.argv[2])
+from test_store import *
+store = RolloutStore(sys.argv[1], SETTINGS); print(len(store), flush=True)
+for i in range(len(store), 10**6): put_some(store, 1, i); print(i, flush=True)
+'''
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
+def test_nothing_that_was_put_is_lost_to_kill_9(tmp_path):
+    path, r = tmp_path/'s.db', random.Random(0)
+    for _ in range(3):
+        p = subprocess.Popen([sys.executable, '-c', WRITE, path, HERE], stdout=subprocess.PIPE, text=True)
+        p.stdout.readline()
+        time.sleep(r.uniform(.005, .05)); p.send_signal(signal.SIGKILL)
+        printed = p.stdout.read().split('\n')[:-1]; p.wait(); p.stdout.close()
+        with RolloutStore(path, readonly=True) as store:
+            n = len(store)
+            assert printed and n >= int(printed[-1]) + 1 and store.keys() == [key_of(i) for i in range(n)]
+            assert all(store.get(*key_of(i)) == step_of(i) for i in range(n))
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
+def test_a_copy_of_a_closed_store_can_be_read_where_nothing_can_be_written(tmp_path):
+    with RolloutStore(tmp_path/'s.db', SETTINGS) as store: put_some(store, 3)
+    folder = tmp_path/'readonly'
+    folder.mkdir()
+    shutil.copy(tmp_path/'s.db', folder/'s.db')
+    (folder/'s.db').chmod(0o444); folder.chmod(0o555)
+    try:
+        with RolloutStore(folder/'s.db', readonly=True) as store: assert len(store) == 3
+    finally: folder.chmod(0o755)
+
+def test_opening_reads_no_edges(tmp_path):
+    path = tmp_path/'s.db'
+    with RolloutStore(path, SETTINGS) as store:
+        put_some(store, 1)
+        store.read("UPDATE edge SET step = 'damaged'")
+    with RolloutStore(path, SETTINGS) as store: assert store.keys() == [key_of(0)]
