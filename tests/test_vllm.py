@@ -260,14 +260,15 @@ def test_settings(backend, local):
 
 def test_names_and_shares(tmp_path):
     commit = '0123456789' * 4
-    assert model_kind(f'vllm-server:a/b@{commit}') == ('vllm-server', 'a/b', commit)
+    assert model_kind(f'vllm:a/b@{commit}') == ('vllm', 'a/b', commit)
+    assert model_kind('vllm-server:http://h:8000/v1#a') == ('vllm-server', 'http://h:8000/v1#a', None)
     assert model_kind('a/b') == ('', 'a/b', None) and model_kind('openai:gpt@x') == ('openai', 'gpt@x', None)
     (tmp_path/'at@home').mkdir()
     assert model_kind(str(tmp_path/'at@home')) == ('', str(tmp_path/'at@home'), None)
     for bad, why in (('a/b@main', '40 hexadecimal'), (f'vllm:{tmp_path}@{commit}', 'a folder has no revision')):
         with pytest.raises(ValueError, match=why): model_kind(bad)
     assert check_shares(['vllm:a', 'b', 'vllm:c'], [.2, .9, .8]) == [.2, None, .8]
-    for bad in ([.5], [.5, .9], [0, .5], [None, .5]):
+    for bad in ([.5], [.5, .9], [0, .5], [None, .5], [.2, .2, .2]):
         with pytest.raises(ValueError, match='memory_shares'): check_shares(['vllm:a', 'vllm:b'], bad)
 
 def test_open_models(local):
