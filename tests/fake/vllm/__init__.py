@@ -1,12 +1,10 @@
-"Just enough of vLLM's interface for `tests/test_vllm.py`: the micro model through plain transformers, one token at a time."
+"Just enough of vLLM's server for `tests/test_vllm.py`: the micro model through plain transformers."
 import json, os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 __version__ = '0.0.fake'
 
 def knob(name): return os.environ.get('FAKE_VLLM_' + name.upper(), '')
-
-def TokensPrompt(prompt_token_ids): return dict(prompt_token_ids=prompt_token_ids)
 
 @dataclass
 class SamplingParams:
@@ -19,8 +17,6 @@ class SamplingParams:
     stop: str = None
     stop_token_ids: list = ()
     allowed_token_ids: list = None
-    detokenize: bool = True
-    output_kind: object = None
 
 class Model:
     "Answers one request; `knob` turns it into a server that is not as it should be."
@@ -29,7 +25,8 @@ class Model:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         self.torch, self.context, self.most, self.default, self.served = torch, context, most, mode, []
-        self.net, self.tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(folder)
+        self.net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     mode = property(lambda self: knob('mode') or self.default)
 
@@ -63,8 +60,10 @@ class Model:
             token = script['tokens'][at] if script and not p.allowed_token_ids else self.draw(row, p, generator)
             out.append(token)
             text = self.tokenizer.decode(out, skip_special_tokens=True)
-            why = ('stop', None) if token in p.stop_token_ids else ('stop', p.stop) if p.stop and p.stop in text else ('length', None)
-            yield token, self.shown(row, token, p.logprobs, p.allowed_token_ids), *(why if why[0] == 'stop' or n == p.max_tokens - 1 else (None, None))
+            why = (None, None) if n < p.max_tokens - 1 else ('length', None)
+            if p.stop and p.stop in text: why = 'stop', p.stop
+            if token in p.stop_token_ids: why = 'stop', None
+            yield token, self.shown(row, token, p.logprobs, p.allowed_token_ids), *why
             if why[0] == 'stop': return
 
     def prompt(self, ids, k): return [None, *(self.shown(row, t, k) for row, t in zip(self.logits(ids), ids[1:]))]

@@ -1,4 +1,4 @@
-import argparse, json, os, sys, time
+import argparse, json, os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from vllm import Model, SamplingParams, __version__, knob
 
@@ -15,14 +15,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         length = {} if knob('other') else dict(max_model_len=self.server.args.max_model_len)
-        known = {'/v1/models': dict(data=[dict(id=self.server.args.served_model_name, **length)]), '/version': dict(version=__version__),
+        first = dict(id=self.server.args.served_model_name, root=self.server.args.model, **length)
+        pages = {'/v1/models': dict(data=[first]), '/version': dict(version=__version__),
                  '/served': dict(served=self.server.model.served)}
-        self.send(200 if self.path in known else 404, known.get(self.path, {}))
+        self.send(200 if self.path in pages else 404, pages.get(self.path, {}))
 
     def choice(self, body, tokens, finish, reason):
         name = lambda i: f'token_id:{i}'
         top = [{name(i): max(z, -9999.) for i, z in shown.items()} for _, shown in tokens]
-        shown = dict(tokens=[name(t) for t, _ in tokens], token_logprobs=[l[name(t)] for l, (t, _) in zip(top, tokens)], top_logprobs=top)
+        shown = dict(tokens=[name(t) for t, _ in tokens], top_logprobs=top,
+                     token_logprobs=[l[name(t)] for l, (t, _) in zip(top, tokens)])
         ids = dict(token_ids=[t for t, _ in tokens]) if body.get('return_token_ids') and not knob('old') else {}
         return dict(choices=[dict(index=0, text='', finish_reason=finish, stop_reason=reason, logprobs=shown, **ids)])
 
@@ -32,37 +34,25 @@ class Handler(BaseHTTPRequestHandler):
         p = SamplingParams(**{k: v for k, v in body.items() if k in SamplingParams.__dataclass_fields__})
         if knob('dead') and not body.get('allowed_token_ids'): os._exit(9)
         reply = self.server.model.reply(body['prompt'], p)
-        try: first = next(reply)
-        except ValueError as e: return self.send(400, dict(error=dict(message=str(e), type='BadRequestError', code=400)))
-        if body['stream']: return self.stream(body, first, reply)
-        rows = [first, *reply]
+        try: rows = [*reply]
+        except ValueError as e:
+            return self.send(400, dict(error=dict(message=str(e), type='BadRequestError', code=400)))
         out = self.choice(body, [r[:2] for r in rows], *rows[-1][2:])
         if p.prompt_logprobs:
-            said = self.server.model.prompt(body['prompt'], p.prompt_logprobs)
-            out['choices'][0]['prompt_logprobs'] = [s and {str(i): dict(logprob=z) for i, z in s.items()} for s in said]
+            rows = self.server.model.prompt(body['prompt'], p.prompt_logprobs)
+            out['choices'][0]['prompt_logprobs'] = [r and {str(i): dict(logprob=z) for i, z in r.items()} for r in rows]
         self.send(200, out)
-
-    def stream(self, body, first, reply):
-        self.send_response(200)
-        for head in (('Content-Type', 'text/event-stream'), ('Transfer-Encoding', 'chunked')): self.send_header(*head)
-        self.end_headers()
-        def chunk(text): self.wfile.write(b'%x\r\n%s\r\n' % (len(text.encode()), text.encode())); self.wfile.flush()
-        try:
-            chunk(': a comment\n\n')
-            while first:
-                chunk(f'data: {json.dumps(self.choice(body, [first[:2]], *first[2:]))}\n\n')
-                time.sleep(.01)
-                first = next(reply, None)
-            chunk('data: [DONE]\n\n'); self.wfile.write(b'0\r\n\r\n')
-        except OSError: self.close_connection = True
 
 def main():
     parser = argparse.ArgumentParser()
-    for flag in ('model', 'served-model-name', 'host', 'logprobs-mode', 'dtype', 'chat-template', 'chat-template-content-format'): parser.add_argument('--' + flag)
-    for flag in ('port', 'max-model-len', 'max-num-seqs', 'max-logprobs', 'max-num-batched-tokens', 'kv-cache-memory-bytes'): parser.add_argument('--' + flag, type=int)
+    for flag in ('model', 'served-model-name', 'host', 'logprobs-mode', 'dtype', 'generation-config'):
+        parser.add_argument('--' + flag)
+    for flag in ('port', 'max-model-len', 'max-num-seqs', 'max-logprobs', 'max-num-batched-tokens',
+                 'kv-cache-memory-bytes'):
+        parser.add_argument('--' + flag, type=int)
     parser.add_argument('--gpu-memory-utilization', type=float)
-    parser.add_argument('--generation-config')
-    for flag in ('--enable-prefix-caching', '--enforce-eager', '--no-enable-chunked-prefill'): parser.add_argument(flag, action='store_true')
+    for flag in ('--enable-prefix-caching', '--enforce-eager', '--no-enable-chunked-prefill'):
+        parser.add_argument(flag, action='store_true')
     args = parser.parse_args()
     server = ThreadingHTTPServer((args.host, args.port), Handler)
     server.args, server.model = args, Model(args.model, args.max_model_len, args.max_logprobs, args.logprobs_mode)

@@ -1,1 +1,0 @@
-def AsyncEngineArgs(**args): return args

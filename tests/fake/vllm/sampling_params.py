@@ -1,1 +1,0 @@
-class RequestOutputKind: DELTA = 1
