@@ -9,7 +9,7 @@ __all__ = ['MICRO', 'RANGES', 'CHOICES', 'KEYS', 'PACKAGE', 'Section', 'Data', '
            'open_run']
 
 # %% ../../nbs/run/config.ipynb #imports
-import os, re, types
+import contextlib, os, re, types
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 
@@ -179,6 +179,8 @@ def typed(
     kinds = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
     if isinstance(value, list) and tuple in kinds: value = tuple(value)
     if float in kinds and type(value) is int: value = float(value)
+    if float in kinds and isinstance(value, str): # YAML reads 1e-5 as text
+        with contextlib.suppress(ValueError): value = float(value)
     if type(value) in kinds: return value
     raise TypeError(' or '.join('None' if k is type(None) else k.__name__ for k in kinds))
 
