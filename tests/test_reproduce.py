@@ -18,7 +18,8 @@ def toy(tmp_path, monkeypatch):
 
 def profile(n=N): return dict(open=dict(n_test=n), results=dict(n_boot=1))
 
-MAIN = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from stepwise_routing.run.cli import main; main()'
+MAIN = ('import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+        'from stepwise_routing.run.cli import main; main()')
 
 def command(project, *args): return [sys.executable, '-c', MAIN, '--project', str(project.root), *args]
 
@@ -27,9 +28,11 @@ def run(project, *args): return subprocess.run(command(project, *args), capture_
 def start(project, *args):
     return subprocess.Popen(command(project, *args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-def planned(project, profile='toy', **options): return runner.plan(Options(profile, project=str(project.root), **options))
+def planned(project, profile='toy', **options):
+    return runner.plan(Options(profile, project=str(project.root), **options))
 
-def bytes_of(folder): return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
+def bytes_of(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
 
 def artefacts(folder): return {name: path.read_bytes() for name, path in runner.artefacts(folder).items()}
 
@@ -69,19 +72,23 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, messa
     assert bytes_of(toy.root) == before
 
 @pytest.mark.parametrize('yaml, message', [
-    ('open: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'), ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"),
-    ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'), ('seed: 1.5', 'seed must be int, not 1.5'),
+    ('open: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'),
+    ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"),
+    ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'),
+    ('seed: 1.5', 'seed must be int, not 1.5'),
     ('1: 2', "unknown setting '1'"), ('policy: {lr: 0}', 'policy.lr is 0.0: choose from (0, inf)')])
 def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     (tmp_path/'bad.yaml').write_text(yaml)
-    with pytest.raises(SystemExit): cli.main(['--project', str(toy.root), 'reproduce', '--profile', str(tmp_path/'bad.yaml')])
+    with pytest.raises(SystemExit):
+        cli.main(['--project', str(toy.root), 'reproduce', '--profile', str(tmp_path/'bad.yaml')])
     err = capsys.readouterr().err
     assert message in err and err.count('\n') == 1
 
 def test_a_stage_has_the_three_parameters_or_nothing_runs(toy):
     path = toy.nbs/'05_table.ipynb'
     path.write_text(path.read_text().replace('changes: dict', 'decimals: int = 1\\nchanges: dict'))
-    with pytest.raises(ValueError, match='05_table.ipynb declares changes, decimals, profile, run_dir: a stage has'): planned(toy)
+    with pytest.raises(ValueError, match='05_table.ipynb declares changes, decimals, profile, run_dir: a stage has'):
+        planned(toy)
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(['policy.lr', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
@@ -91,7 +98,8 @@ def test_the_command_that_continues_has_the_same_settings(changes, alphas, name)
     words = shlex.split(runner.continuing(options, 'r'))
     assert words[0] == 'stepwise-routing'
     args = cli.build_parser().parse_args(words[1:])
-    assert (args.profile, args.only, args.publish, args.resume, args.run_id) == (f'{name}.yaml', ('04', '05'), True, True, 'r')
+    assert (args.profile, args.only, args.run_id) == (f'{name}.yaml', ('04', '05'), 'r')
+    assert (args.publish, args.resume) == (True, True)
     assert config.changed(config.Config(), dict(args.changes)) == config.changed(config.Config(), options.changes)
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
@@ -143,14 +151,17 @@ def test_a_finished_run_is_not_run_again(whole, capsys):
     copies = {p: p.stat().st_mtime_ns for p in (whole.runs/'whole').glob('*.ipynb')}
     cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole', '--resume'])
     assert {p: p.stat().st_mtime_ns for p in copies} == copies
-    with pytest.raises(SystemExit): cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole'])
+    with pytest.raises(SystemExit):
+        cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole'])
     assert 'exists: continue it with --resume' in capsys.readouterr().err
     new = planned(whole, resume=True)
-    assert new.todo == ('01_count', '05_table') and new.run.folder != whole.runs/'whole' and 'no unfinished run' in new.note
+    assert new.todo == ('01_count', '05_table') and new.run.folder != whole.runs/'whole'
+    assert 'no unfinished run' in new.note
 
 def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
     def todo(**changes): return planned(whole, run_id='whole', resume=True, changes=changes).todo
-    assert todo() == () and todo(**{'results.n_boot': 2}) == ('05_table',) and todo(**{'policy.alpha': .5}) == ('05_table',)
+    assert todo() == ()
+    assert todo(**{'results.n_boot': 2}) == todo(**{'policy.alpha': .5}) == ('05_table',)
     assert todo(**{'open.n_test': 7}) == todo(seed=1) == ('01_count', '05_table')
     versions = runner.library_versions()
     monkeypatch.setattr(runner, 'library_versions', lambda: {**versions, 'rollouts.py': 2})
@@ -164,8 +175,10 @@ def test_versions_are_read_without_an_import(tmp_path):
 
 def test_the_manifest_tells_what_was_run_and_nothing_private(whole):
     manifest, text = Manifest(whole.runs/'whole'), (whole.runs/'whole/manifest.json').read_text()
-    assert manifest['status'] == 'finished' and manifest['settings']['seed'] == 0 and manifest['settings']['open.n_test'] == N
-    assert manifest.stage('05_table')['artefacts'] == {'tables/mean.md': runner.file_sha256(whole.runs/'whole/tables/mean.md')}
+    assert manifest['status'] == 'finished'
+    assert (manifest['settings']['seed'], manifest['settings']['open.n_test']) == (0, N)
+    made = {'tables/mean.md': runner.file_sha256(whole.runs/'whole/tables/mean.md')}
+    assert manifest.stage('05_table')['artefacts'] == made
     assert manifest['inputs']['05_table.ipynb'] == runner.file_sha256(whole.nbs/'05_table.ipynb')
     assert manifest['inputs']['toy.yaml'] == runner.file_sha256(whole.params/'toy.yaml')
     assert {'python', 'packages', 'hardware', 'git', 'started', 'ended'} <= set(manifest.data)
@@ -188,7 +201,8 @@ def test_publishing_touches_nothing_outside_of_its_folders(whole, tmp_path):
     "Whatever the last receipt says, and whatever the run's own says."
     tables, plan = whole.root/'tables', planned(whole, run_id='whole', resume=True)
     (tables/'kept').mkdir(parents=True, exist_ok=True)
-    for path in (tables/'kept'/'by-hand.md', tables/'old.md', tmp_path/'mine.txt', whole.root/'mine.txt'): path.write_text('mine')
+    mine = tables/'kept'/'by-hand.md', tables/'old.md', tmp_path/'mine.txt', whole.root/'mine.txt'
+    for path in mine: path.write_text('mine')
     (tables/'link').symlink_to(tmp_path)
     bad = ['../mine.txt', str(tmp_path/'mine.txt'), 'link/mine.txt', '../nbs/01_count.ipynb', '..', '', 'old.md']
     (tables/'provenance.json').write_text(json.dumps(dict(files=dict.fromkeys(bad, 'x'))))
@@ -212,7 +226,8 @@ def test_write_back_copies_outputs_and_refuses_another_source(whole):
     assert all(c['execution_count'] is None for c in cells) and 'injected' not in source.read_text()
     changed = source.read_text().replace('decimals', 'digits')
     source.write_text(changed)
-    with pytest.raises(ValueError, match='05_table.ipynb, cell cell-2: changed since it was executed'): publish.write_back(noise, source)
+    with pytest.raises(ValueError, match='05_table.ipynb, cell cell-2: changed since it was executed'):
+        publish.write_back(noise, source)
     assert source.read_text() == changed
     source.write_text(before)
     noise.unlink()
@@ -244,14 +259,14 @@ def interrupted(toy, *args):
     return err.strip().splitlines()[-1]
 
 def test_ctrl_c_says_how_to_continue(toy):
-    root = shlex.quote(str(toy.root))
-    assert interrupted(toy, '--profile', 'toy') == ('stepwise-routing: run r interrupted; continue with: stepwise-routing '
-                                                    f'--project {root} reproduce --profile toy --run-id r --resume')
+    again = f'stepwise-routing --project {shlex.quote(str(toy.root))} reproduce --profile toy --run-id r --resume'
+    assert interrupted(toy, '--profile', 'toy') == f'stepwise-routing: run r interrupted; continue with: {again}'
 
 def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_path):
     mine = tmp_path/"my own; 'profile'.yaml"
     mine.write_text('open: {n_test: 30}')
-    line = interrupted(toy, '--profile', str(mine), '-p', 'results.n_boot=2', '-p', 'policy.lr=1e-5', '-p', 'sweep.alphas=[.1, .2]', '--publish')
+    changes = '-p', 'results.n_boot=2', '-p', 'policy.lr=1e-5', '-p', 'sweep.alphas=[.1, .2]'
+    line = interrupted(toy, '--profile', str(mine), *changes, '--publish')
     stepwise = tmp_path/'bin'/'stepwise-routing'
     stepwise.parent.mkdir()
     stepwise.write_text(f'#!{sys.executable}\n{MAIN}\n')

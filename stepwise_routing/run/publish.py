@@ -96,13 +96,13 @@ def filled(
     tables # folder with the published CSVs
 )->str: # ValueError for a name that is not there
     "The text with every `{{name}}` replaced by that number of `report.tables.numbers`."
-    names = set(re.findall(r'\{\{(\w+)\}\}', text))
+    names = set(re.findall(r'\{\{([A-Za-z][\w.-]*)\}\}', text))
     if not names: return text
     from stepwise_routing.report.tables import numbers
     values = numbers(tables)
     for name in sorted(names - set(values)):
         raise ValueError(f'nbs/index.ipynb asks for {name!r}, which is in no table{nearest(name, values)}')
-    return re.sub(r'\{\{(\w+)\}\}', lambda m: str(values[m[1]]), text)
+    return re.sub(r'\{\{([A-Za-z][\w.-]*)\}\}', lambda m: str(values[m[1]]), text)
 
 # %% ../../nbs/run/publish.ipynb #readme
 def markdown(

@@ -1,6 +1,6 @@
 """Does grading by a judge on a vLLM server work? Not collected by pytest; needs an environment that has vLLM:
 
-    python tests/vllm_xverify.py MODEL ROWS.jsonl [ROWS.jsonl ...] [--n 60] [--template FILE ...] [--ledger FILE]
+    python tests/gpu/vllm_xverify.py MODEL ROWS.jsonl [ROWS.jsonl ...] [--n 60] [--template FILE ...] [--ledger FILE]
 
 MODEL is a folder or a Hub name (NAME@REVISION), ROWS hold question (or problem), gold, pred and label (1: same answer). Any
 instruction model can stand in for xVerify's weights: then the numbers say that the path works, and nothing about xVerify. Half of the
@@ -9,7 +9,7 @@ where a second run asks anything. On a busy CPU also set VLLM_EXECUTE_MODEL_TIME
 import argparse, json, random, sys, tempfile, time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from stepwise_routing.core import Problem
 from stepwise_routing.data.grading import is_right, grade_pairs

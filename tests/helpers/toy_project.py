@@ -1,4 +1,5 @@
-"A project with two small notebooks, for the runner's tests and lessons: one counts, slowly if asked to, into a store; the next makes a table of it."
+"""A project with two small notebooks, for the runner's tests and lessons: one counts, slowly if asked to, into a store;
+the next makes a table of it."""
 import json
 from pathlib import Path
 
