@@ -6,8 +6,8 @@
 __all__ = ['SINCE', 'notebook_cells', 'declared', 'stages', 'Manifest', 'now', 'file_sha256', 'settings_of', 'output_of',
            'hardware', 'versions', 'library_versions', 'shipped_models', 'fingerprints', 'is_finished', 'Options',
            'as_yaml', 'continuing', 'pick_run', 'newest_unfinished', 'choose', 'Plan', 'plan', 'sole_runner',
-           'NotebookFailed', 'failure', 'private_sockets', 'execute', 'artefacts', 'tidy', 'inputs', 'begin',
-           'run_stage', 'told', 'run_plan']
+           'NotebookFailed', 'failure', 'private_sockets', 'execute', 'artefacts', 'inputs', 'begin', 'run_stage',
+           'told', 'run_plan']
 
 # %% ../../nbs/run/reproduce.ipynb #imports
 import ast, contextlib, hashlib, itertools, json, os, platform, re, shlex, subprocess, sys, tempfile, time
@@ -242,7 +242,8 @@ def plan(
     missing = [n for n in names if n not in chosen and n < chosen[-1] and not is_finished(past, n)]
     if missing:
         wrote = f'{", ".join(missing)} wrote, and run {run_id} has none of it'
-        raise ValueError(f'--only {",".join(options.only)} reads what {wrote}: name a run that does with --run-id, or continue the newest with --resume')
+        hint = 'name a run that does with --run-id, or continue the newest with --resume'
+        raise ValueError(f'--only {",".join(options.only)} reads what {wrote}: {hint}')
     done = names if options.resume else []
     done = list(itertools.takewhile(lambda name: is_finished(past, name, marks[name]), done))
     return Plan(project, options, run, note, marks, tuple(n for n in chosen if n not in done))
@@ -321,16 +322,6 @@ def artefacts(
     files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob('*')) if p.is_file()}
     return {name: path for name, path in files.items() if not own.fullmatch(name)}
 
-def tidy(
-    manifest, # of the run
-    todo      # the stages that are about to run
-):
-    "Remove what these stages have left in the run folder, and whatever nobody recorded."
-    others = [past for name, past in manifest.data.get('notebooks', {}).items() if name not in todo]
-    keep = {f for past in others for f in past.get('artefacts', ())}
-    for name, path in artefacts(manifest.folder).items():
-        if name not in keep: path.unlink()
-
 # %% ../../nbs/run/reproduce.ipynb #begin
 def inputs(plan):
     "Hashes of all that a result can depend on."
@@ -344,13 +335,15 @@ def begin(plan):
     "Open the run folder and its manifest."
     manifest, run = Manifest(plan.run.folder), plan.run
     keep = {n: manifest.stage(n) for n in plan.stages if n not in plan.todo and manifest.stage(n)}
-    settings = json.dumps(settings_of(run.config)).replace(str(Path.home()), '~') # a receipt names nobody
+    settings = json.dumps(settings_of(run.config)).replace(f'{Path.home()}/', '~/') # a receipt names nobody
     commit = output_of('git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*', cwd=plan.project.root)
     started = manifest.data.get('started', now())
     manifest.update(run=run.folder.name, profile=run.profile, status='running', started=started, continued=now(),
                     git=commit, python=platform.python_version(), packages=versions(), hardware=hardware(),
                     settings=json.loads(settings), inputs=inputs(plan), notebooks=keep)
-    tidy(manifest, plan.todo)
+    recorded = {f for past in keep.values() for f in past.get('artefacts', ())}
+    for name, path in artefacts(run.folder).items():
+        if name not in recorded: path.unlink() # left by a stage that is about to run, or half done
     return manifest
 
 # %% ../../nbs/run/reproduce.ipynb #step
