@@ -16,7 +16,7 @@ from ..core import nearest, write_file
 from .config import find_project
 from .reproduce import Options, plan, run_plan, stages
 
-# %% ../../nbs/run/cli.ipynb #dry-run
+# %% ../../nbs/run/cli.ipynb #describe
 def describe(
     plan # a `Plan`
 )->list: # lines
@@ -27,6 +27,7 @@ def describe(
     head.append(f'store    {short(run.store)}: {size:,.1f} MB')
     return head + [f'{"run" if name in plan.todo else "skip":8} {name}' for name in plan.stages]
 
+# %% ../../nbs/run/cli.ipynb #dry-run
 def dry_run(
     plan # a `Plan`
 )->list: # what is missing, one line each
@@ -101,7 +102,7 @@ def change(
 
 def names(text): return tuple(n for n in text.split(',') if n) # "04,05"
 
-# %% ../../nbs/run/cli.ipynb #build-parser
+# %% ../../nbs/run/cli.ipynb #reproduce-options
 def reproduce_options(parser):
     "The options of `stepwise-routing reproduce`; names as in `Options`."
     add = parser.add_argument
@@ -116,7 +117,7 @@ def reproduce_options(parser):
     add('-p', '--parameter', dest='changes', action='append', default=[], type=change, metavar='NAME=VALUE',
         help='change a setting, e.g. -p policy.alpha=.05; may be repeated')
 
-# %% ../../nbs/run/cli.ipynb #build-parser-made
+# %% ../../nbs/run/cli.ipynb #build-parser
 COMMANDS = dict(reproduce='run the numbered notebooks and keep the receipts', test='run every check',
                 readme='write README.md from nbs/index.ipynb',
                 lessons='run the other notebooks and store their outputs')

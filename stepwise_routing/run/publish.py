@@ -65,7 +65,7 @@ def write_back(
         cell.execution_count = None
     write_file(source, nbformat.writes(notebook) + '\n')
 
-# %% ../../nbs/run/publish.ipynb #lessons
+# %% ../../nbs/run/publish.ipynb #lesson-names
 def lesson_names(
     project # the clone
 )->list: # "00_core", "data/families", ...
@@ -74,6 +74,7 @@ def lesson_names(
     names = [name.removesuffix('.ipynb') for name in files_in(project.nbs) if visible.fullmatch(name)]
     return [name for name in names if not declared(project.nbs/f'{name}.ipynb')]
 
+# %% ../../nbs/run/publish.ipynb #lessons
 def lessons(
     project, # the clone
     only=()  # names or numbers; () is all
@@ -104,7 +105,7 @@ def filled(
         raise ValueError(f'nbs/index.ipynb asks for {name!r}, which is in no table{nearest(name, values)}')
     return re.sub(r'\{\{([A-Za-z][\w.-]*)\}\}', lambda m: str(values[m[1]]), text)
 
-# %% ../../nbs/run/publish.ipynb #readme
+# %% ../../nbs/run/publish.ipynb #markdown
 def markdown(
     path # a notebook
 )->str:
@@ -117,6 +118,7 @@ def markdown(
     notebook.metadata['language_info'] = dict(name='python') # nbdev_clean drops it
     return MarkdownExporter().from_notebook_node(notebook)[0]
 
+# %% ../../nbs/run/publish.ipynb #readme
 def readme(
     project # the clone
 )->str: # Markdown

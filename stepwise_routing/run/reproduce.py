@@ -95,6 +95,7 @@ def hardware()->dict: # cpus, cpu, memory_gib, gpus, system
     memory, system = round(psutil.virtual_memory().total / 2**30, 1), f'{platform.system()} {platform.machine()}'
     return dict(cpus=os.cpu_count(), cpu=cpu, memory_gib=memory, gpus=gpus.splitlines(), system=system)
 
+# %% ../../nbs/run/reproduce.ipynb #versions
 def versions()->dict: # package -> version
     "Every package that is installed."
     from importlib.metadata import distributions
@@ -161,6 +162,7 @@ def as_yaml(value):
     import yaml
     return yaml.safe_dump(value, default_flow_style=True, width=float('inf')).removesuffix('...\n').strip()
 
+# %% ../../nbs/run/reproduce.ipynb #continuing
 def continuing(
     options, # `Options`
     run_id   # of the run
@@ -189,6 +191,7 @@ def pick_run(
         raise ValueError(f'run {name!r} exists: continue it with --resume, or choose another --run-id')
     return name, 'continued' if past else 'new'
 
+# %% ../../nbs/run/reproduce.ipynb #newest
 def newest_unfinished(project, profile, options):
     "The run that `--resume` means, or a new one."
     manifests = (m for m in map(Manifest, project.runs.glob('*')) if m.data.get('profile') == profile)
@@ -210,7 +213,7 @@ def choose(
             raise ValueError(f'no notebook {w!r}{nearest(w, names)}; there are: {", ".join(names)}')
     return [n for n in names if not wanted or {n, n.split('_')[0]} & set(wanted)]
 
-# %% ../../nbs/run/reproduce.ipynb #plan
+# %% ../../nbs/run/reproduce.ipynb #plan-class
 @dataclass(frozen=True)
 class Plan:
     "What a reproduction will do."
@@ -228,7 +231,7 @@ class Plan:
         run_dir = os.path.relpath(self.run.folder, self.project.nbs)
         return dict(profile=profile, run_dir=run_dir, changes=self.options.changes)
 
-# %% ../../nbs/run/reproduce.ipynb #plan-made
+# %% ../../nbs/run/reproduce.ipynb #plan
 def plan(
     options # `Options`
 )->Plan: # nothing has been written; ValueError or FileNotFoundError where it cannot work
@@ -331,6 +334,7 @@ def inputs(plan):
     library = hashlib.sha256(''.join(modules).encode()).hexdigest()
     return {p.name: file_sha256(p) for p in files} | shipped_models() | dict(library=library)
 
+# %% ../../nbs/run/reproduce.ipynb #begin-run
 def begin(plan):
     "Open the run folder and its manifest."
     manifest, run = Manifest(plan.run.folder), plan.run

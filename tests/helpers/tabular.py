@@ -1,5 +1,5 @@
 """A routing problem whose optimal router is known: a Markov chain of confidence levels, laid out path by path in an outcome table, and the linear
-program of its best (randomised) router. `python tests/helpers/tabular.py` prints how far from it each gradient estimator of `train_policy` ends."""
+program of its best (randomised) router. `python tests/tabular.py` prints how far from it each gradient estimator of `train_policy` ends."""
 import itertools, time
 from dataclasses import fields, replace
 
