@@ -18,6 +18,7 @@ test: $(STAMP)
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume --write-back
 	$(BIN)/stepwise-routing lessons
+	$(BIN)/nbdev_clean
 	$(BIN)/stepwise-routing readme
 
 hooks:

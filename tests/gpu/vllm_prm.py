@@ -1,12 +1,12 @@
 """Does vLLM give the rewards of the shipped reward model? Not collected by pytest; needs an environment that has vLLM:
 
-    VLLM_CPU_KVCACHE_SPACE=1 python tests/vllm_prm.py
+    VLLM_CPU_KVCACHE_SPACE=1 python tests/gpu/vllm_prm.py
 
 Prints what it measured and ends with an error unless every reward agrees within what bfloat16 allows."""
 import random, sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
