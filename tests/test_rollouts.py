@@ -9,15 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy import ToyBackend, f32, toy_backends, toy_problems
-from stepwise_routing.core import api_cost, Call, Step, edge_seed, extract_boxed, generation_flops
-from stepwise_routing.outcomes import *
-from stepwise_routing.rollouts import *
-from stepwise_routing.run.store import *
-
-HERE = Path(__file__).parent
-SETTINGS = dict(benchmark='toy', models=[dict(spec=dict(name='m', params=1, price=None), temperature=.7)])
-quiet = pytest.mark.filterwarnings('ignore:.*torn by an interruption')
+from toy import ToyBackend, toy_backends, toy_problems
+from stepwise_routing.core import Call, Step, api_cost, edge_seed, extract_boxed, generation_flops
+from stepwise_routing.outcomes import OutcomeTable, escalation_times, outcome_table, replay
+from stepwise_routing.rollouts import RoutingTree, State, collect_rollouts, walk
+from stepwise_routing.routers import ThresholdRouter
+from stepwise_routing.run.store import RolloutStore, tree_settings
 
 def make_tree(path, k=2, sample=0, max_steps=30, backends=None, grade=None, **kwargs):
     backends = backends or toy_backends(k, **kwargs)
@@ -68,7 +65,7 @@ class Named(Script):
         n, stay = len(self.asked) - 1, int(states[0].path[-1]) if self.mode == 'absorbing' else self.start
         return [self.script[n] if n < len(self.script) else stay]
 
-# ---------------------------------------------------------------- drawing edges
+# ---- drawing edges
 class Lucky(ToyBackend):
     "A server that ignores seeds: no two draws are the same."
     def _random(self, *key): self.n = getattr(self, 'n', 0) + 1; return random.Random(self.n)

@@ -2,10 +2,11 @@
 
     python tests/gpu/vllm_xverify.py MODEL ROWS.jsonl [ROWS.jsonl ...] [--n 60] [--template FILE ...] [--ledger FILE]
 
-MODEL is a folder or a Hub name (NAME@REVISION), ROWS hold question (or problem), gold, pred and label (1: same answer). Any
-instruction model can stand in for xVerify's weights: then the numbers say that the path works, and nothing about xVerify. Half of the
-rows of each file are right by their label. Prints, for each prompt, agreement with Math-Verify and with the labels; ends with an error
-where a second run asks anything. On a busy CPU also set VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=3000: past it (300 s) the engine gives up."""
+MODEL is a folder or a Hub name (NAME@REVISION), ROWS hold question (or problem), gold, pred and label (1: same answer).
+Any instruction model can stand in for xVerify's weights: then the numbers say that the path works, and nothing about
+xVerify. Half of the rows of each file are right by their label. Prints, for each prompt, agreement with Math-Verify and
+with the labels; ends with an error where a second run asks anything. On a busy CPU also set
+VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=3000: past it (300 s) the engine gives up."""
 import argparse, json, random, sys, tempfile, time
 from pathlib import Path
 
@@ -13,58 +14,68 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from stepwise_routing.core import Problem
 from stepwise_routing.data.grading import is_right, grade_pairs
-from stepwise_routing.data.xverify import JUDGE_TEMPLATE, XVerify, agreement, open_grader
+from stepwise_routing.data.agreement import agreement
+from stepwise_routing.models.xverify import JUDGE_TEMPLATE, XVerify, open_grader
 
 SLOW = dict(timeout=3000, workers=2) # a CPU that others use as well
 
 def rows(path, n, seed=0):
     "n rows of a file, half of them right, as (problem, answer, label)."
-    rng, name, found = random.Random(seed), Path(path).stem, [json.loads(line) for line in Path(path).read_text().splitlines()]
-    rng.shuffle(found)
-    some = [r for label in (0, 1) for r in [r for r in found if r['label'] == label and r['pred']][:n // 2]]
-    return [(Problem(name, f'{name}-{i}', r.get('question') or r['problem'], r['gold']), r['pred'], bool(r['label'])) for i, r in enumerate(some)]
+    name, every = Path(path).stem, [json.loads(line) for line in Path(path).read_text().splitlines()]
+    random.Random(seed).shuffle(every)
+    chosen = [r for label in (0, 1) for r in [r for r in every if r['label'] == label and r['pred']][:n // 2]]
+    problem = lambda i, r: Problem(name, f'{name}-{i}', r.get('question') or r['problem'], r['gold'])
+    return [(problem(i, r), r['pred'], bool(r['label'])) for i, r in enumerate(chosen)]
 
-def tell(what, found):
-    print(f'{what}: {found.share:.3f} of {found.n} [{found.share_low:.3f}, {found.share_high:.3f}], kappa {found.kappa:.3f} '
-          f'[{found.kappa_low:.3f}, {found.kappa_high:.3f}]; only the first says right {found.counts[1][0]}, only the second {found.counts[0][1]}')
+def tell(title, a):
+    print(f'{title}: {a.share:.3f} of {a.n} [{a.share_low:.3f}, {a.share_high:.3f}], '
+          f'kappa {a.kappa:.3f} [{a.kappa_low:.3f}, {a.kappa_high:.3f}]; '
+          f'only the first says right {a.counts[1][0]}, only the second {a.counts[0][1]}')
 
-def grade_all(grade, some, files):
+def grade_all(grade, triples, files):
     "Grade, compare and print; the verdicts."
     start, before = time.perf_counter(), grade.judge.ledger.calls
-    verdicts = dict(grade_pairs(grade, [r[:2] for r in some]))
-    print(f'\n{grade.settings()}\n{len(some)} answers graded in {time.perf_counter() - start:.0f} s, {grade.judge.ledger.calls - before} calls; '
+    verdicts = dict(grade_pairs(grade, [r[:2] for r in triples]))
+    calls, seconds = grade.judge.ledger.calls - before, time.perf_counter() - start
+    print(f'\n{grade.settings()}\n{len(triples)} answers graded in {seconds:.0f} s, {calls} calls; '
           f'{len(grade.unread)} replies are no verdict: {list(grade.unread.values())[:3]}')
     for f in [None, *files]:
-        of = [r for r in some if f is None or r[0].benchmark == Path(f).stem]
+        of = [r for r in triples if f is None or r[0].benchmark == Path(f).stem]
         problems, answers, labels = zip(*of)
-        said, where = [verdicts[p.id, a] for p, a, _ in of], 'all' if f is None else Path(f).stem
-        tell(f'{where}: judge and Math-Verify', agreement(problems, answers, said, is_right))
-        tell(f'{where}: judge and label', agreement(problems, answers, said, labels))
+        judged, where = [verdicts[p.id, a] for p, a, _ in of], 'all' if f is None else Path(f).stem
+        tell(f'{where}: judge and Math-Verify', agreement(problems, answers, judged, is_right))
+        tell(f'{where}: judge and label', agreement(problems, answers, judged, labels))
         tell(f'{where}: Math-Verify and label', agreement(problems, answers, is_right, labels))
-    problems, answers, _ = zip(*some)
-    differ = agreement(problems, answers, [verdicts[r[0].id, r[1]] for r in some], is_right).disagreements()
+    problems, answers, _ = zip(*triples)
+    differ = agreement(problems, answers, [verdicts[r[0].id, r[1]] for r in triples], is_right).disagreements()
     print(differ[['reference', 'answer', 'first', 'second']].to_string(max_colwidth=50))
     return verdicts
 
 def main(model, files, n, templates, ledger):
-    some = [row for f in files for row in rows(f, n // len(files))]
+    triples = [row for f in files for row in rows(f, n // len(files))]
     with tempfile.TemporaryDirectory() as folder:
-        ledger, start, first = Path(ledger or Path(folder)/'verdicts.jsonl'), time.perf_counter(), {}
+        ledger, start, first = Path(ledger or Path(folder)/'verdicts.db'), time.perf_counter(), {}
         with open_grader(f'xverify:{model}', template=templates[0], ledger=ledger, **SLOW) as grade:
             print(f'server ready after {time.perf_counter() - start:.0f} s')
             judge, url = grade.judge, str(grade.judge.client.base_url)
             for t in templates:
-                with XVerify(judge.model, base_url=url, template=t, ledger=judge.ledger, identity=judge.where, **SLOW) as g:
-                    first[t] = grade_all(g, some, files)
+                with XVerify(judge.model, base_url=url, template=t, ledger=judge.ledger,
+                             identity=judge.endpoint.identity, **SLOW) as g:
+                    first[t] = grade_all(g, triples, files)
         for t in templates: # the server is gone
-            with XVerify(judge.model, base_url=url, template=t, ledger=ledger, identity=judge.where, retries=1) as again:
-                assert dict(grade_pairs(again, [r[:2] for r in some])) == first[t], 'a second run gives other verdicts'
+            with XVerify(judge.model, base_url=url, template=t, ledger=ledger, identity=judge.endpoint.identity,
+                         retries=1) as again:
+                assert dict(grade_pairs(again,
+                                        [r[:2] for r in triples])) == first[t], 'a second run gives other verdicts'
     print('\na second run, without a server, gives the same verdicts')
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('model'); parser.add_argument('files', nargs='+'); parser.add_argument('--n', type=int, default=60)
-    parser.add_argument('--template', nargs='+', default=[JUDGE_TEMPLATE], help='files; "xverify" is xVerify\'s own prompt, "own" this project\'s')
+    parser.add_argument('model'); parser.add_argument('files', nargs='+'); parser.add_argument('--n', type=int,
+        default=60)
+    parser.add_argument('--template', nargs='+', default=[JUDGE_TEMPLATE],
+                        help='files; "xverify" is xVerify\'s own prompt, "own" this project\'s')
     parser.add_argument('--ledger', help='file of verdicts, to go on after an interruption')
     args = parser.parse_args()
-    main(args.model, args.files, args.n, [dict(xverify=None, own=JUDGE_TEMPLATE).get(t, t) for t in args.template], args.ledger)
+    main(args.model, args.files, args.n, [dict(xverify=None, own=JUDGE_TEMPLATE).get(t, t) for t in args.template],
+         args.ledger)
