@@ -207,7 +207,7 @@ def test_the_figure_has_a_panel_per_score_and_benchmark_and_says_what_is_hidden(
 
 # ---------------------------------------------------------------- steps without tokens
 def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_policies_and_steer():
-    from stepwise_routing.baselines import STEER, Mixture
+    from stepwise_routing.routers import STEER, Mixture
     from stepwise_routing.policy import FULL_FEATURES, policy_inputs, state_inputs
     from stepwise_routing.rollouts import State
     first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6), rank=(1,)*5,

@@ -18,8 +18,8 @@ CHAPTERS = {n: p for n, p in NOTEBOOKS.items() if re.match(r'0[0-6]', n)}
 FILES = [p for p in sorted(PACKAGE.rglob('*.py')) if p.name not in ('_modidx.py', '__init__.py')]
 MODULES = {'.'.join(p.relative_to(PACKAGE).with_suffix('').parts): p.read_text('utf-8') for p in FILES}
 TREES = {name: ast.parse(text) for name, text in MODULES.items()}
-LAYERS = ('core run.config run.store data models confidence rollouts outcomes policy cpo training bounds baselines '
-          'results report own run.needs run.reproduce run.publish run.cli').split()
+LAYERS = ('core run.config run.store data models confidence rollouts outcomes policy cpo training run.policies bounds '
+          'routers baselines results report own run.needs run.reproduce run.publish run.cli').split()
 EQUATIONS = '1', '2', '3', '4', '5', '6', 'S^os', 'S^API' # six have numbers, two define the confidences
 
 # ---- modules
@@ -119,7 +119,8 @@ def test_run_cells_only_call(name):
     for cell in notebook_cells(CHAPTERS[name]):
         if cell['cell_type'] == 'markdown': heading = ([heading] + re.findall(r'^## (.*)', cell['source'], re.M))[-1]
         elif heading.startswith('Run it') and not is_exported(cell):
-            assert len(code_lines(cell)) <= 4, cell['id']
+            calls = [l for l in code_lines(cell) if not l.startswith('#')]
+            assert len(calls) <= 4, cell['id']
             nodes = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda
             assert not any(isinstance(n, nodes) for n in ast.walk(parsed(cell))), cell['id']
 
@@ -129,7 +130,7 @@ def test_no_parameter_stands_in_two_notebooks():
 
 @pytest.mark.parametrize('number', EQUATIONS)
 def test_an_equation_of_the_paper_is_followed_by_its_code(number):
-    for path in CHAPTERS.values():
+    for path in NOTEBOOKS.values():
         cells = notebook_cells(path)
         for i, cell in enumerate(cells):
             labelled = cell['cell_type'] == 'markdown' and f'(paper, eq. {number})' in cell['source']
@@ -150,13 +151,14 @@ def without_the_papers_columns(table):
     return [' | '.join(c for c, heading in zip(row, rows[0]) if 'paper' not in heading.lower()) for row in rows]
 
 def typed_numbers(text):
-    """Numbers with a decimal point or a per cent sign that somebody typed. No result are: what is filled in or included,
-    code, links, the paper's columns of a table, sentences about the paper, versions, sizes, times, parts of names."""
+    """Numbers with a decimal point or a per cent sign that somebody typed. Not meant: what is filled in, code, links,
+    the paper's columns of a table, sentences about the paper, versions, sizes, times, parts of names."""
     text = re.sub(r'```.*?```|`[^`\n]*`|\{\{.*?\}\}|<!--.*?-->|<[^>]+>|\]\([^)]*\)', ' ', text, flags=re.S)
     text = re.sub(r'(?:^\|.*\n?)+', lambda m: '\n'.join(without_the_papers_columns(m[0].strip())) + '\n', text,
                   flags=re.M)
     parts = [s for s in re.split(r'(?<=[.!?:;])\s|\n\n|\n(?=[-*|])', text) if 'paper' not in s.lower()]
-    text = re.sub(r'95 % (\w+ )?interval|(Python|Licen[cs]e|[Vv]ersion) [\d.]+( (to|or|and) [\d.]+)*', ' ', '\n'.join(parts))
+    versions = r'(Python|Licen[cs]e|[Vv]ersion) [\d.]+( (to|or|and) [\d.]+)*'
+    text = re.sub(rf'95 % (\w+ )?interval|{versions}', ' ', '\n'.join(parts))
     text = re.sub(r'[\d.,]+ ?(GB|MB|KB|GiB|GPU hours|hours|min\b|minutes|seconds|s\b)', ' ', text)
     return re.findall(r'(?<![\w.,-])(?:\d[\d,]*(?:\.\d+)?\s?%|\d+\.\d+(?![\w.-]))', text)
 

@@ -64,7 +64,8 @@ def test_what_a_bare_machine_lacks_is_told_in_one_line_each(offline, machine, mo
 @pytest.mark.parametrize('changes, line', [
     (dict(models__memory_shares=[.6, .5]), 'memory_shares'),
     (dict(models__memory_shares=[.1, .1]), 'needs more memory for Qwen2.5-Math-7B-Instruct'),
-    (dict(models__memory_shares=[.9]), 'give shares above 0'), (dict(models__memory_shares=[.45, .45]), 'outside of vLLM'),
+    (dict(models__memory_shares=[.9]), 'give shares above 0'),
+    (dict(models__memory_shares=[.45, .45]), 'outside of vLLM'),
     (dict(data__data_dir='nowhere'), "data_dir='nowhere' is not a folder"),
     (dict(baselines__reward_model='nowhere'), "needs the model 'nowhere'"),
     (dict(open__models=['vllm:Qwen/Qwen2.5-Math-1.5B-Instruct@abc', 'micro-large']), '40 hexadecimal digits'),

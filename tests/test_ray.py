@@ -44,7 +44,8 @@ def test_what_cannot_be_drawn_is_told_before_ray_starts(monkeypatch):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, 'ray', None)
-    with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[ray\]"'): ray_models(NAMES, open_models).__enter__()
+    with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[ray\]"'):
+        ray_models(NAMES, open_models).__enter__()
 
 def test_a_cluster_that_is_not_there_is_told_at_once():
     with pytest.raises(ConnectionError, match="^no Ray cluster at '127.0.0.1:1': .*refused"):

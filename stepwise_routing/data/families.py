@@ -17,8 +17,9 @@ _TOP = (None, 15, 30, 60, 150, 400)  # largest operand by level
 _TIMES = (None, 5, 9, 9, 12, 25)     # largest factor by level
 
 # %% ../../nbs/data/families.ipynb #gsm-story
-def _change(r, kind, v, i, top, who, it):
+def _change(r, kind, v, i, top, names):
     "One event of a story: (number in it, value after it, what is told, the step)."
+    who, it = names
     if kind == 'get':
         a = r.randint(2, top)
         told = r.choice((f'Then {who} finds {a} more.', f'{who} buys {a} {it}.', f'A friend brings {a} {it}.'))
@@ -39,7 +40,7 @@ def _story(r, level):
     for i in range(1, r.randint(2, 3) + level // 2 + 1):
         kind = r.choice('get get lose lose times'.split())
         if kind == 'times' and v > top: kind = 'lose'
-        env[f'a{i}'], v, told, step = _change(r, kind, v, i, top, who, it)
+        env[f'a{i}'], v, told, step = _change(r, kind, v, i, top, (who, it))
         text.append(told)
         steps.append(step)
     ask = r.choice((f'How many {it} does {who} have now?', f'How many {it} are there in the end?'))

@@ -71,9 +71,9 @@ async def reserve(self:Ledger, key, most):
     "Number of a call that may cost `most` units; RuntimeError where the cap cannot allow it."
     while self.cap is not None and (taken := self.units + sum(self.reserved.values())) + most > self.cap:
         if not self.reserved:
-            kept = '' if self.path is None else ' (the ledger keeps every reply)'
+            hint = '' if self.path is None else ' (the ledger keeps every reply)'
             raise RuntimeError(f'cap reached: {taken/CENT:.4f} of {self.cap/CENT:.4f} cents are spent and the next '
-                               f'call could cost {most/CENT:.4f}; raise max_cents and run again{kept}')
+                               f'call could cost {most/CENT:.4f}; raise max_cents and run again{hint}')
         await self.changed.wait()
     self.calls += 1
     call = self.calls

@@ -254,4 +254,5 @@ def draw_policies(axes, setting, benchmarks): # axes: one a benchmark
 
 def policies_caption():
     return ('Probability of escalating against the percentile of score_prob, by step index (numbers on the '
-            'lines); other features at their median. Policies: regenerate, full features, first seed. Dotted: calibrated kappa.')
+            'lines); other features at their median. Policies: regenerate, full features, first seed. '
+            'Dotted: calibrated kappa.')
