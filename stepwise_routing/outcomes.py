@@ -279,7 +279,7 @@ def read_tables(
     for split, table in tables.items(): table.save(s.files.outcomes(benchmark, split))
     if s.run.config.data.grader == 'math-verify': return tables, None
     from stepwise_routing.data.grading import is_right
-    from stepwise_routing.data.xverify import agreement
+    from stepwise_routing.data.agreement import agreement
     by_id = {p.id: p for some in problems.values() for p in some}
     return tables, agreement([by_id[i] for i, _ in tree.grades], [a for _, a in tree.grades], grade, is_right)
 
