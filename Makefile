@@ -1,10 +1,11 @@
 # make reproduce   install if needed, then from the micro models to tables/ and figures/
-# make test        install if needed, then every check there is
+# make test        install if needed, then every check there is: a cold smoke run of the stages, the other notebooks, tests
 # make hooks       check that notebooks, modules and README agree before each commit
 # make notebooks   re-run all notebooks (micro profile) and store their outputs
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+STAGES := 01_confidence|02_rollouts|02a_outcomes|03b_training|04_baselines|05_results
 
 .PHONY: reproduce test hooks notebooks
 .DEFAULT_GOAL := reproduce
@@ -13,13 +14,16 @@ reproduce: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume
 
 test: $(STAMP)
-	$(BIN)/stepwise-routing test
+	rm -rf runs/smoke runs/store/smoke
+	$(BIN)/stepwise-routing reproduce --profile smoke --run-id smoke
+	$(BIN)/nbdev_test --n_workers 2 --skip_file_re '^([_.]|$(STAGES))'
+	$(BIN)/python -m pytest
 
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume --write-back
-	$(BIN)/stepwise-routing lessons
+	$(BIN)/python .ci/lessons.py
 	$(BIN)/nbdev_clean
-	$(BIN)/stepwise-routing readme
+	$(BIN)/python .ci/readme.py
 
 hooks:
 	git config core.hooksPath .ci/hooks

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'THRESHOLDS', 'COLUMNS', 'GRID_COLUMNS', 'REUSE_COLUMNS', 'SEED_COLUMNS', 'choose_threshold', 'Grid',
-           'grid_search', 'outcome_rows', 'grid_rows', 'exact_text', 'save_rows', 'replay_methods', 'Walker',
-           'walk_methods', 'walk_edges', 'grid_reuse', 'policy_outcomes', 'policy_rows', 'policy_grid', 'receipt_rows',
-           'Case', 'replay_case', 'walking_routers', 'reward_model', 'walk_case', 'save_case', 'chosen_frame']
+           'grid_search', 'outcome_rows', 'grid_rows', 'save_rows', 'threshold_rows', 'replay_methods', 'Walker',
+           'grid_reuse', 'policy_rows', 'policy_grid', 'receipt_rows', 'Case', 'replay_case', 'walk_case',
+           'reward_model', 'save_case', 'chosen_frame']
 
 # %% ../nbs/04_baselines.ipynb #imports
 import csv, io
@@ -14,13 +14,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 import numpy as np
-from .bounds import LIMIT_COLUMNS, OracleRouter, cost_matched, limit_rows, random_outcome
-from .core import one_of, run_async, write_file
+from .bounds import LIMIT_COLUMNS, OracleRouter, cost_matched, limit_rows, oracle_times, random_outcome
+from .core import run_async, write_file
 from .data.benchmarks import MICRO, SPLITS
 from .outcomes import replay, walk_outcome, walk_tables
 from .rollouts import walk
-from .routers import (RECEIPT_COLUMNS, RSD, LargeOnly, RandomRouter, SavedPolicy, SmallOnly,
-    SpecReason, asking_settings, fit_steer, load_policies, not_test)
+from .routers import RSD, LargeOnly, RandomRouter, SmallOnly, SpecReason, asking_settings
+from .routers import RECEIPT_COLUMNS, fit_steer, load_policies, not_test
 from .run.config import Setting
 from .run.store import RolloutStore
 
@@ -29,13 +29,8 @@ VERSION = 1 # raise it where the same inputs give other rows
 # %% ../nbs/04_baselines.ipynb #choose
 THRESHOLDS = tuple(round(.1*i, 1) for i in range(11))
 
-def choose_threshold(
-    accuracy,             # [threshold]
-    cost,                 # [threshold]
-    large_accuracy:float, # of the large model alone, on the same problems
-    alpha:float=0.02      # accuracy that may be lost
-)->int: # index of the chosen threshold
-    "The cheapest threshold within alpha of the large model, else the most accurate; ties: the cheaper, then the lower."
+def choose_threshold(accuracy, cost, large_accuracy:float, alpha:float=.02)->int:
+    "Index of the cheapest threshold within alpha of the large model, else of the most accurate; ties: the cheaper one."
     accuracy, cost = np.asarray(accuracy, float), np.asarray(cost, float)
     good = accuracy >= large_accuracy - alpha - 1e-12
     if not good.any(): good = accuracy >= accuracy.max() - 1e-12
@@ -55,39 +50,29 @@ class Grid:
     accuracy: tuple        # per threshold
     cost: tuple            # per threshold, FLOPs or US cents a problem
     chosen: int            # index
-    unit: str = 'paper_flops' # of the cost
+    unit: str              # of the cost
     @property
     def threshold(self): return self.thresholds[self.chosen]
 
-# %% ../nbs/04_baselines.ipynb #grid-search-def
-def grid_search(
-    router,                # any `Router`
-    table,                 # `OutcomeTable` of the calibration split
-    thresholds=THRESHOLDS, # what to try
-    alpha:float=0.02,      # accuracy that may be lost to the large model
-    cost:str='paper_flops',# what to save, one of `UNITS`
-    run=replay             # (router, table) -> outcome; a `Walker` for a router that decides per step
-)->Grid:
-    "Choose a router's threshold on the calibration split. ValueError where the table is of the test split."
-    not_test(table, 'choosing a threshold')
-    outcomes = [run(router.at(x), table) for x in thresholds]
-    accuracy, spent = (tuple(float(np.mean(o[k])) for o in outcomes) for k in ('correct', cost))
+def _grid(router, table, thresholds, outcomes, alpha, unit):
+    accuracy, cost = (tuple(float(np.mean(o[k])) for o in outcomes) for k in ('correct', unit))
     large = float(table.correct[:, 0].mean())
-    return Grid(router.name, router.on_escalate, table.benchmark, len(table.problem_id), alpha, large,
-                tuple(thresholds), accuracy, spent, choose_threshold(accuracy, spent, large, alpha), cost)
+    chosen = choose_threshold(accuracy, cost, large, alpha)
+    return Grid(router.name, router.on_escalate, table.benchmark, len(table), alpha, large, tuple(thresholds),
+                accuracy, cost, chosen, unit)
+
+# %% ../nbs/04_baselines.ipynb #grid-search-def
+def grid_search(router, table, alpha:float=.02, cost='paper_flops', run=replay)->Grid:
+    "Choose a router's threshold on the calibration split; parameters as of `threshold_rows`. ValueError for test."
+    not_test(table, 'choosing a threshold')
+    return _grid(router, table, THRESHOLDS, [run(router.at(x), table) for x in THRESHOLDS], alpha, cost)
 
 # %% ../nbs/04_baselines.ipynb #rows
 COLUMNS = ('benchmark', 'method', 'on_escalate', 'threshold', 'chosen', 'problem', 'sample', 'correct', 'large_correct',
            'paper_flops', 'full_flops', 'small_tokens', 'large_tokens', 'steps', 'large_steps', 'cents')
 
-def outcome_rows(
-    router,            # whose rows they are
-    table,             # `OutcomeTable`, for the names of the problems and the large model's answers
-    outcome:dict,      # arrays [problem]
-    threshold:float,   # at which it was reached
-    chosen:bool=True   # was this threshold chosen on calibration?
-)->list: # rows in the order of `COLUMNS`
-    "One row per problem."
+def outcome_rows(router, table, outcome:dict, threshold:float, chosen=True)->list:
+    "A row per problem, in the order of `COLUMNS`, of an outcome reached at a threshold (chosen on calibration?)."
     columns = [table.correct[:, 0] if k == 'large_correct' else outcome[k] for k in COLUMNS[7:]]
     return [(table.benchmark, router.name, router.on_escalate, threshold, int(chosen), *row)
             for row in zip(table.problem_id, table.sample, *columns)]
@@ -96,58 +81,53 @@ def outcome_rows(
 GRID_COLUMNS = ('benchmark', 'method', 'on_escalate', 'n', 'alpha', 'large_accuracy', 'threshold', 'accuracy', 'cost',
                 'chosen', 'unit')
 
-def grid_rows(
-    grids # `Grid`s
-)->list: # one row per method and threshold
-    "The calibration grids as rows, in the order of `GRID_COLUMNS`."
+def grid_rows(grids)->list:
+    "The calibration `Grid`s as rows, one per method and threshold, in the order of `GRID_COLUMNS`."
     return [(g.benchmark, g.method, g.on_escalate, g.n, g.alpha, g.large_accuracy, x, a, c, int(i == g.chosen), g.unit)
             for g in grids for i, (x, a, c) in enumerate(zip(g.thresholds, g.accuracy, g.cost))]
 
-def exact_text(x):
-    "A value as it stands in a CSV file: floats exactly, whole numbers without a point."
-    if isinstance(x, (float, np.floating)) and not float(x).is_integer(): return repr(float(x))
-    return str(int(x)) if isinstance(x, (int, float, np.number)) else str(x)
+def save_rows(path, rows, columns=COLUMNS):
+    "Write rows under a header as CSV, all at once: floats exactly, whole numbers without a point."
+    def text(x):
+        if isinstance(x, (float, np.floating)) and not float(x).is_integer(): return repr(float(x))
+        return str(int(x)) if isinstance(x, (int, float, np.number)) else str(x)
+    file = io.StringIO()
+    csv.writer(file, lineterminator='\n').writerows([columns, *(map(text, row) for row in rows)])
+    write_file(path, file.getvalue())
 
-# %% ../nbs/04_baselines.ipynb #save-rows-def
-def save_rows(
-    path,            # CSV file
-    rows,            # sequences of values
-    columns=COLUMNS  # header
-):
-    "Write rows as CSV, floats exactly, all at once."
-    text = io.StringIO()
-    lines = [[exact_text(x) for x in row] for row in rows]
-    csv.writer(text, lineterminator='\n').writerows([columns, *lines])
-    write_file(path, text.getvalue())
+# %% ../nbs/04_baselines.ipynb #walk-methods
+def threshold_rows(
+    router,                # `Router`
+    tables:dict,           # split -> `OutcomeTable`
+    run=replay,            # (router, table) -> outcome; a `Walker` for a router of any mode
+    alpha:float=.02,       # accuracy that a threshold may lose to the large model
+    cost='paper_flops',    # what the threshold saves, one of `UNITS`
+    thresholds='chosen'    # on the test problems: "chosen" or "all"
+)->tuple: # (rows on test, `Grid` on calibration)
+    "A router's threshold by calibration, its rows on test."
+    grid, test = grid_search(router, tables['calibration'], alpha, cost, run), tables['test']
+    settings = THRESHOLDS if thresholds == 'all' else (grid.threshold,)
+    outcomes = [(x, run(router.at(x), test)) for x in settings]
+    return [row for x, o in outcomes for row in outcome_rows(router, test, o, x, x == grid.threshold)], grid
 
 # %% ../nbs/04_baselines.ipynb #replay-methods
-def replay_methods(
-    train,            # `OutcomeTable`s of the three splits
-    calibration,
-    test,
-    alpha:float=0.02, # accuracy that a threshold may lose to the large model
-    seed:int=0,       # of the mixture fits and the coin
-    cost:str='paper_flops' # what thresholds save, one of `UNITS`
-)->tuple: # (rows on test in the order of `COLUMNS`, `Grid`s on calibration)
-    "Every method that the outcome table can replay, policies aside."
-    rows, grids = [], []
-    oracles = [OracleRouter.of(test, e, cost) for e in ('append', 'regenerate')]
+def replay_methods(train, calibration, test, alpha:float=.02, seed:int=0, cost:str='paper_flops')->tuple:
+    "Every method that the outcome tables of the three splits can replay, policies aside: (rows on test, `Grid`s)."
+    rows, grids, tables = [], [], dict(calibration=calibration, test=test)
+    oracles = [OracleRouter(oracle_times(test, e, cost), e) for e in ('append', 'regenerate')]
     for router in (SmallOnly(), LargeOnly(), *oracles): rows += outcome_rows(router, test, replay(router, test), .5)
     fitted = fit_steer(train, seed=seed)
     for steer in (fitted, replace(fitted, on_escalate='regenerate')):
-        grids.append(grid_search(steer, calibration, alpha=alpha, cost=cost))
-        for x in THRESHOLDS:
-            rows += outcome_rows(steer, test, replay(steer.at(x), test), x, x == grids[-1].threshold)
-    p = cost_matched(calibration, grids[0].cost[grids[0].chosen], unit=cost)
+        steer_rows, grid = threshold_rows(steer, tables, alpha=alpha, cost=cost, thresholds='all')
+        rows += steer_rows
+        grids.append(grid)
+    p = cost_matched(calibration, grids[0].cost[grids[0].chosen], cost)
     return rows + outcome_rows(RandomRouter(seed), test, random_outcome(test, p), p), grids
 
 # %% ../nbs/04_baselines.ipynb #walker
 class Walker:
     "Runs routers by walks over the problems of a table's split: the counterpart of `replay`."
-    def __init__(self,
-        problems:dict, # split -> `Problem`s
-        tree           # `RoutingTree`
-    ):
+    def __init__(self, problems:dict, tree): # split -> `Problem`s; their `RoutingTree`
         self.problems, self.tree, self.walks = problems, tree, {} # walks: split -> [walk] of `Trajectory`s
 
     def __call__(self, router, table):
@@ -155,27 +135,11 @@ class Walker:
         self.walks.setdefault(table.split, []).append(walks)
         return walk_outcome(walks, self.tree.specs, getattr(router, 'external', None))
 
-# %% ../nbs/04_baselines.ipynb #walk-methods
-def walk_methods(
-    router,               # `Router`, of any mode
-    tables:dict,          # split -> `OutcomeTable` of the problems that are walked, see `walk_tables`
-    run,                  # `Walker` on the same problems
-    alpha:float=0.02,     # accuracy that a threshold may lose to the large model
-    cost:str='paper_flops', # what the threshold saves, one of `UNITS`
-    thresholds='chosen'   # on the test problems: "chosen" or "all"
-)->tuple: # (rows on test, `Grid` on calibration)
-    "A router by walks: threshold on calibration, report on test."
-    one_of('thresholds', thresholds, ('chosen', 'all'))
-    grid, rows = grid_search(router, tables['calibration'], alpha=alpha, cost=cost, run=run), []
-    for x in THRESHOLDS if thresholds == 'all' else (grid.threshold,):
-        rows += outcome_rows(router, tables['test'], run(router.at(x), tables['test']), x, x == grid.threshold)
-    return rows, grid
-
 # %% ../nbs/04_baselines.ipynb #grid-reuse
 REUSE_COLUMNS = ('benchmark', 'method', 'on_escalate', 'split', 'n', 'thresholds', 'grid_tokens', 'single_tokens',
                  'ratio', 'mean_tokens')
 
-def walk_edges(walk):
+def _edges(walk):
     "Edges (problem, path, model) that a walk asked for, drafts included."
     edges, at = {(walk.problem.id, walk.path[:i], int(m)) for i, m in enumerate(walk.path)}, 0
     for c in walk.calls:
@@ -183,15 +147,10 @@ def walk_edges(walk):
         at += c.kind == 'step' # a last call may have written several
     return edges
 
-# %% ../nbs/04_baselines.ipynb #grid-reuse-def
-def grid_reuse(
-    walks, # [threshold] of the walks' `Trajectory`s over the same problems
-    tree,  # their `RoutingTree`
-    chosen:int=0 # index of the chosen threshold
-)->dict: # tokens a problem: of the whole grid, the chosen threshold, the thresholds' mean; ratio of the first two
-    "What a threshold grid generates, relative to a single threshold."
+def grid_reuse(walks, tree, chosen:int=0)->dict:
+    "Tokens a problem of a grid's walks ([threshold] of `Trajectory`s), of the chosen threshold, and their ratio."
     def count(edges): return sum(tree.store.get(p, tree.sample, path, m).generated for p, path, m in edges)
-    each = [set().union(*map(walk_edges, of_one)) for of_one in walks]
+    each = [set().union(*map(_edges, of_one)) for of_one in walks]
     n, whole, alone = len(walks[0]), count(set().union(*each)), [count(e) for e in each]
     return dict(thresholds=len(walks), grid_tokens=whole/n, single_tokens=alone[chosen]/n, ratio=whole/alone[chosen],
                 mean_tokens=float(np.mean(alone))/n)
@@ -199,56 +158,37 @@ def grid_reuse(
 # %% ../nbs/04_baselines.ipynb #policy-rows
 SEED_COLUMNS = (*COLUMNS, 'seed') # of the rows of single policies
 
-def policy_outcomes(policies, table, alpha, run):
+def _outcomes(policies, table, alpha, run):
     "Outcomes of the policies of one alpha: (their mean, [(seed, outcome)])."
     each = [(p.seed, run(p.router, table)) for p in policies if p.alpha == alpha]
     return {k: np.mean([o[k] for _, o in each], 0) for k in each[0][1]}, each
 
-def policy_rows(
-    policies,          # `SavedPolicy`s of one variant
-    test,              # `OutcomeTable`
-    alpha:float=0.02,  # the one to report
-    run=replay,        # (router, table) -> outcome; or a `Walker`
-    alphas='all'       # on the test problems: "all" or "chosen"
-)->tuple: # (rows in the order of `COLUMNS`, rows of single seeds at alpha in the order of `SEED_COLUMNS`)
-    "The results of a trained variant; every alpha is a threshold. ValueError where none was trained for `alpha`."
-    one_of('alphas', alphas, ('chosen', 'all'))
+def policy_rows(policies, test, alpha:float=.02, run=replay, alphas='all')->tuple:
+    """(Rows of the `SavedPolicy`s of one variant, every alpha a threshold; rows of single seeds at `alpha`). `alphas`
+    on test: "all" or "chosen". ValueError where none was trained for `alpha`."""
     trained, router = sorted({p.alpha for p in policies}), policies[0].router
     if alpha not in trained:
-        raise ValueError(f'{test.benchmark}: no policy {policies[0].variant!r} for alpha {alpha:g}, only for '
-                         f'{", ".join(f"{a:g}" for a in trained)}: '
+        only = ', '.join(f'{a:g}' for a in trained)
+        raise ValueError(f'{test.benchmark}: no policy {policies[0].variant!r} for alpha {alpha:g}, only for {only}: '
                          f'run nbs/03b_training.ipynb with policy.alpha={alpha:g}')
     rows, singles = [], []
     for a in trained if alphas == 'all' else (alpha,):
-        mean, each = policy_outcomes(policies, test, a, run)
+        mean, each = _outcomes(policies, test, a, run)
         rows += outcome_rows(router, test, mean, a, a == alpha)
-        if a != alpha: continue
-        for seed, o in each: singles += [(*row, seed) for row in outcome_rows(router, test, o, a)]
+        if a == alpha: singles = [(*row, seed) for seed, o in each for row in outcome_rows(router, test, o, a)]
     return rows, singles
 
 # %% ../nbs/04_baselines.ipynb #policy-grid
-def policy_grid(
-    policies,          # `SavedPolicy`s of one variant
-    calibration,       # `OutcomeTable`
-    alpha:float=0.02,  # the one to report
-    cost:str='paper_flops', # one of `UNITS`
-    run=replay         # (router, table) -> outcome; or a `Walker`
-)->Grid: # over the alphas
-    "What calibration sees of a trained variant."
+def policy_grid(policies, calibration, alpha:float=.02, cost='paper_flops', run=replay)->Grid:
+    "What calibration sees of a trained variant: a grid over its alphas. Parameters as of `policy_rows`."
     not_test(calibration, 'the grid of a policy')
-    trained, router = sorted({p.alpha for p in policies}), policies[0].router
-    means = [policy_outcomes(policies, calibration, a, run)[0] for a in trained]
-    accuracy, spent = (tuple(float(o[k].mean()) for o in means) for k in ('correct', cost))
-    large = float(calibration.correct[:, 0].mean())
-    return Grid(router.name, router.on_escalate, calibration.benchmark, len(calibration), alpha, large,
-                tuple(trained), accuracy, spent, trained.index(alpha), cost)
+    trained = sorted({p.alpha for p in policies})
+    means = [_outcomes(policies, calibration, a, run)[0] for a in trained]
+    grid = _grid(policies[0].router, calibration, trained, means, alpha, cost)
+    return replace(grid, chosen=trained.index(alpha))
 
-# %% ../nbs/04_baselines.ipynb #receipt-rows
-def receipt_rows(
-    benchmark:str, # of the policies
-    policies       # `SavedPolicy`s
-)->list: # rows in the order of `RECEIPT_COLUMNS`
-    "What the calibration of every policy found."
+def receipt_rows(benchmark:str, policies)->list:
+    "What the calibration of every policy found, in the order of `RECEIPT_COLUMNS`."
     return [(benchmark, p.variant, p.router.name, p.router.on_escalate, p.alpha, p.seed, p.kappa,
              *(p.calibration[k] for k in RECEIPT_COLUMNS[7:])) for p in policies]
 
@@ -270,7 +210,6 @@ class Case:
     def config(self): return self.s.run.config
     @property
     def rule(self): return dict(alpha=self.config.policy.alpha, cost=self.s.unit) # of every threshold
-
     def add_policies(self, mode, tables, run=replay, alphas='all'):
         "Rows and grids of the policies of a mode; ablations leave single rows only."
         for _, group in groupby(self.policies, lambda p: p.variant):
@@ -284,55 +223,29 @@ class Case:
             self.grids.append(grid)
 
 # %% ../nbs/04_baselines.ipynb #replay-case
-def replay_case(
-    s:Setting,    # of a run
-    benchmark:str # which one
-)->Case: # with the rows of every absorbing method
-    "All that the saved tables say, without any walk."
+def replay_case(s:Setting, benchmark:str)->Case:
+    "The rows of every absorbing method, off the saved tables, without any walk."
     tables = {split: s.table(benchmark, split) for split in SPLITS}
     case = Case(s, benchmark, tables, load_policies(s, benchmark))
-    alpha, seed = case.config.policy.alpha, case.config.seed
-    case.rows, case.grids = replay_methods(**tables, alpha=alpha, seed=seed, cost=s.unit)
+    case.rows, case.grids = replay_methods(**tables, seed=case.config.seed, **case.rule)
     case.add_policies('absorbing', tables)
     return case
 
 # %% ../nbs/04_baselines.ipynb #walking-routers
-def walking_routers(
-    case:Case,  # whose benchmark
-    backends,   # its models
-    prm,        # reward model of RSD, or None
-    enter       # keeps a store open
-): # (router, thresholds of its report on test), one by one
-    "The baselines that walk."
-    b, files = case.config.baselines, case.s.files
+def _walking(case, backends, prm, enter):
+    "The baselines that walk, with the thresholds of their report on test; `enter` keeps a store open."
+    b = case.config.baselines
     def answers(kind, model):
-        return enter(RolloutStore(files.replies(case.benchmark, kind), asking_settings(case.benchmark, model)))
+        return enter(RolloutStore(case.s.files.replies(case.benchmark, kind), asking_settings(case.benchmark, model)))
     if b.steer_next: yield fit_steer(case.tables['train'], 'next', seed=case.config.seed), b.walk_thresholds
     if b.specreason:
         grades = answers('grades', backends[1])
         for scoring in ('greedy', 'expected'): yield SpecReason(grades, backends[1], scoring), b.asking_thresholds
     if prm: yield RSD(answers('rewards', prm), prm), b.asking_thresholds
 
-@contextmanager
-def reward_model(
-    run # a `Run`
-):
-    "The reward model of RSD for the time of a `with` block; None where the run has none."
-    from stepwise_routing.models.reward import load_prm
-    name = run.config.baselines.reward_model
-    prm = load_prm(name) if name else None
-    try: yield prm
-    finally:
-        if prm: run_async(prm.close())
-
-# %% ../nbs/04_baselines.ipynb #walk-case
-def walk_case(
-    case:Case, # of `replay_case`; its rows, grids, reuse and limits are extended
-    backends,  # its models, open
-    grade,     # its grader
-    prm=None   # reward model of RSD
-):
-    "All methods that walk, on a part of the calibration problems and all test problems."
+# %% ../nbs/04_baselines.ipynb #walk-all
+def walk_case(case:Case, backends, grade, prm=None):
+    "All methods that walk, on some calibration problems and all test problems, added to a `replay_case`; `prm`: RSD's."
     s, b = case.s, case.config.baselines
     sizes = dict(calibration=min(b.n_walk_calibration, len(case.tables['calibration'])), test=len(case.tables['test']))
     problems = {split: s.problems(case.benchmark, split, n) for split, n in sizes.items()}
@@ -342,39 +255,44 @@ def walk_case(
         def count_reuse(router, walks, chosen):
             row = (case.benchmark, router.name, router.on_escalate, 'calibration', sizes['calibration'])
             case.reuse.append((*row, *grid_reuse(walks, tree, chosen).values()))
-        for router, thresholds in walking_routers(case, backends, prm, stack.enter_context):
+        for router, thresholds in _walking(case, backends, prm, stack.enter_context):
             run = Walker(problems, tree)
-            rows, grid = walk_methods(router, tables, run, **case.rule, thresholds=thresholds)
+            rows, grid = threshold_rows(router, tables, run, **case.rule, thresholds=thresholds)
             case.rows += rows
             case.grids.append(grid)
             count_reuse(router, run.walks['calibration'], grid.chosen)
         steer = fit_steer(case.tables['train'], seed=case.config.seed)
         walks = [walk(problems['calibration'], steer.at(x), tree) for x in THRESHOLDS]
         count_reuse(steer, walks, next(g for g in case.grids if g.method == steer.name).chosen)
-        if b.ours_next and s.name == 'open':
-            case.add_policies('per_step', tables, Walker(problems, tree), b.walk_thresholds)
-        if s.name == 'open' and case.benchmark in MICRO:
-            routers = [p.router for p in case.policies if p.router.mode == 'per_step'] if b.ours_next else []
+        if s.name != 'open': return
+        if b.ours_next: case.add_policies('per_step', tables, Walker(problems, tree), b.walk_thresholds)
+        if case.benchmark in MICRO:
+            routers = [p.router for p in case.policies if p.router.mode == 'per_step' and b.ours_next]
             case.limits = limit_rows(case.tables, problems, tree, routers)
 
-# %% ../nbs/04_baselines.ipynb #save-case
-def save_case(
-    case:Case # finished
-):
+# %% ../nbs/04_baselines.ipynb #walk-case
+@contextmanager
+def reward_model(run):
+    "The reward model of RSD for the time of a `with` block; None where the run has none."
+    from stepwise_routing.models.reward import load_prm
+    name = run.config.baselines.reward_model
+    prm = load_prm(name) if name else None
+    try: yield prm
+    finally:
+        if prm: run_async(prm.close())
+
+def save_case(case:Case):
     "Write methods/: results, calibration grids, single seeds (ablations among them), receipts, reuse and limits."
-    def save(part, rows, columns): save_rows(case.s.files.methods(case.benchmark, part), rows, columns)
-    save('', case.rows, COLUMNS)
-    save('-grid', grid_rows(case.grids), GRID_COLUMNS)
-    save('-ablations', case.singles, SEED_COLUMNS)
-    save('-policies', receipt_rows(case.benchmark, case.policies), RECEIPT_COLUMNS)
-    save('-reuse', case.reuse, REUSE_COLUMNS)
-    if case.limits: save('-limits', case.limits, LIMIT_COLUMNS)
+    parts = {'': (case.rows, COLUMNS), '-grid': (grid_rows(case.grids), GRID_COLUMNS),
+             '-ablations': (case.singles, SEED_COLUMNS),
+             '-policies': (receipt_rows(case.benchmark, case.policies), RECEIPT_COLUMNS),
+             '-reuse': (case.reuse, REUSE_COLUMNS)}
+    if case.limits: parts['-limits'] = case.limits, LIMIT_COLUMNS
+    for part, (rows, columns) in parts.items(): save_rows(case.s.files.methods(case.benchmark, part), rows, columns)
 
 # %% ../nbs/04_baselines.ipynb #frames
-def chosen_frame(
-    cases # finished `Case`s
-): # DataFrame, one row per method that has a threshold: chosen on calibration, accuracy in %, cost in % of threshold 1
-    "What was chosen on calibration; `met`: the accuracy is within alpha of the large model's."
+def chosen_frame(cases):
+    "What was chosen on calibration: accuracy in %, cost in % of threshold 1; `met`: within alpha of the large model."
     import pandas as pd
     def row(case, g):
         accuracy, cost = g.accuracy[g.chosen], g.cost[g.chosen]

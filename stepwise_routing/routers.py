@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['POLICY_METHODS', 'RECEIPT_COLUMNS', 'Router', 'ThresholdRouter', 'SmallOnly', 'LargeOnly', 'RandomRouter',
            'ScoreRouter', 'not_test', 'score_thresholds', 'Mixture', 'fit_mixture', 'is_degenerate', 'STEER',
-           'fit_steer', 'asking_settings', 'AskingRouter', 'SpecReason', 'RSD', 'policy_method', 'SavedPolicy',
-           'saved_policy', 'load_policies']
+           'fit_steer', 'asking_settings', 'AskingRouter', 'SpecReason', 'RSD', 'SavedPolicy', 'load_policies']
 
 # %% ../nbs/04b_routers.ipynb #imports
 import asyncio, warnings
@@ -31,27 +30,22 @@ class Router(Protocol):
 
 class ThresholdRouter:
     "Escalates where its score is below its `threshold`."
+    mode, on_escalate, start, threshold = 'absorbing', 'append', 0, .5
     def escalates(self, states): return np.asarray(self.score(states)) < self.threshold
     def table_escalates(self, table): return self.table_score(table) < self.threshold # nan is not below
     def at(self, threshold): return replace(self, threshold=threshold)
 
 # %% ../nbs/04b_routers.ipynb #single
-@dataclass(frozen=True)
-class SmallOnly:
+class SmallOnly(ThresholdRouter):
     "Never escalates."
-    name: str = 'Small only'
-    mode: str = 'absorbing'
-    on_escalate: str = 'append'
-    start: int = 0
+    name = 'Small only'
     def escalates(self, states): return np.zeros(len(states), bool)
     def table_escalates(self, table): return np.zeros(table.obs.shape[:2], bool)
     def at(self, threshold): return self
 
-@dataclass(frozen=True)
 class LargeOnly(SmallOnly):
-    "Starts with the largest model, and so has nobody to escalate to."
-    name: str = 'Large only'
-    start: int = 1 # index of the largest model
+    "Starts with the large model, and so has nobody to escalate to."
+    name, start = 'Large only', 1
 
 # %% ../nbs/04b_routers.ipynb #random-router
 @dataclass(frozen=True)
@@ -62,19 +56,15 @@ class RandomRouter(ThresholdRouter):
     name: str = 'Random'
     threshold: float = .5
     mode: str = 'absorbing'
-    start: int = 0
 
-    def uniform(self, benchmark, problem, sample, t):
-        "A number in [0, 1) that depends on these and the seed alone."
-        return (int(digest('random', self.seed, benchmark, problem, sample, t), 16) >> 11) / 2**53
-
+    def uniform(self, *step): # (benchmark, problem, sample, index): a number in [0, 1) that depends on these alone
+        return (int(digest('random', self.seed, *step), 16) >> 11) / 2**53
     def score(self, states):
         return np.array([self.uniform(s.problem.benchmark, s.problem.id, s.sample, len(s.steps) - 1) for s in states])
-
     def table_score(self, table):
         scores = np.full(table.obs.shape[:2], np.nan)
-        for i, (problem, sample, T) in enumerate(zip(table.problem_id, table.sample, table.n_steps)):
-            scores[i, :T] = [self.uniform(table.benchmark, problem, sample, t) for t in range(T)]
+        for i, t in np.argwhere(table.inside):
+            scores[i, t] = self.uniform(table.benchmark, table.problem_id[i], table.sample[i], t)
         return scores
 
 # %% ../nbs/04b_routers.ipynb #bare
@@ -84,8 +74,6 @@ class ScoreRouter(ThresholdRouter):
     feature: str = 'score_logit' # one of `FEATURES`, the lower the less confident
     on_escalate: str = 'append'
     threshold: float = .5
-    mode: str = 'absorbing'
-    start: int = 0
 
     def __post_init__(self): one_of('feature', self.feature, FEATURES)
     @property
@@ -93,18 +81,13 @@ class ScoreRouter(ThresholdRouter):
     def score(self, states): return np.array([observe(s.steps)[-1, FEATURES.index(self.feature)] for s in states])
     def table_score(self, table): return table.obs[..., table.features.index(self.feature)]
 
-# %% ../nbs/04b_routers.ipynb #not-test
 def not_test(table, purpose):
     "ValueError where something would be fitted or chosen on the test split."
     if table.split == 'test':
         raise ValueError(f'{purpose} on {table.benchmark} was handed the test split: use train or calibration')
 
-def score_thresholds(
-    router, # a `ThresholdRouter`
-    table,  # `OutcomeTable`, not of the test split
-    n:int=40 # quantiles
-): # [threshold], ascending, at most n+1; the last one escalates at once
-    "Thresholds between which a router's scores are spread evenly."
+def score_thresholds(router, table, n=40):
+    "At most n + 1 ascending thresholds that spread a router's scores on a table evenly; the last escalates at once."
     not_test(table, 'choosing thresholds')
     return np.r_[np.unique(np.nanquantile(router.table_score(table), np.arange(n)/n)), np.inf]
 
@@ -133,34 +116,22 @@ class Mixture:
         with np.errstate(over='ignore'): return 1 / (1 + np.exp(log[0] - log[1]))
 
 # %% ../nbs/04b_routers.ipynb #fit-mixture
-def fit_mixture(
-    scores,                # [n], logits; nan is ignored
-    seed:int=0,            # of the starting points
-    n_init:int=5,          # starting points; the likeliest result is kept
-    reg_covar:float=1e-6   # floor of a component's variance, in units of the scores' variance
-)->Mixture:
-    "Two-component Gaussian mixture by EM. ValueError where there are fewer than two different scores."
+def fit_mixture(scores, seed:int=0)->Mixture:
+    "Two-component Gaussian mixture of logits by EM; nan is ignored. ValueError unless two of them differ."
     from sklearn.mixture import GaussianMixture
     s = np.asarray(scores, float)
     s = s[~np.isnan(s)]
     values = len(np.unique(s))
     if values < 2: raise ValueError(f'a mixture needs scores that differ, got {len(s)} with {values} different values')
     centre, scale = s.mean(), s.std()
-    em = GaussianMixture(2, n_init=n_init, random_state=seed, reg_covar=reg_covar, tol=1e-5, max_iter=1000,
-                         init_params='k-means++')
+    em = GaussianMixture(2, n_init=5, random_state=seed, tol=1e-5, max_iter=1000, init_params='k-means++')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         em.fit(((s - centre)/scale)[:, None])
-    order = np.argsort(em.means_[:, 0])
-    def pick(x): return tuple(float(x[i]) for i in order)
-    return Mixture(pick(em.weights_), pick(em.means_[:, 0]*scale + centre),
-                   pick(np.sqrt(em.covariances_[:, 0, 0])*scale))
+    columns = em.weights_, em.means_[:, 0]*scale + centre, np.sqrt(em.covariances_[:, 0, 0])*scale
+    return Mixture(*(tuple(x[np.argsort(em.means_[:, 0])].tolist()) for x in columns))
 
-# %% ../nbs/04b_routers.ipynb #degenerate
-def is_degenerate(
-    mixture:Mixture, # fitted to `scores`
-    scores           # [n]; nan is ignored
-)->bool:
+def is_degenerate(mixture, scores)->bool:
     "Is a component nearly empty, a spike, or on top of the other one?"
     spread = np.nanstd(scores)
     spike = min(mixture.std) < .01*spread
@@ -175,7 +146,6 @@ class STEER(ThresholdRouter):
     scope: str = 'rest'        # "rest": absorbing; "next": the score decides who writes the next step
     on_escalate: str = 'append'
     threshold: float = .5
-    start: int = 0
 
     @property
     def name(self): return f'STEER ({self.scope})'
@@ -185,52 +155,38 @@ class STEER(ThresholdRouter):
     def rescore(self): return self.scope == 'next' # the walk shows it every step with the small model's confidences
 
     def mixture(self, index): return (self.mixtures[index] if index < len(self.mixtures) else None) or self.pooled
-
     def score(self, states):
         logits = [logit_confidence(last_scored(s.steps)) for s in states]
         if np.isnan(logits).any():
             raise ValueError('STEER needs raw logits of the small model, which its backend does not give')
         return np.array([float(self.mixture(len(s.steps) - 1).posterior(x)) for s, x in zip(states, logits)])
-
     def table_score(self, table):
         logits = table.obs[..., table.features.index('score_logit')]
         return np.stack([self.mixture(j).posterior(logits[:, j]) for j in range(logits.shape[1])], 1)
 
 # %% ../nbs/04b_routers.ipynb #fit-steer
-def fit_steer(
-    table,                    # `OutcomeTable` of the training split; only its small chains are looked at
-    scope:str='rest',         # "rest" or "next"
-    on_escalate:str='append', # or "regenerate"
-    gmm:str='per_step',       # "per_step" (with the pooled fallback) or "pooled"
-    min_scores:int=50,        # scores a step index needs for a fit of its own
-    seed:int=0                # of the fits
-)->STEER:
-    "Fit STEER's mixtures, without labels."
+def fit_steer(table, scope:str='rest', on_escalate:str='append', seed:int=0)->STEER:
+    "Fit STEER's mixtures to the small chains of the training split, without labels."
     one_of('scope', scope, ('rest', 'next'))
-    one_of('gmm', gmm, ('per_step', 'pooled'))
     not_test(table, 'fitting STEER')
     logits = table.obs[..., table.features.index('score_logit')]
     if np.isnan(logits[table.inside]).any():
         raise ValueError(f'{table.benchmark} {table.split}: STEER needs raw logits, and some steps have none')
-    mixtures = []
-    for scores in logits.T if gmm == 'per_step' else ():
+    def fitted(scores): # one step index; None leaves it to the pooled fit
         present = scores[~np.isnan(scores)]
-        enough = len(present) >= min_scores and len(np.unique(present)) > 1
-        mixture = fit_mixture(scores, seed) if enough else None
-        mixtures.append(None if mixture is None or is_degenerate(mixture, scores) else mixture)
-    return STEER(tuple(mixtures), fit_mixture(logits, seed), scope, on_escalate)
+        if len(present) < 50 or len(np.unique(present)) < 2: return None
+        mixture = fit_mixture(scores, seed)
+        return None if is_degenerate(mixture, scores) else mixture
+    return STEER(tuple(map(fitted, logits.T)), fit_mixture(logits, seed), scope, on_escalate)
 
 # %% ../nbs/04b_routers.ipynb #asking
-def asking_settings(
-    benchmark:str, # whose problems are asked about
-    model          # a `Backend` that judges or a `RewardModel`
-)->dict: # settings of a `RolloutStore`, as JSON
-    "What the answers of a judge or reward model depend on."
+def asking_settings(benchmark:str, model)->dict:
+    "What the answers of a judge (a `Backend`) or `RewardModel` depend on: settings of a `RolloutStore`."
     return dict(benchmark=benchmark, spec=asdict(model.spec), **model.settings())
 
 class AskingRouter(ThresholdRouter):
     "Asks a model about every draft (`ask(state)`); answers are kept under `kind`, once per problem and chain."
-    mode, on_escalate, start = 'per_step', 'regenerate', 0
+    mode, on_escalate = 'per_step', 'regenerate'
 
     async def answer(self, state):
         "The answer about the last step of a chain; LookupError where it is not there and nobody can be asked."
@@ -241,12 +197,10 @@ class AskingRouter(ThresholdRouter):
                                   f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"')
             self.store.put(*key, await self.ask(state))
         return self.store.get(*key)
-
     async def score(self, states):
         answers = await asyncio.gather(*(self.answer(s) for s in states))
         scores, calls = zip(*(self.judged(a, s) for a, s in zip(answers, states)))
         return np.array(scores), list(calls)
-
     async def escalates(self, states):
         scores, calls = await self.score(states)
         return scores < self.threshold, calls
@@ -303,13 +257,6 @@ POLICY_METHODS = { # variant of chapter 03b -> row of the tables
     'append': 'Ours', 'append-full': 'Ours (full)', 'regenerate': 'Ours', 'regenerate-full': 'Ours (full)',
     'per_step': 'Ours (per step)', 'per_step-full': 'Ours (per step, full)'}
 
-def policy_method(
-    variant:str # of chapter 03b
-)->str: # row of the tables
-    "What a variant is called in the results."
-    return POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
-
-# %% ../nbs/04b_routers.ipynb #savedpolicy
 @dataclass(frozen=True)
 class SavedPolicy:
     "A trained policy as a router, and what its calibration found."
@@ -322,37 +269,32 @@ class SavedPolicy:
 
     @property
     def is_ablation(self): return self.variant not in POLICY_METHODS
-    @property
-    def label(self): return self.variant, self.alpha, self.seed
 
 # %% ../nbs/04b_routers.ipynb #load-policies
 RECEIPT_COLUMNS = ('benchmark', 'variant', 'method', 'on_escalate', 'alpha', 'seed', 'kappa', 'n', 'miss', 'accuracy',
                    'bound', 'met')
 
-def saved_policy(folder, benchmark, models):
+def _saved_policy(folder, benchmark, models):
     "The policy of one folder; ValueError in one line where it cannot be used."
     from stepwise_routing.policy import PolicyRouter, load_policy
     variant, name = folder.parent.name, '/'.join(folder.parts[-4:])
     try:
         policy = load_policy(folder, models=models)
-        c = policy.config
+        c, kappa = policy.config, float(policy.kappa)
         if (c['benchmark'], c['variant']) != (benchmark, variant):
             raise ValueError(f'{name} is of {c["benchmark"]}, {c["variant"]}')
-        router = PolicyRouter(policy, float(policy.kappa), c['on_escalate'], policy_method(variant))
+        method = POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
         receipt = {k: c['calibration'][k] for k in RECEIPT_COLUMNS[7:]}
-        return SavedPolicy(variant, float(c['alpha']), int(c['seed']), router, float(policy.kappa), receipt)
+        router = PolicyRouter(policy, kappa, c['on_escalate'], method)
+        return SavedPolicy(variant, float(c['alpha']), int(c['seed']), router, kappa, receipt)
     except (OSError, ValueError, TypeError, KeyError) as e:
         reason = str(e).replace(str(folder), name)
         if isinstance(e, KeyError): reason = f'{name} has no {e} in its config.json'
         raise ValueError(f'{reason}: run nbs/03b_training.ipynb again') from e
 
-# %% ../nbs/04b_routers.ipynb #load-policies-def
-def load_policies(
-    s:Setting,     # of a run
-    benchmark:str, # which one
-    models=None    # names of the models they must be trained for; None: those of the test table
-)->list: # `SavedPolicy`s by variant, alpha and seed; none where there are none
-    "The trained policies of a run. ValueError names the one that cannot be used."
+def load_policies(s:Setting, benchmark:str)->list:
+    "The `SavedPolicy`s of a run by variant, alpha and seed, if any. ValueError names the one that cannot be used."
     folders = sorted(p for p in s.files.policies(benchmark).glob('*/*') if p.is_dir())
-    if folders and models is None: models = s.table(benchmark, 'test').models
-    return sorted((saved_policy(f, benchmark, models) for f in folders), key=lambda p: p.label)
+    models = s.table(benchmark, 'test').models if folders else ()
+    policies = [_saved_policy(f, benchmark, models) for f in folders]
+    return sorted(policies, key=lambda p: (p.variant, p.alpha, p.seed))

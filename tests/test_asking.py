@@ -4,6 +4,7 @@ import asyncio, sys
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
 from stepwise_routing.baselines import (COLUMNS, THRESHOLDS, Walker, choose_threshold, grid_reuse, grid_search,
-    walk_methods)
+    threshold_rows)
 from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed, score_messages
 from stepwise_routing.models.base import Choice, Request
 from stepwise_routing.outcomes import outcome_table, walk_outcome
-from stepwise_routing.rollouts import RoutingTree, State, bill_asking, collect_rollouts, walk
+from stepwise_routing.rollouts import RoutingTree, State, Walk, collect_rollouts, walk
 from stepwise_routing.routers import RSD, SpecReason, asking_settings
 from stepwise_routing.run.store import RolloutStore, tree_settings
 
@@ -332,9 +333,9 @@ def test_what_a_reading_leaves_in_the_cache():
                                                 (Call(-1, 0, 70, 60, 'prm'), {}, 0, {-1: 70}, {-1: 60}),
                                                 (Call(1, 1, 76, 60, 'judge', 5), {0: 80, 1: 99}, 60, {0: 80, 1: 69},
                                                  {1: 60}), (Call(1, 1, 76, 0, 'judge'), {1: 45}, 0, {1: 45}, {})):
-        calls = [Call(0, 9, 50, 0), call]
-        before = bill_asking(calls, 1, seen, step)
-        assert calls == [Call(0, 9, 50, 0), replace(call, cached=cached)] and (seen, before) == (after, rejected)
+        w = Walk(None, RSD(None), SimpleNamespace(n_models=2), calls=[Call(0, 9, 50, 0)], seen=seen)
+        before = w.bill_asking([call], step)
+        assert w.calls == [Call(0, 9, 50, 0), replace(call, cached=cached)] and (seen, before) == (after, rejected)
 
 # ---- thresholds
 @pytest.mark.parametrize('method', METHODS)
@@ -505,7 +506,7 @@ def world(request, tmp_path_factory):
 def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     s, problems, tables = world
     run = Walker(problems, s.tree)
-    rows, grid = walk_methods(s.router, tables, run, cost=unit)
+    rows, grid = threshold_rows(s.router, tables, run, cost=unit)
     assert {split: len(walks) for split, walks in run.walks.items()} == dict(calibration=11, test=1)
     assert grid.thresholds == THRESHOLDS
     prices = {0: None, 1: 'gpt-4.1-mini'}
@@ -523,7 +524,7 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
         assert r[column] == pytest.approx(bill(by_hand(s, p, grid.threshold)[1], SIZE, prices)[UNITS.index(unit)],
                                           rel=1e-12)
     wrong = replace(tables['test'], correct=1 - tables['test'].correct)
-    assert walk_methods(s.router, dict(tables, test=wrong), Walker(problems, s.tree), cost=unit)[1] == grid
+    assert threshold_rows(s.router, dict(tables, test=wrong), Walker(problems, s.tree), cost=unit)[1] == grid
 
 def test_the_test_split_chooses_nothing(world):
     s, problems, tables = world

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, Walker,
-                                        choose_threshold,
-    grid_rows, grid_search, outcome_rows, policy_grid, policy_rows, receipt_rows, replay_case, replay_methods,
-    save_case,
-    save_rows, walk_methods)
-from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line, oracle_frontier,
-    oracle_times, random_frontier, random_outcome)
+    choose_threshold, grid_rows, grid_search, outcome_rows, policy_grid, policy_rows, receipt_rows, replay_case,
+    replay_methods, save_case, save_rows, threshold_rows)
+from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
+    oracle_frontier, oracle_times, random_frontier, random_outcome)
 from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
 from stepwise_routing.routers import (RECEIPT_COLUMNS, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter,
-    SmallOnly, fit_mixture, fit_steer, is_degenerate, load_policies, policy_method, score_thresholds)
+    SmallOnly, fit_mixture, fit_steer, is_degenerate, load_policies, score_thresholds)
 from stepwise_routing.run.config import Config, Run
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
@@ -87,11 +85,9 @@ def test_bare_scores_are_the_observation():
 def test_oracle_router_agrees_with_the_table():
     table = toy_table(60)
     for e in READINGS:
-        router = OracleRouter.of(table, e)
+        router = OracleRouter(oracle_times(table, e), e)
         assert (escalation_times(router, table) == oracle_times(table, e)).all()
-        for i in range(60):
-            walked = [router.escalates([state(table.problem_id[i], 0, t + 1)])[0] for t in range(table.n_steps[i])]
-            assert walked == router.table_escalates(table)[i, :table.n_steps[i]].tolist()
+        assert ((router.table_escalates(table) & table.inside).sum(1) == (router.times < table.n_steps)).all()
 
 # ---- frontiers ----
 def tiny(seed, n=4):
@@ -118,7 +114,7 @@ def test_oracle_frontier_is_brute_force(on_escalate, seed):
 @pytest.mark.parametrize('seed', range(6))
 def test_oracle_is_the_cheapest_right_time(on_escalate, seed):
     table = tiny(seed, 12)
-    got = replay(OracleRouter.of(table, on_escalate), table)
+    got = replay(OracleRouter(oracle_times(table, on_escalate), on_escalate), table)
     for i, T in enumerate(table.n_steps):
         every = [{k: v[i] for k, v in table.outcome(np.minimum(t, table.n_steps), on_escalate).items()}
                  for t in range(T + 1)]
@@ -242,7 +238,6 @@ def test_degenerate_fits_fall_back_on_the_pooled_one():
     assert steer.mixtures[1] is None and steer.mixtures[2] is None and steer.mixtures[0] is not None
     assert all(steer.mixtures[j] is None for j in index[few]) and steer.mixture(1) is steer.pooled
     assert steer.mixture(99) is steer.pooled
-    assert fit_steer(table, gmm='pooled').mixtures == ()
 
 def test_steer_table_and_states_give_the_same_scores():
     from stepwise_routing.core import Step
@@ -322,8 +317,7 @@ def test_walks_and_replays_agree_exactly(world, on_escalate, threshold):
     from stepwise_routing.rollouts import walk
     problems, tables, tree = world
     table = tables['test']
-    routers = (SmallOnly(), LargeOnly(), OracleRouter.of(table, on_escalate),
-               RandomRouter(0, on_escalate).at(threshold),
+    routers = (SmallOnly(), LargeOnly(), RandomRouter(0, on_escalate).at(threshold),
                fit_steer(tables['train'], on_escalate=on_escalate).at(threshold))
     for router in routers:
         got = walk_outcome(walk(problems['test'], router, tree), tree.specs)
@@ -342,14 +336,14 @@ def test_steer_next_walks_and_pays_for_reading(world):
     assert read and all(c.model == 0 and c.generated == 0 and c.prompt > c.cached for c in read)
     assert any('10' in w.path for w in walks), 'per step: back to the small model'
 
-def test_walk_methods_choose_on_calibration_and_report_on_test(world):
+def test_threshold_rows_choose_on_calibration_and_report_on_test(world):
     problems, tables, tree = world
     few = dict(problems, calibration=problems['calibration'][:20])
     part, steer = walk_tables(few, tables), fit_steer(tables['train'], 'next')
-    rows, grid = walk_methods(steer, part, Walker(few, tree))
+    rows, grid = threshold_rows(steer, part, Walker(few, tree))
     assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 11)
     assert {r[3] for r in rows} == {grid.threshold} and [r[5] for r in rows] == [p.id for p in problems['test']]
-    every, same = walk_methods(steer, part, Walker(few, tree), thresholds='all')
+    every, same = threshold_rows(steer, part, Walker(few, tree), thresholds='all')
     assert same == grid and len(every) == 11*40 and [r for r in every if r[4]] == rows
     with pytest.raises(ValueError, match='holds other problems than these'):
         walk_tables(dict(few, test=problems['train']), tables)
@@ -358,10 +352,6 @@ def test_knowing_the_steps_is_a_walk_and_drawing_again_is_another_sample(world):
     "Limits: per problem, by walks of their own."
     from stepwise_routing.rollouts import RoutingTree, walk
     problems, tables, tree = world
-    times = {(p.id, 0): i % 3 for i, p in enumerate(problems['test'])}
-    first = OracleRouter(times, 'regenerate', 'Knows the steps')
-    assert (walk_outcome(walk(problems['test'], first, tree), tree.specs)['correct'] ==
-            replay(first, tables['test'])['correct']).all()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr('stepwise_routing.data.micro.first_wrong', lambda p, steps: 0 if len(steps) > 2 else -1)
         rows = [dict(zip(LIMIT_COLUMNS, r)) for r in limit_rows(tables, problems, tree, ())]
@@ -412,8 +402,6 @@ def test_policies_choose_nothing_here():
     line = r"toy: no policy 'append' for alpha 0.05, only for 0.02, 0.2: run nbs/03b_training.ipynb with policy.alpha"
     with pytest.raises(ValueError, match=line): policy_rows([coin(.02, 0, .9), coin(.2, 0, .9)], test, .05)
     with pytest.raises(ValueError, match='was handed the test split'): policy_grid([coin(.02, 0, .9)], test)
-    names = [policy_method(v) for v in ('append', 'per_step-full', 'ablation-union')]
-    assert names == ['Ours', 'Ours (per step, full)', 'union']
     receipt = dict(zip(RECEIPT_COLUMNS, receipt_rows('toy', [coin(.02, 4, .9)])[0]))
     assert receipt == dict(benchmark='toy', variant='append', method='Ours', on_escalate='append', alpha=.02, seed=4,
                            kappa=.9, **SAID)
@@ -439,14 +427,13 @@ def trained(tmp_path_factory):
                                  alpha=.02, seed=seed, benchmark='toy', variant=variant,
                                  models=('toy small', 'toy large'),
                                  on_escalate=e, calibration=SAID)
+    train.save(setting(folder).files.outcomes('toy', 'test'))
     return folder
-
-MODELS = 'toy small', 'toy large'
 
 def test_saved_policies_are_routers(trained):
     from stepwise_routing.training import TableEnv
-    policies, table = load_policies(setting(trained), 'toy', MODELS), toy_table(80)
-    assert [p.label for p in policies] == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step')
+    policies, table = load_policies(setting(trained), 'toy'), toy_table(80)
+    assert [(p.variant, p.alpha, p.seed) for p in policies] == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step')
                                            for i in (0, 1)]
     assert [(p.router.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in policies[::2]] == [
         ('short', 'absorbing', 'regenerate', True), ('Ours', 'absorbing', 'append', False),
@@ -475,7 +462,7 @@ def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, lin
     changed = change(path.read_bytes())
     if changed is None: path.unlink()
     else: path.write_bytes(changed)
-    with pytest.raises(ValueError, match=line) as e: load_policies(setting(tmp_path/'run'), 'toy', MODELS)
+    with pytest.raises(ValueError, match=line) as e: load_policies(setting(tmp_path/'run'), 'toy')
     assert '\n' not in str(e.value) and str(tmp_path) not in str(e.value)
 
 def test_policies_walk_as_they_replay(world):

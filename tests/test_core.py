@@ -86,11 +86,22 @@ def test_prompts_hold_the_paper_template():
 def write(path, rows): path.write_text(''.join(json.dumps(r) + '\n' for r in rows)); return path
 def rows(name): return [json.loads(line) for line in SAMPLES[name].read_text(encoding='utf-8').splitlines()]
 
+FILES = dict(gsm8k=('gsm8k_train', 'gsm8k_test'), math500=('math_train', 'math500'), omnimath=('omni_math',))
+OTHER = [dict(question='Another?', problem='Another?', answer='#### 1', solution=r'\boxed{1}')]
+
+def load(folder, name, split, raw, test=OTHER, n=None):
+    "Problems of a split from a folder of copies; `raw` are the rows of its own file, `test` those of the test set."
+    files = [folder/f'{f}.jsonl' for f in FILES[name]]
+    write(files[-1], test)
+    write(files[-1 if split == 'test' else 0], raw)
+    return load_problems(name, split, n, data_dir=folder)
+
 @pytest.mark.parametrize('name', SAMPLES)
-def test_samples_hold_twenty_problems(name):
+def test_samples_hold_twenty_problems(name, tmp_path):
     raw = rows(name)
     assert len(raw) == 20
-    problems = data_benchmarks._problems(name, 'test', SAMPLES[name])
+    load(tmp_path, name, 'test', raw)
+    problems = data_benchmarks._problems(name, 0, tmp_path)
     assert len({p.id for p in problems}) == 20
     assert all(p.benchmark == name and p.answer and p.question for p in problems)
     assert not any('\\boxed' in p.answer or '####' in p.answer for p in problems)
@@ -98,27 +109,25 @@ def test_samples_hold_twenty_problems(name):
 @pytest.mark.parametrize('name', SAMPLES)
 def test_splits_are_disjoint_and_do_not_depend_on_the_order_of_the_file(name, tmp_path):
     raw = rows(name)
-    shuffled = write(tmp_path/'shuffled.jsonl', raw[::-1])
-    split = {s: load_problems(name, s, path=SAMPLES[name]) for s in SPLITS}
-    assert split == {s: load_problems(name, s, path=shuffled) for s in SPLITS}
+    split = {s: load(tmp_path, name, s, raw) for s in SPLITS}
+    assert split == {s: load(tmp_path, name, s, raw[::-1]) for s in SPLITS}
     assert not {p.id for p in split['train']} & {p.id for p in split['calibration']}
     if name == 'omnimath':
         assert [len(split[s]) for s in SPLITS] == [8, 4, 8]
-        every = data_benchmarks._problems(name, 'test', SAMPLES[name])
+        every = data_benchmarks._problems(name, 0, tmp_path)
         assert sorted(p.id for s in SPLITS for p in split[s]) == sorted(p.id for p in every)
     else:
         assert len(split['train']) + len(split['calibration']) == len(split['test']) == 20
-    assert load_problems(name, 'test', n=3, path=SAMPLES[name]) == split['test'][:3]
+    assert load(tmp_path, name, 'test', raw, n=3) == split['test'][:3]
 
 @pytest.mark.parametrize('name', ['gsm8k', 'math500'])
 def test_a_test_question_never_appears_in_train_or_calibration(name, tmp_path):
-    field = data_benchmarks.SOURCES[name].needs[0]
+    field = data_benchmarks.SOURCES[name][2][0]
     raw = rows(name)
-    reformatted = [{**r, field: '  ' + r[field].upper().replace(' ', '\n')} for r in raw[:10]]
-    test = write(tmp_path/'test.jsonl', reformatted)
-    kept = [p for s in ('train', 'calibration') for p in load_problems(name, s, path=SAMPLES[name], test_path=test)]
+    test = [{**r, field: '  ' + r[field].upper().replace(' ', '\n')} for r in raw[:10]]
+    kept = [p for s in ('train', 'calibration') for p in load(tmp_path, name, s, raw, test)]
     assert len(kept) == 10
-    keys = [{data_benchmarks._key(p.question) for p in ps} for ps in (kept, load_problems(name, 'test', path=test))]
+    keys = [{data_benchmarks._key(p.question) for p in ps} for ps in (kept, load(tmp_path, name, 'test', test))]
     assert not keys[0] & keys[1]
 
 def test_from_the_hub_the_test_questions_are_left_out_too(monkeypatch):
@@ -146,19 +155,18 @@ def test_the_hub_is_asked_for_every_configuration_at_the_pinned_revision(monkeyp
 def test_twins_and_empty_answers_are_left_out(tmp_path):
     raw = rows('omnimath')
     twin, empty = {**raw[0], 'problem': raw[0]['problem'].replace(' ', '  ').upper()}, {**raw[1], 'answer': ''}
-    path = write(tmp_path/'o.jsonl', [*raw, twin, {**raw[2], 'answer': '\\[ ' + raw[2]['answer'] + ' \\]'}])
-    found = [p for s in SPLITS for p in load_problems('omnimath', s, path=path)]
+    more = [*raw, twin, {**raw[2], 'answer': '\\[ ' + raw[2]['answer'] + ' \\]'}]
+    found = [p for s in SPLITS for p in load(tmp_path, 'omnimath', s, more)]
     assert len(found) == 20
     assert next(p for p in found if p.question == raw[2]['problem']).answer == raw[2]['answer']
-    path = write(tmp_path/'p.jsonl', [raw[0], empty, *raw[2:]])
-    assert len([p for s in SPLITS for p in load_problems('omnimath', s, path=path)]) == 19
+    assert len([p for s in SPLITS for p in load(tmp_path, 'omnimath', s, [raw[0], empty, *raw[2:]])]) == 19
 
 def test_known_near_duplicates_are_left_out_of_training_sets_and_never_of_math500(tmp_path):
     # MATH train; a MATH-500 problem divides by 9
     question = 'What is the remainder when $1 + 2 + 3 + 4 + \\dots + 9 + 10$ is  divided by 8?'
-    path = write(tmp_path/'m.jsonl', [*rows('math500'), dict(problem=question, solution=r'\boxed{7}')])
-    assert len([p for s in ('train', 'calibration') for p in load_problems('math500', s, path=path)]) == 20
-    assert len(load_problems('math500', 'test', path=path)) == 21
+    raw = [*rows('math500'), dict(problem=question, solution=r'\boxed{7}')]
+    assert len([p for s in ('train', 'calibration') for p in load(tmp_path, 'math500', s, raw)]) == 20
+    assert len(load(tmp_path, 'math500', 'test', raw)) == 21
 
 def test_gsm8k_rows():
     p = data_benchmarks._gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
@@ -170,8 +178,6 @@ def test_math_rows_take_the_last_box_where_no_answer_is_given():
     assert data_benchmarks._math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
 
 # ---- a folder of local copies
-FILES = dict(gsm8k=('gsm8k_train', 'gsm8k_test'), math500=('math_train', 'math500'), omnimath=('omni_math',))
-
 @pytest.fixture
 def local(tmp_path):
     for name, files in FILES.items():
@@ -179,13 +185,13 @@ def local(tmp_path):
     return tmp_path
 
 @pytest.mark.parametrize('name', FILES)
-def test_a_folder_gives_what_the_paths_give_and_the_hub_is_not_asked(name, local, monkeypatch):
-    monkeypatch.setattr(data_benchmarks, '_hub_rows', lambda *a: pytest.fail('the Hub was asked'))
-    train, *test = (local/f'{f}.jsonl' for f in FILES[name])
+def test_a_folder_gives_what_the_hub_gives_and_the_hub_is_not_asked(name, local, monkeypatch):
+    files = {source[:4]: source[4] for source in data_benchmarks.SOURCES[name][:2]}
+    read = lambda *place: data_benchmarks.file_rows(local/files[place])
     for split in SPLITS:
-        by_path = dict(path=train, test_path=test[0]) if test else dict(path=train)
-        if split == 'test': by_path = dict(path=(test or [train])[0])
-        expected = load_problems(name, split, **by_path)
+        monkeypatch.setattr(data_benchmarks, '_hub_rows', read)
+        expected = load_problems(name, split)
+        monkeypatch.setattr(data_benchmarks, '_hub_rows', lambda *a: pytest.fail('the Hub was asked'))
         assert load_problems(name, split, data_dir=local) == load_problems(name, split, data_dir=str(local)) == expected
     questions = [{data_benchmarks._key(p.question) for p in load_problems(name, s, data_dir=local)} for s in SPLITS]
     assert not questions[0] & questions[2] and not questions[1] & questions[2] and sum(map(len, questions)) == 20
@@ -200,8 +206,6 @@ def test_a_bad_folder_is_one_line(local):
         assert '\n' not in str(e.value)
     with pytest.raises(FileNotFoundError, match='is not a folder'):
         load_problems('gsm8k', 'test', data_dir=local/'none')
-    with pytest.raises(ValueError, match='not both'):
-        load_problems('gsm8k', 'test', data_dir=local, path=local/'gsm8k_test.jsonl')
     # one folder serves a run with both kinds
     assert load_problems('micro-gsm', 'test', 2, data_dir='nowhere') == load_problems('micro-gsm', 'test', 2)
 
@@ -209,19 +213,17 @@ def test_step_limits():
     assert [data_benchmarks.step_limit(30, b) for b in ('gsm8k', 'micro-omni')] == [30, 30]
     assert [data_benchmarks.step_limit(dict(default=30, omnimath=100), b) for b in ('gsm8k', 'omnimath')] == [30, 100]
     for limits, said in ((dict(omnimath=100), 'max_steps has no value for gsm8k'),
-                         (dict(default=0), 'from 1 up, got 0'), (0, 'from 1 up'),
-                         (dict(defualt=3), "did you mean 'default'"), (dict(default='many'), 'got many')):
+                         (dict(defualt=3), "did you mean 'default'")):
         with pytest.raises(ValueError, match=said): data_benchmarks.step_limit(limits, 'gsm8k')
 
 def test_parquet(tmp_path):
     pa = pytest.importorskip('pyarrow'); pq = pytest.importorskip('pyarrow.parquet')
     raw = [{k: r[k] for k in ('question', 'answer')} for r in rows('gsm8k')]
     pq.write_table(pa.Table.from_pylist(raw), tmp_path/'g.parquet')
-    expected = load_problems('gsm8k', 'test', path=SAMPLES['gsm8k'])
-    assert load_problems('gsm8k', 'test', path=tmp_path/'g.parquet') == expected
+    assert data_benchmarks.file_rows(tmp_path/'g.parquet') == raw
     (tmp_path/'bad.parquet').write_bytes(b'PAR1 nothing')
     with pytest.raises(ValueError, match='bad.parquet is not a readable parquet file'):
-        load_problems('gsm8k', 'test', path=tmp_path/'bad.parquet')
+        data_benchmarks.file_rows(tmp_path/'bad.parquet')
 
 GOOD = '{"question": "2+2?", "answer": "#### 4"}\n'
 @pytest.mark.parametrize('text,message', [
@@ -234,9 +236,9 @@ GOOD = '{"question": "2+2?", "answer": "#### 4"}\n'
     (GOOD + '{"question": "3?", "answer": "3"}', "row 2: field 'answer' has no \"#### number\""),
     (GOOD + '{"question": "3?", "answer": null}', 'row 2: '), ('['*100_000, 'row 1: not a JSON object')])
 def test_bad_files_are_named_with_their_row(tmp_path, text, message):
-    path = tmp_path/'file.jsonl'; path.write_bytes(text.encode('latin-1'))
-    with pytest.raises(ValueError, match=message) as e: load_problems('gsm8k', 'test', path=path)
-    assert 'file.jsonl' in str(e.value) and '\n' not in str(e.value)
+    (tmp_path/'gsm8k_test.jsonl').write_bytes(text.encode('latin-1'))
+    with pytest.raises(ValueError, match=message) as e: load_problems('gsm8k', 'test', data_dir=tmp_path)
+    assert 'gsm8k_test.jsonl' in str(e.value) and '\n' not in str(e.value)
 
 def test_bad_names_and_numbers(tmp_path):
     with pytest.raises(ValueError, match=r"unknown benchmark 'gms8k' \(did you mean 'gsm8k'\?\); choose one of: gsm8k"):
@@ -245,12 +247,10 @@ def test_bad_names_and_numbers(tmp_path):
         load_problems('micro-gsn', 'test', n=3)
     with pytest.raises(ValueError, match=r"unknown split 'cal'"): load_problems('gsm8k', 'cal')
     with pytest.raises(ValueError, match='gsm8k test has 20 problems, n=21'):
-        load_problems('gsm8k', 'test', n=21, path=SAMPLES['gsm8k'])
-    with pytest.raises(ValueError, match='at least 1'): load_problems('gsm8k', 'test', n=0, path=SAMPLES['gsm8k'])
+        load(tmp_path, 'gsm8k', 'test', rows('gsm8k'), n=21)
+    with pytest.raises(ValueError, match='at least 1'): load_problems('gsm8k', 'test', n=0)
     with pytest.raises(FileNotFoundError, match=r"gsm8k.json is not a file \(did you mean 'gsm8k.jsonl'\?\)"):
-        load_problems('gsm8k', 'test', path=DATA/'gsm8k.json')
-    with pytest.raises(ValueError, match='is generated: path='):
-        load_problems('micro-gsm', 'test', n=3, path=SAMPLES['gsm8k'])
+        data_benchmarks.file_rows(DATA/'gsm8k.json')
     with pytest.raises(ValueError, match='say how many'): load_problems('micro-gsm', 'test')
 
 def test_without_datasets_the_extra_is_named(monkeypatch):

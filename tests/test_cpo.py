@@ -10,7 +10,7 @@ import tabular
 from policies import READINGS, f64, fitted_policy, flat, pi_escalate, soft_set, tiny_policy, toy_env, with_parameters
 from stepwise_routing.cpo import *
 from stepwise_routing.outcomes import toy_table
-from stepwise_routing.policy import ValueNet, threshold_probs
+from stepwise_routing.policy import ValueNet, log_threshold_probs
 from stepwise_routing.run.config import Policy
 
 torch.set_num_threads(1)
@@ -142,10 +142,9 @@ def test_cpo_by_hand(g, b, c, want):
     assert all(w is None or abs(x - w) < 1e-6 for x, w in zip(y, want)), y
 
 @pytest.mark.parametrize('g, b, c', [
-    ([0, 0], [0, 1], -.1), ([0, 0], [0, 1], .5), ([0, 0], [0, 0], -.1), ([0, 0], [0, 0], .1), ([1, 0], [0, 0],
-                                                                                               .1), ([1, 0], [0, 0],
-                                                                                                     0.),
-    ([0, 0], [0, 1], 0.), ([1, 0], [2, 0], 0.), ([1, 0], [-2, 0], 0.), ([1, 0], [-1, 0], 1.), ([1, 0], [1, 0], -1.)])
+    ([0, 0], [0, 1], -.1), ([0, 0], [0, 1], .5), ([0, 0], [0, 0], -.1), ([0, 0], [0, 0], .1), ([1, 0], [0, 0], .1),
+    ([1, 0], [0, 0], 0.), ([0, 0], [0, 1], 0.), ([1, 0], [2, 0], 0.),
+    ([1, 0], [-2, 0], 0.), ([1, 0], [-1, 0], 1.), ([1, 0], [1, 0], -1.)])
 def test_cpo_without_a_direction_stays_finite_and_inside(g, b, c):
     "A gradient that is nought, or nothing left to choose: whatever the step is, it is one."
     got = direction(np.array(g, float), np.array(b, float), c, **ball)
@@ -174,9 +173,6 @@ def test_fisher_is_the_covariance_of_the_scores(n_models, mode, moved):
     rows = fisher_rows(policy, x, .25, .1, weight, at)
     assert torch.isfinite(rows).all() and not rows.requires_grad
     assert torch.allclose(rows.T @ rows, F, rtol=1e-9, atol=1e-12) and F.abs().max() > 1e-3
-    v = torch.randn(len(F), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for damping in (0., .1):
-        assert torch.allclose(fisher_vector_product(rows, v, damping), F @ v + damping*v, rtol=1e-9, atol=1e-12)
 
 @pytest.mark.parametrize('n_models, mode, moved', curvatures)
 def test_fisher_is_the_curvature_of_the_divergence(n_models, mode, moved):
@@ -189,11 +185,6 @@ def test_fisher_is_the_curvature_of_the_divergence(n_models, mode, moved):
         return (weight*(new*gap).sum(-1)).sum()
     H, rows = torch.autograd.functional.hessian(divergence, theta), fisher_rows(policy, x, .25, .1, weight, at)
     assert torch.isfinite(H).all() and torch.allclose(rows.T @ rows, H, rtol=1e-7, atol=1e-10)
-
-def test_fisher_at_the_start_is_where_everyone_is():
-    policy, x, weight, _ = curvature_case(3, 'absorbing', False)
-    assert torch.equal(fisher_rows(policy, x, .25, .1, weight),
-                       fisher_rows(policy, x, .25, .1, weight, torch.zeros(5, dtype=torch.long)))
 
 @given(st.integers(1, 30), st.floats(-3, 3), st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
@@ -256,7 +247,8 @@ def test_exact_values_on_the_chain():
         env = TableEnv(table, tabular.FEATURES, on_escalate)
         policy = fitted_policy(env)
         with torch.no_grad():
-            S = threshold_probs(policy(policy.encode(tabular.observations(), tabular.FEATURES)), .25, .1)[:, 1].numpy()
+            log_pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))
+            S = log_threshold_probs(log_pi, .25, .1)[:, 1].exp().numpy()
         cost, miss = tabular.evaluate(S, on_escalate)
         estimate = exact_estimate(policy, env, np.arange(len(table)), .25, .1)
         assert np.isclose(estimate.cost*table.large_only()['paper_flops'].mean(), cost)
@@ -274,8 +266,8 @@ def surrogate_gradients(table, policy, kappa, temp, on_escalate):
     fixed = h.detach().numpy()
     out = []
     for outcome in (outcomes_of(table)['cost'], outcomes_of(table)['joint']):
-        columns = np.stack([outcome(table.outcome(np.minimum(t, table.n_steps),
-                                                  on_escalate)) for t in range(table.obs.shape[1] + 1)], 1)
+        every = [table.outcome(np.minimum(t, table.n_steps), on_escalate) for t in range(table.obs.shape[1] + 1)]
+        columns = np.stack([outcome(o) for o in every], 1)
         total = 0.
         for i, T in enumerate(table.n_steps):
             to_go = columns[i, T]
@@ -313,8 +305,8 @@ def test_sampled_gradients_average_to_the_surrogates(on_escalate):
     table = tabular.take(toy_table(40, 'train'), np.arange(12))
     env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate)
     policy, critics = fitted_policy(env), [ValueNet(3, (4,), seed) for seed in (1, 2)]
-    (g, b, miss), (want_g, want_b) = averaged(env, policy, critics), surrogate_gradients(table, policy, .25, .1,
-                                                                                         on_escalate)
+    g, b, miss = averaged(env, policy, critics)
+    want_g, want_b = surrogate_gradients(table, policy, .25, .1, on_escalate)
     assert agree(g, want_g) and agree(b, want_b)
     J = exact_estimate(policy, env, np.arange(12), .25, .1).miss
     assert abs(miss.mean() - J) < 4.5*miss.std(ddof=1)/np.sqrt(len(miss))
@@ -322,8 +314,8 @@ def test_sampled_gradients_average_to_the_surrogates(on_escalate):
 def one_decision(table):
     "The table's problems, decided once: after the first step, which is made the last."
     cut = {k: getattr(table, k)[:, :1] for k in ('obs', 'small_tokens', 'small_prompt')}
-    cut |= {k: np.c_[getattr(table, k)[:, :1], 0*getattr(table, k)[:, :1]] for k in ('large_tokens', 'large_prompt',
-                                                                                     'large_steps')}
+    large = 'large_tokens', 'large_prompt', 'large_steps'
+    cut |= {k: np.c_[getattr(table, k)[:, :1], 0*getattr(table, k)[:, :1]] for k in large}
     last = table.correct[np.arange(len(table)), table.n_steps]
     return replace(table, n_steps=np.ones(len(table), int), correct=np.c_[table.correct[:, 0], last], **cut)
 

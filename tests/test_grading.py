@@ -206,8 +206,6 @@ def test_from_threads_async_and_a_forked_process():
 
 def test_bad_arguments():
     with pytest.raises(TypeError, match='answers are text, got str and int'): is_equiv('5', 5)
-    with pytest.raises(ValueError, match='n_workers >= 1'): Grader(n_workers=0)
-    with pytest.raises(ValueError, match='timeout'): Grader(timeout=10)
 
 @pytest.mark.timeout(60)
 def test_plain_answers_start_no_process():

@@ -39,7 +39,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv('OPENAI_API_KEY', KEY)
     monkeypatch.setenv('HF_HUB_CACHE', str(tmp_path/'cache'))
     monkeypatch.delenv('HF_HUB_OFFLINE', raising=False)
-    monkeypatch.setattr(run_needs, 'has', lambda package: True)
+    monkeypatch.setattr(run_needs, '_has', lambda package: True)
     monkeypatch.setattr(run_needs, 'vllm_on_cpu', lambda: False)
     disk(monkeypatch, 10**12)
     return smi
@@ -56,7 +56,7 @@ def test_nothing_is_missing_and_nobody_is_called(offline, machine, profile):
 def test_what_a_bare_machine_lacks_is_told_in_one_line_each(offline, machine, monkeypatch, profile):
     machine.write_text('#!/bin/sh\nexit 9\n')
     monkeypatch.delenv('OPENAI_API_KEY')
-    monkeypatch.setattr(run_needs, 'has', lambda package: False)
+    monkeypatch.setattr(run_needs, '_has', lambda package: False)
     expected, lines = ('vLLM', 'the Hub', 'a GPU') + ('an API key',)*(profile == 'api'), needs(run_of(profile))
     for name in expected: assert sum(line.startswith(f'needs {name}') for line in lines) == 1, lines
     assert len(lines) == len(expected) and not any('\n' in line for line in lines)
@@ -65,12 +65,12 @@ def test_what_a_bare_machine_lacks_is_told_in_one_line_each(offline, machine, mo
     (dict(models__memory_shares=[.6, .5]), 'memory_shares'),
     (dict(models__memory_shares=[.1, .1]), 'needs more memory for Qwen2.5-Math-7B-Instruct'),
     (dict(models__memory_shares=[.9]), 'give shares above 0'),
-    (dict(models__memory_shares=[.45, .45]), 'outside of vLLM'),
+    (dict(models__memory_shares=[.45, .45]), 'needs more memory for Skywork'),
     (dict(data__data_dir='nowhere'), "data_dir='nowhere' is not a folder"),
     (dict(baselines__reward_model='nowhere'), "needs the model 'nowhere'"),
     (dict(open__models=['vllm:Qwen/Qwen2.5-Math-1.5B-Instruct@abc', 'micro-large']), '40 hexadecimal digits'),
-    (dict(data__benchmarks=['gsm8k', 'aime']), "another benchmark than 'aime'"),
-    (dict(data__benchmarks=['micro-gsm']), 'a number of problems')])
+    (dict(data__benchmarks=['gsm8k', 'aime']), "aime: unknown benchmark 'aime'"),
+    (dict(data__benchmarks=['micro-gsm']), 'is generated without end')])
 def test_settings_that_cannot_work_are_needs(offline, machine, changes, line):
     lines = needs(run_of('open', **changes))
     assert any(line in x for x in lines), lines

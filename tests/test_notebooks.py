@@ -39,6 +39,11 @@ def test_a_stage_has_the_one_cell_of_parameters(name):
     assert [c['source'] for c in cells(NBS/f'{name}.ipynb')
             if 'parameters' in c['metadata'].get('tags', [])] == [RUN_CELL]
 
+def test_make_test_runs_every_notebook_once():
+    "The smoke run executes the stages, so nbdev_test leaves these out."
+    listed = re.search(r'^STAGES := (.*)$', (NBS.parent/'Makefile').read_text('utf-8'), re.M)[1]
+    assert listed.split('|') == stages(Project(NBS.parent))
+
 @each
 def test_cell_ids_are_unique_and_readable(path):
     ids = [c['id'] for c in cells(path)]

@@ -6,7 +6,7 @@ import pytest
 
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.run import cli, needs
-from stepwise_routing.run.config import Project, load_config, read_yaml
+from stepwise_routing.run.config import Project, open_run, read_yaml
 from stepwise_routing.run.reproduce import Manifest, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +63,7 @@ def test_unknown_settings_and_types_are_refused(clone, capsys, change, message):
 
 @pytest.mark.parametrize('profile', ('open', 'open-lite', 'api'))
 def test_the_papers_settings(profile):
-    c = load_config(profile, project=PROJECT)
+    c = open_run(profile, project=PROJECT).config
     assert c.data.benchmarks == ('gsm8k', 'math500', 'omnimath') and c.policy.alpha == .02
     assert (c.models.context, c.data.max_steps) == (4096, dict(default=30, omnimath=100))
     names = [m for m in (*c.open.models, *c.api.models, c.data.grader) if not m.startswith('openai:')]
@@ -72,7 +72,7 @@ def test_the_papers_settings(profile):
     assert bool(c.open.models) != bool(c.api.models)
 
 def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies():
-    whole, lite = (settings_of(load_config(p, project=PROJECT)) for p in ('open', 'open-lite'))
+    whole, lite = (settings_of(open_run(p, project=PROJECT).config) for p in ('open', 'open-lite'))
     sections = dict(open=('n_train', 'n_calibration', 'n_test'), policy=('batch', 'steps'),
                     baselines=('n_walk_calibration', 'walk_thresholds'),
                     sweep=('alphas', 'ablations', 'most_steps', 'per_step', 'per_step_steps', 'per_step_batch',
@@ -82,7 +82,7 @@ def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies(
 
 def test_every_profile_differs_from_the_defaults_where_it_says_so():
     for profile in PROFILES:
-        config, default = (settings_of(load_config(p, project=PROJECT)) for p in (profile, 'smoke'))
+        config, default = (settings_of(open_run(p, project=PROJECT).config) for p in (profile, 'smoke'))
         assert set(read_yaml(PROJECT.params/f'{profile}.yaml')) <= set(config)
         assert profile == 'smoke' or config != default
 

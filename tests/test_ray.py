@@ -10,8 +10,7 @@ from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import ray as models_ray
 from stepwise_routing.models.base import Request
 from stepwise_routing.models.names import open_models
-from stepwise_routing.models.ray import (RETRIES, Worker, Workers, check_room, describe_all, join_ray, pack_request,
-    ray_models)
+from stepwise_routing.models.ray import RayModel, Worker, _describe_all, _start_ray, ray_models
 from stepwise_routing.outcomes import outcome_table
 from stepwise_routing.rollouts import RoutingTree, collect_rollouts
 from stepwise_routing.run.store import RolloutStore, tree_settings
@@ -19,25 +18,13 @@ from stepwise_routing.run.store import RolloutStore, tree_settings
 pytestmark = pytest.mark.skipif(sys.platform == 'win32', reason='kills processes by signal')
 NAMES = ['micro-small', 'micro-large']
 
-# ---------------------------------------------------------------- who gets a call
-def test_a_problem_stays_where_it_is_and_others_go_to_the_least_busy():
-    pool = Workers('abc')
-    for p in ('p', 'q', 'r'): pool.busy[pool.pick(p)] += 1
-    assert sorted(pool.home.values()) == [0, 1, 2] and [pool.pick(p) for p in 'pqr'] == [pool.home[p] for p in 'pqr']
-    del pool.actors[pool.home['q']] # given up
-    assert pool.pick('q') != 1 and pool.pick(None) in pool.actors and None not in pool.home
-
 # ---------------------------------------------------------------- bad input
-def test_what_cannot_be_drawn_is_told_before_ray_starts(monkeypatch):
-    monkeypatch.setattr(models_ray, 'start_ray', lambda *args: pytest.fail('started'))
-    for names, options, line in (
-            ([], {}, 'give their names'), (['openai:gpt-4.1-mini'], {}, 'paid models are not drawn on Ray'),
-            (['micro-small', 'served:micro-large'], dict(price='gpt-4.1-mini'), 'paid models'),
-            (NAMES, dict(max_cents=1.), 'paid models'),
-            (NAMES, dict(workers=0), 'workers=0: give a whole number'), (NAMES, dict(workers=1.5), 'workers=1.5'),
-            (NAMES, dict(num_gpus=-1), 'num_gpus=-1: give'), (NAMES, dict(num_gpus=1.5), 'num_gpus=1.5'),
-            (NAMES, dict(num_gpus=float('nan')), 'num_gpus=nan'), (NAMES, dict(num_cpus=-.5), 'num_cpus=-0.5')):
-        with pytest.raises(ValueError, match=line) as e: ray_models(names, open_models, **options).__enter__()
+def test_paid_models_are_refused_before_ray_starts(monkeypatch):
+    monkeypatch.setattr(models_ray, '_start_ray', lambda *args: pytest.fail('started'))
+    for names, options in ((['openai:gpt-4.1-mini'], {}), (NAMES, dict(max_cents=1.)),
+                           (['micro-small', 'served:micro-large'], dict(price='gpt-4.1-mini'))):
+        with pytest.raises(ValueError, match='^paid models are not drawn on Ray') as e:
+            ray_models(names, open_models, **options).__enter__()
         assert '\n' not in str(e.value)
     with pytest.raises(ValueError, match='paid models'): open_models(NAMES, engine='ray', ledger='x.db').__enter__()
     with pytest.raises(ValueError, match="unknown engine 'rya' .*'ray'"): open_models(NAMES, engine='rya').__enter__()
@@ -47,16 +34,11 @@ def test_without_the_package(monkeypatch):
     with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[ray\]"'):
         ray_models(NAMES, open_models).__enter__()
 
-def test_a_cluster_that_is_not_there_is_told_at_once():
-    with pytest.raises(ConnectionError, match="^no Ray cluster at '127.0.0.1:1': .*refused"):
-        join_ray(ray, '127.0.0.1:1')
-    with pytest.raises(ValueError, match='"auto" or HOST:PORT$'): join_ray(ray, 'ray://127.0.0.1:1')
-
-def test_room_is_counted():
-    check_room(dict(CPU=4, GPU=1), 2, dict(CPU=2, GPU=.5))
-    line = '3 workers with 0.5 GPU each need 1.5 GPUs, Ray sees 1: lower workers or num_gpus'
-    with pytest.raises(ValueError, match=line):
-        check_room(dict(CPU=4, GPU=1), 3, dict(GPU=.5))
+@pytest.mark.parametrize('address', ['127.0.0.1:1', 'ray://127.0.0.1:1'])
+def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch, address):
+    monkeypatch.setenv('RAY_ADDRESS', address)
+    with pytest.raises(ConnectionError, match=f"^no Ray at RAY_ADDRESS='{address}'.*HOST:PORT") as e: _start_ray(1)
+    assert '\n' not in str(e.value)
 
 # ---------------------------------------------------------------- two worker processes
 def family():
@@ -69,16 +51,19 @@ def gone(processes, seconds=20): return not psutil.wait_procs(processes, seconds
 @pytest.fixture(scope='module')
 def running():
     "A Ray that is there already."
-    models_ray.import_ray()
     os.environ['RAY_worker_niceness'] = '0' # next to other work, Ray's own 15 would starve them
-    assert models_ray.start_ray(ray, 4)
-    mine = family()
+    for attempt in range(3): # Ray gives its own agents 15 s, too few on a busy machine
+        left = family() # by a failed attempt, until this process ends
+        try: assert _start_ray(4); break
+        except ConnectionError:
+            if attempt == 2: raise
+    mine = [p for p in family() if p not in left]
     yield
     assert ray.is_initialized() # the tests have used it, not ended it
     ray.shutdown()
     assert mine and gone(mine)
 
-def pids(models): return [pid for pid, _ in ray.get([a.describe.remote() for a in models[0].workers.actors.values()])]
+def pids(models): return [pid for pid, _ in ray.get([a.describe.remote() for a in models[0].actors])]
 
 @pytest.fixture(scope='module')
 def remote(running):
@@ -136,7 +121,6 @@ def test_an_interrupted_run_leaves_nothing_behind(alone, remote, tmp_path):
             tree = RoutingTree(remote, store)
             await asyncio.wait_for(asyncio.gather(*(tree.run(p, '', 0) for p in problems)), .05)
     with pytest.raises(asyncio.TimeoutError): asyncio.run(interrupted())
-    assert not any(remote[0].workers.busy.values())
     assert draw(remote, tmp_path/'two.db', problems) == expected
 
 def test_score_and_choose_travel(alone, remote):
@@ -156,8 +140,9 @@ def test_errors_of_a_worker_arrive_as_they_were(remote):
 def test_models_that_do_not_load(running):
     with pytest.raises(ValueError, match=r"^unknown model 'micro-smal' \(did you mean 'micro-small'\?\)$"):
         ray_models(['micro-smal'], open_models, workers=1).__enter__()
-    with pytest.raises(ValueError, match='^2 workers with 64 GPU each need 128 GPUs, Ray sees'):
-        ray_models(NAMES, open_models, num_gpus=64).__enter__()
+    line = '^no room for 2 workers with 1 CPU, 64 GPU each in 1 s: Ray has 4 CPU, 0 GPU'
+    with pytest.raises(RuntimeError, match=line):
+        ray_models(NAMES, open_models, num_gpus=64, timeout=1).__enter__()
 
 def test_other_settings_than_the_stores(running, alone):
     with ray_models(NAMES, open_models, workers=1, temperature=1.) as models:
@@ -165,7 +150,7 @@ def test_other_settings_than_the_stores(running, alone):
             RolloutStore(alone[0], tree_settings('micro-math', models))
 
 def test_no_room_is_told_in_time(running, remote):
-    with pytest.raises(RuntimeError, match='^no room for 3 workers with 1 CPU each in 1 s'):
+    with pytest.raises(RuntimeError, match='^no room for 3 workers with 1 CPU each in 1 s: Ray has 4 CPU'):
         ray_models(NAMES, open_models, workers=3, timeout=1).__enter__()
 
 def actors(kind, n=1, **options):
@@ -177,35 +162,20 @@ def test_other_models_on_another_machine_are_refused(running):
         def __init__(self, names, opener, options): super().__init__(names, opener, dict(temperature=1.))
     two = actors(Worker) + actors(Other)
     line = r'^the workers hold different models: models\[0\].temperature is 0.7 on one and 1.0 on another$'
-    with pytest.raises(ValueError, match=line): describe_all(ray, two)
-    facts, = describe_all(ray, two[:1])
-    ask = [facts['identity'], 'write', pack_request(Request(load_problems('micro-math', 'train', 1)[0]))]
-    assert asyncio.run(Workers(two[:1]).call('p', 0, *ask))
-    with pytest.raises(ValueError, match='^the workers hold different models$'):
-        asyncio.run(Workers(two[1:]).call('p', 0, *ask))
-    models_ray.end_workers(ray, two)
+    with pytest.raises(ValueError, match=line): _describe_all(two)
+    model = RayModel(two[:1], 0, *_describe_all(two[:1]))
+    assert asyncio.run(model.write(Request(load_problems('micro-math', 'train', 1)[0])))
+    for a in two: ray.kill(a)
 
 def test_a_problem_that_kills_its_workers_ends_the_run(running):
     class Deadly(Worker):
-        async def call(self, index, identity, *what): os._exit(9) if identity == 'poison' else None
-    pool = Workers(actors(Deadly, max_restarts=models_ray.RESTARTS, max_task_retries=1))
-    line = rf"^{RETRIES + 1} workers died while they drew problem 'p'.*batch_size"
-    with pytest.raises(RuntimeError, match=line) as e: asyncio.run(pool.call('p', 0, 'poison'))
+        async def call(self, index, method): os._exit(9) if method == 'poison' else None
+    model = RayModel(actors(Deadly, max_restarts=10, max_task_retries=1), 0, (None,)*3)
+    line = "^workers died while they drew 'p', most often since memory is too small .*batch_size"
+    with pytest.raises(RuntimeError, match=line) as e: asyncio.run(model.send('p', 'poison'))
     assert '\n' not in str(e.value)
-    assert asyncio.run(pool.call('q', 0, 'harmless')) is None # the worker is up again
-    models_ray.end_workers(ray, [*pool.actors.values()])
-
-def test_a_worker_that_is_dead_for_good_is_given_up(running):
-    class Deadly(Worker):
-        async def call(self, index, identity, *what):
-            if identity == os.getpid(): os._exit(9)
-            return os.getpid()
-    pool = Workers(actors(Deadly, 2, max_restarts=0, max_task_retries=1))
-    first = asyncio.run(pool.call('p', 0, None))
-    with pytest.warns(UserWarning, match='and is given up$'): assert asyncio.run(pool.call('p', 0, first)) != first
-    second = asyncio.run(pool.call('p', 0, None))
-    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match='^every worker died .*memory is too small'):
-        asyncio.run(pool.call('p', 0, second))
+    assert asyncio.run(model.send('q', 'harmless')) is None # the worker is up again
+    ray.kill(model.actors[0])
 
 DRIVER = '''
 import os, signal, sys
@@ -215,6 +185,10 @@ from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.names import open_models
 from stepwise_routing.rollouts import RoutingTree, collect_rollouts
 from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.models.ray import _start_ray
+for attempt in range(2):
+    try: _start_ray(3); break
+    except ConnectionError: pass # on a busy machine
 with open_models(['micro-small', 'micro-large'], engine='ray', workers=2) as models:
     with RolloutStore(sys.argv[1], tree_settings('micro-math', models)) as store:
         put = store.put_many

@@ -1,6 +1,7 @@
 "The runner: what it refuses, what it skips, what it survives, and what it leaves behind."
 import contextlib, json, os, random, re, shlex, signal, subprocess, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -34,7 +35,7 @@ def planned(project, profile='toy', **options):
 def bytes_of(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
 
-def artefacts(folder): return {name: path.read_bytes() for name, path in runner.artefacts(folder).items()}
+def artefacts(folder): return {name: path.read_bytes() for name, path in runner._artefacts(folder).items()}
 
 def kernels_of(pids):
     "Kernels that one of these processes has started."
@@ -48,7 +49,8 @@ def kernels_of(pids):
 @pytest.mark.parametrize('args, message', [
     ('reprodcue', r"'reprodcue' is not known to stepwise-routing \(did you mean 'reproduce'\?\)"),
     ('reproduce --profile fats', r"unknown profile 'fats' \(did you mean 'fast'\?\); choose one of: fast, toy"),
-    ('reproduce --profile none/there.yaml', r'no such profile file: none/there.yaml'),
+    ('reproduce --profile none/there.yaml',
+     r"unknown profile 'none/there.yaml'; choose one of: fast, toy, or give a .yaml file"),
     ('reproduce --profile fast --parm x=1', r"'--parm' is not known to .* \(did you mean '--parameter'\?\)"),
     ('reproduce --profile fast -p open.n_tset=1', r"unknown setting 'open.n_tset' \(did you mean 'open.n_test'\?\)"),
     ('reproduce --profile fast -p alpha=.05', r"unknown setting 'alpha' \(did you mean 'policy.alpha'\?\)"),
@@ -84,23 +86,19 @@ def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     err = capsys.readouterr().err
     assert message in err and err.count('\n') == 1
 
-def test_a_stage_has_the_three_parameters_or_nothing_runs(toy):
-    path = toy.nbs/'05_table.ipynb'
-    path.write_text(path.read_text().replace('changes: dict', 'decimals: int = 1\\nchanges: dict'))
-    with pytest.raises(ValueError, match='05_table.ipynb declares changes, decimals, profile, run_dir: a stage has'):
-        planned(toy)
-
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(['policy.lr', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
        st.lists(st.floats(1e-9, .99), min_size=1, max_size=30), st.text('ab \'"$&;`\\', min_size=1))
 def test_the_command_that_continues_has_the_same_settings(changes, alphas, name):
-    options = Options(f'{name}.yaml', changes | {'sweep.alphas': alphas}, only=('04', '05'), publish=True)
-    words = shlex.split(runner.continuing(options, 'r'))
-    assert words[0] == 'stepwise-routing'
-    args = cli.build_parser().parse_args(words[1:])
-    assert (args.profile, args.only, args.run_id) == (f'{name}.yaml', ('04', '05'), 'r')
-    assert (args.publish, args.resume) == (True, True)
-    assert config.changed(config.Config(), dict(args.changes)) == config.changed(config.Config(), options.changes)
+    words = ['reproduce', '--profile', f'{name}.yaml', '--only', '04,05', '--publish']
+    for k, v in changes.items(): words += ['-p', f'{k}={v}']
+    words += ['-p', f'sweep.alphas={[f"{a:.12f}" for a in alphas]}'.replace("'", '')]
+    plan = SimpleNamespace(options=Options(argv=tuple(words)), run=SimpleNamespace(folder=Path('runs/r')))
+    line = runner._told(plan, KeyboardInterrupt())
+    first, args = cli.build_parser().parse_args(words), shlex.split(line.partition('continue with: ')[2])
+    assert args[0] == 'stepwise-routing'
+    assert vars(cli.build_parser().parse_args(args[1:])) == vars(first) | dict(run_id='r', resume=True)
+    config.changed(config.Config(), dict(first.changes)) # as the settings are read
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
     (tmp_path/'toy.yaml').write_text('open: {n_test: 2}')
@@ -131,7 +129,7 @@ def test_a_failing_notebook_ends_with_one_line_and_status_1_and_can_be_mended(tm
 def whole(tmp_path_factory):
     "A project with one uninterrupted run."
     project = toy_project(tmp_path_factory.mktemp('whole')/'toy', toy=profile())
-    runner.run_plan(planned(project, run_id='whole'), say=lambda line: None)
+    runner.run_plan(planned(project, run_id='whole'))
     return project
 
 def test_kernels_talk_through_private_socket_files_and_compute_with_one_thread(tmp_path, monkeypatch):
@@ -141,7 +139,7 @@ def test_kernels_talk_through_private_socket_files_and_compute_with_one_thread(t
     cell = ('import os; from ipykernel.kernelapp import IPKernelApp as K; k = K.instance(); e = os.environ.get\n'
             'print(k.transport, k.ip, e("OMP_NUM_THREADS"), e("MKL_NUM_THREADS"), file=open("../facts", "w"))')
     project = toy_project(tmp_path/'p', {'01_facts': (cell,)})
-    runner.run_plan(planned(project), say=lambda line: None)
+    runner.run_plan(planned(project))
     transport, folder, *threads = (project.root/'facts').read_text().split()
     assert threads == ['1', '3']
     assert transport == ('tcp' if os.name == 'nt' else 'ipc')
@@ -232,6 +230,19 @@ def test_write_back_copies_outputs_and_refuses_another_source(whole):
     source.write_text(before)
     noise.unlink()
 
+def test_lessons_are_run_and_hold_their_outputs(toy):
+    import nbformat.v4 as v4
+    lesson, slow = toy.nbs/'data/lesson.ipynb', toy.nbs/'00_slow.ipynb'
+    lesson.parent.mkdir()
+    for path, source in ((lesson, '6 * 7'), (slow, '#| slow\n1')):
+        path.write_text(json.dumps(v4.new_notebook(cells=[v4.new_code_cell(source, id='answer')])))
+    script = Path(__file__).resolve().parents[1]/'.ci'/'lessons.py'
+    done = subprocess.run([sys.executable, script], cwd=toy.root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ['00_slow is left as it is: it has cells for slow', 'data/lesson ']
+    outputs = [runner.notebook_cells(p)[0]['outputs'] for p in (lesson, slow, toy.nbs/'01_count.ipynb')]
+    assert [''.join(o['data']['text/plain']) for out in outputs for o in out] == ['42']
+
 def test_killed_at_five_random_moments_it_ends_with_the_same_bytes(toy, whole):
     at, args, pids = random.Random(), ('reproduce', '--profile', 'toy', '--run-id', 'r', '--resume'), []
     for _ in range(5):
@@ -259,7 +270,7 @@ def interrupted(toy, *args):
     return err.strip().splitlines()[-1]
 
 def test_ctrl_c_says_how_to_continue(toy):
-    again = f'stepwise-routing --project {shlex.quote(str(toy.root))} reproduce --profile toy --run-id r --resume'
+    again = f'stepwise-routing --project {shlex.quote(str(toy.root))} reproduce --run-id r --profile toy --resume'
     assert interrupted(toy, '--profile', 'toy') == f'stepwise-routing: run r interrupted; continue with: {again}'
 
 def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_path):
@@ -285,8 +296,8 @@ def test_leftovers_of_an_interrupted_notebook_are_not_published(whole):
     plan = planned(whole, run_id='half')
     (plan.run.folder/'tables').mkdir(parents=True)
     (plan.run.folder/'tables/old.md').write_text('half done')
-    runner.run_plan(plan, say=lambda line: None)
-    assert set(runner.artefacts(plan.run.folder)) == {'numbers.json', 'tables/mean.md'}
+    runner.run_plan(plan)
+    assert set(runner._artefacts(plan.run.folder)) == {'numbers.json', 'tables/mean.md'}
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as e: cli.main(['--version'])

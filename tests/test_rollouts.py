@@ -21,6 +21,8 @@ def make_tree(path, k=2, sample=0, max_steps=30, backends=None, grade=None, **kw
     store = RolloutStore(path, tree_settings('toy', backends))
     return RoutingTree(backends, store, sample, max_steps, grade or (lambda problem, answer: answer == problem.answer))
 
+async def edge(tree, *node): return (await tree.run(*node, to_end=False))[0]
+
 def edges(store): return {k: store.get(*k) for k in store.keys()}
 
 def uniform(salt, state): return random.Random(f'{salt}-{state.problem.id}-{state.path}').random()
@@ -78,7 +80,7 @@ def test_seeds_follow_from_the_edge(tmp_path):
         seen.append((len(request.steps), request.to_end, [request.seed(i) for i in range(len(out))]))
         return out
     tree.backends[1].write = spy
-    async def go(): await tree.edge(p, '', 0); await tree.edge(p, '0', 1); return await tree.run(p, '0', 1)
+    async def go(): await edge(tree, p, '', 0); await edge(tree, p, '0', 1); return await tree.run(p, '0', 1)
     chain = asyncio.run(go())
     seeds = [edge_seed('toy', p.id, 3, '0' + '1'*i, 1) for i in range(len(chain))]
     assert seen == [(1, False, seeds[:1]), (2, True, seeds[1:])] and len(set(seeds)) == len(seeds) > 1
@@ -88,8 +90,8 @@ def test_an_edge_is_drawn_once_however_many_ask(tmp_path, backend):
     tree = make_tree(tmp_path/'s.db', backends=[backend(0, end=.1), backend(1, end=.1)])
     problems = toy_problems(8)
     async def go():
-        wants = [f for p in problems for f in (tree.edge(p, '', 0), tree.run(p, '', 0), tree.edge(p, '', 1),
-                                               tree.run(p, '', 1), tree.edge(p, '', 0), tree.run(p, '', 0))]
+        wants = [f for p in problems for f in (edge(tree, p, '', 0), tree.run(p, '', 0), edge(tree, p, '', 1),
+                                               tree.run(p, '', 1), edge(tree, p, '', 0), tree.run(p, '', 0))]
         return await asyncio.gather(*wants)
     out = asyncio.run(go())
     for i, p in enumerate(problems):
@@ -102,7 +104,7 @@ def test_a_chain_is_the_same_in_one_call_or_step_by_step(tmp_path):
     whole, single = make_tree(tmp_path/'a.db'), make_tree(tmp_path/'b.db')
     async def by_step(p):
         path, out = '', []
-        while not out or not out[-1].final: out.append(await single.edge(p, path, 1)); path += '1'
+        while not out or not out[-1].final: out.append(await edge(single, p, path, 1)); path += '1'
         return tuple(out)
     for p in toy_problems(20): assert asyncio.run(whole.run(p, '', 1)) == asyncio.run(by_step(p))
     assert edges(whole.store) == edges(single.store)
@@ -147,7 +149,7 @@ def test_walks_run_inside_a_running_loop(tmp_path):
 def reference_walk(problem, router, tree):
     "The semantics again, in another form: a list of (who, step, kept) events, then a bill by definition."
     chain, events = [], []
-    draw = lambda m: asyncio.run(tree.edge(problem, ''.join(str(s.model) for s in chain), m))
+    draw = lambda m: asyncio.run(edge(tree, problem, ''.join(str(s.model) for s in chain), m))
     over = lambda: bool(chain) and (chain[-1].final or len(chain) == tree.max_steps)
     state = lambda y: State(problem, tree.sample, (*chain, y), ''.join(str(s.model) for s in (*chain, y)),
                             tree.n_models)
@@ -434,7 +436,7 @@ def test_table_is_the_same_after_any_history(tmp_path):
         return (tmp_path/'out'/f'{name}.npz').read_bytes()
     def in_pieces(tree):
         walk(problems[::-1], Coin(mode='per_step'), tree)
-        collect_rollouts(problems[:7], tree, continuations=False)
+        for p in problems[:7]: asyncio.run(tree.run(p, '', 0))
         for p in problems[::-1]: collect_rollouts([p], tree)
     whole = saved('whole', lambda tree: collect_rollouts(problems, tree))
     assert whole == saved('pieces', in_pieces) and not list((tmp_path/'out').glob('*.part'))
@@ -518,4 +520,4 @@ def test_table_and_walk_agree_on_the_micro_models(tmp_path):
         assert walk(problems, router, RoutingTree(None, trees[1].store)) == live
     for p in problems[:3]:                                                # one call, or step by step
         chain = trees[1].steps(p, '1'*int(table.large_steps[problems.index(p), 0]))
-        assert tuple(run_async(trees[0].edge(p, '1'*i, 1)) for i in range(len(chain))) == chain
+        assert tuple(run_async(edge(trees[0], p, '1'*i, 1)) for i in range(len(chain))) == chain

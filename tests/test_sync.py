@@ -1,13 +1,14 @@
 "The README says what index and tables say; versions and pins agree. (`.ci/run` compares modules and notebooks.)"
-import json, re, shutil, subprocess, sys
+import importlib.util, json, re, shutil, subprocess, sys
 from pathlib import Path
 
 import pytest
 
-from stepwise_routing.run import publish
 from stepwise_routing.run.config import Project
 
 ROOT = Path(__file__).resolve().parents[1]
+spec = importlib.util.spec_from_file_location('write_readme', ROOT/'.ci'/'readme.py')
+spec.loader.exec_module(writer := importlib.util.module_from_spec(spec))
 
 @pytest.fixture
 def clone(tmp_path):
@@ -22,22 +23,21 @@ def index(clone, text):
                                          'utf-8')
 
 def test_the_readme_is_that_of_the_index():
-    assert (ROOT/'README.md').read_text('utf-8') == publish.readme(Project(ROOT))
+    assert (ROOT/'README.md').read_text('utf-8') == writer.readme(Project(ROOT))
 
 def test_a_table_is_included_up_to_a_phrase(clone):
     (clone.root/'tables/t.md').write_text('| a | table |\n\n**What it leaves out**\n\nmuch', 'utf-8')
     index(clone, 'See [it](../tables/t.md):\n\n<!-- include: ../tables/t.md up to: **What it leaves out** -->\n'
                  '<!-- include: ../tables/none.md -->')
-    assert publish.readme(clone) == 'See [it](tables/t.md):\n\n| a | table |\n*(tables/none.md is not there yet)*\n'
+    assert writer.readme(clone) == 'See [it](tables/t.md):\n\n| a | table |\n*(tables/none.md is not there yet)*\n'
 
 def test_numbers_are_filled_in_by_name(clone, monkeypatch):
-    from stepwise_routing.report import tables
-    monkeypatch.setattr(tables, 'numbers', lambda folder: dict(accuracy='93.1', folder=folder.name), raising=False)
+    monkeypatch.setattr(writer, 'numbers', lambda folder: dict(accuracy='93.1', folder=folder.name))
     index(clone, 'Right in {{accuracy}} % of {{folder}}; $\\frac{{1}}{2}$ is no name.')
-    assert publish.readme(clone) == 'Right in 93.1 % of tables; $\\frac{{1}}{2}$ is no name.\n'
+    assert writer.readme(clone) == 'Right in 93.1 % of tables; $\\frac{{1}}{2}$ is no name.\n'
     index(clone, 'Right in {{acuracy}} %.')
     with pytest.raises(ValueError, match="asks for 'acuracy', which is in no table .did you mean 'accuracy'"):
-        publish.readme(clone)
+        writer.readme(clone)
 
 def test_readme_links_lead_somewhere():
     text = (ROOT/'README.md').read_text('utf-8')
@@ -49,7 +49,7 @@ def test_the_readme_names_the_two_commands_and_what_stands_behind_them():
     text, make = (ROOT/'README.md').read_text('utf-8'), (ROOT/'Makefile').read_text('utf-8')
     assert 'make reproduce' in text and 'make test' in text
     for command in ("install -e '.[dev]' -c constraints.txt", 'stepwise-routing reproduce --profile micro',
-                    'stepwise-routing test'):
+                    'stepwise-routing reproduce --profile smoke', '-m pytest'):
         assert command in make
 
 def test_the_library_examples_of_the_readme_run(tmp_path):

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.report.compare import benchmark_shortfalls, shortfalls
+from stepwise_routing.report.compare import _shortfalls, shortfalls
 from stepwise_routing.report.figures import draw_accuracy_cost, figure_caption, paper_style, save_figure
-from stepwise_routing.report.tables import (PAPER_TABLE_1, PAPER_TABLE_2, billed_as, details, paper_table, printed,
-    report, report_paper, report_reuse, report_shortfalls, to_markdown, to_tex)
-from stepwise_routing.report.writer import digits, interval, numbers, save_table
+from stepwise_routing.report.tables import (PAPER_TABLES, _paper_rows, billed_as, details, numbers, paper_table, report,
+    report_paper, report_reuse, report_shortfalls, to_markdown, to_tex)
+from stepwise_routing.report.writer import interval, save_table
 from stepwise_routing.results import METHOD_STYLE, load_run
 from toy_runs import evaluated, frame, save_methods, save_policies, setting
 
@@ -36,24 +36,24 @@ def with_ours(tmp_path_factory):
     return load_run(replace(s.run, config=replace(s.run.config, api=replace(s.run.config.api, models=()))))['open']
 
 # ---- the paper's tables ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize('paper, factor', [(PAPER_TABLE_1, 1), (PAPER_TABLE_2, 100)], ids=['Table 1', 'Table 2'])
-def test_the_papers_accuracy_per_cost_follows_from_its_columns(paper, factor):
+@pytest.mark.parametrize('cost, factor', [('paper_flops', 1), ('cents', 100)])
+def test_the_papers_accuracy_per_cost_follows_from_its_columns(cost, factor):
     "Every printed A/C but the one misprint; Table 1 is in percent, Table 2 a fraction."
-    odd = []
-    for method in paper['rows']:
-        for benchmark, ((_, accuracy), (_, spent), (text, ac)) in zip(paper['benchmarks'], printed(paper, method)):
-            if text == '--': assert spent == 0 and np.isnan(ac)
-            elif abs(accuracy/factor/spent - ac) >= .02*ac: odd.append((method, benchmark, text))
-    assert odd == ([('RSD', 'OmniMath', '1.52‡')] if paper is PAPER_TABLE_2 else [])
+    rows = _paper_rows(cost)
+    free = rows['ac_text'] == '--'
+    assert len(rows) == 18 and (rows['cost'][free] == 0).all() and rows['ac'][free].isna().all()
+    odd = rows[~free & ((rows['accuracy']/factor/rows['cost'] - rows['ac']).abs() >= .02*rows['ac'])]
+    odd = odd[['method', 'benchmark', 'ac_text']].values.tolist()
+    assert odd == ([['RSD', 'OmniMath', '1.52‡']] if cost == 'cents' else [])
 
 def test_the_papers_tables_are_complete():
-    for i, paper in enumerate((PAPER_TABLE_1, PAPER_TABLE_2)):
+    for i, paper in enumerate(PAPER_TABLES.values()):
         assert {s['paper'][i] for s in METHOD_STYLE.values() if s['paper']} == set(paper['rows'])
         assert {paper['small'], paper['large']} == set(list(paper['rows'])[:2])
         assert [r[0] for r in paper['rows'].values()] == ['--', '--', 'no', 'yes', 'no', 'no']
         assert all(len(r) == 4 for r in paper['rows'].values())
-    texts = [t for m in PAPER_TABLE_2['rows'] for cell in printed(PAPER_TABLE_2, m) for t, _ in cell]
-    assert {t[-1] for t in texts} & set('†‡') == {n[0] for n in PAPER_TABLE_2['notes']}
+    texts = ''.join(cell for row in PAPER_TABLES['cents']['rows'].values() for cell in row)
+    assert set(texts) & set('†‡') == {n[0] for n in PAPER_TABLES['cents']['notes']}
     assert round(.402/.2932, 2) == 1.37
 
 def under(number): return rf'\shortstack[r]{{{number}\\\tiny [{number}, {number}]}}'
@@ -128,12 +128,12 @@ def test_table_2_says_whose_money_it_is(cents, tmp_path):
     with pytest.raises(ValueError, match='unknown cost of a table of the paper'):
         paper_table(cents.results.assign(cost_in='full_flops'), 'toy')
 
-def test_details_show_the_other_unit(flops, cents):
+def test_details_show_what_the_table_leaves_out(flops, cents):
     open_, priced = details(flops.results), details(cents.results)
-    assert 'Full FLOPs, 10^6 | A/C, fraction per 10^6 FLOPs' in open_
-    assert 'Cost, % of large | A/C, % per cent' in priced
+    assert all(f'| {c} | ' in open_ for c in ('threshold', 'coverage', 'cost_share', 'full_flops', 'ac_fraction'))
     small, large = priced.splitlines()[2:4]
-    assert ' | 0.0<br><sub>[0.0, 0.0]</sub> | – | ' in small and ' | 100.0<br><sub>[100.0, 100.0]</sub> | ' in large
+    assert ' | 0<br><sub>[0, 0]</sub> | ' in small and ' | – | – | ' in small
+    assert ' | 1.00<br><sub>[1.00, 1.00]</sub> | ' in large
     assert 'nan' not in priced + open_
 
 @pytest.mark.parametrize('x, text', [
@@ -165,7 +165,7 @@ def test_every_number_has_a_name(loaded, run):
     name = 'cost_share.run.toy.steer_rest_regenerate.cost_share'
     assert texts[name] == f'{100*row["cost_share"]:.1f}'
     assert texts[f'{name}_interval'] == f'[{100*row["cost_share_low"]:.1f}, {100*row["cost_share_high"]:.1f}]'
-    assert texts['table1.run.toy.small_only.cost'] == digits(results['cost'][0])
+    assert texts['table1.run.toy.small_only.cost'] == interval('cost')(results.iloc[0]).split('<')[0]
     assert texts['table2.paper.omnimath.rsd.ac'] == '1.52' and texts['cost_share.paper.gsm8k.ours.cost_share'] == '45.9'
     assert texts['table1.paper.gsm8k.ours.accuracy'] == '94.5'
 
@@ -207,7 +207,7 @@ def test_labels_do_not_overlap_and_stay_inside(request, width, panels, source, l
     fig = draw_accuracy_cost(many, {b: part.table for b in names}, width)
     with paper_style(): fig.draw_without_rendering()
     texts = fig.legends[0].get_texts()
-    boxes = [t.get_window_extent(fig.canvas.get_renderer()) for t in texts]
+    boxes = [t.get_window_extent() for t in texts]
     assert fig.get_size_inches()[0] == width and len(texts) == labels + more
     assert all(t.get_fontsize() >= 6.5 for t in texts)
     bottom = min(ax.get_tightbbox().y0 for ax in fig.axes)
@@ -265,16 +265,16 @@ def test_a_report_says_what_a_run_does_not_have(with_ours, loaded):
 
 # ---- what falls short -----------------------------------------------------------------------------------------------
 def test_shortfalls_are_named(flops):
-    text = '\n'.join(benchmark_shortfalls(flops))
+    text = '\n'.join(_shortfalls(flops))
     assert '60 test problems, fewer than 300' in text
     assert 'no rows for SpecReason (greedy); SpecReason (expected); RSD; STEER (next); Ours; Ours (full); ' in text
     fewer = pd.concat([flops.grid, flops.grid.assign(method='RSD', on_escalate='regenerate', n=20)], ignore_index=True)
     few = 'the thresholds of RSD, which walk, were chosen on 20 calibration problems, those of the others on 60'
-    assert few in benchmark_shortfalls(replace(flops, grid=fewer)) and 'which walk' not in text
+    assert few in _shortfalls(replace(flops, grid=fewer)) and 'which walk' not in text
     far = 'no threshold of STEER (rest); STEER (rest), regenerate came as near to the large model on calibration'
-    assert far in '\n'.join(benchmark_shortfalls(replace(flops, grid=flops.grid.assign(accuracy=0.))))
+    assert far in '\n'.join(_shortfalls(replace(flops, grid=flops.grid.assign(accuracy=0.))))
     good = flops.grid.assign(accuracy=flops.grid['large_accuracy'])
-    assert 'came as near' not in '\n'.join(benchmark_shortfalls(replace(flops, grid=good)))
+    assert 'came as near' not in '\n'.join(_shortfalls(replace(flops, grid=good)))
 
 def test_shortfalls_of_ours_are_named(with_ours):
     part = with_ours.parts['toy']
@@ -283,7 +283,7 @@ def test_shortfalls_of_ours_are_named(with_ours):
     assert 'no rows for SpecReason (greedy)' in text and '; Ours;' not in text and 'No ablations' not in text
     ours = part.results['method'] == 'Ours'
     low = part.results.assign(coverage_high=np.where(ours, .979, .981))
-    sentences = benchmark_shortfalls(replace(part, results=low))
+    sentences = _shortfalls(replace(part, results=low))
     assert 'the coverage of Ours on test lies clearly below 1 - alpha' in sentences
 
 def test_shortfalls_of_the_api_setting_say_so(loaded):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from faulty import Faulty, schedule, words
+from judging import JUDGE_TEMPLATE
 from toy import toy_backends, toy_problems
 from stepwise_routing.models import xverify as models_xverify
 from stepwise_routing.data.grading import MAX_ANSWER, is_right, grade_pairs
@@ -17,8 +18,7 @@ from stepwise_routing.rollouts import RoutingTree, collect_rollouts
 from stepwise_routing.outcomes import outcome_table
 from stepwise_routing.models.ledger import Ledger
 from stepwise_routing.data.agreement import agreement, cohen_kappa, wilson
-from stepwise_routing.models.xverify import (JUDGE_TEMPLATE, MathVerify, XVerify, open_grader, read_verdict,
-    xverify_template)
+from stepwise_routing.models.xverify import XVerify, _xverify_template, open_grader, read_verdict
 
 PARTS = re.compile(r'Question: (.*?)\n\nGiven answer: (.*?)\n\nReference answer: (.*?)\n\nReply with', re.S)
 
@@ -118,31 +118,31 @@ def web(monkeypatch, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path/'cache'))
     monkeypatch.setenv('no_proxy', '127.0.0.1')
-    monkeypatch.setattr(models_xverify, '_PROMPT_URL', f'http://127.0.0.1:{server.server_port}/judge_prompt.py')
+    handler.url = f'http://127.0.0.1:{server.server_port}/judge_prompt.py'
+    monkeypatch.setattr(models_xverify, '_PROMPT_URL', handler.url)
     monkeypatch.setattr(models_xverify, '_PROMPT_DIGEST', models_xverify._words(FAKE))
     yield handler
     server.shutdown(); server.server_close()
 
 def test_the_prompt_is_fetched_once_and_never_run(web, tmp_path):
-    assert [xverify_template() for _ in range(3)] == [FAKE]*3 and web.asked == 1
+    assert [_xverify_template() for _ in range(3)] == [FAKE]*3 and web.asked == 1
     assert models_xverify._template(None) == FAKE
     (tmp_path/'copy.py').write_text(FILE); (tmp_path/'prompt.txt').write_text(FAKE)
-    assert xverify_template(tmp_path/'copy.py') == models_xverify._template(tmp_path/'copy.py') == FAKE
-    assert xverify_template(tmp_path/'prompt.txt') == FAKE and web.asked == 1
+    assert [models_xverify._template(tmp_path/f) for f in ('copy.py', 'prompt.txt')] == [FAKE]*2 and web.asked == 1
 
 def test_another_prompt_than_the_known_one_is_refused_and_not_kept(web, tmp_path):
     web.body = FILE.replace('Judge this', 'Judge that')
-    fails(xverify_template, 'holds another prompt')
+    fails(_xverify_template, web.url, "does not hold the prompt of xVerify's weights")
     assert not list((tmp_path/'cache').rglob('*.py'))
     web.body = ''
-    fails(xverify_template, 'does not come from GitHub', 'judge_prompt.py', 'template=')
-    (tmp_path/'old.py').write_text('PROMPT = 1')
-    fails(lambda: xverify_template(tmp_path/'old.py'), 'old.py')
-    fails(lambda: xverify_template(tmp_path/'none.py'), 'none.py', error=FileNotFoundError)
+    fails(_xverify_template, 'does not come from GitHub', 'judge_prompt.py', 'give a template')
+    (tmp_path/'cache'/'stepwise-routing').mkdir(parents=True)
+    (tmp_path/'cache'/'stepwise-routing'/'xverify_judge_prompt.py').write_text('PROMPT = 1')
+    fails(_xverify_template, 'xverify_judge_prompt.py does not hold', 'remove it')
 
 def test_without_a_network_one_line_says_what_to_do(web, monkeypatch):
     monkeypatch.setattr(models_xverify, '_PROMPT_URL', 'http://127.0.0.1:9/judge_prompt.py')
-    fails(xverify_template, 'save http://127.0.0.1:9/judge_prompt.py as', 'or pass template=')
+    fails(_xverify_template, 'save http://127.0.0.1:9/judge_prompt.py as', 'or give a template')
 
 # ---- asking
 def test_what_was_asked_once_is_never_asked_again(tmp_path):
@@ -230,7 +230,7 @@ def test_the_key_is_sent_and_never_written(monkeypatch, tmp_path):
     monkeypatch.setenv('XVERIFY_API_KEY', key)
     with Judge(key=key, faults=['echo']) as server, judge(server, ledger=tmp_path/'v.db') as grade:
         grade(P, 'y')
-        assert len(server.seen) == 1 and key not in json.dumps(grade.settings()) and key not in str(grade.unread)
+        assert len(server.seen) == 1 and key not in str(grade.unread)
     assert all(key.encode() not in f.read_bytes() for f in tmp_path.iterdir())
     monkeypatch.setenv('XVERIFY_API_KEY', 'another')
     with Judge(key=key) as server, judge(server) as grade:
@@ -281,10 +281,9 @@ def test_a_judge_of_our_own_server_is_known_by_its_weights(tmp_path, monkeypatch
     monkeypatch.setattr(models_xverify, 'serve_vllm', serve_vllm)
     small, large = (str(micro_path(m)) for m in ('small', 'large'))
     for name in (small, small, large):
-        with open_grader(f'xverify:{name}', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.db', memory=.1,
-                         context=512) as grade:
+        with open_grader(f'xverify:{name}', template=JUDGE_TEMPLATE, ledger=tmp_path/'v.db', memory=.1) as grade:
             assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
-    assert [(m, k['memory'], k['context']) for m, k in calls[::2]] == [(m, .1, 512) for m in (small, small, large)]
+    assert [(m, k['memory'], k['context']) for m, k in calls[::2]] == [(m, .1, 4096) for m in (small, small, large)]
     # another port, same weights: nothing is asked; other weights: all is
     assert [len(s.seen) for s in calls[1::2]] == [40, 0, 40]
 
@@ -297,10 +296,8 @@ def test_a_missing_engine_is_one_line():
 def test_the_rules_by_name_are_the_default_grader():
     problems = [Problem('toy', str(i), '?', a) for i, a in enumerate(('1/2', '3', 'x+1'))]
     with open_grader() as grade, open_grader('math-verify', ledger='unused', memory=.5) as again:
-        for g in (grade, again, is_right):
-            assert [g(p, a) for p, a in zip(problems, ('0.5', None, '1+x'))] == [True, False, True]
-        assert grade == MathVerify() and grade.workers == 2 and not grade.unread
-        assert grade.settings()['grader'] == 'math-verify'
+        assert grade is again is is_right
+        assert [grade(p, a) for p, a in zip(problems, ('0.5', None, '1+x'))] == [True, False, True]
 
 # ---- in a tree
 def toy_tree(path, grade, backends=None):
@@ -360,6 +357,11 @@ def test_a_micro_model_can_be_the_judge(tmp_path):
     assert len(set(first.values())) == 2
 
 # ---- agreement
+def listed(problems, answers, *verdicts):
+    "A grader of each list of verdicts on answers to problems."
+    tables = [{(p.id, a): bool(v) for p, a, v in zip(problems, answers, vs)} for vs in verdicts]
+    return [lambda p, a, t=t: t[p.id, a] for t in tables]
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from('abcde'), st.booleans(), st.booleans()), min_size=1,
                 max_size=40, unique_by=lambda r: r[:2]))
@@ -367,56 +369,55 @@ def test_agreement_is_what_others_compute(rows):
     from scipy.stats import binomtest
     from sklearn.metrics import cohen_kappa_score
     problems = [Problem('t', str(r[0]), '?', 'z') for r in rows]
-    agreed = agreement(problems, [r[1] for r in rows], [r[2] for r in rows], [r[3] for r in rows], n_boot=50)
-    same = sum(r[2] == r[3] for r in rows)
-    assert agreed.n == len(rows) and agreed.share == same/len(rows)
+    agreed = agreement(problems, [r[1] for r in rows], *listed(problems, *zip(*[r[1:] for r in rows])))
+    same, numbers = sum(r[2] == r[3] for r in rows), agreed.numbers
+    assert numbers['n'] == len(rows) and numbers['share'] == same/len(rows)
     ci = binomtest(same, len(rows)).proportion_ci(method='wilson')
-    assert np.allclose([agreed.share_low, agreed.share_high], [ci.low, ci.high], atol=1e-4)
+    assert np.allclose([numbers['share_low'], numbers['share_high']], [ci.low, ci.high], atol=1e-4)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         theirs = cohen_kappa_score([r[2] for r in rows], [r[3] for r in rows], labels=[False, True])
-    assert np.isclose(agreed.kappa, theirs, equal_nan=True)
+    assert np.isclose(numbers['kappa'], theirs, equal_nan=True)
     differing = [(str(p), a, u, v) for p, a, u, v in rows if u != v]
     assert [(d['problem'], d['answer'], d['first'], d['second']) for d in agreed.rows] == differing
-    assert sum(map(sum, agreed.counts)) == agreed.n == agreed.frame().n.item()
-    assert len(agreed.disagreements()) == len(agreed.rows)
+    assert agreed.frame().to_dict('records')[0].keys() == numbers.keys() and agreed.frame().n.item() == len(rows)
+    assert len(agreed.disagreements()) == len(agreed.rows) == numbers['only_first'] + numbers['only_second']
 
 def test_the_interval_covers_kappa_and_is_drawn_over_problems():
     rng, kappa, inside = np.random.default_rng(0), .5, 0
     for k in range(60): # two graders that share half of their verdicts
         shared, a, b = rng.random(150) < kappa, rng.random(150) < .5, rng.random(150) < .5
         problems = [Problem('t', str(i), '?', 'z') for i in range(150)]
-        agreed = agreement(problems, ['x']*150, a.tolist(), np.where(shared, a, b).tolist(), n_boot=300, seed=k)
-        inside += agreed.kappa_low <= kappa <= agreed.kappa_high
+        agreed = agreement(problems, ['x']*150, *listed(problems, ['x']*150, a, np.where(shared, a, b))).numbers
+        inside += agreed['kappa_low'] <= kappa <= agreed['kappa_high']
     assert 51 <= inside <= 60
-    one = agreement(problems, ['x']*150, a.tolist(), b.tolist())
-    twice = agreement([p for p in problems for _ in 'uv'], ['u', 'v']*150, np.repeat(a, 2).tolist(),
-                      np.repeat(b, 2).tolist())
+    one = agreement(problems, ['x']*150, *listed(problems, ['x']*150, a, b)).numbers
+    both = [p for p in problems for _ in 'uv'], ['u', 'v']*150
+    twice = agreement(*both, *listed(*both, np.repeat(a, 2), np.repeat(b, 2))).numbers
     # every problem has its verdicts twice: no more is known, the interval is as wide
-    assert np.isclose(twice.kappa, one.kappa)
-    assert np.allclose([twice.kappa_low, twice.kappa_high], [one.kappa_low, one.kappa_high], atol=.03)
+    assert np.isclose(twice['kappa'], one['kappa'])
+    assert np.allclose([twice['kappa_low'], twice['kappa_high']], [one['kappa_low'], one['kappa_high']], atol=.03)
 
 def test_a_problem_with_many_answers_weighs_more_in_the_interval():
     problems = [Problem('t', str(i), '?', 'z') for i in range(60)]
     pairs = [(p, f'{k}') for i, p in enumerate(problems) for k in range(9 if i < 30 else 1)]
     first = [int(p.id) % 2 == 0 for p, _ in pairs]
     second = [f if int(p.id) < 30 else not f for f, (p, _) in zip(first, pairs)]
-    agreed = agreement(*zip(*pairs), first, second)
-    assert agreed.kappa > .75 and agreed.kappa_low < agreed.kappa < agreed.kappa_high
+    agreed = agreement(*zip(*pairs), *listed(*zip(*pairs), first, second)).numbers
+    assert agreed['kappa'] > .75 and agreed['kappa_low'] < agreed['kappa'] < agreed['kappa_high']
 
 def test_each_distinct_answer_counts_once_and_missing_ones_do_not():
     p, q = (Problem('t', i, '?', '2') for i in 'pq')
     problems, answers = [p, p, p, q, q, q], ['2', '2', None, '2', '2.0', ' ']
     agreed = agreement(problems, answers, lambda p, a: a == p.answer, is_right)
-    assert (agreed.n, agreed.unanswered, agreed.counts) == (3, 2, ((0, 1), (0, 2)))
+    assert {k: agreed.numbers[k] for k in ('n', 'unanswered', 'only_first', 'only_second', 'share')} == dict(
+        n=3, unanswered=2, only_first=0, only_second=1, share=2/3)
     assert agreed.disagreements().to_dict('records') == [dict(problem='q', question='?', reference='2', answer='2.0',
                                                               first=False, second=True)]
     nothing = agreement([p], [None], is_right, is_right)
-    assert nothing.n == 0 and math.isnan(nothing.share) and math.isnan(nothing.kappa) and nothing.disagreements().empty
-    fails(lambda: agreement([p], ['1', '2'], is_right, is_right), '2 answers for 1 problems', error=ValueError)
-    fails(lambda: agreement([p], ['1'], [True, False], is_right), '2 verdicts for 1 answers', error=ValueError)
-    fails(lambda: agreement([p, p], ['1', '1'], [True, False], is_right), "two verdicts on answer '1' to p",
-          error=ValueError)
+    empty = [nothing.numbers[k] for k in ('share', 'kappa', 'share_low', 'kappa_high')]
+    assert nothing.numbers['n'] == 0 and all(map(math.isnan, empty)) and nothing.disagreements().empty
+    fails(lambda: agreement([p], ['1', '2'], is_right, is_right), 'longer', error=ValueError)
 
 def test_kappa_of_known_tables():
     assert np.allclose(cohen_kappa([[[45, 15], [25, 15]], [[25, 35], [5, 35]]]), [.1304, .2593], atol=1e-4)

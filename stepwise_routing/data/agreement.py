@@ -12,102 +12,62 @@ import numpy as np
 from .grading import grade_pairs
 
 # %% ../../nbs/data/agreement.ipynb #kappa
-def cohen_kappa(
-    counts # [..., 2, 2]: how often the first grader said row and the second column
-): # [...]; nan where chance alone explains all agreement
-    "Cohen's kappa of two graders."
+def cohen_kappa(counts):
+    "Cohen's kappa of counts [..., 2, 2], first grader by second; nan where chance alone explains all agreement."
     p = np.asarray(counts, float)
     with np.errstate(invalid='ignore', divide='ignore'):
         p = p / p.sum((-2, -1), keepdims=True)
         by_chance = (p.sum(-1) * p.sum(-2)).sum(-1)
         return np.where(by_chance < 1, (np.trace(p, axis1=-2, axis2=-1) - by_chance) / (1 - by_chance), np.nan)
 
-def wilson(
-    hits:int,    # successes
-    n:int,       # trials
-    z:float=1.96 # normal quantile; 1.96 = 95 %
-)->tuple: # (low, high); nan without trials
-    "Wilson's interval of a share, which stays inside 0 and 1."
+def wilson(hits:int, n:int, z:float=1.96)->tuple:
+    "Wilson's interval of a share, which stays inside 0 and 1; nan without trials."
     if not n: return math.nan, math.nan
     p, w = hits/n, z*z/n
     middle, half = p + w/2, z*math.sqrt(p*(1 - p)/n + w/n/4)
     return max(0., (middle - half)/(1 + w)), min(1., (middle + half)/(1 + w))
 
+# %% ../../nbs/data/agreement.ipynb #agree-parts
+def _kappa_interval(cells, problems, n_boot=2000):
+    "95 % interval of kappa: problems are drawn anew; nan with fewer than two."
+    _, problem = np.unique(problems, return_inverse=True)
+    per = np.zeros((problem.max(initial=-1) + 1, 4))
+    np.add.at(per, (problem, cells), 1)
+    if len(per) < 2: return math.nan, math.nan
+    drawn = np.random.default_rng(0).multinomial(len(per), np.full(len(per), 1/len(per)), n_boot)
+    kappas = cohen_kappa((drawn.astype(float) @ per).reshape(-1, 2, 2))
+    kappas = kappas[np.isfinite(kappas)]
+    return tuple(np.quantile(kappas, (.025, .975)).tolist()) if len(kappas) else (math.nan, math.nan)
+
 # %% ../../nbs/data/agreement.ipynb #agreement
 @dataclass(frozen=True)
 class Agreement:
     "How far two graders agree on distinct (problem, answer) pairs."
-    n: int              # pairs with an answer
-    unanswered: int     # pairs without one, left out
-    counts: tuple       # ((both wrong, only second right), (only first right, both right))
-    share: float        # that agrees
-    share_low: float    # Wilson's 95 % interval
-    share_high: float
-    kappa: float        # Cohen's; nan where one verdict is all there is
-    kappa_low: float    # 95 % bootstrap interval over problems
-    kappa_high: float
-    rows: tuple         # the disagreements: problem, question, reference, answer and both verdicts
+    numbers: dict # pairs `n`, `share` that agrees, Cohen's `kappa`, 95 % intervals; who alone says right; `unanswered`
+    rows: list    # the disagreements: problem, question, reference, answer and both verdicts
 
     def frame(self):
-        "The numbers as a DataFrame of one row."
         import pandas as pd
-        (_, second), (first, _) = self.counts
-        names = 'n', 'share', 'share_low', 'share_high', 'kappa', 'kappa_low', 'kappa_high'
-        numbers = {k: getattr(self, k) for k in names}
-        return pd.DataFrame([numbers | dict(only_first=first, only_second=second, unanswered=self.unanswered)])
+        return pd.DataFrame([self.numbers])
 
     def disagreements(self):
-        "The pairs on which the graders differ, as a DataFrame."
         import pandas as pd
-        return pd.DataFrame(list(self.rows), columns=['problem', 'question', 'reference', 'answer', 'first', 'second'])
-
-# %% ../../nbs/data/agreement.ipynb #agree-parts
-def _by_pair(verdicts, pairs):
-    "Verdict of each distinct pair, of a grader or from a list beside the pairs."
-    if callable(verdicts): return dict(grade_pairs(verdicts, pairs))
-    verdicts, by_pair = list(verdicts), {}
-    if len(verdicts) != len(pairs):
-        raise ValueError(f'{len(verdicts)} verdicts for {len(pairs)} answers: give one each')
-    for (p, a), v in zip(pairs, verdicts):
-        if by_pair.setdefault((p.id, a), bool(v)) != bool(v):
-            raise ValueError(f'two verdicts on answer {a!r} to {p.id}: give one')
-    return by_pair
-
-def _kappa_interval(cells, problems, n_boot, seed):
-    "95 % interval of kappa: problems are drawn anew; nan with fewer than two."
-    _, problem = np.unique(problems, return_inverse=True)
-    per = np.zeros((problem.max() + 1 if len(problem) else 0, 4))
-    np.add.at(per, (problem, cells), 1)
-    if len(per) < 2: return math.nan, math.nan
-    rng, weights = np.random.default_rng(seed), np.full(len(per), 1/len(per))
-    drawn = rng.multinomial(len(per), weights, n_boot).astype(float)
-    kappas = cohen_kappa((drawn @ per).reshape(-1, 2, 2))
-    defined = kappas[np.isfinite(kappas)]
-    return tuple(np.quantile(defined, (.025, .975)).tolist()) if len(defined) else (math.nan, math.nan)
+        return pd.DataFrame(self.rows, columns=['problem', 'question', 'reference', 'answer', 'first', 'second'])
 
 # %% ../../nbs/data/agreement.ipynb #agree
-def agreement(
-    problems,        # the `Problem` of each answer
-    answers,         # parsed answers; None where there is none
-    first,           # a grader, or its verdicts in the same order
-    second,          # another one
-    n_boot:int=2000, # bootstrap draws
-    seed:int=0       # of the bootstrap
-)->Agreement:
-    "Compare two graders, each distinct (problem, answer) counting once. ValueError for lists of different lengths."
-    problems, answers = list(problems), list(answers)
-    pairs = list(zip(problems, answers))
-    if len(problems) != len(answers):
-        raise ValueError(f'{len(answers)} answers for {len(problems)} problems: give one each')
-    distinct = {(p.id, a): p for p, a in pairs}
-    answered = {k: p for k, p in distinct.items() if k[1] is not None and k[1].strip()}
-    u, v = (_by_pair(g, pairs) for g in (first, second))
-    cells = np.array([2*u[k] + v[k] for k in answered], int)
+def agreement(problems, answers, first, second)->Agreement:
+    "Compare two graders on answers to problems; each distinct (problem, answer) counts once, None is left out."
+    pairs = list(dict.fromkeys(zip(problems, answers, strict=True)))
+    answered = [(p, a) for p, a in pairs if a is not None and a.strip()]
+    u, v = (dict(grade_pairs(g, answered)) for g in (first, second))
+    cells = np.array([2*u[k] + v[k] for k in u], int)
     counts = np.bincount(cells, minlength=4).reshape(2, 2)
     n, same = len(answered), int(np.trace(counts))
-    rows = tuple(dict(problem=k[0], question=p.question, reference=p.answer, answer=k[1], first=u[k], second=v[k])
-                 for k, p in answered.items() if u[k] != v[k])
-    share, kappa = (same/n, float(cohen_kappa(counts))) if n else (math.nan, math.nan)
-    interval = _kappa_interval(cells, [k[0] for k in answered], n_boot, seed)
-    return Agreement(n, len(distinct) - n, tuple(map(tuple, counts.tolist())), share, *wilson(same, n), kappa,
-                     *interval, rows)
+    rows = [dict(problem=p.id, question=p.question, reference=p.answer, answer=a, first=u[p.id, a], second=v[p.id, a])
+            for p, a in answered if u[p.id, a] != v[p.id, a]]
+    low, high = wilson(same, n)
+    kappa_low, kappa_high = _kappa_interval(cells, [p.id for p, _ in answered])
+    numbers = dict(n=n, share=same/n if n else math.nan, share_low=low, share_high=high,
+                   kappa=float(cohen_kappa(counts)), kappa_low=kappa_low, kappa_high=kappa_high,
+                   only_first=int(counts[1, 0]), only_second=int(counts[0, 1]), unanswered=len(pairs) - n)
+    return Agreement(numbers, rows)

@@ -22,19 +22,18 @@ def _change(r, kind, v, i, top, names):
     who, it = names
     if kind == 'get':
         a = r.randint(2, top)
-        told = r.choice((f'Then {who} finds {a} more.', f'{who} buys {a} {it}.', f'A friend brings {a} {it}.'))
-        return a, v + a, told, f'{who} has [v{i} = v{i-1} + a{i}] {it}.'
+        told = f'Then {who} finds {a} more.', f'{who} buys {a} {it}.', f'A friend brings {a} {it}.'
+        return a, v + a, r.choice(told), f'{who} has [v{i} = v{i-1} + a{i}] {it}.'
     if kind == 'lose':
         a = r.randint(1, max(1, min(v - 1, top)))
-        told = r.choice((f'{who} loses {a} of them.', f'{who} gives away {a} {it}.', f'Then {a} {it} break.'))
-        return a, v - a, told, f'Left: [v{i} = v{i-1} - a{i}]'
+        told = f'{who} loses {a} of them.', f'{who} gives away {a} {it}.', f'Then {a} {it} break.'
+        return a, v - a, r.choice(told), f'Left: [v{i} = v{i-1} - a{i}]'
     a = r.randint(2, 3)
-    told = f'Then the number of {it} becomes {a} times as large.'
-    return a, v * a, told, f'{a} times as many: [v{i} = v{i-1} * a{i}]'
+    return (a, v * a, f'Then the number of {it} becomes {a} times as large.',
+            f'{a} times as many: [v{i} = v{i-1} * a{i}]')
 
 def _story(r, level):
-    who, it = r.choice(_NAMES), r.choice(_ITEMS)
-    top = _TOP[level]
+    who, it, top = r.choice(_NAMES), r.choice(_ITEMS), _TOP[level]
     v = r.randint(top // 2, top)
     env, steps, text = dict(v0=v), [], [f'{who} has {v} {it}.']
     for i in range(1, r.randint(2, 3) + level // 2 + 1):
@@ -55,8 +54,7 @@ def _shop(r, level):
         env |= {f'n{i}': n, f'p{i}': p}
         bought.append(f'{n} {it} at {p} dollars each')
         steps.append(f'The {it} cost [c{i} = n{i} * p{i}] dollars.')
-    steps.append('Together [t1 = c0 + c1]')
-    steps += [f'Together [t{i} = t{i-1} + c{i}]' for i in range(2, kinds)]
+    steps += [f'Together [t{i} = {f"t{i-1}" if i > 1 else "c0"} + c{i}]' for i in range(1, kinds)]
     total = sum(env[f'n{i}'] * env[f'p{i}'] for i in range(kinds))
     text = f'{who} buys {", ".join(bought[:-1])} and {bought[-1]}.'
     last, ask = f't{kinds-1}', 'How much is that in dollars?'
@@ -74,14 +72,13 @@ def _work(r, level):
     env = dict(a=a, h=h, d=days)
     text = r.choice((f'A machine makes {a} {it} an hour and runs {h} hours a day.',
                      f'A team packs {a} {it} every hour, {h} hours a day.'))
-    steps, made = ['In a day it makes [m = a * h].'], 'm'
+    steps = ['In a day it makes [m = a * h].']
     if level >= 2 and r.random() < .6:
         b = env['b'] = r.randint(3, _TOP[level])
         text += f' A second one makes {b} {it} a day.'
         steps.append('Both make [s = m + b] a day.')
-        made = 's'
     text += f' They work for {days} days.'
-    steps.append(f'In all days: [w = {made} * d]')
+    steps.append(f'In all days: [w = {"s" if "b" in env else "m"} * d]')
     total, last = days * (a * h + env.get('b', 0)), 'w'
     if level >= 2 or r.random() < .5:
         bad = env['k'] = r.randint(1, min(total - 1, _TOP[level]))
@@ -104,8 +101,8 @@ def _share(r, level):
     each = m * q // bags + r.randint(1, 4)
     gone = bags * each - m * q
     env = dict(b=bags, k=each, e=gone, m=m)
-    text = r.choice((f'{who} has {bags} bags with {each} {it} in each.',
-                     f'{who} fills {bags} bags with {each} {it} each.'))
+    text = f'{who} {r.choice(("has {} bags with {} {} in each.", "fills {} bags with {} {} each."))}'
+    text = text.format(bags, each, it)
     text += r.choice((f' {who} keeps {gone} and shares the rest equally among {m} friends.',
                       f' After {gone} {it} are lost, {m} friends share the others equally.'))
     steps = ['There are [t = b * k] in the bags.', 'To share: [u = t - e]', f'Each friend gets [q = u / m] {it}.']
@@ -127,18 +124,16 @@ def _trip(r, level):
         total += v * h
         text.append(f'{who} {r.choice(("drives", "rides", "travels"))} {h} hours at {v} km per hour.')
         steps.append(f'Part {i+1}: [d{i} = v{i} * h{i}] km.')
-    if legs > 1: steps.append('So far [s1 = d0 + d1] km')
-    steps += [f'So far [s{i} = s{i-1} + d{i}] km' for i in range(2, legs)]
+    steps += [f'So far [s{i} = {f"s{i-1}" if i > 1 else "d0"} + d{i}] km' for i in range(1, legs)]
     done = f's{legs-1}' if legs > 1 else 'd0'
     v, h = r.randint(3, 9 if level < 4 else 20), r.randint(2, _TOP[level] // 6 + 4)
     env |= dict(n=total + v * h, v=v)
     steps.append(f'The rest is [e = n - {done}] km.')
     text.insert(0, r.choice((f'A trip is {env["n"]} km long.', f'{who} has to go {env["n"]} km.')))
-    if r.random() < .5: ask, last = 'How many km are left?', 'e'
-    else:
-        ask, last = f'How many hours does the rest take at {v} km per hour?', 'q'
-        steps.append('Hours: [q = e / v]')
-    return Draft('trip', level, ' '.join(text + [ask]), env, tuple(steps), f'{{{last}}}')
+    hours = r.random() >= .5
+    if hours: steps.append('Hours: [q = e / v]')
+    text.append(f'How many hours does the rest take at {v} km per hour?' if hours else 'How many km are left?')
+    return Draft('trip', level, ' '.join(text), env, tuple(steps), '{q}' if hours else '{e}')
 
 # %% ../../nbs/data/families.ipynb #math-linear
 def _linear(r, level):
@@ -146,13 +141,11 @@ def _linear(r, level):
     b = r.randint(1, _TOP[level])
     a = c + r.randint(2, _TIMES[level])
     if level <= 2 and r.random() < .5:
-        env = dict(a=a, b=b, c=a * x + b)
-        text = f'{a}x + {b} = {a * x + b}'
+        env, text = dict(a=a, b=b, c=a * x + b), f'{a}x + {b} = {a * x + b}'
         steps = ['Subtract {b}: {a}x=[p = c - b]', 'Divide: x=[x = p / a].']
     elif r.random() < .5:
         d = (a - c) * x + b
-        env = dict(a=a, b=b, c=c, d=d)
-        text = f'{a}x + {b} = {c}x + {d}'
+        env, text = dict(a=a, b=b, c=c, d=d), f'{a}x + {b} = {c}x + {d}'
         steps = ['Collect x: [p = a - c]', 'Collect numbers: [q = d - b]', 'Then {p}x={q} and x=[x = q / p].']
     else:
         k = r.randint(2, 9)
@@ -172,14 +165,11 @@ def _fraction(r, level):
         s, m = a * d + (-c * b if minus else c * b), b * d
         if b != d and m // gcd(s, m) > 1: break
     sign = '-' if minus else '+'
-    env = dict(a=a, b=b, c=c, d=d)
     steps = ['Common denominator [m = b * d].', 'First numerator [p = a * d]', 'Second numerator [q = c * b].',
              f'Numerator [s = p {sign} q]']
-    answer = '{s}/{m}'
-    if gcd(s, m) > 1:
-        steps.append('Reduce by [g := gcd(s, m)]: [u = s / g] and [v = m / g].')
-        answer = '{u}/{v}'
+    if gcd(s, m) > 1: steps.append('Reduce by [g := gcd(s, m)]: [u = s / g] and [v = m / g].')
     ask = r.choice(('Compute {} in lowest terms.', 'What is {} as a reduced fraction?', 'Simplify {}.'))
+    env, answer = dict(a=a, b=b, c=c, d=d), '{u}/{v}' if gcd(s, m) > 1 else '{s}/{m}'
     return Draft('fraction', level, ask.format(f'{a}/{b} {sign} {c}/{d}'), env, tuple(steps), answer)
 
 # %% ../../nbs/data/families.ipynb #math-gcd
@@ -195,14 +185,11 @@ def _divisors(r, level):
         steps.append(f'[r{i+1} = r{i-1} % r{i}]' + '.' * (i % 2))
         i += 1
     steps[-1] = f'[r{i} = r{i-2} % r{i-1}], so the gcd is {{r{i-1}}}.'
-    if r.random() < .5 or hi * lo > 9999:
-        ask = r.choice(('What is the gcd of {} and {}?', 'Find the greatest common divisor of {} and {}.'))
-        last = f'r{i-1}'
-    else:
-        ask = r.choice(('What is the lcm of {} and {}?', 'Find the least common multiple of {} and {}.'))
-        last = 'l'
+    ask, last = ('What is the gcd of {} and {}?', 'Find the greatest common divisor of {} and {}.'), f'r{i-1}'
+    if r.random() >= .5:
+        ask, last = ('What is the lcm of {} and {}?', 'Find the least common multiple of {} and {}.'), 'l'
         steps += [f'Divide: [u = r1 / r{i-1}]', 'The lcm is [l = u * r0].']
-    return Draft('divisors', level, ask.format(b, a), env, tuple(steps), f'{{{last}}}')
+    return Draft('divisors', level, r.choice(ask).format(b, a), env, tuple(steps), f'{{{last}}}')
 
 # %% ../../nbs/data/families.ipynb #math-modular
 def _modular(r, level):
@@ -210,10 +197,9 @@ def _modular(r, level):
     a, b, c = (r.randint(m, top) for _ in range(3))
     env = dict(a=a, b=b, c=c, m=m)
     steps = ['First [p = a % m]', 'Next [q = b % m].', 'Product [s = p * q]']
-    if r.random() < .7:
-        text = f'{a} * {b} + {c}'
-        steps += ['[t = s % m].', 'Add: [u = t + c]', 'Remainder [v = u % m].']
-    else: text, steps = f'{a} * {b}', steps + ['Remainder [v = s % m].']
+    more = r.random() < .7
+    text = f'{a} * {b} + {c}' if more else f'{a} * {b}'
+    steps += ['[t = s % m].', 'Add: [u = t + c]', 'Remainder [v = u % m].'] if more else ['Remainder [v = s % m].']
     ask = r.choice(('What is the remainder of {} divided by {}?', 'Compute ({}) mod {}.', 'Find {} modulo {}.'))
     return Draft('modular', level, ask.format(text, m), env, tuple(steps), '{v}')
 
@@ -227,8 +213,7 @@ def _percent(r, level):
     if kind == 'of':
         ask = r.choice((f'What is {p}% of {n}?', f'Find {p} percent of {n}.'))
         return Draft('percent', level, ask, env, tuple(steps), '{v}')
-    move = dict(up='grows', down='falls', twice='grows')[kind]
-    text, answer = f'A {thing} of {n} {move} by {p}%', '{w}'
+    text, answer = f'A {thing} of {n} {"falls" if kind == "down" else "grows"} by {p}%', '{w}'
     steps.append(f'New value [w = n {"-" if kind == "down" else "+"} v]')
     if kind == 'twice':
         k = env['k'] = r.randint(2, _TOP[level])
@@ -240,8 +225,7 @@ def _percent(r, level):
 def _sequence(r, level):
     a, d = r.randint(1, _TOP[level] // 2), r.randint(2, _TIMES[level] + 3)
     n = r.randint(5, (None, 10, 15, 25, 40, 60)[level])
-    env = dict(a=a, d=d, n=n, one=1, two=2)
-    terms = ', '.join(str(a + i * d) for i in range(3))
+    env, terms = dict(a=a, d=d, n=n, one=1, two=2), f'{a}, {a + d}, {a + 2*d}'
     steps = ['Steps from the first term: [k = n - one]', 'Their size: [u = k * d].', 'Last term [l = a + u]']
     if level < 3 or r.random() < .5:
         ask = r.choice((f'What is term number {n} of {terms}, ...?', f'A sequence starts {terms}, ... Find term {n}.'))
@@ -256,16 +240,13 @@ def _polynomial(r, level):
     x, a = r.randint(2, (None, 5, 9, 12, 15, 25)[level]), r.randint(1, 9)
     b, c = r.randint(1, _TIMES[level]), r.randint(1, _TOP[level])
     sign = '-' if r.random() < .4 else '+'
-    env = dict(x=x, a=a, b=b, c=c)
-    lead = 'x^2' if a == 1 else f'{a}x^2'
-    text = f'{lead} {sign} {b}x + {c}'
+    env, text = dict(x=x, a=a, b=b, c=c), f'{a if a > 1 else ""}x^2 {sign} {b}x + {c}'
     steps = ['Square: [s = x * x]', 'First term [u = a * s].', 'Second term [v = b * x]']
     if level >= 3 and r.random() < .4:
         k = env['k'] = r.randint(1, 5)
         text = f'{k if k > 1 else ""}x^3 + {text}'
         steps += ['Cube: [t = s * x].', 'Leading term [w = k * t]', 'Add: [u2 = w + u].']
-    first = 'u2' if 'k' in env else 'u'
-    steps += [f'[y = {first} {sign} v]', 'Total [z = y + c].']
+    steps += [f'[y = {"u2" if "k" in env else "u"} {sign} v]', 'Total [z = y + c].']
     ask = r.choice((f'Let f(x) = {text}. What is f({x})?', f'Evaluate {text} at x = {x}.'))
     return Draft('polynomial', level, ask, env, tuple(steps), '{z}')
 
@@ -300,8 +281,7 @@ def _chain(r, level):
         a = r.randint(2, min(9, _TIMES[level])) if kind == 'times' else r.randint(2, _TOP[level])
         if kind == 'minus' and a >= v or kind == 'mod' and v < m: kind = 'plus'
         word, op = _OPERATIONS[kind]
-        if kind == 'mod': a = m
-        env[f'a{i}'] = a
+        a = env[f'a{i}'] = m if kind == 'mod' else a
         text.append(word.format(a))
         steps.append(f'[v{i} = v{i-1} {op} a{i}]' + '.' * (i % 2))
         v = evaluate(f'v {op} a', dict(v=v, a=a))
@@ -345,8 +325,8 @@ def _recurrence(r, level):
 # %% ../../nbs/data/families.ipynb #omni-digits
 def _digits(r, level):
     a = r.randint(11, (None, 20, 50, 99, 300, 900)[level])
-    t, o = r.randint(1, 9), r.randint(1, 9)
-    env = dict(a=a, t=10 * t, o=o, b=10 * t + o)
+    t, o = 10 * r.randint(1, 9), r.randint(1, 9)
+    env = dict(a=a, t=t, o=o, b=t + o)
     steps = ['[u = a * t]', '[v = a * o].', 'N=[n = u + v]', 'Digit sum [s1 = dsum(n)].']
     text, last = f'Let N = {a} * {env["b"]}.', 's1'
     for i in range(2, r.randint(1, 1 + level // 2) + 2):

@@ -10,9 +10,8 @@ import atexit, contextlib, json, os, queue, re, selectors, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
-from fastcore.basics import patch
 from ..core import Problem
+from ..run.config import PACKAGE
 
 # %% ../../nbs/data/grading.ipynb #tidy
 _TIDY = [(re.compile(a), b) for a, b in (
@@ -37,8 +36,7 @@ _RATIO = re.compile(r'(?P<sign>-?) ?(?:\\frac ?\{ ?(?P<a>-?\d+) ?\} ?\{ ?(?P<b>-
 _UNIT = re.compile(r'(?P<number>.*\d) (?!(?:pi|sqrt|mod|or|and|to|if|for|where|but'
                    r'|percent|dozen|hundred|thousand|million|billion)\b)[A-Za-z]{2}[A-Za-z ]*(?:\^[23])?')
 
-def _decimal(m):
-    "The same of a match of `_NUMBER`."
+def _decimal(m): # of a match of `_NUMBER`
     whole, dec, rep = re.sub('[, ]', '', m['whole']), m['dec'] or '', m['rep'] or ''
     if not (whole or dec or rep) or rep and m['dec'] is None: return None
     value = Fraction(int(whole + dec or 0), 10**len(dec))
@@ -64,10 +62,7 @@ def _same_number(a, b):
 # %% ../../nbs/data/grading.ipynb #quick
 MAX_ANSWER = 2000 # characters; longer answers are compared as text
 _BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)
-
-def _squeeze(text):
-    "Text without spaces, except between digits."
-    return re.sub(r'(?<!\d) | (?!\d)', '', text)
+_SPACE = re.compile(r'(?<!\d) | (?!\d)') # not between digits
 
 def _quick(gold, pred):
     "True or False where plain comparison settles it, None where Math-Verify must decide."
@@ -78,14 +73,14 @@ def _quick(gold, pred):
     if max(len(gold), len(pred)) > MAX_ANSWER: return gold.strip() == pred.strip()
     g, p = _tidy(gold), _tidy(pred)
     if not g or not p: return False
-    if _squeeze(g) == _squeeze(p): return True
+    if _SPACE.sub('', g) == _SPACE.sub('', p): return True
     a, b = _number(g), _number(p)
     if a is not None and b is not None: return _same_number(a, b)
     return False if _BASED.fullmatch(g) and _BASED.fullmatch(p) else None
 
 # %% ../../nbs/data/grading.ipynb #literal
 def _literal(text, *args, **kwargs):
-    "Stands in for sympy's `parse_expr`, which evaluates text as Python: reads a number or a name, and nothing else."
+    "In place of sympy's `parse_expr`, which evaluates text as Python: reads a number or a name, and nothing else."
     from sympy import Float, Integer, Symbol
     if re.fullmatch(r'[-+]?[0-9]+', text): return Integer(int(text))
     if re.fullmatch(r'[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)', text): return Float(text)
@@ -170,30 +165,38 @@ def _serve():
         print({10: 'no', 11: 'yes'}.get(status, 'gave up'), file=out)
 
 # %% ../../nbs/data/grading.ipynb #server
-def package_folder():
-    "The folder that holds the package, so that a process of ours finds it wherever it starts."
-    import stepwise_routing
-    return str(Path(stepwise_routing.__file__).resolve().parent.parent)
+def package_folder(): return str(PACKAGE.parent) # so that a process of ours finds the package wherever it starts
 
 class _Server:
     "One grading server and the pipe to it."
     def __init__(self, seconds): self.seconds, self.process, self.owner = seconds, None, None
 
     def start(self):
-        if not hasattr(os, 'fork'): raise RuntimeError('grading needs os.fork: use Linux, macOS or WSL')
         path = os.pathsep.join(filter(None, (os.environ.get('PYTHONPATH'), package_folder())))
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         env = {**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'}
         command = [sys.executable, '-c', 'from stepwise_routing.data.grading import _serve; _serve()']
-        self.process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
-        self.owner = os.getpid()
-        if self.read(60) == 'ready': return
-        raise RuntimeError('the grading process did not start: is math-verify[antlr4-13-2] installed?')
+        self.owner, self.process = os.getpid(), subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+        if self.read(60) != 'ready': raise RuntimeError('grading does not start: it needs math-verify and os.fork')
 
     def read(self, seconds):
         with selectors.DefaultSelector() as ready:
             ready.register(self.process.stdout, selectors.EVENT_READ)
-            return self.process.stdout.readline().decode().strip() if ready.select(seconds) else 'late'
+            return self.process.stdout.readline().decode().strip() if ready.select(seconds) else ''
+
+    def ask(self, gold, pred):
+        "The word on a pair: a server is started where none is ours, and ended where it does not answer in time."
+        reply = ''
+        try:
+            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
+                self.close()
+                self.start()
+            self.process.stdin.write(json.dumps([gold, pred, self.seconds]).encode() + b'\n')
+            self.process.stdin.flush()
+            reply = self.read(self.seconds + .5)
+            return reply
+        finally:
+            if not reply: self.close()
 
     def close(self):
         process, self.process = self.process, None
@@ -201,37 +204,15 @@ class _Server:
         process.kill()
         process.communicate()
 
-# %% ../../nbs/data/grading.ipynb #server-ask
-@patch
-def ask(self:_Server, gold, pred):
-    "The server's word on a pair; it is started where there is none, and ended where it gives no answer in time."
-    try:
-        if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
-            self.close()
-            self.start()
-        self.process.stdin.write(json.dumps([gold, pred, self.seconds]).encode() + b'\n')
-        self.process.stdin.flush()
-        reply = self.read(self.seconds + .5)
-    except BaseException:
-        self.close()
-        raise
-    if reply in ('late', ''): self.close()
-    return reply
-
 # %% ../../nbs/data/grading.ipynb #grader
 class Grader:
-    "Grades answers against references in a bounded pool of processes; a context manager. ValueError and TypeError."
-    def __init__(self,
-        n_workers:int=2,   # grading processes, each started when first needed
-        timeout:float=4.   # seconds until a pair is given up; half of it in processor time
-    ):
-        if n_workers < 1 or not 0 < timeout <= 4.5:
-            raise ValueError(f'Grader needs n_workers >= 1 and 0 < timeout <= 4.5, got {n_workers} and {timeout}')
+    "Grades answers in at most `n_workers` processes, each for `timeout` seconds at most; a context manager."
+    def __init__(self, n_workers:int=2, timeout:float=4.):
         self.servers, self.free, self.gave_up = [_Server(timeout) for _ in range(n_workers)], queue.LifoQueue(), []
         for s in self.servers: self.free.put(s)
 
     def __call__(self, gold, pred):
-        "Is `pred` (None is wrong) equivalent to the reference `gold`?"
+        "Is `pred` (None is wrong) equivalent to the reference `gold`? TypeError where an answer is no text."
         quick = _quick(gold, pred)
         if quick is not None: return quick
         server = self.free.get()
@@ -248,32 +229,22 @@ class Grader:
 # %% ../../nbs/data/grading.ipynb #is-equiv
 @lru_cache(1)
 def _default_grader(pid):
-    "The grader of this process."
     grader = Grader()
     atexit.register(grader.close)
     return grader
 
-def is_equiv(
-    gold:str,     # reference answer $y^*$
-    pred:str|None # parsed answer $\hat y$; None is wrong
-)->bool:
-    "Is the answer equivalent to the reference? Exact for plain numbers and equal texts, Math-Verify for the rest."
+def is_equiv(gold:str, pred:str|None)->bool:
+    "Is an answer equivalent to the reference? Exact for plain numbers and equal texts, Math-Verify for the rest."
     return _default_grader(os.getpid())(gold, pred)
 
 # %% ../../nbs/data/grading.ipynb #is-right
-def is_right(
-    problem:Problem,  # $x$ with its reference answer $y^*$
-    answer:str|None   # parsed answer $\hat y$; None is wrong
-)->bool: # the reward $r(x, \hat y, y^*)$
-    "Is the answer equivalent to the problem's reference, by `is_equiv`? The default grader."
+def is_right(problem:Problem, answer:str|None)->bool:
+    "The reward $r(x, \\hat y, y^*)$: is the answer equivalent to the problem's reference? None is wrong."
     return is_equiv(problem.answer, answer)
 
 # %% ../../nbs/data/grading.ipynb #grade-pairs
-def grade_pairs(
-    grade, # grader: (problem, answer) -> bool
-    pairs  # of (Problem, answer)
-): # yields ((problem id, answer), verdict) of each distinct pair
-    "Grade pairs, as many at a time as the grader's `workers` (2 if it names none)."
+def grade_pairs(grade, pairs):
+    "Yields ((problem id, answer), verdict) of distinct (problem, answer) pairs, graded `grade.workers` (2) at a time."
     distinct = {(p.id, a): (p, a) for p, a in pairs}
     with ThreadPoolExecutor(getattr(grade, 'workers', 2)) as pool:
         yield from zip(distinct, pool.map(lambda pair: bool(grade(*pair)), distinct.values()))

@@ -25,55 +25,42 @@ class Draft:
 # %% ../../nbs/data/programs.ipynb #evaluate
 EQUATION = re.compile(r'\[(\w+) (:?=) ([^\]]+)\]')
 NAME = re.compile(r'[a-z]\w*')
-
-def _digit_sum(n): return sum(map(int, str(abs(n))))
+_FUNCTIONS = dict(gcd=gcd, dsum=lambda n: sum(map(int, str(abs(n)))))
 
 @lru_cache(None)
 def _code(expr): return compile(expr if '//' in expr else expr.replace('/', '//'), expr, 'eval')
 
-def evaluate(
-    expr:str, # e.g. "a * b"
-    env:dict  # values by name
-)->int: # a division by zero (possible only after a slip) gives 0
-    "Exact value of an expression."
-    try: return eval(_code(expr), dict(gcd=gcd, dsum=_digit_sum), env)
+def evaluate(expr:str, env:dict)->int:
+    "Exact value of an expression, e.g. \"a * b\"; a division by zero (possible only after a slip) gives 0."
+    try: return eval(_code(expr), dict(_FUNCTIONS), env)
     except ZeroDivisionError: return 0
 
 # %% ../../nbs/data/programs.ipynb #shown
-def _operand(v, first): return str(v) if first or v >= 0 else f'({v})'
-
-def shown_operand(
-    expr:str, # e.g. "a * b"
-    env:dict  # values by name
-)->str: # e.g. "3*4"
-    "The expression as it is written in a step: names replaced by their values."
+def shown_operand(expr:str, env:dict)->str:
+    "An expression as a step writes it: names replaced by their values, e.g. \"3*4\"."
+    def operand(m):
+        v = env.get(m[0], m[0])
+        return f'({v})' if m.start() and m[0] in env and v < 0 else str(v)
     if expr.startswith('dsum('): return '+'.join(str(abs(env[expr[5:-1]])))
     if '//' in expr: expr = 'floor({}/{})'.format(*expr.split(' // '))
-    text = NAME.sub(lambda m: _operand(env[m[0]], m.start() == 0) if m[0] in env else m[0], expr)
+    text = NAME.sub(operand, expr)
     return text.replace(' % ', ' mod ') if '%' in text else text.replace(' ', '')
 
 # %% ../../nbs/data/programs.ipynb #write-step
-def write_step(
-    template:str, # one step of a `Draft`
-    env:dict,     # values so far; the step's own values are added to it
-    slip=None     # `f(name, expr, env) -> (value, shown)` or None: carries out an equation in another (wrong) way
-)->str: # the step in words and numbers
-    "Carry out one step: every `[c = a * b]` stores c and is written as \"3*4=12\"; `[c := ...]` shows the value alone."
+def write_step(template:str, env:dict, slip=None)->str:
+    "A step in words and numbers: `[c = a * b]` puts c into `env` and is written \"3*4=12\", `[c := ...]` \"12\"."
     def equation(m):
         name, sign, expr = m.groups()
-        made = slip(name, expr, env) if slip else None
-        value, shown = made or (evaluate(expr, env), shown_operand(expr, env))
-        env[name] = value
-        return str(value) if sign == ':=' else f'{shown}={value}'
+        slipped = slip and slip(name, expr, env) # None or a (wrong value, what to show)
+        env[name], shown = slipped or (evaluate(expr, env), shown_operand(expr, env))
+        return str(env[name]) if sign == ':=' else f'{shown}={env[name]}'
     return EQUATION.sub(equation, template).format_map(env)
 
 # %% ../../nbs/data/programs.ipynb #solve
 def ending(draft, env): return f' Answer: \\boxed{{{draft.answer.format_map(env)}}}'
 
-def solve(
-    draft:Draft # the problem
-)->list: # of str, the steps; the last one ends in \boxed{}
-    "The worked solution: run the program."
+def solve(draft:Draft)->list:
+    "The worked solution, step by step; the last one ends in \\boxed{}."
     env = dict(draft.env)
     steps = [write_step(t, env) for t in draft.steps]
     return steps[:-1] + [steps[-1] + ending(draft, env)]

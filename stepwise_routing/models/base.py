@@ -48,11 +48,8 @@ class Backend(Protocol):
     async def close(self): ...
 
 # %% ../../nbs/models/base.ipynb #prompt-text
-def prompt_text(
-    tokenizer, # a Hugging Face tokenizer
-    messages   # chat messages; a last one by the assistant is a reply to be continued
-)->str: # up to where the model goes on
-    "The prompt of the paper's appendix: the model's own chat template, or ChatML where it has none."
+def prompt_text(tokenizer, messages)->str:
+    "Chat messages as text, by the model's own template or ChatML; a last one by the assistant is to be continued."
     *turns, last = messages
     begun = last['content'] if last['role'] == 'assistant' else ''
     if last['role'] != 'assistant': turns.append(last)
@@ -62,9 +59,7 @@ def prompt_text(
     return ''.join(chat) + '<|im_start|>assistant\n' + begun
 
 # %% ../../nbs/models/base.ipynb #step-text
-def step_text(
-    raw:str # decoded text from the beginning of a step
-)->tuple: # the step's text, and whether a blank line has ended it
+def step_text(raw:str)->tuple: # the step's text, and whether a blank line has ended it
     "The first step of a text: up to the first blank line after its content."
     body = raw.lstrip()
     end = body.find('\n\n')
@@ -73,27 +68,17 @@ def step_text(
 # %% ../../nbs/models/base.ipynb #step-tokenizer
 class StepTokenizer:
     "Prompts and steps as token ids, and where a step ends."
-    def __init__(
-        self,
-        tokenizer, # a Hugging Face tokenizer
-        eos,       # token ids that end a reply, the usual one first
-        vocab:int  # rows of the model's embedding
-    ):
+    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply, the usual first; embedding's rows
         self.hf, self.eos, self.vocab = tokenizer, tuple(eos), vocab
         n = min(vocab, len(tokenizer))
         pieces = [self.decode([i]) for i in range(n)] + [''] * (vocab - n)
         self.widths = np.array([len(p) for p in pieces])
         self.closing = np.array(['\n' in p or i in eos for i, p in enumerate(pieces)]) # no other token can end a step
-        self.prompt = lru_cache(4096)(self.prompt)
-        self.step_ids = lru_cache(1 << 16)(self.step_ids)
+        self.prompt, self.step_ids = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.step_ids)
 
     def encode(self, text): return self.hf.encode(text, add_special_tokens=False)
-    def decode(self, ids):
-        return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    def prompt(self, question): # token ids
-        return tuple(self.encode(prompt_text(self.hf, chat_prompt(question))))
-
+    def decode(self, ids): return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def prompt(self, question): return tuple(self.encode(prompt_text(self.hf, chat_prompt(question))))
     def step_ids(self, ids, text, finish):
         "Token ids of a step with this text: its own, unless another vocabulary wrote it."
         if ids and max(ids) < self.vocab and self.parse(ids)[0] == text: return ids
@@ -115,19 +100,16 @@ def parse(self:StepTokenizer, ids):
     return text, ended, tuple(min(max(end - lead, 0), len(text)) for end in ends)
 
 # %% ../../nbs/models/base.ipynb #uniforms
-def uniforms(
-    seed:int, # seed of the step
-    n:int     # tokens that it may take
-)->np.ndarray: # [token] in [0, 1)
-    "The random numbers of one step: Philox (Salmon et al. 2011), keyed by its seed."
+def uniforms(seed:int, n:int)->np.ndarray: # [token] in [0, 1)
+    "The random numbers of a step of up to n tokens: Philox (Salmon et al. 2011), keyed by the step's seed."
     return np.random.Generator(np.random.Philox(key=seed)).random(n)
 
 # %% ../../nbs/models/base.ipynb #draw-tokens
 def draw_tokens(
-    logits,              # raw logits $z$ [row, vocabulary], a torch tensor
-    u,                   # uniform numbers [row]
+    logits,               # raw logits $z$ [row, vocabulary], a torch tensor
+    u,                    # uniform numbers [row]
     temperature:float=1., # $\tau$; 0 = greedy
-    top_p:float=1.       # keep the likeliest tokens up to this mass
+    top_p:float=1.        # keep the likeliest tokens up to this mass
 ): # token ids [row]
     "Sample by inverse transform, one uniform number a row."
     import torch
@@ -142,21 +124,16 @@ def draw_tokens(
     return torch.searchsorted(total, u[:, None] * total[:, -1:], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
 
 # %% ../../nbs/models/base.ipynb #confidences
-def confidences(
-    logits, # raw logits $z$ [..., vocabulary]
-    tokens  # sampled token ids [...]
-): # [3, ...]: largest logit, probability and rank of the token
-    "How sure the model was of each token."
+def confidences(logits, tokens): # raw logits [..., vocabulary], sampled token ids [...]
+    "How sure the model was of each token: [3, ...] of the largest logit, the token's probability and its rank."
     import torch
     z, top = logits.gather(-1, tokens[..., None]), logits.amax(-1)
     prob = (z[..., 0] - top).exp_() / (logits - top[..., None]).exp_().sum(-1)
     return torch.stack((top, prob, 1. + (logits > z).sum(-1)))
 
 # %% ../../nbs/models/base.ipynb #six-digits
-def six_digits(
-    x # any numbers
-)->np.ndarray: # the same as float64, each exactly representable in float32
-    "Round to six significant digits, then to float32."
+def six_digits(x)->np.ndarray: # float64, each exactly representable in float32
+    "Round numbers to six significant digits, then to float32."
     x = np.asarray(x, float)
     x = np.where(np.abs(x) < 9.999987e-38, 0, x) # float32 has no six digits below 1e-37, which itself it rounds down
     scale = 10. ** (5 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))

@@ -11,21 +11,28 @@ from bisect import bisect_left
 from dataclasses import replace
 import numpy as np
 from ..core import Step, chat_prompt, extract_boxed
-from .base import Request, six_digits
+from .base import six_digits
 
 # %% ../../nbs/models/replies.ipynb #messages
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 
-def step_messages(
-    request:Request # the chain so far
-)->list: # chat messages
-    "The conversation that asks for the next step."
-    messages = chat_prompt(request.problem.question)
+def step_messages(request)->list:
+    "The conversation that asks for the next step of a `Request`."
+    messages, chain = chat_prompt(request.problem.question), '\n\n'.join(s.text for s in request.steps)
     if not request.steps: return messages
-    chain = '\n\n'.join(s.text for s in request.steps)
     return [*messages, dict(role='assistant', content=chain), dict(role='user', content=CONTINUE)]
 
-# %% ../../nbs/models/replies.ipynb #read-tokens
+# %% ../../nbs/models/replies.ipynb #read-reply
+def read_usage(reply)->dict|None:
+    "The tokens that a server's reply reports: prompt, cached (of these), generated; None where it reports none."
+    try:
+        record = reply['usage']
+        cached = (record.get('prompt_tokens_details') or {}).get('cached_tokens') or 0
+        usage = dict(prompt=record['prompt_tokens'], generated=record['completion_tokens'], cached=cached)
+    except (TypeError, KeyError, AttributeError): return None
+    whole = all(type(n) is int and n >= 0 for n in usage.values())
+    return usage if whole and cached <= usage['prompt'] else None
+
 def _tokens(content):
     "Per token: bytes (as Latin-1 text), log-probability, rank; and what could have stood in the first place."
     beside = [t.get('top_logprobs') or [] for t in content]
@@ -35,27 +42,15 @@ def _tokens(content):
     return dict(bytes=[b.decode('latin-1') for b in raw], logs=[float(t['logprob']) for t in content], ranks=ranks,
                 first=[[a['token'], float(a['logprob'])] for a in first])
 
-def read_usage(record):
-    "The tokens of a usage record, None where it is not one."
+def read_reply(reply)->dict:
+    "Text, finish, usage, tokens, and `ends` (does the server say what stopped it?). ValueError: it is no reply."
     try:
-        cached = (record.get('prompt_tokens_details') or {}).get('cached_tokens') or 0
-        usage = dict(prompt=record['prompt_tokens'], generated=record['completion_tokens'], cached=cached)
-    except (TypeError, KeyError, AttributeError): return None
-    whole = all(type(n) is int and n >= 0 for n in usage.values())
-    return usage if whole and cached <= usage['prompt'] else None
-
-# %% ../../nbs/models/replies.ipynb #read-reply
-def read_reply(
-    reply:dict # of a chat completion, as the server sent it
-)->dict: # text, finish, ends (does the server say what stopped it?), usage, record, tokens
-    "What is kept of a reply; ValueError where it is none."
-    try:
-        choice, record = reply['choices'][0], reply.get('usage')
-        text, finish = choice['message'].get('content') or '', choice['finish_reason']
+        choice = reply['choices'][0]
         content = (choice.get('logprobs') or {}).get('content')
-        ends = choice['stop_reason'] is None if 'stop_reason' in choice else None
-        tokens = None if content is None else _tokens(content)
-        return dict(text=text, finish=finish, usage=read_usage(record), ends=ends, record=record, tokens=tokens)
+        text, finish = choice['message'].get('content') or '', choice['finish_reason']
+        return dict(text=text, finish=finish, usage=read_usage(reply),
+                    ends=choice['stop_reason'] is None if 'stop_reason' in choice else None,
+                    tokens=None if content is None else _tokens(content))
     except (LookupError, TypeError, AttributeError, ValueError): raise ValueError('a reply without choices') from None
 
 # %% ../../nbs/models/replies.ipynb #token-ends
@@ -74,10 +69,9 @@ def _token_ends(text, tokens):
         ends.append(at)
     if at < len(raw) and not vague:
         raise RuntimeError(f'the log-probabilities do not spell the reply (from {text[begun[at] - 1:][:20]!r} on)')
-    ends += [len(raw)] * vague
-    return [begun[e - 1] if e else 0 for e in ends]
+    return [begun[e - 1] if e else 0 for e in ends + [len(raw)] * vague]
 
-# %% ../../nbs/models/replies.ipynb #pieces
+# %% ../../nbs/models/replies.ipynb #reply-steps
 def _pieces(text, finish, most):
     "(step, where it starts, where what belongs to it ends, finish) of each step of a reply."
     pieces, at = [], 0
@@ -88,40 +82,26 @@ def _pieces(text, finish, most):
         pieces.append((step.strip(), start, at, 'step' if blank else finish))
         if not blank or extract_boxed(step) is not None or len(pieces) == most: return pieces
 
-# %% ../../nbs/models/replies.ipynb #piece-step
-_FINISH = dict(stop='stop', length='length', content_filter='length')
-
-def _piece_step(tokens, piece, index, ends):
-    "The Step of a piece; `ends` of its own tokens are clipped to it, and None without log-probabilities."
-    text, start, _, finish = piece
-    if ends is None: return Step(text, index, finish)
-    clipped = tuple(min(max(e - start, 0), len(text)) for e in ends)
-    prob = tuple(six_digits(np.exp(tokens['logs'])).tolist())
-    return Step(text, index, finish, ends=clipped, prob=prob, rank=tuple(tokens['ranks']))
-
-# %% ../../nbs/models/replies.ipynb #reply-steps
-def reply_steps(
-    reply:dict,         # of `read_reply`
-    index:int=1,        # of the model
-    most:int=30,        # steps that may be taken from it
-    stopped:bool=False  # was a blank line its stop string?
-)->tuple: # of Step
-    "The steps of a reply, with what each token and the whole call cost."
-    text, usage, tokens = reply['text'], reply['usage'], reply['tokens']
-    finish = _FINISH.get(reply['finish'], 'length')
-    if stopped and finish == 'stop' and not reply['ends']: finish = 'step'
-    pieces, ends = _pieces(text, finish, most), None if tokens is None else _token_ends(text, tokens['bytes'])
+def reply_steps(reply, index=1, most=30, stopped=False)->tuple:
+    "The first `most` Steps of a reply by model `index`, with their costs; `stopped`: a blank line was its stop string."
+    text, usage, tokens, finish = reply['text'], reply['usage'], reply['tokens'], reply['finish']
+    if finish != 'stop': finish = 'length'
+    elif stopped and not reply['ends']: finish = 'step'
+    pieces, ends = _pieces(text, finish, most), tokens and _token_ends(text, tokens['bytes'])
     steps, first, paid = [], 0, 0
-    for i, piece in enumerate(pieces):
-        last, upto = i == len(pieces) - 1, piece[2]
-        if ends is None: n = round(usage['generated'] * upto / max(len(text), 1))
+    for i, (step, start, upto, finish) in enumerate(pieces):
+        last, record = i == len(pieces) - 1, {}
+        if not tokens: n = round(usage['generated'] * upto / max(len(text), 1))
         elif last and upto == len(text): n = len(ends)
         else: n = min(bisect_left(ends, upto, first) + 1, len(ends))
-        mine = tokens and dict(logs=tokens['logs'][first:n], ranks=tokens['ranks'][first:n])
-        step = _piece_step(mine, piece, index, ends and ends[first:n])
-        billed = usage['generated'] if last else min(n, usage['generated'])
-        cached = 0 if i else usage['cached']
-        steps.append(replace(step, generated=billed - paid, prompt=usage['prompt'] + paid, cached=cached))
+        if tokens: # ends are clipped to the step
+            record = dict(ends=tuple(min(max(e - start, 0), len(step)) for e in ends[first:n]),
+                          prob=tuple(six_digits(np.exp(tokens['logs'][first:n])).tolist()),
+                          rank=tuple(tokens['ranks'][first:n]))
+        billed, cached = min(n, usage['generated']), 0 if i else usage['cached']
+        if last: billed = usage['generated']
+        bill = dict(generated=billed - paid, prompt=usage['prompt'] + paid, cached=cached)
+        steps.append(Step(step, index, finish, **record, **bill))
         first, paid = n, max(billed, paid)
     return tuple(steps)
 
@@ -140,14 +120,11 @@ def drop_repeats(steps, prefix):
     return replace(steps[k], generated=generated, prompt=steps[0].prompt, cached=steps[0].cached), *steps[k + 1:]
 
 # %% ../../nbs/models/replies.ipynb #option-probs
-def option_probs(
-    first,  # (token, log-probability) of each alternative for the reply's first token
-    options # possible replies
-)->tuple: # probability of each option, renormalised; all 0 where none of them appears
-    "Match the alternatives with the options they begin, letter case aside."
+def option_probs(first, options)->tuple:
+    "Probabilities of options, from (token, log-probability) pairs that begin one of them; all 0 where none appears."
     mass, names = np.zeros(len(options)), [o.strip().casefold() for o in options]
     for token, log in first:
         t = token.strip().casefold()
         begins = [i for i, name in enumerate(names) if t and name.startswith(t)]
         if len(begins) == 1: mass[begins[0]] += math.exp(log)
-    return tuple(six_digits(mass / mass.sum()).tolist()) if mass.sum() > 0 else (0.,) * len(options)
+    return tuple(six_digits(mass / (mass.sum() or 1.)).tolist())

@@ -1,17 +1,20 @@
-"""Where the time of a policy goes: `python tests/bench/policy.py [outcome table.npz]` (default: a synthetic table of 500 problems).
+"""Where the time of a policy goes: `python tests/bench/policy.py [outcome table.npz]` (default: a synthetic table of
+500 problems).
 
-Prints milliseconds a training step at the paper's setting and with the exact estimator, the share of each part of a step, and
-microseconds a decision. One core; compare the ratios of one run, not runs on different days."""
+Prints milliseconds a training step at the paper's setting and with the exact estimator, the share of each part of a
+step, and microseconds a decision. One core; compare the ratios of one run, not runs on different days."""
 import cProfile, pstats, sys, time
 
 import numpy as np
 import torch
 
-from stepwise_routing.baselines import toy_table
-from stepwise_routing.policy import TableEnv, decider, policy_inputs, train_policy
-from stepwise_routing.rollouts import OutcomeTable
+from stepwise_routing.cpo import TableEnv
+from stepwise_routing.outcomes import OutcomeTable, toy_table
+from stepwise_routing.policy import decider, policy_inputs
+from stepwise_routing.run.config import Policy
+from stepwise_routing.training import train
 
-PARTS = ('sample', 'exact_estimate', '_critic_step', 'fisher_rows', 'cpo_direction', 'line_search', 'deploy')
+PARTS = 'sample', 'exact_estimate', 'sampled_estimate', 'critic_step', 'fisher_rows', 'cpo_direction', 'line_search'
 
 def training(env, steps=200):
     "ms a step, and the share of the parts, per setting."
@@ -19,15 +22,15 @@ def training(env, steps=200):
                                exact_all=dict(estimator='exact', batch=None)).items():
         n = steps if settings.get('batch', 5) else steps//4
         start = time.perf_counter()
-        train_policy(env, steps=n, progress=False, **settings)
+        train(env, Policy(steps=n, **settings), progress=False)
         spent = time.perf_counter() - start
         profile = cProfile.Profile()
-        profile.runcall(train_policy, env, steps=n//4, progress=False, **settings)
+        profile.runcall(train, env, Policy(steps=n//4, **settings), progress=False)
         stats = pstats.Stats(profile).stats
         whole = max(s[3] for s in stats.values())
-        share = {p: sum(s[3] for (_, _, f), s in stats.items() if f == p)/whole for p in PARTS}
+        share = {p: sum(s[3] for (_, _, f), s in stats.items() if f.lstrip('_') == p)/whole for p in PARTS}
         parts = ', '.join(f'{p} {100*x:.0f} %' for p, x in share.items() if x > .005)
-        print(f'{name}: {1000*spent/n:.1f} ms a step, {spent/n*1000:.0f} s for 1000 steps (under the profiler: {parts})')
+        print(f'{name}: {1000*spent/n:.1f} ms a step, that is so many s for 1000 steps (under the profiler: {parts})')
 
 def decisions(env, policy, table):
     "Microseconds a decision at several batch sizes."
@@ -40,7 +43,8 @@ def decisions(env, policy, table):
             start = time.perf_counter()
             decide(rows)
             times.append(time.perf_counter() - start)
-        print(f'batch {batch}: {1e6*np.median(times)/batch:.1f} us a decision (median of 2000), 99th percentile {1e6*np.quantile(times, .99)/batch:.1f}')
+        middle, high = 1e6*np.median(times)/batch, 1e6*np.quantile(times, .99)/batch
+        print(f'batch {batch}: {middle:.1f} us a decision (median of 2000), 99th percentile {high:.1f}')
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
@@ -48,4 +52,4 @@ if __name__ == '__main__':
     features = tuple(f for f in table.features if f != 'model')
     env = TableEnv(table, features)
     training(env)
-    decisions(env, train_policy(env, steps=1, progress=False).policy, table)
+    decisions(env, train(env, Policy(steps=1), progress=False).policy, table)

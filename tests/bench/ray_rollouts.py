@@ -1,13 +1,14 @@
 """Two Ray workers against one process: the same rollouts of the micro models, one thread each.
 python tests/bench/ray_rollouts.py [--n 200] [--workers 2]"""
 import argparse, os, tempfile, time
-os.environ.update(OMP_NUM_THREADS='1', RAY_worker_niceness='0') # at Ray's own niceness of 15 anything else on the machine goes first
+os.environ.update(OMP_NUM_THREADS='1', RAY_worker_niceness='0') # at Ray's own 15 anything else goes first
 from pathlib import Path
 
 import psutil, torch
-from stepwise_routing.api import open_models
-from stepwise_routing.core import load_problems
-from stepwise_routing.rollouts import RolloutStore, RoutingTree, collect_rollouts, tree_settings
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.names import open_models
+from stepwise_routing.rollouts import RoutingTree, collect_rollouts
+from stepwise_routing.run.store import RolloutStore, tree_settings
 
 NAMES = ['micro-small', 'micro-large']
 
@@ -19,7 +20,7 @@ def timed(path, problems, **how):
         return collect_rollouts(problems, RoutingTree(models, store), progress=False), time.time() - up, up - began
 
 def content(path):
-    with RolloutStore(path, readonly=True) as store: return {key: store.get(*key) for key in store.index}
+    with RolloutStore(path, readonly=True) as store: return {key: store.get(*key) for key in store.keys()}
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__)
@@ -29,11 +30,13 @@ if __name__ == '__main__':
     torch.set_num_threads(1)
     problems = load_problems('micro-math', 'train', args.n)
     with tempfile.TemporaryDirectory() as folder:
-        print(f'load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {psutil.virtual_memory().available >> 30} GiB free')
-        edges, alone, up = timed(Path(folder)/'alone', problems)
+        free = psutil.virtual_memory().available >> 30
+        print(f'load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {free} GiB free')
+        edges, alone, up = timed(Path(folder)/'alone.db', problems)
         print(f'one process: {edges} edges in {alone:.1f} s, {edges/alone:.0f} a second (models open after {up:.1f} s)')
-        edges, ray, up = timed(Path(folder)/'ray', problems, engine='ray', workers=args.workers)
-        print(f'{args.workers} Ray workers: {edges} edges in {ray:.1f} s, {edges/ray:.0f} a second (models open after {up:.1f} s)')
+        edges, ray, up = timed(Path(folder)/'ray.db', problems, engine='ray', workers=args.workers)
+        print(f'{args.workers} Ray workers: {edges} edges in {ray:.1f} s, {edges/ray:.0f} a second '
+              f'(models open after {up:.1f} s)')
         print(f'{alone/ray:.2f} times as fast')
-        assert content(Path(folder)/'ray') == content(Path(folder)/'alone')
+        assert content(Path(folder)/'ray.db') == content(Path(folder)/'alone.db')
         print(f'the stores are equal; load average {os.getloadavg()[0]:.1f}')

@@ -1,14 +1,17 @@
-"""Does routing starve the engine? `python tests/bench/routing.py [--engine transformers|vllm] [--problems 256] [--repeats 3]`
+"""Does routing starve the engine?
+`python tests/bench/routing.py [--engine transformers|vllm] [--problems 256] [--repeats 3]`
 
-The micro pair on micro-gsm and micro-math, every comparison as the ratio of tokens/s of two runs measured in turns, in one process:
-median and range of the repeats, by the clock and by the processor time of this process and its children (other work on the machine
-disturbs that less). No cache is kept between runs. A routed run is timed with all it does: store, confidences, grading. Baselines:
-- whole chains: each model writes whole solutions, as many as make up the number of tokens it wrote in the routed run, all requests of
-  both models at once. A routed chain also makes the large model read what the small one wrote, and the other way round, which this does not;
-- same steps: the steps of the routed run once more, token for token, each stretch of steps by one model a request with its prefix given,
-  all at once: what the same reading and writing takes when nobody waits for a decision;
-- rounds: RSD as its authors' loop has it, with three barriers a round (all draft, all drafts are scored, the target rewrites the rejected
-  ones), against the walk; both with the same models, caches and seeds, their chains compared.
+The micro pair on micro-gsm and micro-math, every comparison as the ratio of tokens/s of two runs measured in turns, in
+one process: median and range of the repeats, by the clock and by the processor time of this process and its children
+(other work on the machine disturbs that less). No cache is kept between runs. A routed run is timed with all it does:
+store, confidences, grading. Baselines:
+- whole chains: each model writes whole solutions, as many as make up the number of tokens it wrote in the routed run,
+  all requests of both models at once. A routed chain also makes the large model read what the small one wrote, and the
+  other way round, which this does not;
+- same steps: the steps of the routed run once more, token for token, each stretch of steps by one model a request with
+  its prefix given, all at once: what the same reading and writing takes when nobody waits for a decision;
+- rounds: RSD as its authors' loop has it, with three barriers a round (all draft, all drafts are scored, the target
+  rewrites the rejected ones), against the walk; both with the same models, caches and seeds, their chains compared.
 Passes are forward passes of all models, with any number of rows: what counts on an accelerator that is not full."""
 import argparse, asyncio, os, statistics, time
 from dataclasses import dataclass
@@ -18,21 +21,28 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from stepwise_routing.api import open_models
-from stepwise_routing.baselines import RSD, ScoreRouter, asking_settings
 from stepwise_routing.confidence import logit_confidence
-from stepwise_routing.core import edge_seed, load_problems, run_async
-from stepwise_routing.micro import micro_path
-from stepwise_routing.models import Request
-from stepwise_routing.prm import load_prm
-from stepwise_routing.rollouts import RolloutStore, RoutingTree, tree_settings, walk
+from stepwise_routing.core import edge_seed, run_async
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.base import Request
+from stepwise_routing.models.names import open_models
+from stepwise_routing.models.reward import load_prm
+from stepwise_routing.models.transformers import micro_path
+from stepwise_routing.rollouts import RoutingTree, walk
+from stepwise_routing.routers import RSD, asking_settings
+from stepwise_routing.run.store import RolloutStore, tree_settings
 
 @dataclass(frozen=True)
-class Confidence(ScoreRouter):
-    "A threshold on the confidence S^os of the last step; per step the small model reads the large one's steps again, as for a policy."
+class Confidence:
+    "A threshold on S^os of the last step; per step the small model reads the large one's steps again, as for a policy."
+    mode: str
+    threshold: float
+    name: str = 'Confidence'
+    on_escalate: str = 'append'
+    start: int = 0
     @property
     def rescore(self): return self.mode == 'per_step'
-    def score(self, states): return np.array([logit_confidence(s.steps[-1]) for s in states])
+    def escalates(self, states): return np.array([logit_confidence(s.steps[-1]) < self.threshold for s in states])
 
 # --- measuring
 
@@ -50,9 +60,13 @@ class Clock:
     "Wall-clock and processor seconds and forward passes of a `with` block."
     def __init__(self, models): self.models = models
     def passes(self): return sum(getattr(m.engine, 'stats', {}).get('passes', 0) for m in self.models)
-    def __enter__(self): self.made, self.wall, self.cpu = -self.passes(), -time.perf_counter(), -cpu_seconds(); return self
+    def __enter__(self):
+        self.made, self.wall, self.cpu = -self.passes(), -time.perf_counter(), -cpu_seconds()
+        return self
     def __exit__(self, *exc):
-        self.wall, self.cpu, self.made = self.wall + time.perf_counter(), self.cpu + cpu_seconds(), self.made + self.passes()
+        self.wall += time.perf_counter()
+        self.cpu += cpu_seconds()
+        self.made += self.passes()
 
 def forget(models):
     "Empty the caches of the models."
@@ -80,26 +94,29 @@ async def chains(models, jobs):
 async def stretches(models, jobs):
     "Stretches of steps, (model, problem, path, prefix, steps) each, all at once."
     seed = lambda p, path, m: lambda i: edge_seed(p.benchmark, p.id, 0, path + str(m)*i, m)
-    return await asyncio.gather(*(models[m].write(Request(p, prefix, seed(p, path, m), True, len(prefix) + n)) for m, p, path, prefix, n in jobs))
+    requests = [(m, Request(p, prefix, seed(p, path, m), True, len(prefix) + n)) for m, p, path, prefix, n in jobs]
+    return await asyncio.gather(*(models[m].write(request) for m, request in requests))
 
 def tokens_of(drawn): return sum(s.generated for steps in drawn for s in steps)
 
 def edges_of(store):
     "Steps that were written, by (problem, path, model)."
-    return {(key[0], *key[2:]): store.get(*key) for key in store.index if isinstance(key[3], int)}
+    return {(key[0], *key[2:]): store.get(*key) for key in store.keys() if isinstance(key[3], int)}
 
-def routed(models, problems, router, threshold):
+def routed(models, problems, router):
     "A routed run with a new store: its walks, the steps that were written, and its clock."
-    with TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.jsonl', tree_settings(problems[0].benchmark, models)) as store:
-        with Clock(models) as clock: walks = walk(problems, router, threshold, RoutingTree(models, store), progress=False)
+    settings = tree_settings(problems[0].benchmark, models)
+    with TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.db', settings) as store:
+        with Clock(models) as clock: walks = walk(problems, router, RoutingTree(models, store), progress=False)
         return walks, edges_of(store), clock
 
 def rsd_walk(models, prm, problems, threshold):
     "RSD as a walk: its chains, the steps that were written, and its clock."
     benchmark = problems[0].benchmark
-    with TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.jsonl', tree_settings(benchmark, models)) as store, \
-         RolloutStore(f'{tmp}/rewards.jsonl', asking_settings(benchmark, prm)) as rewards:
-        with Clock([*models, prm]) as clock: walks = walk(problems, RSD(rewards, prm), threshold, RoutingTree(models, store), progress=False)
+    with (TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.db', tree_settings(benchmark, models)) as store,
+          RolloutStore(f'{tmp}/rewards.db', asking_settings(benchmark, prm)) as rewards):
+        with Clock([*models, prm]) as clock:
+            walks = walk(problems, RSD(rewards, prm, threshold), RoutingTree(models, store), progress=False)
         return [w.steps for w in walks], edges_of(store), clock
 
 async def rounds(models, prm, problems, threshold, max_steps=30):
@@ -144,19 +161,20 @@ def timed(models, work, tokens):
     clock.wall, clock.cpu, clock.made = clock.wall*share, clock.cpu*share, clock.made*share
     return clock, drawn
 
-def against_plain(name, models, problems, router, threshold, plain, repeats):
+def against_plain(name, models, problems, router, plain, repeats):
     "A routed run against both kinds of plain generation."
     pairs = {'whole chains': [], 'same steps': []}
     for _ in range(repeats):
         forget(models)
-        walks, edges, mine = routed(models, problems, router, threshold)
+        walks, edges, mine = routed(models, problems, router)
         wrote = [sum(s.generated for (_, _, k), s in edges.items() if k == m) for m in (0, 1)]
         jobs = [job for m in (0, 1) for job in first_chains(*plain[m], wrote[m])]
         pairs['whole chains'].append((timed(models, chains(models, jobs), sum(wrote))[0], mine))
         clock, drawn = timed(models, stretches(models, as_stretches(problems, edges)), sum(wrote))
         pairs['same steps'].append((clock, mine))
     mixed, same = sum(len(set(w.path)) > 1 for w in walks), tokens_of(drawn) == sum(wrote)
-    note = f'{sum(wrote)} tokens, {100*wrote[1]/sum(wrote):.0f} % by the large model; {mixed} of {len(walks)} chains by both'
+    share = f'{sum(wrote)} tokens, {100*wrote[1]/sum(wrote):.0f} % by the large model'
+    note = f'{share}; {mixed} of {len(walks)} chains by both'
     for baseline, some in pairs.items(): row(name, baseline, sum(wrote), some, note)
     if not same: print(f'(the same steps have {tokens_of(drawn)} tokens: draws depend on the batch here)')
 
@@ -174,11 +192,13 @@ def against_rounds(name, models, prm, problems, threshold, repeats):
         pairs.append((clock, walked))
     same = sum([s.text for s in a] == [s.text for s in b] for a, b in zip(mine, theirs))
     tokens = sum(s.generated for s in edges.values())
-    note = f'{tokens} tokens, {sum(m for *_, m in edges)} of {len(edges)} steps by the large model; {same} of {len(mine)} chains equal'
+    note = (f'{tokens} tokens, {sum(m for *_, m in edges)} of {len(edges)} steps by the large model; '
+            f'{same} of {len(mine)} chains equal')
     row(name, 'rounds', tokens, pairs, note)
 
 def main():
-    parser = argparse.ArgumentParser(description='Ratios of tokens/s: routed against plain generation, and RSD as a walk against RSD in rounds.')
+    about = 'Ratios of tokens/s: routed against plain generation, and RSD as a walk against RSD in rounds.'
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument('--engine', choices=('transformers', 'vllm'), default='transformers')
     parser.add_argument('--benchmarks', default='micro-gsm,micro-math')
     parser.add_argument('--problems', type=int, default=256)
@@ -191,16 +211,18 @@ def main():
     options = dict(kv_gib=.5) if args.engine == 'vllm' else {}
     prm = load_prm()
     with open_models(names, batch_size=args.batch_size, **options) as models:
-        print('| run | baseline | baseline, tokens/s | tokens/s | ratio, by the clock | ratio, by processor time | passes | |\n|---|---|---|---|---|---|---|---|')
+        print('| run | baseline | baseline, tokens/s | tokens/s | ratio, by the clock | ratio, by processor time '
+              '| passes | |\n|---|---|---|---|---|---|---|---|')
         for benchmark in args.benchmarks.split(','):
             problems = load_problems(benchmark, 'test', args.problems)
             jobs = [[(m, p, 0) for p in problems] for m in (0, 1)]
-            drawn = [run_async(chains(models, some)) for some in jobs] # not timed: how long chains are, and how sure the small model is
+            drawn = [run_async(chains(models, some)) for some in jobs] # not timed: lengths, and confidences
             plain = [(some, [tokens_of([chain]) for chain in out]) for some, out in zip(jobs, drawn)]
             scores = [logit_confidence(s) for chain in drawn[0][:len(problems)] for s in chain]
             for mode, share in dict(absorbing=.15, per_step=.4).items():
                 threshold = float(np.nanquantile(scores, share))
-                against_plain(f'{benchmark}, {mode}', models, problems, Confidence(mode=mode), threshold, plain, args.repeats)
+                against_plain(f'{benchmark}, {mode}', models, problems, Confidence(mode, threshold), plain,
+                              args.repeats)
             against_rounds(f'{benchmark}, RSD', models, prm, problems, .7, args.repeats)
     run_async(prm.close())
 

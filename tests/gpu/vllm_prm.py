@@ -24,7 +24,8 @@ def cases(n=60, seed=0):
         stream = data_micro.micro_drafts(b, 'test', rng)
         for i in range(n // len(data_families.FAMILIES)):
             draft = next(stream)
-            out.append((data_micro.as_problem(b, draft), data_micro.corrupt(draft, rng)[0] if i % 2 else data_families.solve(draft)))
+            out.append((data_micro.as_problem(b, draft), data_micro.corrupt(draft, rng)[0] if i % 2
+                        else data_families.solve(draft)))
     return out
 
 def by_vllm(folder, prompts, tag):
@@ -44,8 +45,10 @@ def main(folder=None):
     theirs = by_vllm(folder, [prm.chain_ids(*case)[0] for case in some], prm.tag_id)
     assert [len(r) for r in theirs] == [len(r) for r in ours], 'vLLM found another number of tags'
     a, b, c = map(np.concatenate, (ours, theirs, coarse))
-    print(f'{len(some)} chains, {len(a)} steps: |vLLM - float64| mean {np.abs(a - b).mean():.4f}, largest {np.abs(a - b).max():.4f}; '
-          f'|our bfloat16 - float64| largest {np.abs(a - c).max():.4f}; same side of one half: {((a > .5) == (b > .5)).mean():.4f}')
+    print(f'{len(some)} chains, {len(a)} steps: '
+          f'|vLLM - float64| mean {np.abs(a - b).mean():.4f}, largest {np.abs(a - b).max():.4f}; '
+          f'|our bfloat16 - float64| largest {np.abs(a - c).max():.4f}; '
+          f'same side of one half: {((a > .5) == (b > .5)).mean():.4f}')
     assert np.abs(a - b).max() < TOLERANCE, 'the rewards differ by more than bfloat16 explains'
 
 if __name__ == '__main__': main(*sys.argv[1:])
