@@ -38,13 +38,13 @@ def _read_rows(path, more=()):
     import pandas as pd
     rows = _read_csv(path, (*COLUMNS, *more), _TEXT)
     for c in (c for c in (*COLUMNS, *more) if c not in _TEXT):
-        bad = ~np.isfinite(pd.to_numeric(rows[c], errors='coerce'))
-        if bad.any(): raise ValueError(f'{path}, row {bad.argmax() + 2}: {c} is {rows[c][bad.argmax()]!r}, not a number')
+        bad = np.flatnonzero(~np.isfinite(pd.to_numeric(rows[c], errors='coerce')))
+        if len(bad): raise ValueError(f'{path}, row {bad[0] + 2}: {c} is {rows[c][bad[0]]!r}, not a number')
     answered = {k: sorted(zip(g['problem'], g['sample'])) for k, g in rows.groupby([*_KEYS, *more])}
     for (method, _, threshold, *_), problems in answered.items():
         first, expected = next(iter(answered.items()))
         if problems != expected or len(set(problems)) < len(problems):
-            raise ValueError(f'{path}: {method} at threshold {threshold:g} has other problems than {first[0]}: {_RERUN}')
+            raise ValueError(f'{path}: {method} at {threshold:g} has other problems than {first[0]}: {_RERUN}')
     return rows
 
 # %% ../nbs/05_results.ipynb #resamples
@@ -70,8 +70,8 @@ def with_intervals(statistics:dict)->dict: # name -> [1 + resample, ...] to name
 @dataclass(frozen=True)
 class Means:
     "Means over problems of every method at every threshold."
-    keys: object  # DataFrame [method and threshold]: benchmark, method, on_escalate, threshold, chosen, n, unit, cost_in
-    columns: dict # column -> [1 + resample, method and threshold]; cost in units, FLOPs in units of `unit`
+    keys: object   # DataFrame [method and threshold], its columns `benchmark` to `cost_in`
+    columns: dict  # column -> [1 + resample, method and threshold]; cost in units, FLOPs in units of `unit`
     counts: object # [1 + resample, problem], of `resamples`
 
 def resampled(
@@ -147,10 +147,11 @@ def ablation_table(p): # DataFrame, one row per policy: `ABLATED` and miss with 
     keys, metrics = ['method', 'on_escalate'], (*ABLATED, 'miss')
     def measured(policies, counts):
         table = evaluate(resampled(pd.concat([large, policies]), counts, cost=cost))
-        misses = dict(miss=1 - table['coverage'], miss_low=1 - table['coverage_high'], miss_high=1 - table['coverage_low'])
-        return table.assign(**misses).query('method != "Large only"')
+        coverage = dict(miss='coverage', miss_low='coverage_high', miss_high='coverage_low')
+        return table.assign(**{m: 1 - table[c] for m, c in coverage.items()}).query('method != "Large only"')
     out = measured(p.singles, counts).rename(columns=dict(threshold='alpha'))
-    each = measured(p.singles.assign(threshold=p.singles['seed']), counts[:2]).groupby(keys, sort=False) # a threshold is a seed here
+    seeds = p.singles.assign(threshold=p.singles['seed']) # the seed in place of the threshold
+    each = measured(seeds, counts[:2]).groupby(keys, sort=False)
     ends = [each[m].agg(end).rename(f'{m}_{end}') for m in metrics for end in ('min', 'max')]
     out = out.merge(pd.concat([each.size().rename('seeds'), *ends], axis=1), on=keys)
     out = out.sort_values('method', key=lambda names: names.map(method_rank), kind='stable')

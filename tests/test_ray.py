@@ -44,7 +44,8 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch, address):
 def family():
     "This process's Ray."
     names = 'raylet', 'gcs_server', 'ray::'
-    return [p for p in psutil.Process().children(recursive=True) if any(w in ' '.join(p.cmdline()) for w in names)]
+    alive = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in alive if any(w in ' '.join(p.cmdline()) for w in names)]
 
 def gone(processes, seconds=20): return not psutil.wait_procs(processes, seconds)[1]
 

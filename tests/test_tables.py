@@ -8,9 +8,9 @@ import pytest
 
 from stepwise_routing.report.compare import _shortfalls, shortfalls
 from stepwise_routing.report.figures import draw_accuracy_cost, figure_caption, paper_style, save_figure
-from stepwise_routing.report.tables import (PAPER_TABLES, _paper_rows, billed_as, details, numbers, paper_table, report,
+from stepwise_routing.report.tables import (PAPER_TABLES, _paper_rows, billed_as, details, paper_table, report,
     report_paper, report_reuse, report_shortfalls, to_markdown, to_tex)
-from stepwise_routing.report.writer import interval, save_table
+from stepwise_routing.report.writer import interval, numbers, save_table
 from stepwise_routing.results import METHOD_STYLE, load_run
 from toy_runs import evaluated, frame, save_methods, save_policies, setting
 

@@ -22,8 +22,7 @@ _STYLE = {
     'xtick.labelsize': 7, 'ytick.labelsize': 7, 'axes.linewidth': .5, 'xtick.major.width': .5, 'ytick.major.width': .5,
     'xtick.minor.width': .3, 'lines.linewidth': 1, 'lines.markersize': 4,
     'axes.spines.top': False, 'axes.spines.right': False, 'legend.frameon': False,
-    'figure.constrained_layout.use': True, 'savefig.dpi': 220, 'pdf.fonttype': 42, 'ps.fonttype': 42,
-    'svg.hashsalt': '0'}
+    'figure.constrained_layout.use': True, 'savefig.dpi': 220, 'pdf.fonttype': 42}
 
 def paper_style():
     "Matplotlib settings of every figure, for the length of a `with` block."

@@ -108,7 +108,7 @@ def _bare_sweep(p, router, cost):
 
 # %% ../../nbs/report/gains.ipynb #gain
 def routing_gain(p): # DataFrame, one row per method: benchmark, method, on_escalate, n, points, share
-    "The share of the possible gain on a benchmark (`BenchmarkResults`) that every sweep recovers, bare thresholds last."
+    "The share of the gain on a benchmark (`BenchmarkResults`) that every sweep recovers, bare thresholds last."
     import pandas as pd
     cost = p.grid['unit'].iloc[0]
     sweeps = [(m, e, _sweep(p, grid, cost)) for (m, e), grid in p.grid.groupby(['method', 'on_escalate'])]

@@ -5,12 +5,9 @@
 # %% auto #0
 __all__ = ['VERSION', 'PAPER_TABLE_1', 'PAPER_TABLE_2', 'PAPER_TABLES', 'NOTES', 'REPORTS', 'billed_as', 'unit_name',
            'paper_table', 'to_markdown', 'to_tex', 'details', 'cost_share_table', 'cost_share_markdown',
-           'ablation_markdown', 'reuse_markdown', 'report', 'report_paper', 'report_reuse', 'report_shortfalls',
-           'numbers']
+           'ablation_markdown', 'reuse_markdown', 'report', 'report_paper', 'report_reuse', 'report_shortfalls']
 
 # %% ../../nbs/report/tables.ipynb #imports
-import re
-from pathlib import Path
 import numpy as np
 from ..core import PRICES, one_of
 from .compare import compare_with, comparison_markdown, listed, shortfalls
@@ -260,28 +257,3 @@ def report_shortfalls(results)->Report:
     "What falls short in all settings of `load_run`, folded."
     missing = [f'This run has no {name} setting.' for name in ('open', 'api') if name not in results]
     return Report(listed([*missing, *(sentence for r in results.values() for sentence in shortfalls(r))]))
-
-# %% ../../nbs/report/tables.ipynb #numbers
-_NAMING = ('setting', 'source', 'benchmark', 'label', 'method', 'router', 'ours', 'on_escalate', 'other',
-           'other_on_escalate', 'split') # columns that name a row, where a table has them
-_FRACTIONS = r'(accuracy|miss|coverage|share|gain)' # in percent, but where a table is in percent already
-
-def numbers(folder)->dict: # "cost_share.run.micro_gsm.ours_full_regenerate.cost_share" -> "72.1", with "_interval"
-    "Every number of a run's tables/*.csv by name (table, row, column), as text that a README can fill in."
-    import pandas as pd
-    def slug(text): return re.sub('[^a-z0-9]+', '_', str(text).lower().removeprefix('this ')).strip('_')
-    out = {}
-    for path in sorted(Path(folder).glob('*.csv')):
-        frame = pd.read_csv(path)
-        if 'chosen' in frame: continue # all thresholds: the chosen ones are in Tables 1 and 2
-        if 'label' in frame: frame = frame.drop(columns='method')
-        columns = [c for c in _NAMING if c in frame]
-        for row in frame.to_dict('records'):
-            name = '.'.join([path.stem, *(slug(row[c]) for c in columns)])
-            for metric in (k for k in row if k not in columns and not isinstance(row[k], str)):
-                share = re.search(_FRACTIONS, metric) and not path.stem.startswith('table')
-                show = percent(metric) if share else interval(metric)
-                value, _, ends = show(row).partition('<br><sub>')
-                out[f'{name}.{metric}'] = value
-                if ends: out[f'{name}.{metric}_interval'] = ends.removesuffix('</sub>')
-    return out

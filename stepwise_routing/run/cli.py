@@ -8,7 +8,6 @@ __all__ = ['dry_run', 'reproduce', 'Parser', 'build_parser', 'main']
 # %% ../../nbs/run/cli.ipynb #imports
 import argparse, logging, re, sys
 from dataclasses import fields
-
 from .. import __version__
 from ..core import nearest
 from .publish import PUBLISHED, publish, write_back

@@ -11,7 +11,6 @@ __all__ = ['MICRO', 'RANGES', 'CHOICES', 'SECTIONS', 'KEYS', 'PACKAGE', 'Section
 import contextlib
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-
 import stepwise_routing
 from ..core import digest, nearest
 
@@ -19,7 +18,6 @@ from ..core import digest, nearest
 class Section:
     "Fields of one section, a frozen dataclass; in a notebook a table of name, value and meaning."
     def __init_subclass__(cls): dataclass(frozen=True)(cls)
-
     def _repr_markdown_(self):
         from fastcore.docments import docments
         meaning = docments(type(self))

@@ -7,7 +7,6 @@ __all__ = ['PUBLISHED', 'publish', 'write_back']
 
 # %% ../../nbs/run/publish.ipynb #imports
 import json
-
 from .. import __version__
 from ..core import write_file
 from .reproduce import file_sha256, files_in, settings_of, shipped_models

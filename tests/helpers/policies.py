@@ -2,10 +2,11 @@
 import numpy as np
 import torch
 from stepwise_routing.confidence import Scaler
+from stepwise_routing.cpo import TableEnv
 from stepwise_routing.outcomes import toy_table
 from stepwise_routing.policy import RoutingPolicy
 from stepwise_routing.run.config import Policy
-from stepwise_routing.training import TableEnv, train
+from stepwise_routing.training import train
 
 READINGS = 'append', 'regenerate'
 QUICK = dict(steps=10, hidden=(8, 8))
@@ -29,6 +30,13 @@ def soft_set(pi, kappa, temp):
     w = torch.sigmoid((pi - kappa)/temp)*(pi > 0)
     return w/w.sum(-1, keepdim=True)
 
+def hard_set(pi, kappa):
+    "S as the definition has it: uniform on the actions at or above the threshold, the first possible one if none is."
+    allowed = (pi >= kappa) & (pi > 0)
+    first = torch.nn.functional.one_hot((pi > 0).double().argmax(-1), pi.shape[-1]).bool()
+    allowed = torch.where(allowed.any(-1, keepdim=True), allowed, first).double()
+    return allowed/allowed.sum(-1, keepdim=True)
+
 def flat(tensors): return torch.cat([t.reshape(-1) for t in tensors])
 
 def with_parameters(policy, theta, x, at):
@@ -41,8 +49,8 @@ def bits(trained):
     weights = [p.numpy().tobytes() for p in trained.policy.state_dict().values()]
     return weights + [trained.kappa] + [(k, v.tobytes()) for k, v in sorted(trained.log.items())]
 
-def toy_env(n=60, split='train', seed=0, **kw): return TableEnv(toy_table(n, split, seed),
-                                                                ('score_logit', 'index', 'final'), **kw)
+def toy_env(n=60, split='train', seed=0, **kw):
+    return TableEnv(toy_table(n, split, seed), ('score_logit', 'index', 'final'), **kw)
 
 def fitted_policy(env, seed=0, spread=.7, hidden=(6,)):
     "An untrained policy that tells states apart."

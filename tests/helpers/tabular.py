@@ -57,8 +57,8 @@ def chain_table(split='train'):
 
 def take(table, rows, split=None):
     "Some rows of a table, or the same one several times, renumbered."
-    per_row = {f.name: getattr(table, f.name)[rows] for f in fields(table) if isinstance(getattr(table, f.name),
-                                                                                         np.ndarray)}
+    arrays = {f.name: getattr(table, f.name) for f in fields(table)}
+    per_row = {k: v[rows] for k, v in arrays.items() if isinstance(v, np.ndarray)}
     per_row['problem_id'] = np.array([f'row-{i:05d}' for i in range(len(per_row['n_steps']))])
     return replace(table, split=split or table.split, **per_row)
 
@@ -94,8 +94,8 @@ def optimum(alpha, on_escalate='append'):
     if lp.status: raise ValueError(f'no router has a miss rate of {alpha}')
     stay, leave = lp.x[:n], lp.x[n:]
     occupancy = stay + leave
-    return lp.fun, float(np.r_[stop, miss] @ lp.x), np.divide(leave, occupancy, out=np.zeros(n),
-                                                              where=occupancy > 1e-12)
+    chances = np.divide(leave, occupancy, out=np.zeros(n), where=occupancy > 1e-12)
+    return lp.fun, float(np.r_[stop, miss] @ lp.x), chances
 
 def evaluate(hazard, on_escalate='append'):
     "Cost and miss rate of routers that escalate with these chances: hazard [..., state]."
@@ -135,9 +135,9 @@ def observations(): return np.array([(14 + 2*l, t, is_final(t, l)) for t, l in S
 def policy_hazards(policy, kappa):
     "Chances of escalating per state: as deployed (Gamma), and of the thresholded policy S."
     import torch
-    from stepwise_routing.policy import threshold_probs
+    from policies import hard_set
     with torch.no_grad(): log_pi = policy(policy.encode(observations(), FEATURES))
-    return (log_pi[:, 1].exp().numpy() >= kappa) + 0., threshold_probs(log_pi, kappa)[:, 1].numpy()
+    return (log_pi[:, 1].exp().numpy() >= kappa) + 0., hard_set(log_pi.exp(), kappa)[:, 1].numpy()
 
 def distance(policy, kappa, alpha, on_escalate='append'):
     """Per reading of the policy (Gamma, S): (cost above the optimum at alpha, miss rate, cost above the optimum
@@ -160,8 +160,8 @@ def train(seed, alpha=.11, on_escalate='append', **options):
 
 RUNS = {'exact, all rows': dict(estimator='exact', batch=None, steps=150, hidden=(16, 16)),
         'exact, all rows, 64 units': dict(estimator='exact', batch=None, steps=300),
-        'exact, batch 5': dict(estimator='exact', batch=5, steps=1000), 'exact, batch 50': dict(estimator='exact',
-                                                                                                batch=50, steps=1000),
+        'exact, batch 5': dict(estimator='exact', batch=5, steps=1000),
+        'exact, batch 50': dict(estimator='exact', batch=50, steps=1000),
         'sampled, batch 5': dict(batch=5, steps=1000), 'sampled, batch 50': dict(batch=50, steps=1000)}
 
 def report(runs, seeds=20, alpha=.11, on_escalate='append'):
@@ -174,9 +174,9 @@ def report(runs, seeds=20, alpha=.11, on_escalate='append'):
         d = np.array([train(s, alpha, on_escalate, **RUNS[name]) for s in range(seeds)])
         for i, reading in enumerate(('Gamma', 'S')):
             q = np.quantile(d[:, i], (.25, .5, .75), axis=0)
-            show = [f'{label} {b:+.2%} [{a:+.2%}, {c:+.2%}]' for label,
-                    (a, b, c) in zip(('cost over optimum', 'miss', 'cost over own optimum'), q.T)]
-            print(f'{name:26} {reading:5} ' + ', '.join(show) + f', {(time.time() - started)/seeds:.1f} s a seed',
+            labels = 'cost over optimum', 'miss', 'cost over own optimum'
+            parts = [f'{label} {b:+.2%} [{a:+.2%}, {c:+.2%}]' for label, (a, b, c) in zip(labels, q.T)]
+            print(f'{name:26} {reading:5} ' + ', '.join(parts) + f', {(time.time() - started)/seeds:.1f} s a seed',
                   flush=True)
 
 if __name__ == '__main__':

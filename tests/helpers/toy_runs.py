@@ -5,11 +5,13 @@ import pandas as pd
 from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, SEED_COLUMNS, grid_rows, policy_grid, policy_rows,
     receipt_rows, replay_methods, save_rows)
 from stepwise_routing.outcomes import toy_table
-from stepwise_routing.results import evaluate, resampled
+from stepwise_routing.results import evaluate, resampled, resamples
 from stepwise_routing.routers import RECEIPT_COLUMNS, RandomRouter, SavedPolicy
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
-def evaluated(rows, n_boot=50, **kw): return evaluate(resampled(rows, n_boot, **kw))
+def means_of(rows, n_boot=50, **kw): return resampled(rows, resamples(rows['problem'].nunique(), n_boot), **kw)
+
+def evaluated(rows, n_boot=50, **kw): return evaluate(means_of(rows, n_boot, **kw))
 
 def setting(folder, name='open', n_boot=100):
     config = changed(Config(), {'data.benchmarks': ['toy'], 'results.n_boot': n_boot})
