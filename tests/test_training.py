@@ -107,7 +107,7 @@ def test_the_linear_program_is_the_best_router(on_escalate, alpha):
     assert np.allclose(tabular.evaluate(chances, on_escalate), (cost, miss)) and miss <= alpha + 1e-12
     assert ((chances > 1e-9) & (chances < 1 - 1e-9)).sum() <= 1, 'one constraint, one state with a coin'
 
-@pytest.mark.parametrize('seeds', [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize('seeds', [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_training_finds_the_optimum(seeds):
     """Median of the seeds with exact gradients: as deployed, and as S, within 3 % of the least cost, and misses within
     a standard error of alpha."""

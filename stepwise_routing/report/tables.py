@@ -11,7 +11,8 @@ __all__ = ['VERSION', 'PAPER_TABLE_1', 'PAPER_TABLE_2', 'PAPER_TABLES', 'NOTES',
 import numpy as np
 from ..core import PRICES, one_of
 from .compare import compare_with, comparison_markdown, listed, shortfalls
-from .gains import gain_markdown, headroom_markdown, headrooms, limits, limits_markdown, routing_gain
+from .gains import gain_markdown, headroom_markdown, headrooms
+from .gains import limits, limits_markdown, routing_gain
 from .writer import PERCENT, POINTS, Report, interval, interval_table, label, markdown
 from .writer import percent, save_table, tabular, tex
 from ..results import ABLATED, METHOD_STYLE, REUSE_COLUMNS, ablation_table, method_label, method_rank
