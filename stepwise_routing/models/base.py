@@ -68,7 +68,7 @@ def step_text(raw:str)->tuple: # the step's text, and whether a blank line has e
 # %% ../../nbs/models/base.ipynb #step-tokenizer
 class StepTokenizer:
     "Prompts and steps as token ids, and where a step ends."
-    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply, the usual first; embedding's rows
+    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply; embedding's rows
         self.hf, self.eos, self.vocab = tokenizer, tuple(eos), vocab
         n = min(vocab, len(tokenizer))
         pieces = [self.decode([i]) for i in range(n)] + [''] * (vocab - n)

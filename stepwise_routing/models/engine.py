@@ -82,7 +82,7 @@ def check(self:Forward, rows):
             change = change / (1 + plain.logits.abs().max())
     except Exception as e: change, why = 1., e
     if not change > torch.finfo(model.dtype).eps ** .5: return change # nan, from logits of -inf, tells nothing
-    raise ValueError(f'{type(model).__name__} cannot be batched here: its past is not keys and values per token') from why
+    raise ValueError(f'{type(model).__name__} cannot be batched here: its past is no key and value per token') from why
 
 # %% ../../nbs/models/engine.ipynb #prefix-cache
 class PrefixCache:

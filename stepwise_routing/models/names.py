@@ -21,7 +21,7 @@ from ..run.config import Setting
 # %% ../../nbs/models/names.ipynb #model-name
 _MICRO = 'micro-small', 'micro-large'
 
-def model_kind(name:str)->tuple: # what stands before the colon, "" in our own engine; folder, name or URL; commit or None
+def model_kind(name:str)->tuple: # what is before the colon, "" for our own engine; folder, name or URL; commit
     "Take a model's name apart. ValueError for a revision that is no commit."
     kind, colon, rest = name.partition(':')
     if not colon or kind not in ('served', 'openai', 'vllm', 'vllm-server'): kind, rest = '', name

@@ -70,7 +70,8 @@ def _layout_of(name):
     from transformers import AutoConfig
     folder = model_folder(name)
     with loading(f'reward model {str(name)!r} does not load'):
-        config = json.loads((folder/'config.json').read_text()) if folder else AutoConfig.from_pretrained(name).to_dict()
+        if folder: config = json.loads((folder/'config.json').read_text())
+        else: config = AutoConfig.from_pretrained(name).to_dict()
     architectures = config.get('architectures') or []
     for layout in architectures:
         if layout in LAYOUTS: return layout
