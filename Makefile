@@ -17,7 +17,7 @@ test: $(STAMP)
 	rm -rf runs/smoke runs/store/smoke
 	$(BIN)/stepwise-routing reproduce --profile smoke --run-id smoke
 	$(BIN)/nbdev_test --n_workers 2 --skip_file_re '^([_.]|$(STAGES))'
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume --write-back

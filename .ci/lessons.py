@@ -1,6 +1,6 @@
 """Runs the notebooks that are no stage, each in its own folder, and stores their outputs in them:
-`python .ci/lessons.py` for all, `python .ci/lessons.py 00_core data/families` for some. One that has cells flagged slow,
-gpu or api is left as it is."""
+`python .ci/lessons.py` for all, `python .ci/lessons.py 00_core data/families` for some. One that has cells flagged
+slow, gpu or api is left as it is."""
 import re, sys
 
 from stepwise_routing.run.config import find_project

@@ -1,6 +1,6 @@
 """Writes README.md from nbs/index.ipynb: without hidden cells; `{{name}}` becomes that number of the tables
-(`report.writer.numbers`), a line `<!-- include: ../tables/table1.md -->` that file, or its part up to a phrase, and paths
-that lead out of nbs/ become paths from the root. Quarto, which nbdev's own generator needs, is not needed."""
+(`report.writer.numbers`), a line `<!-- include: ../tables/table1.md -->` that file, or its part up to a phrase, and
+paths that lead out of nbs/ become paths from the root. Quarto, which nbdev's own generator needs, is not needed."""
 import re
 
 from stepwise_routing.core import nearest, write_file

@@ -433,7 +433,8 @@ def trained(tmp_path_factory):
 def test_saved_policies_are_routers(trained):
     from stepwise_routing.training import TableEnv
     policies, table = load_policies(setting(trained), 'toy'), toy_table(80)
-    assert [(p.variant, p.alpha, p.seed) for p in policies] == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step')
+    labels = [(p.variant, p.alpha, p.seed) for p in policies]
+    assert labels == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step')
                                            for i in (0, 1)]
     assert [(p.router.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in policies[::2]] == [
         ('short', 'absorbing', 'regenerate', True), ('Ours', 'absorbing', 'append', False),

@@ -83,7 +83,8 @@ def test_cost_is_a_choice():
 
 def test_costs_that_cannot_be_had_are_refused():
     rows = pd.concat([frame([1], [1], [4e6], method='Large only'), frame([1], [1], [1e6])])
-    with pytest.raises(ValueError, match=r"unknown cost 'cent' \(did you mean 'cents'\?\)"): evaluated(rows, cost='cent')
+    with pytest.raises(ValueError, match=r"unknown cost 'cent' \(did you mean 'cents'\?\)"):
+        evaluated(rows, cost='cent')
     with pytest.raises(ValueError, match='the large model alone costs nothing'):
         evaluated(rows.assign(cents=0.), cost='cents')
 

@@ -179,7 +179,8 @@ def test_one_writer_many_readers(tmp_path):
             assert len(beside) == 4 and beside.get(*key_of(3)) == step_of(3)
             with pytest.raises(OSError, match='readonly database'): put_some(beside, 1, 4)
         assert opened(path).returncode == 1 # a reader that left took no lock with it
-    assert second.returncode == 1 and 'is already open for writing, here or in another process' in second.stderr.splitlines()[-1]
+    line = 'is already open for writing, here or in another process'
+    assert second.returncode == 1 and line in second.stderr.splitlines()[-1]
     assert reader.stdout == '3\n' and opened(path).stdout == '4\n'
 
 def test_no_second_writer_in_the_same_process(tmp_path, monkeypatch):

@@ -93,3 +93,16 @@ def test_both_nbdevs_read_the_same_settings():
     ini = (ROOT/'settings.ini').read_text('utf-8')
     assert tool['allowed_cell_metadata_keys'] == ['tags'] and 'allowed_cell_metadata_keys = tags\n' in ini
     assert f'tst_flags = {tool["tst_flags"]}\n' in ini
+
+def test_the_router_of_contributing_is_one():
+    import numpy as np
+    from dataclasses import dataclass
+    from stepwise_routing.baselines import grid_search
+    from stepwise_routing.outcomes import toy_table
+    from stepwise_routing.routers import ThresholdRouter
+    code = re.findall(r'```python\n(.*?)```', (ROOT/'CONTRIBUTING.md').read_text('utf-8'), re.S)
+    names = dict(np=np, dataclass=dataclass, ThresholdRouter=ThresholdRouter, grid_search=grid_search,
+                 table=toy_table(100, 'calibration'))
+    exec(code[0], names)
+    grid = grid_search(names['Patience'](), names['table'])
+    assert grid.cost[0] < grid.cost[-1] # from the small model alone to handing over at once

@@ -130,7 +130,7 @@ class Row:
     future: object          # gets the answer
     request: Request = None # what to write,
     answers: tuple = ()     # or tokens to be scored as the continuation
-    top: object = 0         # with log-probabilities of that many likeliest tokens beside each, or of those in this tuple
+    top: object = 0         # with log-probabilities of that many likeliest tokens each, or of those in this tuple
     most: int = 0           # tokens that the whole reply may have; it then goes on to the end token, past an answer
     sampling: tuple = ()    # temperature and top_p, where they are not the engine's
     steps: list = field(default_factory=list)

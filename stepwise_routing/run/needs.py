@@ -134,5 +134,6 @@ def report(run)->list: # of lines
         money = f', {w.cents:,.0f} cents' if w.cents else ''
         where = f'{w.setting} {w.benchmark} {_short(w.model)}'.strip()
         lines.append(f'  {where:48}{w.calls:,.0f} calls, {w.tokens/1e6:,.1f} M tokens written{money}')
-    if total.cents: lines.append(f'  {"":48}never more than max_cents = {run.config.api.max_cents:g}; a local server is free')
+    cap = f'never more than max_cents = {run.config.api.max_cents:g}; a local server is free'
+    if total.cents: lines.append(f'  {"":48}{cap}')
     return lines

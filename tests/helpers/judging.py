@@ -1,6 +1,7 @@
 "A prompt for judges other than xVerify."
 
-JUDGE_TEMPLATE = '''Does the given answer say the same as the reference answer? Notation may differ, the meaning may not.
+JUDGE_TEMPLATE = '''\
+Does the given answer say the same as the reference answer? Notation may differ, the meaning may not.
 
 Question: {question}
 
