@@ -15,28 +15,8 @@ from stepwise_routing.report.tables import (ablation_markdown, cost_share_markdo
     reuse_markdown)
 from stepwise_routing.results import ablation_table, load_benchmark, load_run, resamples
 from stepwise_routing.routers import fit_steer
+from toy_runs import cents, flops, loaded, run, with_ours # fixtures
 from toy_runs import frame, line, means_of, save_methods, save_policies, setting
-
-@pytest.fixture(scope='module')
-def run(tmp_path_factory):
-    s = setting(tmp_path_factory.mktemp('run'))
-    save_methods(s)
-    save_methods(setting(s.run.folder, 'api'), 'cents')
-    return s.run
-
-@pytest.fixture(scope='module')
-def loaded(run): return load_run(run)
-
-@pytest.fixture(scope='module')
-def flops(loaded): return loaded['open'].parts['toy']
-
-@pytest.fixture(scope='module')
-def cents(loaded): return loaded['api'].parts['toy']
-
-@pytest.fixture(scope='module')
-def with_ours(tmp_path_factory):
-    s = save_policies(setting(tmp_path_factory.mktemp('ours')))
-    return load_run(replace(s.run, config=replace(s.run.config, api=replace(s.run.config.api, models=()))))['open']
 
 # ---- headroom -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize('e', ['append', 'regenerate'])

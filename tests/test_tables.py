@@ -12,28 +12,8 @@ from stepwise_routing.report.tables import (PAPER_TABLES, _paper_rows, billed_as
     report_paper, report_reuse, report_shortfalls, to_markdown, to_tex)
 from stepwise_routing.report.writer import interval, numbers, save_table
 from stepwise_routing.results import METHOD_STYLE, load_run
+from toy_runs import cents, flops, loaded, run, with_ours # fixtures
 from toy_runs import evaluated, frame, save_methods, save_policies, setting
-
-@pytest.fixture(scope='module')
-def run(tmp_path_factory):
-    s = setting(tmp_path_factory.mktemp('run'))
-    save_methods(s)
-    save_methods(setting(s.run.folder, 'api'), 'cents')
-    return s.run
-
-@pytest.fixture(scope='module')
-def loaded(run): return load_run(run)
-
-@pytest.fixture(scope='module')
-def flops(loaded): return loaded['open'].parts['toy']
-
-@pytest.fixture(scope='module')
-def cents(loaded): return loaded['api'].parts['toy']
-
-@pytest.fixture(scope='module')
-def with_ours(tmp_path_factory):
-    s = save_policies(setting(tmp_path_factory.mktemp('ours')))
-    return load_run(replace(s.run, config=replace(s.run.config, api=replace(s.run.config.api, models=()))))['open']
 
 # ---- the paper's tables ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize('cost, factor', [('paper_flops', 1), ('cents', 100)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from fastcore.basics import patch
 from ..core import PRICES, nearest, one_of, run_async
 from .ledger import Ledger
-from .openai import API_OPTIONS, api_backend
+from .openai import API_OPTIONS, OpenAIBackend
 from .transformers import LocalOptions, TransformersBackend, hub_folder, load_micro, micro_path
 from .vllm import ServerOptions, VLLMBackend, VLLMOptions, first_model, serve_vllm
 from ..run.config import Setting
@@ -60,13 +60,13 @@ def _open_api(kind, rest, index, stack, options):
     "A model behind an API; the server of a `served:` one is left on the stack."
     options = _fitting(options, {*API_OPTIONS, 'ledger'} - {'max_cents'})
     price = options.get('price') or (rest if rest in PRICES else None)
-    if kind == 'openai': return api_backend(rest, index, **options | dict(price=price))
+    if kind == 'openai': return OpenAIBackend(rest, index, **options | dict(price=price))
     from stepwise_routing.models.serve import served
     url = stack.enter_context(served(rest))
     facts = run_async(first_model(url))
     identity = {k: facts[k] for k in ('weights', 'tokenizer', 'dtype', 'context', 'template')}
     own = dict(name=f'served:{rest}', base_url=url, key_env='', identity=identity, params=facts['params'])
-    return api_backend(facts['id'], index, **options | own) # with no key of anybody's
+    return OpenAIBackend(facts['id'], index, **options | own) # with no key of anybody's
 
 def _open_vllm(kind, rest, revision, index, stack, options):
     "A model of vLLM; a server that is started is left on the stack."

@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from ..core import digest, nearest, run_async, write_file
 from ..data.grading import MAX_ANSWER, is_right
 from .names import model_kind
-from .openai import api_backend
+from .openai import OpenAIBackend
 from .transformers import hub_folder, model_folder, weights_sha256
 from .vllm import serve_vllm
 from ..run.config import Setting
@@ -84,11 +84,11 @@ def read_verdict(reply:str)->bool|None:
 class XVerify:
     "Grades by a judge behind a chat endpoint, in as many threads as you like. RuntimeError in one line: no reply."
     def __init__(self, model:str, template=None, ledger=None, workers:int=16, **options):
-        "`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `api_backend`."
+        "`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `OpenAIBackend`."
         limits = dict(key_env='XVERIFY_API_KEY', temperature=0., max_tokens=8, top_logprobs=0, timeout=120.) | options
         self.template, self.workers, self.max_tokens = _template(template), workers, limits['max_tokens']
         self.unread = {} # replies that are no verdict, by (problem id, answer)
-        self.judge = api_backend(model, ledger=ledger, concurrency=workers, **limits)
+        self.judge = OpenAIBackend(model, ledger=ledger, concurrency=workers, **limits)
         self.judge.ledger.start() # here, so that threads do not race to start it
 
     def __call__(self, problem, answer):

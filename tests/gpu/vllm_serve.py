@@ -14,7 +14,7 @@ from stepwise_routing.core import edge_seed, extract_boxed, run_async, score_mes
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.models.base import Request
-from stepwise_routing.models.openai import api_backend
+from stepwise_routing.models.openai import OpenAIBackend
 from stepwise_routing.models.serve import continuing
 from stepwise_routing.models.transformers import load_micro, micro_path
 from stepwise_routing.models.vllm import serve_vllm
@@ -75,7 +75,7 @@ if __name__ == '__main__':
     with tempfile.TemporaryDirectory() as d:
         folder = open_template(load_micro('large'), Path(d)/'micro-large')
         with serve_vllm(folder, context=2048, logits=False) as url:
-            api = api_backend('micro-large', base_url=url, **OPTIONS)
+            api = OpenAIBackend('micro-large', base_url=url, **OPTIONS)
             try: check(api, load_micro('large'), problems)
             finally: run_async(api.close())
     print('vLLM and the local model agree')

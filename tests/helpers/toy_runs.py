@@ -1,11 +1,14 @@
 "Runs as chapters 02a and 04 leave them, on the toy pair, and rows written by hand."
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
+import pytest
 
 from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, SEED_COLUMNS, grid_rows, policy_grid, policy_rows,
     receipt_rows, replay_methods, save_rows)
 from stepwise_routing.outcomes import toy_table
-from stepwise_routing.results import evaluate, resampled, resamples
+from stepwise_routing.results import evaluate, load_run, resampled, resamples
 from stepwise_routing.routers import RECEIPT_COLUMNS, RandomRouter, SavedPolicy
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
@@ -62,3 +65,25 @@ def frame(correct, large, flops, threshold=0., method='X', cents=None):
 
 def line(method, correct, flops, threshold=0., chosen=1):
     return frame(correct, [1, 1], [1e6*f for f in flops], threshold, method).assign(chosen=chosen)
+
+# ---- fixtures of the tests of reports and tables
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    s = setting(tmp_path_factory.mktemp('run'))
+    save_methods(s)
+    save_methods(setting(s.run.folder, 'api'), 'cents')
+    return s.run
+
+@pytest.fixture(scope='module')
+def loaded(run): return load_run(run)
+
+@pytest.fixture(scope='module')
+def flops(loaded): return loaded['open'].parts['toy']
+
+@pytest.fixture(scope='module')
+def cents(loaded): return loaded['api'].parts['toy']
+
+@pytest.fixture(scope='module')
+def with_ours(tmp_path_factory):
+    s = save_policies(setting(tmp_path_factory.mktemp('ours')))
+    return load_run(replace(s.run, config=replace(s.run.config, api=replace(s.run.config.api, models=()))))['open']
