@@ -14,9 +14,8 @@ import numpy as np
 from fastcore.basics import patch
 from .confidence import FEATURES, observe
 from .core import PRICES, READINGS, UNITS, api_cost, extract_boxed, one_of, walk_cost, write_file
-from .data.agreement import agreement
 from .data.benchmarks import SPLITS
-from .data.grading import is_right
+from .data.grading import agreement, is_right
 from .rollouts import RoutingTree, bill_call, grade_answers
 from .run.config import Setting
 

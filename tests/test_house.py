@@ -16,7 +16,7 @@ CHAPTERS = {n: p for n, p in NOTEBOOKS.items() if re.match(r'0[0-6]', n)}
 FILES = [p for p in sorted(PACKAGE.rglob('*.py')) if p.name not in ('_modidx.py', '__init__.py')]
 MODULES = {'.'.join(p.relative_to(PACKAGE).with_suffix('').parts): p.read_text('utf-8') for p in FILES}
 TREES = {name: ast.parse(text) for name, text in MODULES.items()}
-LAYERS = '''core run.config run.store data.programs data.families data.micro data.benchmarks data.grading data.agreement
+LAYERS = '''core run.config run.store data.programs data.families data.micro data.benchmarks data.grading
     models.base models.engine models.transformers models.replies models.ledger models.openai models.serve models.vllm
     models.reward models.ray models.verifier models.names models.xverify confidence rollouts outcomes policy cpo
     training run.policies bounds routers baselines results report.writer report.compare report.gains report.tables

@@ -13,8 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from stepwise_routing.core import Problem
-from stepwise_routing.data.grading import is_right, grade_pairs
-from stepwise_routing.data.agreement import agreement
+from stepwise_routing.data.grading import agreement, grade_pairs, is_right
 from stepwise_routing.models.xverify import JUDGE_TEMPLATE, XVerify, open_grader
 
 SLOW = dict(timeout=3000, workers=2) # a CPU that others use as well
