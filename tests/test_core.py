@@ -216,15 +216,6 @@ def test_step_limits():
                          (dict(defualt=3), "did you mean 'default'")):
         with pytest.raises(ValueError, match=said): data_benchmarks.step_limit(limits, 'gsm8k')
 
-def test_parquet(tmp_path):
-    pa = pytest.importorskip('pyarrow'); pq = pytest.importorskip('pyarrow.parquet')
-    raw = [{k: r[k] for k in ('question', 'answer')} for r in rows('gsm8k')]
-    pq.write_table(pa.Table.from_pylist(raw), tmp_path/'g.parquet')
-    assert data_benchmarks.file_rows(tmp_path/'g.parquet') == raw
-    (tmp_path/'bad.parquet').write_bytes(b'PAR1 nothing')
-    with pytest.raises(ValueError, match='bad.parquet is not a readable parquet file'):
-        data_benchmarks.file_rows(tmp_path/'bad.parquet')
-
 GOOD = '{"question": "2+2?", "answer": "#### 4"}\n'
 @pytest.mark.parametrize('text,message', [
     ('', 'holds no rows'), ('\n\n', 'holds no rows'),

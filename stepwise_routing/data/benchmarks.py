@@ -6,7 +6,7 @@
 __all__ = ['SOURCES', 'SPLITS', 'make_problem', 'file_rows', 'of_benchmark', 'step_limit', 'load_problems']
 
 # %% ../../nbs/data/benchmarks.ipynb #imports
-import json, os, re, unicodedata
+import json, re, unicodedata
 from pathlib import Path
 from fastcore.basics import patch
 from ..core import Problem, digest, extract_boxed, nearest, one_of
@@ -62,19 +62,11 @@ def _hub_rows(dataset, revision, configs, split):
     return [row for c in configs for row in load_dataset(dataset, c, split=split, revision=revision)]
 
 # %% ../../nbs/data/benchmarks.ipynb #read-file
-def _parquet_rows(path):
-    try:
-        import pyarrow.parquet as pq # of stepwise-routing[hub]
-        return pq.read_table(path).to_pylist()
-    except Exception as e:
-        raise ValueError(f'{path} is not a readable parquet file ({str(e).splitlines()[0]})') from None
-
 def file_rows(path)->list:
-    "Rows of a local JSONL or parquet file, a dict each. FileNotFoundError or ValueError naming file and row."
+    "Rows of a local JSONL file, a dict each. FileNotFoundError or ValueError naming file and row."
     path, rows = Path(path), []
-    beside = os.listdir(path.parent) if path.parent.is_dir() else []
+    beside = [p.name for p in path.parent.glob('*')]
     if not path.is_file(): raise FileNotFoundError(f'{path} is not a file{nearest(path.name, beside)}')
-    if path.suffix == '.parquet': return _parquet_rows(path)
     for i, line in enumerate(path.read_bytes().removeprefix(b'\xef\xbb\xbf').split(b'\n'), 1):
         if not line.strip(): continue
         try: rows.append(json.loads(line))
@@ -133,8 +125,8 @@ def of_benchmark(value, benchmark:str, what:str):
     "A parameter's value for a benchmark: one for all, or of a dict with \"default\". ValueError where there is none."
     values = value if isinstance(value, dict) else dict(default=value)
     for name in values: one_of(f'benchmark in {what}', name, (*SOURCES, *MICRO, 'default'))
-    for name in (benchmark, 'default'):
-        if name in values: return values[name]
+    name = benchmark if benchmark in values else 'default'
+    if name in values: return values[name]
     raise ValueError(f'{what} has no value for {benchmark}, and no "default"')
 
 def step_limit(max_steps, benchmark:str)->int: return of_benchmark(max_steps, benchmark, 'max_steps')

@@ -7,7 +7,7 @@ __all__ = ['POOLS', 'REPAIR', 'micro_split', 'micro_drafts', 'as_problem', 'micr
            'equations_hold', 'first_wrong']
 
 # %% ../../nbs/data/micro.ipynb #imports
-import ast, operator, random, re
+import ast, random, re
 from fractions import Fraction
 from ..core import Problem, digest, extract_boxed, one_of, step_texts
 from .families import FAMILIES, LEVELS
@@ -82,26 +82,24 @@ def corrupt(draft:Draft, rng, at=None)->tuple:
 
 # %% ../../nbs/data/micro.ipynb #exact
 _CHAIN = re.compile(r'[\d()+\-*/%]+(?:=[\d()+\-*/%]+)+')
-_OPS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-        ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+_ARITHMETIC = (ast.Expression, ast.Constant, ast.UnaryOp, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
+               ast.FloorDiv, ast.Mod)
 
-def _exact(node):
-    "Value of a parsed expression of whole numbers; SyntaxError for anything else."
-    if isinstance(node, ast.Expression): return _exact(node.body)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int): return Fraction(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub): return -_exact(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPS:
-        return Fraction(_OPS[type(node.op)](_exact(node.left), _exact(node.right)))
+def _exact(side):
+    "Value of an expression of whole numbers; SyntaxError for anything else."
+    if all(isinstance(node, _ARITHMETIC) for node in ast.walk(ast.parse(side, mode='eval'))):
+        return eval(re.sub(r'(\d+)', r'Fraction(\1)', side))
     raise SyntaxError('not arithmetic')
 
+# %% ../../nbs/data/micro.ipynb #equations
 def equations_hold(step:str)->bool:
     "Is every equation between numbers in a step true, in exact arithmetic? False where one cannot be read."
     text = re.sub(r'floor\((\d+)/(\d+)\)', r'(\1//\2)', step).replace(' mod ', '%')
     if len(text) > 2000: return False
     for chain in _CHAIN.findall(text):
-        try: values = [_exact(ast.parse(side, mode='eval')) for side in chain.split('=')]
+        try: first, *others = map(_exact, chain.split('='))
         except (SyntaxError, ZeroDivisionError, ValueError, RecursionError, MemoryError): return False
-        if any(v != values[0] for v in values): return False
+        if any(value != first for value in others): return False
     return True
 
 # %% ../../nbs/data/micro.ipynb #first-wrong-fn

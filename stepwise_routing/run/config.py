@@ -209,6 +209,7 @@ class Project:
     runs = property(lambda self: self.root/'runs')
     def short(self, path): return Path(path).relative_to(self.root).as_posix()
 
+# %% ../../nbs/run/config.ipynb #find-project
 PACKAGE = Path(stepwise_routing.__file__).resolve().parent
 
 def find_project(start=None)->Project:
@@ -230,7 +231,7 @@ def _find_profile(profile, project):
 # %% ../../nbs/run/config.ipynb #run
 @dataclass(frozen=True)
 class Run:
-    "One run of a profile: its settings and its folders."
+    "One run of a profile: its folders, and the `Setting`s that have models, in the order of the paper's tables."
     profile: str   # name of the profile
     config: Config # all settings
     folder: Path   # runs/<id>: what this run makes
@@ -238,10 +239,7 @@ class Run:
     path: Path|None = None # file of the profile
     tables = property(lambda self: self.folder/'tables')
     figures = property(lambda self: self.folder/'figures')
-
-    @property
-    def settings(self): # the `Setting`s that have models, in the order of the paper's tables
-        return tuple(s for s in (Setting(self, 'open'), Setting(self, 'api')) if s.models)
+    settings = property(lambda self: tuple(s for s in (Setting(self, 'open'), Setting(self, 'api')) if s.models))
 
 # %% ../../nbs/run/config.ipynb #setting
 @dataclass(frozen=True)
@@ -258,6 +256,7 @@ class Setting:
     files = property(lambda self: Files(self))
     def n(self, split): return getattr(self.part, f'n_{split}')
 
+# %% ../../nbs/run/config.ipynb #files
 @dataclass(frozen=True)
 class Files:
     "The files of a setting."

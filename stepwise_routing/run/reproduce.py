@@ -61,6 +61,7 @@ def _output_of(*command, cwd=None):
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, **options).stdout.strip()
 
+# %% ../../nbs/run/reproduce.ipynb #hardware
 def _hardware():
     "The machine."
     import psutil
@@ -124,6 +125,7 @@ def _newest_unfinished(project, profile, options):
     none = f'; no unfinished run of profile {profile} to resume' if options.resume else ''
     return f'{profile}-{datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")[:-3]}', f'new{none}'
 
+# %% ../../nbs/run/reproduce.ipynb #pick-named
 def _pick_run(project, profile, options):
     "Name of the folder to write to, what to say about it. ValueError for a run that cannot be used."
     name, past = options.run_id, Manifest(project.runs/options.run_id).data
@@ -155,6 +157,7 @@ class Plan:
     stages: dict # notebook -> fingerprint, all of them in order
     todo: tuple  # the names of those that will run
 
+# %% ../../nbs/run/reproduce.ipynb #plan
 def plan(options:Options)->Plan:
     "Decide what runs where, and write nothing. ValueError or FileNotFoundError where it cannot work."
     project = find_project(options.project or None)
@@ -177,22 +180,19 @@ def sole_runner(store):
     store.mkdir(parents=True, exist_ok=True)
     threads = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
     os.environ.update({**threads, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'})
-    with contextlib.ExitStack() as stack:
-        try: stack.enter_context(contextlib.closing(one_writer(store)))
-        except BlockingIOError:
-            raise RuntimeError(f'another run of profile {store.name} is going on: wait for it') from None
-        yield
+    try: lock = one_writer(store)
+    except BlockingIOError:
+        raise RuntimeError(f'another run of profile {store.name} is going on: wait for it') from None
+    with contextlib.closing(lock): yield
 
 # %% ../../nbs/run/reproduce.ipynb #failure
 class NotebookFailed(RuntimeError): "A notebook stopped; the message is one line that says where and why."
 
 def _failure(source, executed, error):
-    "Where and why a notebook stopped: `05_results, cell 7 (table-1): ValueError: ...`."
-    cells = notebook_cells(executed) if executed.is_file() else []
-    errors = [c.get('id') for c in cells if any(o['output_type'] == 'error' for o in c.get('outputs', ()))]
-    begun = [c.get('id') for c in cells if c['metadata'].get('papermill', {}).get('start_time')] # died in the last one
-    ids = [c.get('id') for c in notebook_cells(source)]
-    place = next((f', cell {ids.index(i)} ({i})' for i in (*errors, *begun[-1:]) if i in ids), '')
+    "Where a notebook stopped, in the last cell begun, and why: `05_results, cell 7 (table-1): ValueError: ...`."
+    cells, ids = notebook_cells(executed) if executed.is_file() else [], [c.get('id') for c in notebook_cells(source)]
+    begun = [c.get('id') for c in cells if c['metadata'].get('papermill', {}).get('start_time')]
+    place = next((f', cell {ids.index(i)} ({i})' for i in begun[-1:] if i in ids), '')
     name, value = getattr(error, 'ename', type(error).__name__), getattr(error, 'evalue', error)
     if name == 'DeadKernelError': value = 'the kernel died; often the memory ran out'
     return f'{source.stem}{place}: {name}: {" ".join(str(value).split())[:300]}'
@@ -220,6 +220,7 @@ def _artefacts(folder):
     own = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.part)?')
     return {name: path for name, path in files_in(folder).items() if not own.fullmatch(name)}
 
+# %% ../../nbs/run/reproduce.ipynb #begin-run
 def _begin(plan):
     "Open the run folder and its manifest."
     from importlib.metadata import distributions

@@ -23,6 +23,7 @@ def _one_line(path):
     except sqlite3.DatabaseError as e:
         raise ValueError(f'{path} is damaged or of another kind ({e}): restore a copy, or take another file') from None
 
+# %% ../../nbs/run/store.ipynb #lock
 def one_writer(path):
     "The right to write a file, until it is closed. BlockingIOError: somebody has it."
     lock = sqlite3.connect(os.path.realpath(path) + '.lock', 0, isolation_level=None, check_same_thread=False)
@@ -76,6 +77,7 @@ def write(self:Database, how, *first, **tables):
         for table, row in ((table, row) for table, rows in tables.items() for row in rows):
             self.db.execute(f'INSERT OR {how} INTO {table} VALUES ({"?," * len(row)}?)', (*row, _checksum(row)))
 
+# %% ../../nbs/run/store.ipynb #begin
 @patch
 def begin(self:Database, settings):
     "Read the header of a file; write it where the file is empty. ValueError: a file of another kind."
@@ -90,6 +92,7 @@ def begin(self:Database, settings):
     create = dict(self.tables, header='format, settings').items()
     self.write('IGNORE', *(f'CREATE TABLE {name} ({columns}, crc)' for name, columns in create), header=[(mine, text)])
 
+# %% ../../nbs/run/store.ipynb #close
 @patch
 def close(self:Database):
     "Let go of the file; where nobody else reads it, it is one plain file again."
@@ -104,6 +107,7 @@ def tree_settings(benchmark, backends)->dict:
     "What the draws of a tree depend on, as JSON: its benchmark and, per model, price row, size, what its backend adds."
     return dict(benchmark=benchmark, models=[dict(spec=asdict(b.spec), **b.settings()) for b in backends])
 
+# %% ../../nbs/run/store.ipynb #difference
 def settings_difference(old, new, where='settings')->tuple|None:
     "The first place where two JSON values differ, as (where, old, new); None where they are equal."
     if type(old) is type(new) is dict:
