@@ -117,12 +117,11 @@ def _draw_panel(ax, results, table):
 def draw_accuracy_cost(
     results,     # DataFrame of `evaluate`, one or several benchmarks
     tables:dict, # benchmark -> its `OutcomeTable` of the test split
-    width=2.7,   # inches: 2.7 for one panel, 5.5 for a row of them
-    height=3.1   # inches
+    width=2.7    # inches: 2.7 for one panel, 5.5 for a row of them
 ): # matplotlib figure
     "One panel per benchmark, one legend below them."
     groups = list(results.groupby('benchmark', sort=False))
-    fig, axes = new_figure(width, height, ncols=len(groups))
+    fig, axes = new_figure(width, 3.1, ncols=len(groups))
     with paper_style():
         for ax, (name, part) in zip(axes[0], groups): _draw_panel(ax, part, tables[name])
         axes[0, 0].set_ylabel('accuracy, %')

@@ -102,18 +102,18 @@ class Report(str):
     def _repr_markdown_(self): return str(self)
 
 # %% ../../nbs/report/writer.ipynb #numbers
-_NAMING = ('setting', 'source', 'benchmark', 'label', 'method', 'router', 'ours', 'on_escalate', 'other',
-           'other_on_escalate', 'split') # columns that name a row, where a table has them
+_NAMING = ('source', 'benchmark', 'label', 'method', 'router', 'ours', 'on_escalate', 'other',
+           'other_on_escalate') # columns that name a row, where a table has them
 _FRACTIONS = r'(accuracy|miss|coverage|share|gain)' # in percent, but where a table is in percent already
 
-def numbers(folder)->dict: # "cost_share.run.micro_gsm.ours_full_regenerate.cost_share" -> "72.1", with "_interval"
+def numbers(folder)->dict: # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
     "Every number of a run's tables/*.csv by name (table, row, column), as text that a README can fill in."
     import pandas as pd
     def slug(text): return re.sub('[^a-z0-9]+', '_', str(text).lower().removeprefix('this ')).strip('_')
     out = {}
     for path in sorted(Path(folder).glob('*.csv')):
         frame = pd.read_csv(path)
-        if 'chosen' in frame: continue # all thresholds: the chosen ones are in Tables 1 and 2
+        if 'chosen' in frame: frame = frame[frame['chosen'] == 1]
         if 'label' in frame: frame = frame.drop(columns='method')
         columns = [c for c in _NAMING if c in frame]
         for row in frame.to_dict('records'):
@@ -121,7 +121,5 @@ def numbers(folder)->dict: # "cost_share.run.micro_gsm.ours_full_regenerate.cost
             for metric in (k for k in row if k not in columns and not isinstance(row[k], str)):
                 share = re.search(_FRACTIONS, metric) and not path.stem.startswith('table')
                 show = percent(metric) if share else interval(metric)
-                value, _, ends = show(row).partition('<br><sub>')
-                out[f'{name}.{metric}'] = value
-                if ends: out[f'{name}.{metric}_interval'] = ends.removesuffix('</sub>')
+                out[f'{name}.{metric}'] = show(row).partition('<br>')[0] # its interval has names of its own
     return out
