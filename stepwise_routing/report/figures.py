@@ -86,9 +86,7 @@ def _draw_sweep(ax, method, on_escalate, points):
     ax.plot([cost], [accuracy], marker=style['marker'], mfc='white' if hollow else color, ms=4.5 + bold, mew=.8,
             zorder=5 + .5*bold, label=style['label'] + ' (regen.)'*hollow, **line)
 
-# %% ../../nbs/report/figures.ipynb #panel
-_NOT_DRAWN = ('Random', 'Oracle', 'SpecReason (greedy)', 'Ours (per step)', 'Ours (per step, full)') # two are frontiers
-
+# %% ../../nbs/report/figures.ipynb #axis
 def _cost_axis(ax, unit, cost):
     "Ticks and labels: FLOPs on a log scale, cents on a linear one from 0."
     from matplotlib.ticker import LogLocator
@@ -101,6 +99,9 @@ def _cost_axis(ax, unit, cost):
         ax.xaxis.set_minor_formatter('')
     ax.xaxis.set_major_formatter('{x:g}')
     ax.set_xlabel('cost, ' + re.sub(r'10\^(\d+)', r'$10^{\1}$', unit_name(cost, unit)))
+
+# %% ../../nbs/report/figures.ipynb #panel
+_NOT_DRAWN = ('Random', 'Oracle', 'SpecReason (greedy)', 'Ours (per step)', 'Ours (per step, full)') # two are frontiers
 
 def _draw_panel(ax, results, table):
     "Accuracy against cost of every method on one benchmark, in the cost of the results."
@@ -157,6 +158,7 @@ def report_accuracy_cost(r):
     save(fig, results)
     return preview(fig, 130)
 
+# %% ../../nbs/report/figures.ipynb #report-training
 def report_training(run)->list:
     "Write and show the figures of a `Run`'s training and policies; empty where it trained none."
     from stepwise_routing.run import policies

@@ -40,7 +40,7 @@ def _area(table, counts, on_escalate='append', cost='paper_flops'):
     chance, best = (at(*border(table, on_escalate, cost, w)) for border in (_chance, _hindsight))
     return dict(weights=w, spent=spent, chance=chance, best=best, small=(start, w @ small['correct']))
 
-# %% ../../nbs/report/gains.ipynb #share
+# %% ../../nbs/report/gains.ipynb #undominated
 def _undominated(cost, accuracy):
     "Indices of the points that no other point beats, by rising cost."
     cost, accuracy = np.asarray(cost, float), np.asarray(accuracy, float)
@@ -48,6 +48,7 @@ def _undominated(cost, accuracy):
     best = np.maximum.accumulate(np.r_[-np.inf, accuracy[order]])[:-1]
     return order[accuracy[order] > best]
 
+# %% ../../nbs/report/gains.ipynb #share
 def _share(area, cal_points, test_points):
     "Recovered share, from (cost, accuracy) [point] on calibration and (cost, correct) [point, problem] on test."
     from scipy.integrate import trapezoid
@@ -126,6 +127,7 @@ def limits(p): # DataFrame, one row per router: accuracy, misses, cost_share; sh
             **{k: share[k] for k in ends})
     return pd.DataFrame([row(rows) for _, rows in p.limits.groupby('row')])
 
+# %% ../../nbs/report/gains.ipynb #limits-markdown
 def limits_markdown(rows)->str:
     "The rows of `limits` as Markdown."
     cells = {'Acc, %': percent('accuracy'), 'Misses, %': percent('misses'), 'Cost, % of large': percent('cost_share'),

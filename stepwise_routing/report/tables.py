@@ -168,17 +168,15 @@ def ablation_markdown(table)->str:
     text = markdown(interval_table(table, rows, {head: cell(m) for m, head in ABLATED.items()}))
     return text + '\nMeans over seeds; [bootstrap 95% interval over test problems]; lowest–highest seed.\n'
 
-# %% ../../nbs/report/tables.ipynb #report
+# %% ../../nbs/report/tables.ipynb #reports
 REPORTS = { # stem of the files: rows of a benchmark, how they are written, settings that have it
     'routing_gain': (routing_gain, gain_markdown, ('open',)),
     'limits': (limits, limits_markdown, ('open',)),
     'ablations': (ablation_table, ablation_markdown, ('open',)),
     'ours_vs_others': (lambda p: compare_with(p.means), comparison_markdown, ('open', 'api'))}
 
-def report(
-    results:dict, # of `load_run`
-    stem:str      # one of `REPORTS`
-)->Report:
+# %% ../../nbs/report/tables.ipynb #report
+def report(results, stem)->Report: # of `load_run`; one of `REPORTS`
     "Write a table of every setting that has it, and show it; a line where there is nothing to show."
     one_of('table', stem, REPORTS)
     make, write, settings = REPORTS[stem]
