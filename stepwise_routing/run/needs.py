@@ -58,7 +58,7 @@ def _weights(name:str)->tuple: # (bytes, are they on this machine?)
     if Path(plain).is_dir(): return sum(p.stat().st_size for p in Path(plain).glob('*.safetensors')), True
     if not re.fullmatch(r'\w[\w.-]*/[\w.-]+', plain):
         raise ValueError(f'the model {plain!r}: no such folder, and no name on the Hub')
-    here = try_to_load_from_cache(plain, 'config.json', revision=revision or None)
+    here = try_to_load_from_cache(plain, 'config.json', os.environ.get('HF_HUB_CACHE'), revision or None)
     return 2e9*float(re.findall(r'(?<![\w.])(\d+(?:\.\d+)?)B(?!\w)|$', plain)[0] or 0), isinstance(here, str)
 
 # %% ../../nbs/run/needs.ipynb #local-models
