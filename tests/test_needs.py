@@ -1,5 +1,5 @@
 "What a run would take, and what this machine lacks: for the committed profiles, without calling anybody."
-import csv, json, socket
+import csv, json
 from collections import namedtuple
 from pathlib import Path
 
@@ -16,13 +16,6 @@ KEY = 'sk-' + 'not-a-real-key'*2
 
 def run_of(profile, **changes):
     return open_run(profile, changes={k.replace('__', '.'): v for k, v in changes.items()}, project=Project(ROOT))
-
-@pytest.fixture
-def offline(monkeypatch):
-    "Whoever opens a connection or asks for an address fails."
-    def refused(*args, **kwargs): raise AssertionError('an estimate called somebody')
-    for name in ('create_connection', 'getaddrinfo'): monkeypatch.setattr(socket, name, refused)
-    for name in ('connect', 'connect_ex', 'sendto'): monkeypatch.setattr(socket.socket, name, refused)
 
 def disk(monkeypatch, free):
     usage = namedtuple('usage', 'total used free')(free, 0, free)

@@ -1,5 +1,5 @@
 "The committed profiles: what they say, and that open.yaml and api.yaml run as they are written."
-import ast, csv, json, re, shutil, socket, subprocess, sys, textwrap
+import ast, csv, json, re, shutil, subprocess, sys, textwrap
 from pathlib import Path
 
 import pytest
@@ -31,13 +31,6 @@ def dry(project, capsys, *args):
     except SystemExit as e: status = e.code
     out, err = capsys.readouterr()
     return status, (out + err).splitlines()
-
-@pytest.fixture
-def offline(monkeypatch):
-    "Whoever opens a connection or asks for an address fails."
-    def refused(*args, **kwargs): raise AssertionError('somebody was called')
-    for name in ('create_connection', 'getaddrinfo'): monkeypatch.setattr(socket, name, refused)
-    for name in ('connect', 'connect_ex', 'sendto'): monkeypatch.setattr(socket.socket, name, refused)
 
 def test_the_profiles_are_there(): assert {'smoke', 'micro', 'open', 'open-lite', 'api'} <= set(PROFILES)
 

@@ -5,47 +5,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.baselines import REUSE_COLUMNS, grid_search
+from stepwise_routing.baselines import grid_search
 from stepwise_routing.bounds import LIMIT_COLUMNS, oracle_frontier, random_frontier, random_outcome
 from stepwise_routing.outcomes import replay, take_rows, toy_table
-from stepwise_routing.report.compare import _compare, compare_with, comparison_markdown
-from stepwise_routing.report.gains import (_area, _headroom, _share, gain_markdown, headroom_markdown, limits,
-    routing_gain)
-from stepwise_routing.report.tables import (ablation_markdown, cost_share_markdown, cost_share_table, report,
-    reuse_markdown)
+from stepwise_routing.report.gains import (_area, _compare, _share, compare_with, comparison_markdown, gain_markdown,
+    limits, routing_gain)
+from stepwise_routing.report.tables import ablation_markdown, report
 from stepwise_routing.results import ablation_table, load_benchmark, load_run, resamples
 from stepwise_routing.routers import fit_steer
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
-from toy_runs import frame, line, means_of, save_methods, save_policies, setting
-
-# ---- headroom -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize('e', ['append', 'regenerate'])
-def test_headroom_agrees_with_the_frontiers(e):
-    table = toy_table(120)
-    room, best = _headroom(table, resamples(120, 200), e), oracle_frontier(table, e)
-    chance = random_frontier(table, e, np.linspace(0, 1, 2001))
-    assert np.isclose(room['oracle_accuracy'], best['accuracy'][-1])
-    at_chance = np.interp(room['oracle_cost']*1e6, chance['cost'], chance['accuracy'])
-    assert np.isclose(room['random_accuracy'], at_chance, atol=2e-3)
-    enough = best['accuracy'] >= room['large_accuracy'] - 1e-9
-    assert np.isclose(room['cost_share_to_match_large'], best['cost'][enough][0]/(room['large_cost']*1e6))
-    assert np.isclose(room['gain'], room['oracle_accuracy'] - room['random_accuracy'])
-    assert room['gain_low'] <= room['gain'] <= room['gain_high']
-
-@pytest.mark.parametrize('cost', ['full_flops', 'cents'])
-def test_headroom_in_another_cost(cost):
-    table, per = toy_table(120), 1 if cost == 'cents' else 1e6
-    room, best = _headroom(table, resamples(120, 50), cost=cost), oracle_frontier(table, cost=cost)
-    assert np.isclose(room['oracle_accuracy'], best['accuracy'][-1])
-    assert np.isclose(room['oracle_cost']*per, best['cost'][-1])
-    assert np.isclose(room['large_cost']*per, table.large_only()[cost].mean())
-
-def test_headroom_says_when_the_large_model_is_out_of_reach():
-    table = toy_table(30)
-    correct = np.where(np.isnan(table.correct), np.nan, 0.); correct[:, 0] = 1
-    room = _headroom(replace(table, correct=correct), resamples(30, 50))
-    assert room['cost_share_to_match_large'] == np.inf
-    assert '| ∞<br><sub>[∞, ∞]</sub> |' in headroom_markdown(pd.DataFrame([room]))
+from toy_runs import frame, line, means_of, save_methods, setting
 
 # ---- the recovered share --------------------------------------------------------------------------------------------
 def oracle_points(table, e):
@@ -248,41 +217,8 @@ def test_comparisons_say_where_ours_does_not_win():
     assert 'ours wins 0 of 1, is clearly behind in 1.' in comparison_markdown(everyone(two([.5, .5], [5, 5])))
     assert everyone(pd.concat([line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [9, 9])])).empty
 
-# ---- cost shares, ablations and counts ------------------------------------------------------------------------------
-def test_cost_shares_of_the_run_and_the_paper(flops):
-    shares, table = cost_share_table(flops.results, 'toy'), flops.table
-    small = shares.query('method == "Small only"').iloc[0]
-    want = table.outcome(table.n_steps, 'append')['paper_flops'].mean()/table.large_only()['paper_flops'].mean()
-    assert np.isclose(small['cost_share'], want) and small['cost_share_low'] < want < small['cost_share_high']
-    paper = shares.query('source == "paper" and method == "Ours"')['cost_share'].round(3).tolist()
-    assert paper == [.459, .587, .608]
-    md = cost_share_markdown(shares)
-    assert '| Ours | 45.9 | -0.1 | 58.7 | +3.2 | 60.8 | +0.9 |' in md and 'Large only' not in md
-    assert md.index('toy profile') < md.index('The paper')
-
-def test_cost_shares_in_cents(cents):
-    shares = cost_share_table(cents.results, 'toy')
-    large = cents.table.large_only()['cents'].mean()
-    steer = shares.query('method == "STEER (rest)" and source == "this run"')['cost_share']
-    assert np.allclose(steer, cents.results.query('method == "STEER (rest)" and chosen == 1')['cost']/large)
-    assert shares.query('method == "Small only"')['cost_share'].tolist() == [0.]
-    md = cost_share_markdown(shares)
-    assert 'computed from its Table 2; GPT-4.1-mini is the large model' in md
-    assert '| 7B Only | 0.0 | -10.0 | 0.0 | -5.2 | 0.0 | -14.8 |' in md
-    assert '| Ours | 70.0 | -0.7 | 37.5 | +0.2 | 84.9 | -4.4 |' in md and 'GPT-4.1-mini |' not in md
-    with pytest.raises(ValueError, match='unknown cost of a table of the paper'):
-        cost_share_table(cents.results.assign(cost_in='full_flops'), 'toy')
-
+# ---- ablations ---------------------------------------------------------------------------------------------------
 def test_ablations_show_intervals_and_seeds(with_ours):
     md = ablation_markdown(with_ours.whole(ablation_table))
     assert '| toy | Ours (full), regenerate | 0.02 | 60 | 1 | ' in md and '| toy | short | ' in md
     assert md.count('–') == 2*3 + 1
-
-def test_reuse_by_hand():
-    rows = [('toy', 'STEER (rest)', 'append', 'test', 60, 11, 120., 100., 1.2, 90.),
-            ('toy', 'RSD', 'regenerate', 'calibration', 60, 11, 250., 100., 2.5, 90.)]
-    rows = pd.DataFrame(rows, columns=REUSE_COLUMNS)
-    md = reuse_markdown(rows.assign(setting='open'))
-    assert '| open | STEER (rest) | test | 11 | 60 | 1.20<br><sub>120 / 100</sub> |' in md
-    assert '1 of 2 grids needed more than twice as many: RSD (open, calibration): toy 2.50.' in md
-    assert '0 of 1 grids needed more than twice as many.' in reuse_markdown(rows[:1].assign(setting='open'))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from stepwise_routing.report.tables import PAPER_TABLES
 from stepwise_routing.run.config import Project
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +39,18 @@ def test_numbers_are_filled_in_by_name(clone, monkeypatch):
     index(clone, 'Right in {{acuracy}} %.')
     with pytest.raises(ValueError, match="asks for 'acuracy', which is in no table .did you mean 'accuracy'"):
         writer.readme(clone)
+
+def test_the_papers_numbers_in_the_readme_are_those_of_its_table_1():
+    "They are typed: accuracy, and cost in % of the large model's."
+    rows = {name: [list(map(float, cell.split()[:2])) for cell in cells]
+            for name, (_, *cells) in PAPER_TABLES['paper_flops']['rows'].items()}
+    names = {'Small only': '1.5B Only', 'Large only': '7B Only', 'SpecReason (expected)': 'SpecReason', 'RSD': 'RSD',
+             'STEER (rest)': 'STEER', 'Ours': 'Ours'}
+    text = (ROOT/'README.md').read_text('utf-8')
+    for label, name in names.items():
+        typed = re.findall(r'([\d.]+) at ([\d.]+)', re.search(rf'^\| {re.escape(label)} \|.*', text, re.M)[0])[3:]
+        assert [list(map(float, pair)) for pair in typed] == [
+            [accuracy, round(100*cost/large, 1)] for (accuracy, cost), (_, large) in zip(rows[name], rows['7B Only'])]
 
 def test_readme_links_lead_somewhere():
     text = (ROOT/'README.md').read_text('utf-8')

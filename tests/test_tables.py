@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.report.compare import _shortfalls, shortfalls
 from stepwise_routing.report.figures import draw_accuracy_cost, figure_caption, paper_style, save_figure
+from stepwise_routing.report.gains import _shortfalls, shortfalls
 from stepwise_routing.report.tables import (PAPER_TABLES, _paper_rows, billed_as, details, paper_table, report,
-    report_paper, report_reuse, report_shortfalls, to_markdown, to_tex)
+    report_paper, report_shortfalls, to_markdown, to_tex)
 from stepwise_routing.report.writer import interval, numbers, save_table
 from stepwise_routing.results import METHOD_STYLE, load_run
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
-from toy_runs import evaluated, frame, save_methods, save_policies, setting
+from toy_runs import evaluated, frame
 
 # ---- the paper's tables ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize('cost, factor', [('paper_flops', 1), ('cents', 100)])
@@ -29,7 +29,6 @@ def test_the_papers_accuracy_per_cost_follows_from_its_columns(cost, factor):
 def test_the_papers_tables_are_complete():
     for i, paper in enumerate(PAPER_TABLES.values()):
         assert {s['paper'][i] for s in METHOD_STYLE.values() if s['paper']} == set(paper['rows'])
-        assert {paper['small'], paper['large']} == set(list(paper['rows'])[:2])
         assert [r[0] for r in paper['rows'].values()] == ['--', '--', 'no', 'yes', 'no', 'no']
         assert all(len(r) == 4 for r in paper['rows'].values())
     texts = ''.join(cell for row in PAPER_TABLES['cents']['rows'].values() for cell in row)
@@ -139,18 +138,14 @@ def test_csv_keeps_ten_digits(flops, tmp_path):
     small = flops.results.query('method == "Small only"')['accuracy'].item()
     assert np.isclose(back['accuracy'][0], 100*small, rtol=1e-9) and not any(c.endswith('_text') for c in back)
 
-def test_every_number_has_a_name(loaded, run):
+def test_the_numbers_of_the_readme_have_names(loaded, run):
     report_paper(loaded)
-    report(loaded, 'cost_share')
     texts = numbers(run.tables)
-    results = loaded['open'].results
-    row = results.query('method == "STEER (rest)" and on_escalate == "regenerate" and chosen == 1').iloc[0]
-    name = 'cost_share.run.toy.steer_rest_regenerate.cost_share'
-    assert texts[name] == f'{100*row["cost_share"]:.1f}'
-    assert texts[f'{name}_interval'] == f'[{100*row["cost_share_low"]:.1f}, {100*row["cost_share_high"]:.1f}]'
-    assert texts['table1.run.toy.small_only.cost'] == interval('cost')(results.iloc[0]).split('<')[0]
-    assert texts['table2.paper.omnimath.rsd.ac'] == '1.52' and texts['cost_share.paper.gsm8k.ours.cost_share'] == '45.9'
-    assert texts['table1.paper.gsm8k.ours.accuracy'] == '94.5'
+    rows = loaded['open'].results.query('method == "STEER (rest)" and chosen == 1')
+    row = rows[rows['on_escalate'] == 'regenerate'].iloc[0]
+    for metric in ('cost_share', 'accuracy', 'accuracy_vs_large'):
+        assert texts[f'evaluation.toy.steer_rest.regenerate.{metric}'] == f'{100*row[metric]:.1f}'
+    assert texts['evaluation_api.toy.small_only.append.cost_share'] == '0.0'
 
 # ---- figures --------------------------------------------------------------------------------------------------------
 def test_same_results_same_bytes(flops, cents, tmp_path):
@@ -235,16 +230,15 @@ assert not [m for m in ("torch", "transformers", "sklearn") if m in sys.modules]
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     names = {p.name for p in run.tables.iterdir()}
-    assert {'evaluation.csv', 'evaluation_api.csv', 'table1.tex', 'table2.md', 'headroom.csv', 'routing_gain.md',
-            'cost_share.csv', 'cost_share_api.md'} <= names
+    assert {'evaluation.csv', 'evaluation_api.csv', 'table1.tex', 'table2.md', 'routing_gain.md'} <= names
     assert (run.figures/'accuracy_cents_toy.pdf').is_file()
 
 def test_a_report_says_what_a_run_does_not_have(with_ours, loaded):
     alone = dict(open=with_ours)
-    assert 'This run has no api setting.' in report(alone, 'cost_share')
+    assert 'This run has no open setting.' == report(dict(api=with_ours), 'limits')
     assert report(loaded, 'ablations').startswith('Nothing to report')
-    assert 'did not count' in report_reuse(alone) and 'no api setting' in report_shortfalls(alone)
-    with pytest.raises(ValueError, match='unknown table'): report(alone, 'cost_shares')
+    assert 'This run has no api setting.' in report_shortfalls(alone)
+    with pytest.raises(ValueError, match="did you mean 'limits'"): report(alone, 'limit')
 
 # ---- what falls short -----------------------------------------------------------------------------------------------
 def test_shortfalls_are_named(flops):

@@ -86,9 +86,7 @@ def _draw_sweep(ax, method, on_escalate, points):
     ax.plot([cost], [accuracy], marker=style['marker'], mfc='white' if hollow else color, ms=4.5 + bold, mew=.8,
             zorder=5 + .5*bold, label=style['label'] + ' (regen.)'*hollow, **line)
 
-# %% ../../nbs/report/figures.ipynb #panel
-_NOT_DRAWN = ('Random', 'Oracle', 'SpecReason (greedy)', 'Ours (per step)', 'Ours (per step, full)') # two are frontiers
-
+# %% ../../nbs/report/figures.ipynb #axis
 def _cost_axis(ax, unit, cost):
     "Ticks and labels: FLOPs on a log scale, cents on a linear one from 0."
     from matplotlib.ticker import LogLocator
@@ -101,6 +99,9 @@ def _cost_axis(ax, unit, cost):
         ax.xaxis.set_minor_formatter('')
     ax.xaxis.set_major_formatter('{x:g}')
     ax.set_xlabel('cost, ' + re.sub(r'10\^(\d+)', r'$10^{\1}$', unit_name(cost, unit)))
+
+# %% ../../nbs/report/figures.ipynb #panel
+_NOT_DRAWN = ('Random', 'Oracle', 'SpecReason (greedy)', 'Ours (per step)', 'Ours (per step, full)') # two are frontiers
 
 def _draw_panel(ax, results, table):
     "Accuracy against cost of every method on one benchmark, in the cost of the results."
@@ -117,12 +118,11 @@ def _draw_panel(ax, results, table):
 def draw_accuracy_cost(
     results,     # DataFrame of `evaluate`, one or several benchmarks
     tables:dict, # benchmark -> its `OutcomeTable` of the test split
-    width=2.7,   # inches: 2.7 for one panel, 5.5 for a row of them
-    height=3.1   # inches
+    width=2.7    # inches: 2.7 for one panel, 5.5 for a row of them
 ): # matplotlib figure
     "One panel per benchmark, one legend below them."
     groups = list(results.groupby('benchmark', sort=False))
-    fig, axes = new_figure(width, height, ncols=len(groups))
+    fig, axes = new_figure(width, 3.1, ncols=len(groups))
     with paper_style():
         for ax, (name, part) in zip(axes[0], groups): _draw_panel(ax, part, tables[name])
         axes[0, 0].set_ylabel('accuracy, %')
@@ -158,6 +158,7 @@ def report_accuracy_cost(r):
     save(fig, results)
     return preview(fig, 130)
 
+# %% ../../nbs/report/figures.ipynb #report-training
 def report_training(run)->list:
     "Write and show the figures of a `Run`'s training and policies; empty where it trained none."
     from stepwise_routing.run import policies

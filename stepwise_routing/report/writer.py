@@ -21,6 +21,7 @@ def _digits(x):
     exponent = int(f'{x:.2e}'.split('e')[1])
     return '0' if x == 0 else f'{x:.{min(6, max(0, 2 - exponent))}f}'
 
+# %% ../../nbs/report/writer.ipynb #interval
 def interval(
     metric:str,     # a column; `metric_low` and `metric_high` are its interval, `metric_text` is what was printed
     show=_digits,   # number -> text
@@ -67,6 +68,7 @@ def markdown(table)->str:
     lines = [[' '.join(filter(None, column)) for column in table], align, *table.values]
     return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)
 
+# %% ../../nbs/report/writer.ipynb #tex
 _TEX = { # Markdown -> LaTeX
     r'([%_&#])': r'\\\1', r'10\^(\d+)': r'$10^{\1}$', r'(.*)<br><sub>(.*)</sub>': r'\\shortstack[r]{\1\\\\\\tiny \2}',
     '†': r'$^\\dagger$', '‡': r'$^\\ddagger$', '∞': r'$\\infty$', '–': '--', '✗': r'$\\times$', '✓': r'$\\checkmark$',
@@ -102,26 +104,15 @@ class Report(str):
     def _repr_markdown_(self): return str(self)
 
 # %% ../../nbs/report/writer.ipynb #numbers
-_NAMING = ('setting', 'source', 'benchmark', 'label', 'method', 'router', 'ours', 'on_escalate', 'other',
-           'other_on_escalate', 'split') # columns that name a row, where a table has them
-_FRACTIONS = r'(accuracy|miss|coverage|share|gain)' # in percent, but where a table is in percent already
+_SHARES = 'accuracy', 'coverage', 'cost_share', 'large_share', 'accuracy_vs_large'
 
-def numbers(folder)->dict: # "cost_share.run.micro_gsm.ours_full_regenerate.cost_share" -> "72.1", with "_interval"
-    "Every number of a run's tables/*.csv by name (table, row, column), as text that a README can fill in."
+def numbers(folder)->dict: # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
+    "What evaluation*.csv say at the chosen thresholds, in percent, by name: file, benchmark, method, reading, column."
     import pandas as pd
-    def slug(text): return re.sub('[^a-z0-9]+', '_', str(text).lower().removeprefix('this ')).strip('_')
+    def slug(text): return re.sub('[^a-z0-9]+', '_', text.lower()).strip('_')
     out = {}
-    for path in sorted(Path(folder).glob('*.csv')):
-        frame = pd.read_csv(path)
-        if 'chosen' in frame: continue # all thresholds: the chosen ones are in Tables 1 and 2
-        if 'label' in frame: frame = frame.drop(columns='method')
-        columns = [c for c in _NAMING if c in frame]
-        for row in frame.to_dict('records'):
-            name = '.'.join([path.stem, *(slug(row[c]) for c in columns)])
-            for metric in (k for k in row if k not in columns and not isinstance(row[k], str)):
-                share = re.search(_FRACTIONS, metric) and not path.stem.startswith('table')
-                show = percent(metric) if share else interval(metric)
-                value, _, ends = show(row).partition('<br><sub>')
-                out[f'{name}.{metric}'] = value
-                if ends: out[f'{name}.{metric}_interval'] = ends.removesuffix('</sub>')
+    for path in sorted(Path(folder).glob('evaluation*.csv')):
+        for row in pd.read_csv(path).query('chosen == 1').to_dict('records'):
+            name = '.'.join([path.stem, *(slug(row[c]) for c in ('benchmark', 'method', 'on_escalate'))])
+            out |= {f'{name}.{metric}': PERCENT(100*row[metric]) for metric in _SHARES}
     return out

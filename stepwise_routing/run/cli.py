@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
             message = f'{wrong[1]!r} is not known to {self.prog}{hint}'
         raise ValueError(message)
 
-# %% ../../nbs/run/cli.ipynb #build-parser
+# %% ../../nbs/run/cli.ipynb #change
 def _change(pair): # "policy.alpha=.05"
     import yaml
     name, equals, value = pair.partition('=')
@@ -62,8 +62,9 @@ def _change(pair): # "policy.alpha=.05"
     try: return name, yaml.safe_load(value)
     except yaml.YAMLError: raise argparse.ArgumentTypeError(f'{value!r} is no value') from None
 
-def _names(text): return tuple(n for n in text.split(',') if n) # "04,05"
+def _names(text): return tuple(filter(None, text.split(','))) # "04,05"
 
+# %% ../../nbs/run/cli.ipynb #build-parser
 def build_parser():
     "The command line of `stepwise-routing`: the fields of `Options`."
     from fastcore.docments import docments
@@ -72,10 +73,10 @@ def build_parser():
     parser.add_argument('command', choices=['reproduce'], help='the one there is')
     parser.add_argument('--version', action='version', version=f'stepwise-routing {__version__}')
     parser.add_argument('--dry-run', action='store_true', help='print the plan, what it takes and what is missing')
-    kinds = {bool: dict(action='store_true'), tuple: dict(type=_names, default=(), metavar='NN[,NN]')}
-    for f in fields(Options)[:-2]:
-        kind = kinds.get(f.type, dict(default=f.default))
-        parser.add_argument(f'--{f.name.replace("_", "-")}', help=help[f.name], **kind)
+    kinds = {bool: dict(action='store_true'), str: {}, tuple: dict(type=_names, metavar='NN[,NN]')}
+    for f in fields(Options)[:-2]: # all but `changes` and `argv`
+        option = kinds[f.type] | dict(default=f.default, help=help[f.name])
+        parser.add_argument(f'--{f.name.replace("_", "-")}', **option)
     parser.add_argument('-p', '--parameter', dest='changes', action='append', default=[], type=_change,
                         metavar='NAME=VALUE', help=help['changes'])
     return parser
@@ -85,10 +86,10 @@ def main(argv=None):
     "The console command `stepwise-routing`; ends the process with a status where something went wrong or is missing."
     argv = sys.argv[1:] if argv is None else argv
     try:
-        args = build_parser().parse_args(argv)
-        values = {f.name: getattr(args, f.name) for f in fields(Options)[:-2]}
-        options = Options(**values, changes=dict(args.changes), argv=tuple(argv))
-        if not args.dry_run: reproduce(options)
+        args = vars(build_parser().parse_args(argv)) | dict(argv=tuple(argv))
+        command, dry = args.pop('command'), args.pop('dry_run')
+        options = Options(**args | dict(changes=dict(args['changes'])))
+        if not dry: reproduce(options)
         elif dry_run(plan(options)): raise SystemExit(1)
         return
     except KeyboardInterrupt as e:

@@ -48,21 +48,18 @@ def estimate(run)->list:
     return out
 
 # %% ../../nbs/run/needs.ipynb #machine
-def _has(package:str)->bool: return find_spec(package) is not None
 def _short(name:str)->str: return name.split('@')[0].split('/')[-1].split(':')[-1] # without source, owner and revision
 
 def _weights(name:str)->tuple: # (bytes, are they on this machine?)
-    "How large a model is; by its name, two bytes a parameter, before it is downloaded. ValueError where it is nowhere."
+    "How large a model is; of one of the Hub by its name, two bytes a parameter. ValueError where it is nowhere."
+    from huggingface_hub import try_to_load_from_cache
     plain, _, revision = name.partition('@')
     if plain.startswith('micro-'): return 3e6, True
-    home = os.environ.get('HF_HUB_CACHE') or Path(os.environ.get('HF_HOME', '~/.cache/huggingface'))/'hub'
-    cache = Path(home).expanduser()/f'models--{plain.replace("/", "--")}'/'snapshots'
-    for folder in (Path(plain), *cache.glob(revision or '*')):
-        if size := sum(p.stat().st_size for p in folder.glob('*.safetensors')): return size, True
+    if Path(plain).is_dir(): return sum(p.stat().st_size for p in Path(plain).glob('*.safetensors')), True
     if not re.fullmatch(r'\w[\w.-]*/[\w.-]+', plain):
         raise ValueError(f'the model {plain!r}: no such folder, and no name on the Hub')
-    params = re.findall(r'(?<![\w.])(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])', plain) or [(0, 'B')]
-    return 2*float(params[-1][0])*dict(B=1e9, M=1e6)[params[-1][1]], False
+    here = try_to_load_from_cache(plain, 'config.json', os.environ.get('HF_HUB_CACHE'), revision or None)
+    return 2e9*float(re.findall(r'(?<![\w.])(\d+(?:\.\d+)?)B(?!\w)|$', plain)[0] or 0), isinstance(here, str)
 
 # %% ../../nbs/run/needs.ipynb #local-models
 def _local_models(run)->dict: # name -> share of the GPU's memory in vLLM; 0: not in vLLM
@@ -78,50 +75,52 @@ def _local_models(run)->dict: # name -> share of the GPU's memory in vLLM; 0: no
     return out
 
 # %% ../../nbs/run/needs.ipynb #package-needs
-def _package_needs(run):
-    "Packages, keys, data, prices and money that are not there."
-    c, served = run.config, [_short(name) for name, share in _local_models(run).items() if share]
+def _has(package:str)->bool: return find_spec(package) is not None
+
+def _package_needs(run, served):
+    "Packages and keys that are not there; `served` is what vLLM runs here."
+    c, hub = run.config, [b for b in run.config.data.benchmarks if b in SOURCES and not run.config.data.data_dir]
     if served and not _has('vllm'): yield f'vLLM for {served[0]}: pip install "stepwise-routing[gpu]" (Linux)'
     if c.models.engine == 'ray' and not _has('ray'): yield 'Ray for engine=ray: pip install "stepwise-routing[ray]"'
-    public = [b for b in c.data.benchmarks if b in SOURCES]
-    if public and not c.data.data_dir and not _has('datasets'):
-        yield f'the Hub for {public[0]}: pip install "stepwise-routing[hub]", or data_dir=FOLDER'
+    if hub and not _has('datasets'):
+        yield f'the Hub for {hub[0]}: pip install "stepwise-routing[hub]", or data_dir=FOLDER'
     if any(m.startswith('openai:') for s in run.settings for m in s.models) and not os.environ.get('OPENAI_API_KEY'):
         yield 'an API key in the environment variable OPENAI_API_KEY'
+
+# %% ../../nbs/run/needs.ipynb #data-needs
+def _data_needs(run, work):
+    "Prices, money, data and disk that are not there; `work` is the estimate."
+    c, bill = run.config, sum(w.cents for w in work)
     if c.api.models and c.api.price not in PRICES: yield f'a price: api.price is none of {", ".join(PRICES)}'
-    bill = sum(w.cents for w in estimate(run))
     if bill > c.api.max_cents: yield f'{bill:,.0f} cents by this estimate: api.max_cents is {c.api.max_cents:g}'
     for s, b in ((s, b) for s in run.settings for b in s.benchmarks if c.data.data_dir or b not in SOURCES):
         try: [load_problems(b, x, s.n(x) and 1, data_dir=b in SOURCES and c.data.data_dir) for x in SPLITS]
         except (OSError, ValueError) as e: yield f'{b}: {e}'
+    wanted = sum(size for size, here in map(_weights, _local_models(run)) if not here)
+    wanted += 45*sum(w.tokens for w in work) # bytes of a store: text, ids, log-probabilities, logits
+    free = shutil.disk_usage(next(p for p in (run.store, *run.store.parents) if p.exists())).free
+    if wanted > free: yield f'{wanted/1e9:.0f} GB of disk, and {free/1e9:.0f} GB are free'
 
 # %% ../../nbs/run/needs.ipynb #gpu-needs
-def _gpu_needs(run):
+def _gpu_needs(shares, served):
     "A GPU that is missing or too small."
-    shares = _local_models(run)
-    served = [_short(name) for name, share in shares.items() if share]
-    if not served or run.config.models.engine == 'ray' or _has('vllm') and vllm_on_cpu(): return
     command = 'nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits'
     try: gib = float(subprocess.check_output(command, text=True, timeout=20, stderr=subprocess.DEVNULL).split()[0])/1024
-    except (OSError, IndexError, subprocess.SubprocessError):
-        yield f'a GPU for {served[0]}: nvidia-smi finds none'
-        return
-    for name, share in shares.items():
-        room, size = gib*(share or 1 - sum(shares.values())), _weights(name)[0]/2**30
-        if room < size + 1:
-            yield (f'more memory for {_short(name)}: memory_shares leave it {room:.0f} of {gib:.0f} GiB, less than '
-                   f'its {size:.0f} GiB of weights and 1 GiB for its chains')
+    except (OSError, IndexError, subprocess.SubprocessError): return [f'a GPU for {served[0]}: nvidia-smi finds none']
+    rooms = {name: (gib*(share or 1 - sum(shares.values())), _weights(name)[0]/2**30) for name, share in shares.items()}
+    return [f'more memory for {_short(name)}: memory_shares leave it {room:.0f} of {gib:.0f} GiB, less than its '
+            f'{size:.0f} GiB of weights and 1 GiB for its chains'
+            for name, (room, size) in rooms.items() if room < size + 1]
 
 # %% ../../nbs/run/needs.ipynb #needs
 def needs(run)->list:
     "What keeps a run from starting, one line each."
-    folder = next(p for p in (run.store, *run.store.parents) if p.exists())
     try:
-        lines = [*_package_needs(run), *_gpu_needs(run)]
-        wanted = sum(size for size, here in map(_weights, _local_models(run)) if not here)
-        wanted += 45*sum(w.tokens for w in estimate(run)) # bytes of a store: text, ids, log-probabilities, logits
-        free = shutil.disk_usage(folder).free
-        if wanted > free: lines.append(f'{wanted/1e9:.0f} GB of disk, and {free/1e9:.0f} GB are free')
+        shares = _local_models(run)
+        served = [_short(name) for name, share in shares.items() if share]
+        lines = [*_package_needs(run, served), *_data_needs(run, estimate(run))]
+        on_gpu = served and run.config.models.engine != 'ray' and not (_has('vllm') and vllm_on_cpu())
+        if on_gpu: lines += _gpu_needs(shares, served)
     except ValueError as e: lines = [str(e)]
     return [f'needs {x}' for x in dict.fromkeys(lines)]
 

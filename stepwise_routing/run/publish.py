@@ -20,10 +20,9 @@ def publish(plan):
     facts = dict(profile=run.profile, parameters=settings_of(run.config), version=__version__, models=shipped_models())
     for target, made in ((root/'tables', files_in(run.tables)), (root/'figures', files_in(run.figures))):
         if not made: continue
-        receipt, past = target/'provenance.json', {}
-        if receipt.is_file(): past = json.loads(receipt.read_text('utf-8'))['files']
-        for name, path in files_in(target).items():
-            if name in past and name not in made: path.unlink()
+        receipt = target/'provenance.json'
+        past = json.loads(receipt.read_text('utf-8'))['files'] if receipt.is_file() else {}
+        for name in (set(past) - set(made)) & set(files_in(target)): (target/name).unlink()
         for name, path in made.items(): write_file(target/name, path.read_bytes())
         files = {name: file_sha256(path) for name, path in made.items()}
         write_file(receipt, json.dumps(facts | dict(files=files), indent=1, sort_keys=True) + '\n')
