@@ -146,7 +146,7 @@ def transport(error)->bool:
     below = type(error).__module__.startswith(('httpx', 'httpcore', 'h11')) # what the client library lets through
     return below or isinstance(error, (openai.APIConnectionError, OSError, asyncio.TimeoutError))
 
-# %% ../../nbs/models/openai.ipynb #ask-once
+# %% ../../nbs/models/openai.ipynb #read
 @patch
 def _read(self:OpenAIBackend, text):
     "The outcome of an answer."
@@ -160,6 +160,7 @@ def _read(self:OpenAIBackend, text):
     if spelled != self.masked(spelled): return _Outcome('a reply whose tokens spell the API key', units=units)
     return _Outcome(reply=reply, units=units)
 
+# %% ../../nbs/models/openai.ipynb #ask-once
 @patch
 async def _attempt(self:OpenAIBackend, body):
     "Ask once."
