@@ -209,10 +209,8 @@ def test_a_server_never_outlives_its_owner(how):
         time.sleep(.02)
     assert not alive(child)
 
-def test_a_server_that_cannot_start_says_why(url):
-    port = int(url.split(':')[2].split('/')[0])
+def test_a_server_that_cannot_start_says_why():
     for options, line in ((dict(model='micro-larg'), r"unknown model 'micro-larg' \(did you mean 'micro-large'\?\)"),
-                          (dict(model='micro-small', port=port), f'port {port} cannot be used'),
                           (dict(model='/no/such/folder'), 'no model folder'),
                           (dict(model='micro-small', context=99999), 'context=99999')):
         with pytest.raises(RuntimeError, match=line) as e:

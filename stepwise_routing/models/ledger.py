@@ -16,7 +16,7 @@ CENT = 10**10 # units
 
 class Ledger(Database):
     "The book of one or several paid models. In memory only where `path` is None. Errors as of `Database`."
-    kind, sync = 'ledger', 'FULL'
+    kind, sync, loop = 'ledger', 'FULL', None # event loop of all that touches money, in a thread of its own
     tables = dict(call='call INTEGER PRIMARY KEY, key, most, units, notes',
                   reply='call INTEGER PRIMARY KEY, key, reply')
     def __init__(self,
@@ -26,22 +26,30 @@ class Ledger(Database):
         if not 0 <= (max_cents or 0) < math.inf:
             raise ValueError(f'max_cents={max_cents}: give a number of US cents from 0 up')
         self.cap = math.inf if max_cents is None else int(Fraction(str(max_cents))*CENT)
-        self.reserved, self.pending, self.clients, self.loop = {}, {}, [], None
+        self.reserved, self.pending, self.clients = {}, {}, []
         self.closing, self.changed = asyncio.Event(), asyncio.Event()
         super().__init__(path, {})
-
-    def begin(self, settings):
-        super().begin(settings)
-        self.read('CREATE INDEX IF NOT EXISTS by_key ON reply (key)')
-        calls = self.rows('call')
-        self.units = sum(most if units is None else units for _, _, most, units, _ in calls)
-        self.calls = max((call for call, *_ in calls), default=0)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
 
     @property
     def spent(self): return self.units/CENT # US cents, earlier runs and unknown bills included
-    def reply(self, key): # the last one to a request, None where there is none
-        rows = self.rows('reply', 'WHERE key = ? ORDER BY call DESC LIMIT 1', [key])
-        return json.loads(rows[0][2]) if rows else None
+    def start(self): return self.loop
+
+# %% ../../nbs/models/ledger.ipynb #ledger-read
+@patch
+def begin(self:Ledger, settings): # called where the file is opened
+    Database.begin(self, settings)
+    self.read('CREATE INDEX IF NOT EXISTS by_key ON reply (key)')
+    calls = self.rows('call')
+    self.units = sum(most if units is None else units for _, _, most, units, _ in calls)
+    self.calls = max((call for call, *_ in calls), default=0)
+
+@patch
+def reply(self:Ledger, key): # the last one to a request, None where there is none
+    rows = self.rows('reply', 'WHERE key = ? ORDER BY call DESC LIMIT 1', [key])
+    return json.loads(rows[0][2]) if rows else None
 
 # %% ../../nbs/models/ledger.ipynb #reserve
 @patch
@@ -69,33 +77,23 @@ def settle(self:Ledger, call, key, units, reply=None, **notes):
 
 # %% ../../nbs/models/ledger.ipynb #ledger-loop
 @patch
-def start(self:Ledger):
-    "The ledger's own event loop, in a thread of its own."
-    if self.loop is None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-    return self.loop
-
-@patch
 def run(self:Ledger, coro):
     "A future of a coroutine in the ledger's loop; whoever waits for it may be interrupted, the coroutine is not."
     if self.closing.is_set(): coro.close(); raise RuntimeError('the ledger of this model is closed')
-    return asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.start())))
+    return asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.loop)))
 
 @patch
 def close(self:Ledger):
     "Let the calls in flight come to an end, then close the file."
     async def end():
         self.closing.set()
-        if self.pending: await asyncio.wait(list(self.pending.values()))
+        await asyncio.gather(*self.pending.values(), return_exceptions=True)
         for client in self.clients: await client.close()
     if self.loop and not self.closing.is_set():
         asyncio.run_coroutine_threadsafe(end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
-    self.closing.set()
     Database.close(self)
 
 # %% ../../nbs/models/ledger.ipynb #once

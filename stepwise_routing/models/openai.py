@@ -7,8 +7,7 @@ __all__ = ['API_OPTIONS', 'ApiOptions', 'read_key', 'api_client', 'OpenAIBackend
 
 # %% ../../nbs/models/openai.ipynb #imports
 import asyncio, contextlib, json, os, random
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from fastcore.basics import patch
@@ -40,17 +39,16 @@ class ApiOptions:
     max_cents: float|None = None    # never spend more, earlier runs with the same ledger included; None = no cap
 
     def __post_init__(self):
-        url, top, counts = urlsplit(self.base_url), self.top_logprobs, dict(concurrency=self.concurrency)
+        url, top = urlsplit(self.base_url), self.top_logprobs
         if self.price is not None: one_of('price', self.price, PRICES)
         if url.scheme not in ('http', 'https') or not url.hostname:
             raise ValueError(f'base_url={self.base_url!r}: give an address like http://127.0.0.1:8000/v1')
         if not 0 <= top <= 20: raise ValueError(f'top_logprobs={top}: give a number from 0 (none) to 20')
         if not self.timeout > 0: raise ValueError(f'timeout={self.timeout}: give seconds above 0')
-        counts |= dict(max_tokens=self.max_tokens, max_reply=self.max_reply, retries=self.retries)
+        counts = {k: getattr(self, k) for k in ('max_tokens', 'max_reply', 'concurrency', 'retries')}
         check_sampling(self.temperature, self.top_p, **counts)
 
 API_OPTIONS = [f.name for f in fields(ApiOptions)]
-_SAMPLING = 'temperature', 'top_p', 'max_tokens', 'max_reply', 'top_logprobs' # draws depend on these
 
 # %% ../../nbs/models/openai.ipynb #read-key
 def _local(base_url): # on this machine?
@@ -62,6 +60,7 @@ def read_key(key_env, base_url)->str:
     if (key := os.environ.get(key_env, '')) or _local(base_url): return key
     raise ValueError(f'no API key: set the environment variable {key_env} to one for {urlsplit(base_url).hostname}')
 
+# %% ../../nbs/models/openai.ipynb #api-client
 def api_client(key, base_url, timeout):
     "OpenAI's own client, without retries; `timeout` in seconds; proxies are for addresses elsewhere."
     import openai
@@ -91,7 +90,8 @@ class OpenAIBackend:
     def settings(self):
         "What the draws depend on, as JSON."
         prompt = digest(json.dumps(chat_prompt('?')), replies.CONTINUE)
-        sampling = {k: getattr(self.options, k) for k in _SAMPLING}
+        names = 'temperature', 'top_p', 'max_tokens', 'max_reply', 'top_logprobs'
+        sampling = {k: getattr(self.options, k) for k in names}
         return dict(backend='openai', server=self.where, prompt=prompt, model=self.model, **sampling)
 
     async def score(self, request, step):
@@ -105,33 +105,32 @@ class _Outcome(NamedTuple):
     why: str = ''          # it gave no reply
     reply: object = None   # of `read_reply`
     units: int|None = None # of its bill; None = unknown
-    wait: float = 0.       # seconds the server asked to wait, at most a minute
-    again: bool = True     # is there any point in another attempt?
+    wait: float|None = 0.  # seconds the server asked to wait, at most a minute; None: another attempt has no point
 
 @patch
 def masked(self:OpenAIBackend, text):
     "Text without the API key."
     return text.replace(self.key, '*' * len(self.key)) if len(self.key) > 7 else text
 
+# %% ../../nbs/models/openai.ipynb #refusal
 @patch
 async def _refusal(self:OpenAIBackend, error):
     "The outcome of an HTTP error."
-    status, body, again = error.status_code, error.body, False
-    env = self.options.key_env
+    status, body, env, wait = error.status_code, error.body, self.options.key_env, None
     if isinstance(body, dict): body = body.get('message')
     reason = self.masked(' '.join(str(body or 'no reason').split()))[:200]
     line = f'{self.model}: the server refuses the request ({status}): {reason}'
-    if status in (401, 403): 
+    if status in (401, 403):
         line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
     elif status == 429 and 'quota' in str(error.code): line = f'{self.host}: the quota of the key in {env} is used up'
-    elif status in (408, 409, 429) or status >= 500: line, again = f'the server answered {status} ({reason})', True
+    elif status in (408, 409, 429) or status >= 500:
+        line, after = f'the server answered {status} ({reason})', error.response.headers.get('retry-after', '')
+        wait = min(int(after), 60) if after.isdecimal() else 0
     elif status == 404:
         names = []
         with contextlib.suppress(Exception): names = [m.id for m in (await self.client.models.list(timeout=10)).data]
         line = f'{self.host} has no model {self.model!r}{nearest(self.model, names)}; it lists: {", ".join(names[:5])}'
-    try: wait = min(max(0., float(error.response.headers.get('retry-after', 0))), 60.)
-    except ValueError: wait = 0.
-    return _Outcome(line, units=0, wait=wait, again=again)
+    return _Outcome(line, units=0, wait=wait)
 
 # %% ../../nbs/models/openai.ipynb #attempt
 def _units(price, prompt, generated, cached=0):
@@ -147,27 +146,10 @@ def transport(error)->bool:
     below = type(error).__module__.startswith(('httpx', 'httpcore', 'h11')) # what the client library lets through
     return below or isinstance(error, (openai.APIConnectionError, OSError, asyncio.TimeoutError))
 
-def _never_sent(error):
-    "Did an attempt end before a connection was there?"
-    while error is not None and type(error).__name__ not in ('ConnectError', 'ConnectTimeout'):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-# %% ../../nbs/models/openai.ipynb #ask-once
+# %% ../../nbs/models/openai.ipynb #read
 @patch
-async def _attempt(self:OpenAIBackend, body):
-    "Ask once."
-    import openai
-    create = self.client.chat.completions.with_raw_response.create
-    try: text = (await asyncio.wait_for(create(**body), self.options.timeout)).text
-    except openai.APIStatusError as e: return await self._refusal(e)
-    except Exception as e:
-        if not transport(e): raise
-        unsent, why = _never_sent(e), 'the connection broke off'
-        if unsent: why = f'no connection to {self.host}'
-        if isinstance(e, (openai.APITimeoutError, asyncio.TimeoutError, TimeoutError)):
-            why = f'no reply within {self.options.timeout:g} s'
-        return _Outcome(why, units=0 if unsent else None)
+def _read(self:OpenAIBackend, text):
+    "The outcome of an answer."
     try: answer = json.loads(self.masked(text))
     except (ValueError, RecursionError): return _Outcome('a reply that is not JSON')
     usage = replies.read_usage(answer)
@@ -177,6 +159,21 @@ async def _attempt(self:OpenAIBackend, body):
     spelled = ''.join((reply['tokens'] or {}).get('bytes', []))
     if spelled != self.masked(spelled): return _Outcome('a reply whose tokens spell the API key', units=units)
     return _Outcome(reply=reply, units=units)
+
+# %% ../../nbs/models/openai.ipynb #ask-once
+@patch
+async def _attempt(self:OpenAIBackend, body):
+    "Ask once."
+    import openai
+    create, limit = self.client.chat.completions.with_raw_response.create, self.options.timeout
+    try: return self._read((await asyncio.wait_for(create(**body), limit)).text)
+    except openai.APIStatusError as e: return await self._refusal(e)
+    except Exception as e:
+        if not transport(e): raise
+        if type(e.__cause__).__name__ in ('ConnectError', 'ConnectTimeout'): # nothing was sent
+            return _Outcome(f'no connection to {self.host}', units=0)
+        late = isinstance(e, (openai.APITimeoutError, asyncio.TimeoutError))
+        return _Outcome(f'no reply within {limit:g} s' if late else 'the connection broke off')
 
 # %% ../../nbs/models/openai.ipynb #billed
 @patch
@@ -193,6 +190,7 @@ async def _billed(self:OpenAIBackend, key, body):
     if units <= worst: return outcome
     raise RuntimeError(f'{self.model}: billed {units/CENT:.4f} cents for a call that could cost {worst/CENT:.4f}')
 
+# %% ../../nbs/models/openai.ipynb #paid
 @patch
 async def _paid(self:OpenAIBackend, key, body):
     "A reply that is in the ledger; RuntimeError where there is none to be had."
@@ -200,13 +198,13 @@ async def _paid(self:OpenAIBackend, key, body):
     async with self.slots:
         for attempt in range(retries):
             if closing.is_set(): raise RuntimeError(f'{self.model}: closed before it answered')
-            outcome = await self._billed(key, body)
-            if outcome.reply: return outcome.reply
-            if not outcome.again: raise RuntimeError(outcome.why)
-            pause = outcome.wait + random.uniform(0, min(self.options.pause * 2**attempt, 30))
+            why, reply, _, wait = await self._billed(key, body)
+            if reply: return reply
+            if wait is None: raise RuntimeError(why)
             if attempt + 1 == retries: break
+            pause = wait + random.uniform(0, min(self.options.pause * 2**attempt, 30))
             with contextlib.suppress(asyncio.TimeoutError): await asyncio.wait_for(closing.wait(), pause)
-        raise RuntimeError(f'{self.model}: no reply after {retries} attempts; the last one: {outcome.why}')
+        raise RuntimeError(f'{self.model}: no reply after {retries} attempts; the last one: {why}')
 
 # %% ../../nbs/models/openai.ipynb #ask
 @patch
@@ -217,37 +215,35 @@ async def ask(self:OpenAIBackend,
     **more          # other fields of the request: stop, temperature, top_logprobs
 )->dict: # of `read_reply`
     "The reply to a conversation, from the ledger or the server. RuntimeError: there is none, or it lacks a record."
-    o, top, lacks = self.options, more.pop('top_logprobs', self.options.top_logprobs), ''
+    o, top = self.options, more.pop('top_logprobs', self.options.top_logprobs)
     body = dict(model=self.model, messages=messages, max_tokens=max_tokens, seed=seed, temperature=o.temperature,
                 top_p=o.top_p) | more
     if top: body |= dict(logprobs=True, top_logprobs=top)
     key = digest(json.dumps(dict(at=self.at, body=body), sort_keys=True), size=16)
     reply = await self.ledger.run(self.ledger.once(key, lambda: self._paid(key, body)))
-    if top and reply['tokens'] is None:
-        lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
     if reply['usage'] is None: lacks = 'usage record, so its cost is unknown; use a server that sends one'
-    if lacks: raise RuntimeError(f'{self.model}: the reply has no {lacks}')
-    return reply
+    elif top and reply['tokens'] is None:
+        lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
+    else: return reply
+    raise RuntimeError(f'{self.model}: the reply has no {lacks}')
 
 # %% ../../nbs/models/openai.ipynb #write
 @patch
 async def write(self:OpenAIBackend, request)->tuple:
     "The steps of a reply to a `Request`, its guards included."
-    one, most, left, more = not request.to_end, self.options.max_tokens, 1, dict(stop='\n\n')
-    if not one: most, left, more = self.options.max_reply, max(1, request.max_steps - len(request.steps)), {}
-    ask, seed = partial(self.ask, replies.step_messages(request), most), int(request.seed(0))
-    reply = await ask(seed, **more)
-    steps = replies.reply_steps(reply, self.index, left, one)
-    if one and not steps[0].text and steps[0].finish != 'length' and not reply['ends']:
-        second, = replies.reply_steps(await ask(seed), self.index, 1)
-        if not second.text and second.finish == 'step': second = replace(second, finish='stop')
-        steps = replies.add_bill(second, *steps),
+    seed, most, left, more = int(request.seed(0)), self.options.max_tokens, 1, dict(stop='\n\n')
+    if request.to_end: most, left, more = self.options.max_reply, max(1, request.max_steps - len(request.steps)), {}
+    async def asked(seed, **more):
+        reply = await self.ask(replies.step_messages(request), most, seed, **more)
+        return replies.reply_steps(reply, self.index, left, bool(more))
+    steps = await asked(seed, **more)
+    if not steps[0].text and steps[0].finish == 'step': steps = replies.add_bill(*await asked(seed), *steps),
     fresh = replies.drop_repeats(steps, request.steps)
     if fresh or not request.steps: return fresh
-    reply = await ask(int(digest('another', seed), 16) >> 1, **more)
-    first, *rest = replies.reply_steps(reply, self.index, left, one)
+    first, *rest = await asked(int(digest('another', seed), 16) >> 1, **more)
     return replies.add_bill(first, *steps), *rest
 
+# %% ../../nbs/models/openai.ipynb #choose
 @patch
 async def choose(self:OpenAIBackend, messages, options)->Choice:
     "How likely each option is as the next reply."

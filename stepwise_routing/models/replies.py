@@ -71,7 +71,7 @@ def _token_ends(text, tokens):
         raise RuntimeError(f'the log-probabilities do not spell the reply (from {text[begun[at] - 1:][:20]!r} on)')
     return [begun[e - 1] if e else 0 for e in ends + [len(raw)] * vague]
 
-# %% ../../nbs/models/replies.ipynb #reply-steps
+# %% ../../nbs/models/replies.ipynb #pieces
 def _pieces(text, finish, most):
     "(step, where it starts, where what belongs to it ends, finish) of each step of a reply."
     pieces, at = [], 0
@@ -82,6 +82,7 @@ def _pieces(text, finish, most):
         pieces.append((step.strip(), start, at, 'step' if blank else finish))
         if not blank or extract_boxed(step) is not None or len(pieces) == most: return pieces
 
+# %% ../../nbs/models/replies.ipynb #reply-steps
 def reply_steps(reply, index=1, most=30, stopped=False)->tuple:
     "The first `most` Steps of a reply by model `index`, with their costs; `stopped`: a blank line was its stop string."
     text, usage, tokens, finish = reply['text'], reply['usage'], reply['tokens'], reply['finish']
@@ -98,9 +99,8 @@ def reply_steps(reply, index=1, most=30, stopped=False)->tuple:
             record = dict(ends=tuple(min(max(e - start, 0), len(step)) for e in ends[first:n]),
                           prob=tuple(six_digits(np.exp(tokens['logs'][first:n])).tolist()),
                           rank=tuple(tokens['ranks'][first:n]))
-        billed, cached = min(n, usage['generated']), 0 if i else usage['cached']
-        if last: billed = usage['generated']
-        bill = dict(generated=billed - paid, prompt=usage['prompt'] + paid, cached=cached)
+        billed = usage['generated'] if last else min(n, usage['generated'])
+        bill = dict(generated=billed - paid, prompt=usage['prompt'] + paid, cached=0 if i else usage['cached'])
         steps.append(Step(step, index, finish, **record, **bill))
         first, paid = n, max(billed, paid)
     return tuple(steps)
