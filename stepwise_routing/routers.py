@@ -275,26 +275,23 @@ RECEIPT_COLUMNS = ('benchmark', 'variant', 'method', 'on_escalate', 'alpha', 'se
                    'bound', 'met')
 
 def _saved_policy(folder, benchmark, models):
-    "The policy of one folder; ValueError in one line where it cannot be used."
+    "The policy of one folder; errors with the folder's whole path."
     from stepwise_routing.policy import PolicyRouter, load_policy
-    variant, name = folder.parent.name, '/'.join(folder.parts[-4:])
-    try:
-        policy = load_policy(folder, models=models)
-        c, kappa = policy.config, float(policy.kappa)
-        if (c['benchmark'], c['variant']) != (benchmark, variant):
-            raise ValueError(f'{name} is of {c["benchmark"]}, {c["variant"]}')
-        method = POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
-        receipt = {k: c['calibration'][k] for k in RECEIPT_COLUMNS[7:]}
-        router = PolicyRouter(policy, kappa, c['on_escalate'], method)
-        return SavedPolicy(variant, float(c['alpha']), int(c['seed']), router, kappa, receipt)
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        reason = str(e).replace(str(folder), name)
-        if isinstance(e, KeyError): reason = f'{name} has no {e} in its config.json'
-        raise ValueError(f'{reason}: run nbs/03b_training.ipynb again') from e
+    policy, variant = load_policy(folder, models=models), folder.parent.name
+    c, method = policy.config, POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
+    if (c['benchmark'], c['variant']) != (benchmark, variant):
+        raise ValueError(f'{folder} is of {c["benchmark"]}, {c["variant"]}')
+    router = PolicyRouter(policy, policy.kappa, c['on_escalate'], method)
+    return SavedPolicy(variant, c['alpha'], c['seed'], router, policy.kappa, c['calibration'])
 
 def load_policies(s:Setting, benchmark:str)->list:
     "The `SavedPolicy`s of a run by variant, alpha and seed, if any. ValueError names the one that cannot be used."
-    folders = sorted(p for p in s.files.policies(benchmark).glob('*/*') if p.is_dir())
+    folders, policies = sorted(p for p in s.files.policies(benchmark).glob('*/*') if p.is_dir()), []
     models = s.table(benchmark, 'test').models if folders else ()
-    policies = [_saved_policy(f, benchmark, models) for f in folders]
+    for folder in folders:
+        try: policies.append(_saved_policy(folder, benchmark, models))
+        except (OSError, ValueError, KeyError) as e:
+            reason = f'{folder} has no {e} in its config.json' if isinstance(e, KeyError) else str(e)
+            name = '/'.join(folder.parts[-4:])
+            raise ValueError(f'{reason.replace(str(folder), name)}: run nbs/03b_training.ipynb again') from e
     return sorted(policies, key=lambda p: (p.variant, p.alpha, p.seed))
