@@ -35,6 +35,7 @@ def _own_problem(row, name): # one row as a `Problem`; ValueError for what is wr
         raise ValueError("field 'answer' is neither text nor a number")
     return make_problem(name, question, str(answer).strip())
 
+# %% ../nbs/06_your_own_models.ipynb #own-rows
 def own_problems(source, name='own'): # JSONL or parquet file, or rows with "question" and "answer"
     "Your `Problem`s, each question once. ValueError or FileNotFoundError in one line, with file and row."
     is_file, problems = isinstance(source, (str, Path)), {}

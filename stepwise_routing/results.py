@@ -33,6 +33,7 @@ def _read_csv(path, columns):
         if c not in frame: raise ValueError(f'{path} has no column {c!r}: {_RERUN}')
     return frame
 
+# %% ../nbs/05_results.ipynb #read-rows
 def _read_rows(path, columns=COLUMNS):
     "Rows of a benchmark: all numbers finite, and the same problems for every method (and seed), each once."
     import pandas as pd
@@ -57,6 +58,7 @@ def resamples(
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1/n), n_boot)
     return np.r_[np.ones((1, n)), draws]
 
+# %% ../nbs/05_results.ipynb #with-intervals
 def with_intervals(statistics:dict)->dict: # name -> [1 + resample, ...] to name, name_low, name_high -> [...]
     "The number of the sample and its 95 % percentile interval; nan where some resample has none."
     out = {}
@@ -126,6 +128,7 @@ METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, ext
 METHOD_STYLE = {m: dict(zip(('color', 'marker', 'label', 'external', 'paper'), s)) for m, s in METHOD_STYLE.items()}
 REWRITES = ('SpecReason (greedy)', 'SpecReason (expected)', 'RSD') # they know no other reading than "regenerate"
 
+# %% ../nbs/05_results.ipynb #method-label
 def method_label(method, on_escalate):
     "Name of a row; the paper's reading (append) goes without saying, and so does the only one a method has."
     note = {'Random': ', at the cost of STEER (rest)', 'Oracle': ', in hindsight'}.get(method, '')

@@ -131,6 +131,7 @@ def fit_mixture(scores, seed:int=0)->Mixture:
     columns = em.weights_, em.means_[:, 0]*scale + centre, np.sqrt(em.covariances_[:, 0, 0])*scale
     return Mixture(*(tuple(x[np.argsort(em.means_[:, 0])].tolist()) for x in columns))
 
+# %% ../nbs/04b_routers.ipynb #is-degenerate
 def is_degenerate(mixture, scores)->bool:
     "Is a component nearly empty, a spike, or on top of the other one?"
     spread = np.nanstd(scores)
@@ -213,7 +214,6 @@ class SpecReason(AskingRouter):
     model: object = None       # `Backend` of the large model; None replays the store
     scoring: str = 'expected'  # or "greedy"
     threshold: float = .5
-    judge: int = 1             # index of the large model in the tree
     kind = 'grade'
 
     def __post_init__(self): one_of('scoring', self.scoring, ('greedy', 'expected'))
@@ -222,14 +222,14 @@ class SpecReason(AskingRouter):
 
     async def ask(self, state):
         c = await self.model.choose(score_messages(state.problem, state.steps), list('0123456789'))
-        return Step('', self.judge, 'stop', (c.shared,), prob=tuple(c.prob), generated=c.generated, prompt=c.prompt,
+        return Step('', 1, 'stop', (c.shared,), prob=tuple(c.prob), generated=c.generated, prompt=c.prompt,
                     cached=c.cached)
 
     def judged(self, a, state):
         "(score, the `Call`) of a kept answer."
         digit = np.argmax(a.prob) if self.scoring == 'greedy' else np.dot(a.prob, np.arange(10))
         before = max(a.ids[0] - state.steps[-1].generated, 0)
-        return digit/9, Call(self.judge, a.generated, a.prompt, before, 'judge', a.cached)
+        return digit/9, Call(1, a.generated, a.prompt, before, 'judge', a.cached)
 
 # %% ../nbs/04b_routers.ipynb #rsd
 @dataclass(frozen=True, eq=False)
