@@ -15,7 +15,7 @@ from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, li
     oracle_frontier, oracle_times, random_frontier, random_outcome)
 from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
 from stepwise_routing.routers import (RECEIPT_COLUMNS, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter,
-    SmallOnly, fit_mixture, fit_steer, is_degenerate, load_policies, score_thresholds)
+    SmallOnly, fit_mixture, fit_steer, load_policies, score_thresholds)
 from stepwise_routing.run.config import Config, Run
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
