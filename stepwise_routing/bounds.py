@@ -100,13 +100,13 @@ def knows_steps(problems, tree, on_escalate='append')->OracleRouter:
 # %% ../nbs/04a_bounds.ipynb #swept
 LIMIT_COLUMNS = ('benchmark', 'row', 'router', 'on_escalate', 'split', 'point', 'problem', 'paper_flops', 'correct')
 
-def _swept(router, table, n=5):
-    "The router at n thresholds spread over the values that pi(escalate) takes, and at its own."
+def _swept(router, table):
+    "The router at five thresholds spread over the values that pi(escalate) takes, and at its own."
     from stepwise_routing.policy import decider, policy_inputs
     inputs = policy_inputs(table.obs, table.features, router.policy.features)
     sure = 1 - decider(router.policy)(np.nan_to_num(inputs))[..., 1:].sum(-1)
     sure = np.unique(np.minimum(sure, 1 - 2**-53)[~np.isnan(inputs).any(-1)])
-    quantiles = np.nanquantile(sure, np.linspace(.02, .98, n)) # a hair above: a value itself does not escalate
+    quantiles = np.nanquantile(sure, np.linspace(.02, .98, 5)) # a hair above: a value itself does not escalate
     return [router.at(k) for k in np.r_[1 - quantiles + 2**-52, router.kappa]]
 
 def limit_rows(tables:dict, problems:dict, tree, routers=())->list:

@@ -10,7 +10,7 @@ __all__ = ['VERSION', 'METHOD_STYLE', 'REWRITES', 'ABLATED', 'resamples', 'with_
 # %% ../nbs/05_results.ipynb #imports
 from dataclasses import dataclass
 import numpy as np
-from .baselines import COLUMNS, GRID_COLUMNS, REUSE_COLUMNS
+from .baselines import COLUMNS, GRID_COLUMNS, SEED_COLUMNS
 from .bounds import LIMIT_COLUMNS
 from .core import UNITS, one_of
 from .outcomes import OutcomeTable, take_rows
@@ -24,26 +24,27 @@ _TEXT = ('benchmark', 'method', 'on_escalate', 'problem') # columns of text
 _KEYS = ['method', 'on_escalate', 'threshold']            # columns that name one setting of one method
 _RERUN = 'run nbs/04_baselines.ipynb again'
 
-def _read_csv(path, columns, text=()):
+def _read_csv(path, columns):
     "A file of chapter 04, its columns checked; no rows where it is not there."
     import pandas as pd
     if not path.is_file(): return pd.DataFrame(columns=columns)
-    frame = pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=not text)
+    frame = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False)
     for c in columns:
         if c not in frame: raise ValueError(f'{path} has no column {c!r}: {_RERUN}')
     return frame
 
-def _read_rows(path, more=()):
+# %% ../nbs/05_results.ipynb #read-rows
+def _read_rows(path, columns=COLUMNS):
     "Rows of a benchmark: all numbers finite, and the same problems for every method (and seed), each once."
     import pandas as pd
-    rows = _read_csv(path, (*COLUMNS, *more), _TEXT)
-    for c in (c for c in (*COLUMNS, *more) if c not in _TEXT):
+    rows, first = _read_csv(path, columns), None
+    for c in rows.columns.drop(list(_TEXT)):
         bad = np.flatnonzero(~np.isfinite(pd.to_numeric(rows[c], errors='coerce')))
         if len(bad): raise ValueError(f'{path}, row {bad[0] + 2}: {c} is {rows[c][bad[0]]!r}, not a number')
-    answered = {k: sorted(zip(g['problem'], g['sample'])) for k, g in rows.groupby([*_KEYS, *more])}
-    for (method, _, threshold, *_), problems in answered.items():
-        first, expected = next(iter(answered.items()))
-        if problems != expected or len(set(problems)) < len(problems):
+    for (method, _, threshold, *_), own in rows.groupby([*_KEYS, *columns[len(COLUMNS):]]):
+        problems = sorted(zip(own['problem'], own['sample']))
+        first = first or (method, problems)
+        if problems != first[1] or len(set(problems)) < len(problems):
             raise ValueError(f'{path}: {method} at {threshold:g} has other problems than {first[0]}: {_RERUN}')
     return rows
 
@@ -57,6 +58,7 @@ def resamples(
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1/n), n_boot)
     return np.r_[np.ones((1, n)), draws]
 
+# %% ../nbs/05_results.ipynb #with-intervals
 def with_intervals(statistics:dict)->dict: # name -> [1 + resample, ...] to name, name_low, name_high -> [...]
     "The number of the sample and its 95 % percentile interval; nan where some resample has none."
     out = {}
@@ -126,6 +128,7 @@ METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, ext
 METHOD_STYLE = {m: dict(zip(('color', 'marker', 'label', 'external', 'paper'), s)) for m, s in METHOD_STYLE.items()}
 REWRITES = ('SpecReason (greedy)', 'SpecReason (expected)', 'RSD') # they know no other reading than "regenerate"
 
+# %% ../nbs/05_results.ipynb #method-label
 def method_label(method, on_escalate):
     "Name of a row; the paper's reading (append) goes without saying, and so does the only one a method has."
     note = {'Random': ', at the cost of STEER (rest)', 'Oracle': ', in hindsight'}.get(method, '')
@@ -172,7 +175,6 @@ class BenchmarkResults:
     grid: object              # calibration grids
     singles: object           # rows of single seeds
     receipts: object          # calibrations of the policies
-    reuse: object             # what a grid had to generate, against one threshold
     limits: object            # what yardsticks and per-step policies come to, problem by problem
     means: Means              # of `resampled`
     results: object           # of `evaluate`
@@ -182,18 +184,17 @@ def load_benchmark(s:Setting, benchmark)->BenchmarkResults:
     "Everything a setting stored about a benchmark; one line where something is missing or does not belong together."
     table, file = s.table(benchmark, 'test'), lambda part: s.files.methods(benchmark, part)
     table = take_rows(table, np.argsort(table.problem_id, kind='stable'))
-    rows, singles = _read_rows(file('')), _read_rows(file('-ablations'), ('seed',))
-    grid = _read_csv(file('-grid'), GRID_COLUMNS)
+    rows, singles = _read_rows(file('')), _read_rows(file('-ablations'), SEED_COLUMNS)
+    grid, receipts = _read_csv(file('-grid'), GRID_COLUMNS), _read_csv(file('-policies'), RECEIPT_COLUMNS)
     for part, frame in {'': rows, '-grid': grid}.items():
-        if not len(frame): raise FileNotFoundError(f'no results at {file(part)}: run nbs/04_baselines.ipynb first')
-    for problems in (set(frame['problem']) for frame in (rows, singles) if len(frame)):
-        if problems != set(table.problem_id.tolist()):
+        if frame.empty: raise FileNotFoundError(f'no results at {file(part)}: run nbs/04_baselines.ipynb first')
+    for frame in (rows, singles):
+        if len(frame) and set(frame['problem']) != set(table.problem_id):
             raise ValueError(f'methods/ and outcomes/ hold different problems of {benchmark}: {_RERUN}')
-    parts = {'-policies': RECEIPT_COLUMNS, '-reuse': REUSE_COLUMNS, '-limits': LIMIT_COLUMNS}
-    more = [_read_csv(file(part), columns) for part, columns in parts.items()]
     counts = resamples(len(table), s.run.config.results.n_boot, s.run.config.seed)
-    means, calibration = resampled(rows, counts, cost_unit(table), s.unit), s.table(benchmark, 'calibration')
-    return BenchmarkResults(table, calibration, rows, grid, singles, *more, means, evaluate(means))
+    means, limits = resampled(rows, counts, cost_unit(table), s.unit), _read_csv(file('-limits'), LIMIT_COLUMNS)
+    return BenchmarkResults(table, s.table(benchmark, 'calibration'), rows, grid, singles, receipts, limits, means,
+                            evaluate(means))
 
 # %% ../nbs/05_results.ipynb #results
 @dataclass(frozen=True)

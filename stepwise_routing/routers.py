@@ -131,6 +131,7 @@ def fit_mixture(scores, seed:int=0)->Mixture:
     columns = em.weights_, em.means_[:, 0]*scale + centre, np.sqrt(em.covariances_[:, 0, 0])*scale
     return Mixture(*(tuple(x[np.argsort(em.means_[:, 0])].tolist()) for x in columns))
 
+# %% ../nbs/04b_routers.ipynb #is-degenerate
 def is_degenerate(mixture, scores)->bool:
     "Is a component nearly empty, a spike, or on top of the other one?"
     spread = np.nanstd(scores)
@@ -213,7 +214,6 @@ class SpecReason(AskingRouter):
     model: object = None       # `Backend` of the large model; None replays the store
     scoring: str = 'expected'  # or "greedy"
     threshold: float = .5
-    judge: int = 1             # index of the large model in the tree
     kind = 'grade'
 
     def __post_init__(self): one_of('scoring', self.scoring, ('greedy', 'expected'))
@@ -222,14 +222,14 @@ class SpecReason(AskingRouter):
 
     async def ask(self, state):
         c = await self.model.choose(score_messages(state.problem, state.steps), list('0123456789'))
-        return Step('', self.judge, 'stop', (c.shared,), prob=tuple(c.prob), generated=c.generated, prompt=c.prompt,
+        return Step('', 1, 'stop', (c.shared,), prob=tuple(c.prob), generated=c.generated, prompt=c.prompt,
                     cached=c.cached)
 
     def judged(self, a, state):
         "(score, the `Call`) of a kept answer."
         digit = np.argmax(a.prob) if self.scoring == 'greedy' else np.dot(a.prob, np.arange(10))
         before = max(a.ids[0] - state.steps[-1].generated, 0)
-        return digit/9, Call(self.judge, a.generated, a.prompt, before, 'judge', a.cached)
+        return digit/9, Call(1, a.generated, a.prompt, before, 'judge', a.cached)
 
 # %% ../nbs/04b_routers.ipynb #rsd
 @dataclass(frozen=True, eq=False)
@@ -275,26 +275,23 @@ RECEIPT_COLUMNS = ('benchmark', 'variant', 'method', 'on_escalate', 'alpha', 'se
                    'bound', 'met')
 
 def _saved_policy(folder, benchmark, models):
-    "The policy of one folder; ValueError in one line where it cannot be used."
+    "The policy of one folder; errors with the folder's whole path."
     from stepwise_routing.policy import PolicyRouter, load_policy
-    variant, name = folder.parent.name, '/'.join(folder.parts[-4:])
-    try:
-        policy = load_policy(folder, models=models)
-        c, kappa = policy.config, float(policy.kappa)
-        if (c['benchmark'], c['variant']) != (benchmark, variant):
-            raise ValueError(f'{name} is of {c["benchmark"]}, {c["variant"]}')
-        method = POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
-        receipt = {k: c['calibration'][k] for k in RECEIPT_COLUMNS[7:]}
-        router = PolicyRouter(policy, kappa, c['on_escalate'], method)
-        return SavedPolicy(variant, float(c['alpha']), int(c['seed']), router, kappa, receipt)
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        reason = str(e).replace(str(folder), name)
-        if isinstance(e, KeyError): reason = f'{name} has no {e} in its config.json'
-        raise ValueError(f'{reason}: run nbs/03b_training.ipynb again') from e
+    policy, variant = load_policy(folder, models=models), folder.parent.name
+    c, method = policy.config, POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
+    if (c['benchmark'], c['variant']) != (benchmark, variant):
+        raise ValueError(f'{folder} is of {c["benchmark"]}, {c["variant"]}')
+    router = PolicyRouter(policy, policy.kappa, c['on_escalate'], method)
+    return SavedPolicy(variant, c['alpha'], c['seed'], router, policy.kappa, c['calibration'])
 
 def load_policies(s:Setting, benchmark:str)->list:
     "The `SavedPolicy`s of a run by variant, alpha and seed, if any. ValueError names the one that cannot be used."
-    folders = sorted(p for p in s.files.policies(benchmark).glob('*/*') if p.is_dir())
+    folders, policies = sorted(p for p in s.files.policies(benchmark).glob('*/*') if p.is_dir()), []
     models = s.table(benchmark, 'test').models if folders else ()
-    policies = [_saved_policy(f, benchmark, models) for f in folders]
+    for folder in folders:
+        try: policies.append(_saved_policy(folder, benchmark, models))
+        except (OSError, ValueError, KeyError) as e:
+            reason = f'{folder} has no {e} in its config.json' if isinstance(e, KeyError) else str(e)
+            name = '/'.join(folder.parts[-4:])
+            raise ValueError(f'{reason.replace(str(folder), name)}: run nbs/03b_training.ipynb again') from e
     return sorted(policies, key=lambda p: (p.variant, p.alpha, p.seed))

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing.baselines import (COLUMNS, THRESHOLDS, Walker, choose_threshold, grid_reuse, grid_search,
-    threshold_rows)
+from stepwise_routing.baselines import COLUMNS, THRESHOLDS, choose_threshold, grid_search, method_rows, walker
 from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed, score_messages
 from stepwise_routing.models.base import Choice, Request
 from stepwise_routing.outcomes import outcome_table, walk_outcome
@@ -505,9 +504,11 @@ def world(request, tmp_path_factory):
 @pytest.mark.parametrize('unit', UNITS)
 def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     s, problems, tables = world
-    run = Walker(problems, s.tree)
-    rows, grid = threshold_rows(s.router, tables, run, cost=unit)
-    assert {split: len(walks) for split, walks in run.walks.items()} == dict(calibration=11, test=1)
+    run, walked = walker(problems, s.tree), Counter()
+    def counted(router, table): walked[table.split] += 1; return run(router, table)
+    grid = grid_search(s.router, tables['calibration'], cost=unit, run=counted)
+    rows = method_rows(s.router, tables['test'], grid.threshold, counted, 'chosen')
+    assert walked == dict(calibration=11, test=1)
     assert grid.thresholds == THRESHOLDS
     prices = {0: None, 1: 'gpt-4.1-mini'}
     for x, accuracy, cost in zip(grid.thresholds, grid.accuracy, grid.cost):
@@ -523,8 +524,6 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     for r, p in zip(rows, problems['test']):
         assert r[column] == pytest.approx(bill(by_hand(s, p, grid.threshold)[1], SIZE, prices)[UNITS.index(unit)],
                                           rel=1e-12)
-    wrong = replace(tables['test'], correct=1 - tables['test'].correct)
-    assert threshold_rows(s.router, dict(tables, test=wrong), Walker(problems, s.tree), cost=unit)[1] == grid
 
 def test_the_test_split_chooses_nothing(world):
     s, problems, tables = world
@@ -540,41 +539,3 @@ def test_a_reward_model_must_be_paid_for(world):
     if s.method != 'rsd': assert walk_outcome(walks, s.tree.specs)['cents'].min() > 0; return
     with pytest.raises(ValueError, match='pass external=') as e: walk_outcome(walks, s.tree.specs)
     assert '\n' not in str(e.value)
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(method=st.sampled_from(METHODS), seed=st.integers(0, 10**6), some=st.lists(st.sampled_from(THRESHOLDS +
-    (1.1,)), min_size=1, max_size=5, unique=True),
-       max_steps=st.sampled_from([2, 30]), empty=st.sampled_from([0, .3]), data=st.data())
-def test_reuse_is_what_a_counting_model_wrote(tmp_path, method, seed, some, max_steps, empty, data):
-    problems, chosen = toy_problems(6, seed), data.draw(st.integers(0, len(some) - 1))
-    def wrote(grid, name):
-        s = Setting(tmp_path, method, max_steps, store=name, end=.15, empty=empty)
-        walks = [s.walk(problems, x) for x in grid]
-        made = sum(sum(b.written) for b in s.backends)
-        reuse = grid_reuse(walks, s.tree, chosen if len(grid) > 1 else 0)
-        s.close()
-        return made, reuse
-    whole, reuse = wrote(some, 'all')
-    single = [wrote([x], f'{i}')[0] for i, x in enumerate(some)]
-    assert reuse == dict(thresholds=len(some), grid_tokens=pytest.approx(whole/6),
-                         single_tokens=pytest.approx(single[chosen]/6),
-                         ratio=pytest.approx(whole/single[chosen]), mean_tokens=pytest.approx(np.mean(single)/6))
-    assert max(single) <= whole <= sum(single)
-
-def test_reuse_by_hand(tmp_path):
-    "Two thresholds on the story above: at 0 every draft is kept, at .7 two are thrown away."
-    book = {**STORY, '000': (r'\boxed{5}', 'stop', 11, 0)}
-    rewards = {'0': (.9, 46, 6), '00': (.69, 54, 8), '010': (.7, 58, 2), '0100': (.1, 67, 9), '000': (.5, 60, 6)}
-    backends, prm = [Book(i, book, None) for i in (0, 1)], Known(rewards)
-    with RolloutStore(tmp_path/'r.db', asking_settings('toy', prm)) as kept, RolloutStore(tmp_path/'t.db',
-        tree_settings('toy', backends)) as store:
-        tree, p = RoutingTree(backends, store), [Problem('toy', 'p', 'Which?', '4')]
-        walks = [walk(p, RSD(kept, prm, x), tree) for x in (0., .7)]
-        assert [w.path for (w,) in walks] == ['000', '0101']
-        # at 0: 4 + 5 + 11; at .7: 4 + (5) + 7 + 1 + (6) + 8; both: 4 and 5 once
-        assert grid_reuse(walks, tree) == dict(thresholds=2, grid_tokens=42., single_tokens=20., ratio=2.1,
-                                               mean_tokens=25.5)
-        assert grid_reuse(walks, tree, 1) == dict(thresholds=2, grid_tokens=42., single_tokens=31., ratio=42/31,
-                                                  mean_tokens=25.5)
-        assert grid_reuse(walks[1:], tree) == dict(thresholds=1, grid_tokens=31., single_tokens=31., ratio=1.,
-                                                   mean_tokens=31.)

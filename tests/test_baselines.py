@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, Walker,
-    choose_threshold, grid_rows, grid_search, outcome_rows, policy_grid, policy_rows, receipt_rows, replay_case,
-    replay_methods, save_case, save_rows, threshold_rows)
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, at_alphas,
+    choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods, save_case,
+    save_rows, seed_rows, walker)
 from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
     oracle_frontier, oracle_times, random_frontier, random_outcome)
 from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
 from stepwise_routing.routers import (RECEIPT_COLUMNS, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter,
-    SmallOnly, fit_mixture, fit_steer, is_degenerate, load_policies, score_thresholds)
+    SmallOnly, fit_mixture, fit_steer, load_policies, score_thresholds)
 from stepwise_routing.run.config import Config, Run
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
@@ -336,15 +336,16 @@ def test_steer_next_walks_and_pays_for_reading(world):
     assert read and all(c.model == 0 and c.generated == 0 and c.prompt > c.cached for c in read)
     assert any('10' in w.path for w in walks), 'per step: back to the small model'
 
-def test_threshold_rows_choose_on_calibration_and_report_on_test(world):
+def test_thresholds_are_chosen_on_calibration_and_reported_on_test(world):
     problems, tables, tree = world
     few = dict(problems, calibration=problems['calibration'][:20])
-    part, steer = walk_tables(few, tables), fit_steer(tables['train'], 'next')
-    rows, grid = threshold_rows(steer, part, Walker(few, tree))
+    part, steer, run = walk_tables(few, tables), fit_steer(tables['train'], 'next'), walker(few, tree)
+    grid = grid_search(steer, part['calibration'], run=run)
+    rows = method_rows(steer, part['test'], grid.threshold, run, 'chosen')
     assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 11)
     assert {r[3] for r in rows} == {grid.threshold} and [r[5] for r in rows] == [p.id for p in problems['test']]
-    every, same = threshold_rows(steer, part, Walker(few, tree), thresholds='all')
-    assert same == grid and len(every) == 11*40 and [r for r in every if r[4]] == rows
+    every = method_rows(steer, part['test'], grid.threshold, run)
+    assert len(every) == 11*40 and [r for r in every if r[4]] == rows
     with pytest.raises(ValueError, match='holds other problems than these'):
         walk_tables(dict(few, test=problems['train']), tables)
 
@@ -375,7 +376,8 @@ def coin(alpha, seed, kappa, variant='append', e='append', name='Ours'):
 def test_rows_of_a_policy_are_means_over_its_seeds():
     test, cal = toy_table(50), toy_table(40, 'calibration')
     policies = [coin(a, i, k) for a, i, k in ((.02, 0, .9), (.02, 3, .7), (.2, 0, .95))]
-    (rows, singles), grid = policy_rows(policies, test), policy_grid(policies, cal)
+    own, singles = at_alphas(policies), seed_rows(policies, test)
+    rows, grid = method_rows(own, test, .02), grid_search(own, cal)
     extra = range(len(COLUMNS), len(COLUMNS) + 1)
     def by(rows, *key):
         own = [r for r in rows if tuple(r[i] for i in (3, *extra) if i < len(r)) == key]
@@ -388,23 +390,20 @@ def test_rows_of_a_policy_are_means_over_its_seeds():
         assert np.allclose(by(rows, alpha), want) and want[:, -1].max() > 0
     for seed, o in ((0, alone[0]), (3, alone[1])): assert (by(singles, .02, seed)[:, 0] == o['correct']).all()
     assert {r[3] for r in singles} == {.02} and {(r[3], r[4]) for r in rows} == {(.02, 1), (.2, 0)}
-    assert (grid.method, grid.n, grid.thresholds, grid.threshold, grid.alpha) == ('Ours', 40, (.02, .2), .02, .02)
+    assert (grid.method, grid.n, grid.thresholds, grid.alpha) == ('Ours', 40, (.02, .2), .02)
     assert np.isclose(grid.accuracy[1], replay(policies[2].router, cal)['correct'].mean())
     for unit in UNITS:
-        grid = policy_grid(policies, cal, cost=unit)
+        grid = grid_search(own, cal, cost=unit)
         mean = np.mean([replay(p.router, cal)[unit].mean() for p in policies[:2]])
         assert grid.unit == unit and np.isclose(grid.cost[0], mean)
-    fewer, same = policy_rows(policies, test, alphas='chosen')
-    assert fewer == [r for r in rows if r[4]] and same == singles
+    assert method_rows(own, test, .02, shown='chosen') == [r for r in rows if r[4]]
 
 def test_policies_choose_nothing_here():
     test = toy_table(30)
     line = r"toy: no policy 'append' for alpha 0.05, only for 0.02, 0.2: run nbs/03b_training.ipynb with policy.alpha"
-    with pytest.raises(ValueError, match=line): policy_rows([coin(.02, 0, .9), coin(.2, 0, .9)], test, .05)
-    with pytest.raises(ValueError, match='was handed the test split'): policy_grid([coin(.02, 0, .9)], test)
-    receipt = dict(zip(RECEIPT_COLUMNS, receipt_rows('toy', [coin(.02, 4, .9)])[0]))
-    assert receipt == dict(benchmark='toy', variant='append', method='Ours', on_escalate='append', alpha=.02, seed=4,
-                           kappa=.9, **SAID)
+    with pytest.raises(ValueError, match=line): seed_rows([coin(.02, 0, .9), coin(.2, 0, .9)], test, .05)
+    with pytest.raises(ValueError, match='was handed the test split'):
+        grid_search(at_alphas([coin(.02, 0, .9)]), test)
 
 def setting(folder): return Run('toy', Config(), folder, folder/'store').settings[0]
 
@@ -467,17 +466,19 @@ def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, lin
     assert '\n' not in str(e.value) and str(tmp_path) not in str(e.value)
 
 def test_policies_walk_as_they_replay(world):
-    "An absorbing policy's walks are its replays; `Walker` and `walk_tables` serve routers of any mode."
+    "An absorbing policy's walks are its replays; `walker` and `walk_tables` serve routers of any mode."
     problems, tables, tree = world
     few = {s: problems[s][:25] for s in ('calibration', 'test')}
-    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], Walker(few, tree)
-    walked = *policy_rows(policies, part['test'], run=run), policy_grid(policies, part['calibration'], run=run)
-    replayed = *policy_rows(policies, part['test']), policy_grid(policies, part['calibration'])
+    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], walker(few, tree)
+    def found(policies, **run):
+        own = at_alphas(policies)
+        return (method_rows(own, part['test'], .02, **run), seed_rows(policies, part['test'], **run),
+                grid_search(own, part['calibration'], **run))
+    walked, replayed = found(policies, run=run), found(policies)
     assert walked == replayed and len(walked[0]) == 25
     per_step = [replace(p, router=replace(p.router, mode='per_step')) for p in policies]
-    rows, singles = policy_rows(per_step, part['test'], run=run)
-    assert len(singles) == 50 and policy_grid(per_step, part['calibration'], run=run).n == 25
-    assert [r[7] for r in rows] != [r[7] for r in replayed[0]]
+    rows, singles, grid = found(per_step, run=run)
+    assert len(singles) == 50 and grid.n == 25 and [r[7] for r in rows] != [r[7] for r in replayed[0]]
     with pytest.raises(ValueError, match='holds other problems than these'):
         walk_tables(dict(test=problems['train']), tables)
 
@@ -494,8 +495,10 @@ def test_a_case_gathers_its_rows(tmp_path):
     assert {r[1] for r in case.rows[n:]} == {'Ours'} and [g.method for g in case.grids[grids:]] == ['Ours']
     save_case(case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
-    assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-policies.csv', 'toy-reuse.csv', 'toy.csv']
-    assert isinstance(case, Case) and len(s.files.methods('toy', '-policies').read_text().splitlines()) == 5
+    assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-policies.csv', 'toy.csv']
+    columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
+    assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 3
+    assert short == 'toy,ablation-short,short,append,0.02,0,0.9,40,0.01,0.9,0.03,0'
 
 # ---- files and imports ----
 def test_rows_round_trip_and_are_the_same_bytes(tmp_path):

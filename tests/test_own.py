@@ -193,9 +193,10 @@ def test_models_that_have_changed(tmp_path, toys):
         assert '\n' not in str(e.value)
 
 @pytest.mark.parametrize('how, said', [
-    (dict(models=['toy-0', 'toy-2']), r'other settings: .models\[1\] toy-1, now it is toy-2'),
-    (dict(max_steps=7), 'max_steps 30, now it is 7'), (dict(calibration=.5), 'calibration 0.4, now it is 0.5'),
-    (dict(temperature=.1), 'temperature missing, now it is 0.1')])
+    (dict(models=['toy-0', 'toy-2']), r'other settings: settings.models\[1\] is toy-1 there and toy-2 here'),
+    (dict(max_steps=7), 'max_steps is 30 there and 7 here'),
+    (dict(calibration=.5), 'calibration is 0.4 there and 0.5 here'),
+    (dict(temperature=.1), 'temperature is missing there and 0.1 here')])
 def test_a_folder_is_for_one_thing(tmp_path, toys, how, said):
     collect(tmp_path/'mine', rows(20), PAIR)
     with pytest.raises(ValueError, match=said): collect(tmp_path/'mine', rows(20), **dict(dict(models=PAIR), **how))

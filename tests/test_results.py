@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.baselines import COLUMNS, REUSE_COLUMNS, SEED_COLUMNS, outcome_rows, save_rows
+from stepwise_routing.baselines import COLUMNS, SEED_COLUMNS, outcome_rows, save_rows
+from stepwise_routing.bounds import LIMIT_COLUMNS
 from stepwise_routing.outcomes import replay, toy_table
 from stepwise_routing.report.gains import _undominated
 from stepwise_routing.results import (_read_rows, ablation_table, load_benchmark, load_run, resamples, with_intervals)
@@ -162,8 +163,8 @@ def test_a_run_has_one_setting_or_two(run):
     costs = {name: set(r.results['cost_in']) for name, r in results.items()}
     assert costs == dict(open={'paper_flops'}, api={'cents'})
     first = results['open'].parts['toy']
-    parts = first.receipts, first.reuse, first.singles, first.limits, results['open'].whole(lambda p: p.reuse)
-    assert [len(p) for p in parts] == [0]*5
+    parts = first.receipts, first.singles, first.limits, results['open'].whole(lambda p: p.limits)
+    assert [len(p) for p in parts] == [0]*4
     assert first.table.problem_id.tolist() == sorted(first.table.problem_id), 'in the order of the resamples'
     alone = replace(run.run, config=changed(run.run.config, {'api.models': []}))
     assert list(load_run(alone)) == ['open']
@@ -175,8 +176,8 @@ def test_files_without_policies_are_no_policies(tmp_path):
         save_rows(s.files.methods('toy', part), [], columns)
     part = load_benchmark(s, 'toy')
     assert part.singles.empty and part.receipts.empty
-    save_rows(s.files.methods('toy', '-reuse'), [('toy', 'RSD', 'append', 'test', 1, 1, 1., 1.)], REUSE_COLUMNS[:8])
-    with pytest.raises(ValueError, match="toy-reuse.csv has no column 'ratio': run nbs/04_baselines.ipynb again"):
+    save_rows(s.files.methods('toy', '-limits'), [('toy', 2, 'Drawn again', 'append', 'test', 0)], LIMIT_COLUMNS[:6])
+    with pytest.raises(ValueError, match="toy-limits.csv has no column 'problem': run nbs/04_baselines.ipynb again"):
         load_benchmark(s, 'toy')
 
 @pytest.mark.parametrize('change, message', [

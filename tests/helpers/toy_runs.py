@@ -5,11 +5,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, SEED_COLUMNS, grid_rows, policy_grid, policy_rows,
-    receipt_rows, replay_methods, save_rows)
+from stepwise_routing.baselines import COLUMNS, Case, replay_methods, save_case
 from stepwise_routing.outcomes import toy_table
 from stepwise_routing.results import evaluate, load_run, resampled, resamples
-from stepwise_routing.routers import RECEIPT_COLUMNS, RandomRouter, SavedPolicy
+from stepwise_routing.routers import RandomRouter, SavedPolicy
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
 def means_of(rows, n_boot=50, **kw): return resampled(rows, resamples(rows['problem'].nunique(), n_boot), **kw)
@@ -25,35 +24,27 @@ def splits(n=60): return {s: toy_table(n, s) for s in ('train', 'calibration', '
 def save_methods(s, cost='paper_flops'):
     "A setting as chapters 02a and 04 leave it, without policies."
     tables = splits()
-    rows, grids = replay_methods(**tables, cost=cost)
     for split in ('calibration', 'test'): tables[split].save(s.files.outcomes('toy', split))
-    save_rows(s.files.methods('toy'), rows)
-    save_rows(s.files.methods('toy', '-grid'), grid_rows(grids), GRID_COLUMNS)
-    return rows, grids
+    case = Case(s, 'toy', tables, [])
+    case.rows, case.grids = replay_methods(**tables, cost=cost)
+    save_case(case)
+    return case
 
 def coin(alpha, seed, kappa, variant='append', e='append', name='Ours', met=True):
     "A stand-in for a trained policy."
     receipt = dict(n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
     return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name, threshold=kappa), kappa, receipt)
 
-POLICIES = [[coin(.02, 0, .7), coin(.02, 1, .6, met=False), coin(.2, 0, .9)],
-            [coin(.02, 0, .5, 'regenerate-full', 'regenerate', 'Ours (full)')],
-            [coin(.02, i, .9, 'ablation-short', name='short') for i in (0, 1)]]
+POLICIES = [coin(.02, 0, .7), coin(.02, 1, .6, met=False), coin(.2, 0, .9),
+            coin(.02, 0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
+            *(coin(.02, i, .9, 'ablation-short', name='short') for i in (0, 1))]
 
 def save_policies(s):
     "The same with policies: four of Ours, one of its variant, two of an ablation."
-    rows, grids = save_methods(s)
-    tables, singles = splits(), []
-    for policies in POLICIES:
-        more, seeds = policy_rows(policies, tables['test'])
-        singles += seeds
-        if policies[0].is_ablation: continue
-        rows += more
-        grids.append(policy_grid(policies, tables['calibration']))
-    receipts = receipt_rows('toy', [p for policies in POLICIES for p in policies])
-    for part, values, columns in (('', rows, COLUMNS), ('-grid', grid_rows(grids), GRID_COLUMNS),
-                                  ('-ablations', singles, SEED_COLUMNS), ('-policies', receipts, RECEIPT_COLUMNS)):
-        save_rows(s.files.methods('toy', part), values, columns)
+    case = save_methods(s)
+    case.policies = POLICIES
+    case.add_policies('absorbing', case.tables)
+    save_case(case)
     return s
 
 def frame(correct, large, flops, threshold=0., method='X', cents=None):
