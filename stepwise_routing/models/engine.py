@@ -22,6 +22,7 @@ class SlotCache:
         shape, = {(t.shape[1], t.shape[3]) for t in tensors} # all layers alike, or ValueError
         self.kv = tensors[0].new_zeros(len(tensors), rows + 1, columns, *shape) # one more row, for what padding writes
 
+    def get_seq_length(self, *args): return self.columns # some models ask
     def read(self, row, n): return self.kv[:, row, :n].clone()
     def write(self, row, kv): self.kv[:, row, :kv.shape[1]] = kv
     def move(self, row, to, n): self.kv[:, to, :n] = self.kv[:, row, :n]
@@ -45,9 +46,6 @@ def update(self:SlotCache, keys, values, layer, *args, **kwargs):
     for t, new in zip(both, (keys, values)):
         t.view(-1, *t.shape[2:])[self.places] = new.transpose(1, 2).flatten(0, 1)
     return [t[self.rows, :self.columns].transpose(1, 2) for t in both]
-
-@patch
-def get_seq_length(self:SlotCache, *args): return self.columns
 
 # %% ../../nbs/models/engine.ipynb #forward
 class Forward:
@@ -132,7 +130,7 @@ class Row:
     future: object          # gets the answer
     request: Request = None # what to write,
     answers: tuple = ()     # or tokens to be scored as the continuation
-    top: object = 0         # with log-probabilities of that many likeliest tokens each, or of those in this tuple
+    top: int = 0            # with log-probabilities of that many likeliest tokens each
     most: int = 0           # tokens that the whole reply may have; it then goes on to the end token, past an answer
     sampling: tuple = ()    # temperature and top_p, where they are not the engine's
     steps: list = field(default_factory=list)
@@ -154,14 +152,12 @@ class Engine:
 # %% ../../nbs/models/engine.ipynb #batches
 def _batches(lengths, most):
     "Cut rows into batches, lists of indices, of similar lengths: little padding, `most` tokens with it."
-    batch, order = [], np.argsort(lengths, kind='stable')[::-1]
-    for i in order:
-        longest = lengths[batch[0]] if batch else 0
-        if batch and (lengths[i] < .7 * longest - 4 or (len(batch) + 1) * longest > most):
-            yield batch
-            batch = []
-        batch.append(int(i))
-    if batch: yield batch
+    order = np.argsort(lengths, kind='stable')[::-1].tolist()
+    while order:
+        longest = lengths[order[0]]
+        batch = [i for i in order[:max(most // longest, 1)] if lengths[i] >= .7 * longest - 4]
+        yield batch
+        order = order[len(batch):]
 
 # %% ../../nbs/models/engine.ipynb #prefill
 @patch
@@ -245,16 +241,14 @@ def settle(self:Engine, place):
     more = row.request.to_end and not ended and len(row.request.steps) + len(row.steps) < row.request.max_steps
     if not (more and self.begin(place)): self.leave(place)
 
-# %% ../../nbs/models/engine.ipynb #beside
-def _log_probs(logits, top):
-    "Ids and log-probabilities [token, k] of the `top` likeliest tokens of each row, or of those in a tuple `top`."
+# %% ../../nbs/models/engine.ipynb #read-off
+@patch
+def read_off(self:Engine, logits, tokens):
+    "[4, token]: id, largest logit, probability and rank. FloatingPointError where logits are not finite."
     import torch
-    logs = logits - logits.logsumexp(-1, keepdim=True)
-    if isinstance(top, int): logs, ids = logs.topk(min(top, logs.shape[-1]), -1)
-    else:
-        ids = torch.tensor([top], device=logs.device).expand(len(logs), -1)
-        logs = logs.gather(-1, ids)
-    return ids.cpu().numpy(), logs.cpu().numpy()
+    read = torch.cat((tokens[None].double(), confidences(logits, tokens))).cpu().numpy() # in one transfer
+    if np.isfinite(read[1]).all(): return read
+    raise FloatingPointError(f'{self.name}: logits that are not finite; try dtype="float32", or check the weights')
 
 # %% ../../nbs/models/engine.ipynb #score-rows
 @patch
@@ -265,22 +259,18 @@ def score_rows(self:Engine, rows, first):
         logits = self.spread([first + i for i in batch], tokens, [len(rows[i].ids) - 1 for i in batch])
         for i, z in zip(batch, logits.double()): self.answer(first + i, rows[i], z[:len(rows[i].answers)])
 
-@patch
-def check_finite(self:Engine, logits):
-    if np.isfinite(logits).all(): return
-    raise FloatingPointError(f'{self.name}: logits that are not finite; try dtype="float32", or check the weights')
-
 # %% ../../nbs/models/engine.ipynb #answer
 @patch
 def answer(self:Engine, place, row, logits):
     "Give a row the confidences [3, token] of its tokens; a single token asked about is the end of no prefix."
-    scores = confidences(logits, logits.new_tensor(row.answers, dtype=int)).cpu().numpy()
-    self.check_finite(scores[0])
+    _, *scores = self.read_off(logits, logits.new_tensor(row.answers, dtype=int))
     if row.answers[1:]:
         row.ids += row.answers
         row.marks.append(len(row.ids))
     self.remember(place, row)
-    row.future.set_result((scores, *_log_probs(logits, row.top)) if row.top else scores)
+    logs, ids = (logits - logits.logsumexp(-1, keepdim=True)).topk(min(row.top, logits.shape[-1]), -1)
+    beside = [ids.cpu().numpy(), logs.cpu().numpy()] if row.top else []
+    row.future.set_result((np.array(scores), *beside) if row.top else np.array(scores))
 
 # %% ../../nbs/models/engine.ipynb #admit
 @patch
@@ -325,15 +315,13 @@ def draw(self:Engine, logits, u):
 @patch
 def turn(self:Engine):
     "Admit, write one token in every row, settle the rows whose step may have ended."
-    import torch
     self.admit()
     if not (n := len(self.rows)): return
     here = np.arange(n), self.count[:n]
     logits = self.forward(self.last[:n, None], self.length[:n, None] - 1, slice(0, n))[:, -1].double()
     tokens = self.draw(logits, logits.new_tensor(self.u[here]))
-    drawn = torch.cat((tokens[None].double(), confidences(logits, tokens))).cpu().numpy().T # [row, 4]: one transfer
-    self.check_finite(drawn[:, 1])
-    self.drawn[here], self.last[:n] = drawn, drawn[:, 0]
+    drawn = self.read_off(logits, tokens)
+    self.drawn[here], self.last[:n] = drawn.T, drawn[0]
     self.length[:n] += 1
     self.count[:n] += 1
     over = self.text.closing[self.last[:n]] | (self.count[:n] == self.limit[:n])

@@ -55,14 +55,6 @@ def reward_network(layout):
     Network.__name__ = layout
     return Network
 
-# %% ../../nbs/models/reward.ipynb #layout
-def _layout_of(folder):
-    "Which layout a checkpoint has. ValueError where it is none of them."
-    architectures = json.loads((folder/'config.json').read_text()).get('architectures') or []
-    for layout in architectures:
-        if layout in LAYOUTS: return layout
-    raise ValueError(f'{folder}: no reward model of a known layout ({" or ".join(LAYOUTS)}), but {architectures}')
-
 # %% ../../nbs/models/reward.ipynb #load-network
 def _open_reward(folder, layout, options):
     "Hash of the weights, the model as it will run, its head in at least float32. ValueError where tensors are missing."
@@ -150,7 +142,6 @@ class SkyworkPRM(ProcessRewardModel):
     "Skywork-o1-Open-PRM: one value per token, read at the last token of the tag."
     layout = 'Qwen2ForPrmModel'
 
-    def default_tag(self): return '\n\n'
     def read_tag(self):
         ids = self.hf.encode(self.tag, add_special_tokens=False)
         if not ids: raise ValueError(f'tag {self.tag!r} has no token: pass tag="\\n\\n" (as RSD) or "\\n"')
@@ -163,17 +154,22 @@ class SkyworkPRM(ProcessRewardModel):
 # %% ../../nbs/models/reward.ipynb #load-prm
 _PRMS = 'micro-prm', 'Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B', 'Qwen/Qwen2.5-Math-PRM-7B'
 
+def _kind_of(folder):
+    "The class for a checkpoint. ValueError where it is none of the two layouts."
+    architectures = json.loads((folder/'config.json').read_text()).get('architectures') or []
+    for kind in (ProcessRewardModel, SkyworkPRM):
+        if kind.layout in architectures: return kind
+    raise ValueError(f'{folder}: no reward model of a known layout ({" or ".join(LAYOUTS)}), but {architectures}')
+
 def load_prm(
     model='micro-prm', # "micro-prm" (shipped), a folder, or a name on the Hub
     **options          # of `ProcessRewardModel`: tag, dtype, batch_size, ...
 )->ProcessRewardModel:
     "A reward model, by the layout of its checkpoint. Raises ValueError and FileNotFoundError."
-    if model == 'micro-prm': folder = micro_path('small').parent/'prm'
-    else:
-        if '/' not in str(model) and not Path(model).exists(): one_of('reward model', str(model), _PRMS)
-        folder = model_folder(model) or hub_folder(model)
-    classes = {c.layout: c for c in (ProcessRewardModel, SkyworkPRM)}
-    return classes[_layout_of(folder)](folder, **dict(name=Path(model).name) | options)
+    shipped = model == 'micro-prm'
+    if not shipped and '/' not in str(model) and not Path(model).exists(): one_of('reward model', str(model), _PRMS)
+    folder = micro_path('small').parent/'prm' if shipped else model_folder(model) or hub_folder(model)
+    return _kind_of(folder)(folder, **dict(name=Path(model).name) | options)
 
 # %% ../../nbs/models/reward.ipynb #step-rewards
 def step_rewards(prm, cases)->list: # float array [step] per case

@@ -10,6 +10,7 @@ __all__ = ['loading', 'model_folder', 'load_model', 'hub_folder', 'load_tokenize
 # %% ../../nbs/models/transformers.ipynb #imports
 import asyncio, contextlib, hashlib
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
@@ -104,8 +105,8 @@ def _grouped_attention(module, query, key, value, attention_mask, scaling=None, 
 def _use_grouped_attention(model): # where the standard one copies keys
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
-    config, groups = model.config, getattr(model.config, 'num_key_value_heads', None)
-    if groups in (None, config.num_attention_heads) or config._attn_implementation != 'sdpa': return
+    config, groups = model.config, getattr(model.config, 'num_key_value_heads', 0)
+    if not groups or groups == config.num_attention_heads or config._attn_implementation != 'sdpa': return
     AttentionInterface.register('grouped', _grouped_attention)
     AttentionMaskInterface.register('grouped', eager_mask) # never None
     model.set_attn_implementation('grouped')
@@ -228,17 +229,17 @@ TransformersBackend.score = score_text
 def _reply_ids(backend, ids, options):
     "Token ids of each option; ValueError where one begins another, or does not fit behind the prompt `ids`."
     replies = [tuple(backend.text.encode(o)) for o in options]
-    for i, a in enumerate(replies):
-        room_left(backend, ids, len(a), f'option {options[i]!r}')
-        for j, b in enumerate(replies):
-            if i == j or b[:len(a)] != a: continue
-            raise ValueError(f'option {options[i]!r} begins option {options[j]!r}: a reply could be either')
+    room_left(backend, ids, max(map(len, replies)), f'options {options}')
+    for (o, a), (p, b) in permutations(zip(options, replies), 2):
+        if b[:len(a)] == a: raise ValueError(f'option {o!r} begins option {p!r}: a reply could be either')
     return replies
 
 async def _reply_log_probs(backend, ids, replies):
     "Log-probability of each reply."
     ask = lambda answers, **top: answer_request(backend, ids, [len(ids)], answers=answers, **top)
-    if max(map(len, replies)) == 1: return (await ask(replies[0], top=tuple(r[0] for r in replies)))[2][0]
+    if max(map(len, replies)) == 1:
+        _, tokens, logs = await ask(replies[0], top=backend.text.vocab)
+        return logs[0, tokens[0].argsort()[[r[0] for r in replies]]]
     scores = await asyncio.gather(*map(ask, replies))
     with np.errstate(divide='ignore'): return np.array([np.log(s[1]).sum() for s in scores])
 
