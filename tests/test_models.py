@@ -41,7 +41,7 @@ class Scripted(torch.nn.Module):
         super().__init__()
         self.table = torch.nn.Parameter(torch.as_tensor(table, dtype=torch.float64))
         self.config = SimpleNamespace(vocab_size=self.table.shape[1], max_position_embeddings=len(table))
-    base_model = property(lambda self: self)
+    base_model, generation_config = property(lambda self: self), SimpleNamespace(eos_token_id=None)
     def num_parameters(self): return self.table.numel()
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=True):
         from transformers import DynamicCache

@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 import numpy as np
-from fastcore.basics import patch
+from fastcore.basics import groupby, patch
 from ..core import Step
 from .base import Request, confidences, draw_tokens, six_digits, uniforms
 
@@ -263,14 +263,15 @@ def score_rows(self:Engine, rows, first):
 @patch
 def answer(self:Engine, place, row, logits):
     "Give a row the confidences [3, token] of its tokens; a single token asked about is the end of no prefix."
-    _, *scores = self.read_off(logits, logits.new_tensor(row.answers, dtype=int))
+    scores = self.read_off(logits, logits.new_tensor(row.answers, dtype=int))[1:]
     if row.answers[1:]:
         row.ids += row.answers
         row.marks.append(len(row.ids))
     self.remember(place, row)
-    logs, ids = (logits - logits.logsumexp(-1, keepdim=True)).topk(min(row.top, logits.shape[-1]), -1)
-    beside = [ids.cpu().numpy(), logs.cpu().numpy()] if row.top else []
-    row.future.set_result((np.array(scores), *beside) if row.top else np.array(scores))
+    if row.top:
+        logs, ids = (logits - logits.logsumexp(-1, keepdim=True)).topk(min(row.top, logits.shape[-1]), -1)
+        scores = scores, ids.cpu().numpy(), logs.cpu().numpy()
+    row.future.set_result(scores)
 
 # %% ../../nbs/models/engine.ipynb #admit
 @patch
@@ -304,8 +305,7 @@ def admit(self:Engine):
 @patch
 def draw(self:Engine, logits, u):
     "Token ids [row]; rows that sample alike are drawn together."
-    alike = {}
-    for i, row in enumerate(self.rows): alike.setdefault(row.sampling or (self.temperature, self.top_p), []).append(i)
+    alike = groupby(range(len(self.rows)), lambda i: self.rows[i].sampling or (self.temperature, self.top_p))
     if len(alike) == 1: return draw_tokens(logits, u, *alike.popitem()[0])
     tokens = u.long()
     for sampling, places in alike.items(): tokens[places] = draw_tokens(logits[places], u[places], *sampling)

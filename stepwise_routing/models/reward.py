@@ -83,10 +83,9 @@ class ProcessRewardModel:
         options = LocalOptions(**dict(batch_size=64, prefix_mib=512) | options)
         self.weights, hf, self.hf = _open_reward(folder, self.layout, options)
         self.tag = self.default_tag() if tag is None else tag
-        self.tag_id, self.dtype = self.read_tag(), str(hf.dtype).removeprefix('torch.')
+        self.tag_id, self.context = self.read_tag(), context_length(hf.config, options.context)
         self.prompt, self.encode = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.encode)
         self.spec = ModelSpec(name or Path(folder).name, hf.num_parameters())
-        self.context = context_length(hf.config, options.context)
         forward, options = Forward(hf, options.batch_size), replace(options, max_tokens=1, context=self.context)
         self.engine = Engine(self.spec.name, forward, SimpleNamespace(vocab=2), options)
 
@@ -134,7 +133,8 @@ async def reward(self:ProcessRewardModel, problem, steps):
 @patch
 def settings(self:ProcessRewardModel):
     "What the rewards depend on, as JSON."
-    return dict(reward_model=self.layout, name=self.spec.name, weights=self.weights, tag=self.tag, dtype=self.dtype,
+    return dict(reward_model=self.layout, name=self.spec.name, weights=self.weights, tag=self.tag,
+                dtype=str(self.engine.forward.model.dtype).removeprefix('torch.'),
                 tokenizer=tokenizer_sha256(self.hf), prompt=digest(*self.prompt('?')))
 
 # %% ../../nbs/models/reward.ipynb #skywork

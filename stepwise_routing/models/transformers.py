@@ -178,8 +178,8 @@ class TransformersBackend:
         self.weights, hf, tokenizer = open_model(model, tokenizer, options)
         self.spec = ModelSpec(name or Path(hf.name_or_path or type(hf).__name__).name, hf.num_parameters())
         self.index, self.context = index, context_length(hf.config, options.context)
-        more = getattr(getattr(hf, 'generation_config', None), 'eos_token_id', None)
-        self.text = StepTokenizer(tokenizer, [tokenizer.eos_token_id, *np.ravel(more).tolist()], hf.config.vocab_size)
+        eos = [tokenizer.eos_token_id, *np.ravel(hf.generation_config.eos_token_id).tolist()]
+        self.text = StepTokenizer(tokenizer, eos, hf.config.vocab_size)
         forward, options = Forward(hf, options.batch_size), replace(options, context=self.context)
         self.engine = Engine(self.spec.name, forward, self.text, options, index)
 
