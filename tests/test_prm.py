@@ -98,7 +98,7 @@ def counted(prm):
     def count(tokens, at, rows, real=True, **kwargs):
         passes.append(int(np.sum(np.broadcast_to(real, tokens.shape))))
         return forward(tokens, at, rows, real, **kwargs)
-    count.cache, count.torch, count.model = forward.cache, forward.torch, forward.model
+    count.cache, count.model = forward.cache, forward.model
     prm.engine.forward = count
     return passes
 

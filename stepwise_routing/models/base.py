@@ -68,10 +68,10 @@ def step_text(raw:str)->tuple: # the step's text, and whether a blank line has e
 # %% ../../nbs/models/base.ipynb #step-tokenizer
 class StepTokenizer:
     "Prompts and steps as token ids, and where a step ends."
-    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply; embedding's rows
-        self.hf, self.eos, self.vocab = tokenizer, tuple(eos), vocab
-        n = min(vocab, len(tokenizer))
-        pieces = [self.decode([i]) for i in range(n)] + [''] * (vocab - n)
+    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply (None: none); embedding's rows
+        self.hf, self.vocab = tokenizer, vocab
+        self.eos = tuple(dict.fromkeys(i for i in eos if i is not None))
+        pieces = [self.decode([i]) for i in range(vocab)]
         self.widths = np.array([len(p) for p in pieces])
         self.closing = np.array(['\n' in p or i in eos for i, p in enumerate(pieces)]) # no other token can end a step
         self.prompt, self.step_ids = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.step_ids)

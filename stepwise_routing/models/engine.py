@@ -6,11 +6,11 @@
 __all__ = ['SlotCache', 'Forward', 'PrefixCache', 'Row', 'Engine', 'new_step', 'answer_request']
 
 # %% ../../nbs/models/engine.ipynb #imports
-import asyncio, inspect
+import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 import numpy as np
-from fastcore.basics import patch
+from fastcore.basics import groupby, patch
 from ..core import Step
 from .base import Request, confidences, draw_tokens, six_digits, uniforms
 
@@ -22,8 +22,7 @@ class SlotCache:
         shape, = {(t.shape[1], t.shape[3]) for t in tensors} # all layers alike, or ValueError
         self.kv = tensors[0].new_zeros(len(tensors), rows + 1, columns, *shape) # one more row, for what padding writes
 
-    def get_seq_length(self, *args): return self.columns
-    def get_mask_sizes(self, *args): return self.columns, 0
+    def get_seq_length(self, *args): return self.columns # some models ask
     def read(self, row, n): return self.kv[:, row, :n].clone()
     def write(self, row, kv): self.kv[:, row, :kv.shape[1]] = kv
     def move(self, row, to, n): self.kv[:, to, :n] = self.kv[:, row, :n]
@@ -39,6 +38,7 @@ def window(self:SlotCache, rows, at, real):
     places = np.where(real, np.arange(spare)[rows, None] * width + at, spare * width).ravel()
     self.places = torch.from_numpy(places).to(self.kv.device)
 
+# %% ../../nbs/models/engine.ipynb #update
 @patch
 def update(self:SlotCache, keys, values, layer, *args, **kwargs):
     "Called by each attention layer: store the new keys and values, return all that may be looked at."
@@ -51,27 +51,27 @@ def update(self:SlotCache, keys, values, layer, *args, **kwargs):
 class Forward:
     "A Hugging Face causal language model that reads and writes rows of a `SlotCache`."
     def __init__(self, model, rows): # rows in flight at most
-        import torch
-        self.torch, self.model, self.hidden = torch, model, torch.finfo(model.dtype).min
-        brief = 'logits_to_keep' in inspect.signature(model.forward).parameters
-        self.brief = dict(logits_to_keep=1) if brief else {}
+        self.model = model
         self.check(rows)
 
-    def __call__(self, tokens, at, rows, real=True, brief=False): # `brief`: the logits are of no interest
+    def __call__(self, tokens, at, rows, real=True, head=True): # without `head` keys and values only
         "Logits [row, query, vocabulary] of `tokens` at positions `at`, both [row, query], that see all before them."
+        import torch
         self.cache.window(rows, at, real)
-        ids, at = self.torch.from_numpy(np.stack((tokens, at))).to(self.model.device)
-        future = self.torch.arange(self.cache.columns, device=at.device) > at[:, None, :, None]
-        mask = self.torch.zeros(future.shape, dtype=self.model.dtype, device=at.device)
-        more = self.brief if brief else {}
-        return self.model(input_ids=ids, position_ids=at, attention_mask=mask.masked_fill_(future, self.hidden),
-                          past_key_values=self.cache, use_cache=True, **more).logits
+        ids, at = torch.from_numpy(np.stack((tokens, at))).to(self.model.device)
+        future = torch.arange(self.cache.columns, device=at.device) > at[:, None, :, None]
+        mask = torch.zeros_like(future, dtype=self.model.dtype)
+        mask.masked_fill_(future, torch.finfo(mask.dtype).min)
+        run = self.model if head else self.model.base_model
+        out = run(input_ids=ids, position_ids=at, attention_mask=mask, past_key_values=self.cache, use_cache=True)
+        return out.logits if head else None
 
 # %% ../../nbs/models/engine.ipynb #check-cache
 @patch
 def check(self:Forward, rows):
     "Make the cache of `rows` rows and return the error it makes; ValueError for a model whose logits it changes."
-    model, torch, why = self.model, self.torch, None
+    import torch
+    model, why = self.model, None
     ids, at = np.arange(3, 15)[None] % model.config.vocab_size, np.arange(12)[None]
     try:
         with torch.inference_mode():
@@ -130,7 +130,7 @@ class Row:
     future: object          # gets the answer
     request: Request = None # what to write,
     answers: tuple = ()     # or tokens to be scored as the continuation
-    top: object = 0         # with log-probabilities of that many likeliest tokens each, or of those in this tuple
+    top: int = 0            # with log-probabilities of that many likeliest tokens each
     most: int = 0           # tokens that the whole reply may have; it then goes on to the end token, past an answer
     sampling: tuple = ()    # temperature and top_p, where they are not the engine's
     steps: list = field(default_factory=list)
@@ -143,7 +143,7 @@ class Engine:
         self.temperature, self.top_p, self.context = options.temperature, options.top_p, options.context
         self.max_tokens, self.size = options.max_tokens, options.batch_size
         self.prefixes, self.waiting, self.new, self.rows = PrefixCache(options.prefix_mib << 20), deque(), [], []
-        self.stats = dict(passes=0, generated=0, prompt=0, cached=0)
+        self.stats, self.task = dict(passes=0, generated=0, prompt=0, cached=0), None
         self.last, self.length = np.zeros((2, self.size), int) # last token, tokens there are
         self.count, self.limit = np.zeros((2, self.size), int) # tokens of this step, and how many it may have
         self.u = np.zeros((self.size, self.max_tokens))        # random numbers
@@ -152,14 +152,12 @@ class Engine:
 # %% ../../nbs/models/engine.ipynb #batches
 def _batches(lengths, most):
     "Cut rows into batches, lists of indices, of similar lengths: little padding, `most` tokens with it."
-    batch, order = [], np.argsort(lengths, kind='stable')[::-1]
-    for i in order:
-        longest = lengths[batch[0]] if batch else 0
-        if batch and (lengths[i] < .7 * longest - 4 or (len(batch) + 1) * longest > most):
-            yield batch
-            batch = []
-        batch.append(int(i))
-    if batch: yield batch
+    order = np.argsort(lengths, kind='stable')[::-1].tolist()
+    while order:
+        longest = lengths[order[0]]
+        batch = [i for i in order[:max(most // longest, 1)] if lengths[i] >= .7 * longest - 4]
+        yield batch
+        order = order[len(batch):]
 
 # %% ../../nbs/models/engine.ipynb #prefill
 @patch
@@ -172,6 +170,7 @@ def spread(self:Engine, places, tokens, starts, **kwargs):
     self.stats['passes'] += 1
     return self.forward(ids, (at + np.array(starts)[:, None]) * real, list(places), real, **kwargs)
 
+# %% ../../nbs/models/engine.ipynb #prefill-rows
 @patch
 def prefill(self:Engine, rows, first):
     "Compute what no earlier row has left behind of the rows from place `first` on, but for the last token of each."
@@ -183,7 +182,7 @@ def prefill(self:Engine, rows, first):
         self.stats['prompt'] += len(row.ids)
         self.stats['cached'] += n
     for batch in _batches([len(ids) for _, ids, _ in todo], 8192):
-        self.spread(*zip(*(todo[i] for i in batch)), brief=True)
+        self.spread(*zip(*(todo[i] for i in batch)), head=False)
 
 # %% ../../nbs/models/engine.ipynb #begin
 @patch
@@ -242,46 +241,37 @@ def settle(self:Engine, place):
     more = row.request.to_end and not ended and len(row.request.steps) + len(row.steps) < row.request.max_steps
     if not (more and self.begin(place)): self.leave(place)
 
-# %% ../../nbs/models/engine.ipynb #beside
+# %% ../../nbs/models/engine.ipynb #read-off
 @patch
-def check_finite(self:Engine, logits):
-    if np.isfinite(logits).all(): return
-    raise FloatingPointError(f'{self.name}: logits that are not finite; try dtype="float32", or check the weights')
-
-def _log_probs(logits, top):
-    "Ids and log-probabilities [token, k] of the `top` likeliest tokens of each row, or of those in a tuple `top`."
+def read_off(self:Engine, logits, tokens):
+    "[4, token]: id, largest logit, probability and rank. FloatingPointError where logits are not finite."
     import torch
-    logs = logits - logits.logsumexp(-1, keepdim=True)
-    if isinstance(top, int): logs, ids = logs.topk(min(top, logs.shape[-1]), -1)
-    else:
-        ids = torch.tensor([top], device=logs.device).expand(len(logs), -1)
-        logs = logs.gather(-1, ids)
-    return ids.cpu().numpy(), logs.cpu().numpy()
+    read = torch.cat((tokens[None].double(), confidences(logits, tokens))).cpu().numpy() # in one transfer
+    if np.isfinite(read[1]).all(): return read
+    raise FloatingPointError(f'{self.name}: logits that are not finite; try dtype="float32", or check the weights')
 
 # %% ../../nbs/models/engine.ipynb #score-rows
 @patch
 def score_rows(self:Engine, rows, first):
-    "Confidences [3, token] of the answers of prefilled rows, which stand from place `first` on, each to its future."
+    "Answer prefilled rows, which stand from place `first` on, with the confidences of their tokens."
     for batch in _batches([len(row.answers) for row in rows], max(1, (1 << 24) // self.text.vocab)):
-        readers, places = [rows[i] for i in batch], [first + i for i in batch]
-        tokens = [[row.ids[-1], *row.answers[:-1]] for row in readers]
-        logits = self.spread(places, tokens, [len(row.ids) - 1 for row in readers]).double()
-        answers = np.zeros(logits.shape[:2], int)
-        for i, row in enumerate(readers): answers[i, :len(row.answers)] = row.answers
-        scores = confidences(logits, self.forward.torch.from_numpy(answers).to(logits.device)).cpu().numpy()
-        for i, (place, row) in enumerate(zip(places, readers)):
-            n = len(row.answers)
-            self.answer(place, row, logits[i, :n], scores[:, i, :n])
+        tokens = [[rows[i].ids[-1], *rows[i].answers[:-1]] for i in batch]
+        logits = self.spread([first + i for i in batch], tokens, [len(rows[i].ids) - 1 for i in batch])
+        for i, z in zip(batch, logits.double()): self.answer(first + i, rows[i], z[:len(rows[i].answers)])
 
+# %% ../../nbs/models/engine.ipynb #answer
 @patch
-def answer(self:Engine, place, row, logits, scores):
-    "Give a scored row its confidences; a single token asked about is the end of no prefix."
-    self.check_finite(scores[0])
+def answer(self:Engine, place, row, logits):
+    "Give a row the confidences [3, token] of its tokens; a single token asked about is the end of no prefix."
+    scores = self.read_off(logits, logits.new_tensor(row.answers, dtype=int))[1:]
     if row.answers[1:]:
         row.ids += row.answers
         row.marks.append(len(row.ids))
     self.remember(place, row)
-    row.future.set_result((scores, *_log_probs(logits, row.top)) if row.top else scores)
+    if row.top:
+        logs, ids = (logits - logits.logsumexp(-1, keepdim=True)).topk(min(row.top, logits.shape[-1]), -1)
+        scores = scores, ids.cpu().numpy(), logs.cpu().numpy()
+    row.future.set_result(scores)
 
 # %% ../../nbs/models/engine.ipynb #admit
 @patch
@@ -296,6 +286,7 @@ def enter(self:Engine, wave, keep=False):
         if keep: self.remember(place, row)
         self.begin(place)
 
+# %% ../../nbs/models/engine.ipynb #admit-waiting
 @patch
 def admit(self:Engine):
     "Drop rows that nobody waits for any more, then let waiting ones in, the longest of each prompt first."
@@ -314,24 +305,23 @@ def admit(self:Engine):
 @patch
 def draw(self:Engine, logits, u):
     "Token ids [row]; rows that sample alike are drawn together."
-    u, alike = self.forward.torch.from_numpy(u).to(logits.device), {}
-    for i, row in enumerate(self.rows): alike.setdefault(row.sampling or (self.temperature, self.top_p), []).append(i)
+    alike = groupby(range(len(self.rows)), lambda i: self.rows[i].sampling or (self.temperature, self.top_p))
     if len(alike) == 1: return draw_tokens(logits, u, *alike.popitem()[0])
     tokens = u.long()
     for sampling, places in alike.items(): tokens[places] = draw_tokens(logits[places], u[places], *sampling)
     return tokens
 
+# %% ../../nbs/models/engine.ipynb #turn-wheel
 @patch
 def turn(self:Engine):
     "Admit, write one token in every row, settle the rows whose step may have ended."
     self.admit()
     if not (n := len(self.rows)): return
-    here, torch = (np.arange(n), self.count[:n]), self.forward.torch
+    here = np.arange(n), self.count[:n]
     logits = self.forward(self.last[:n, None], self.length[:n, None] - 1, slice(0, n))[:, -1].double()
-    tokens = self.draw(logits, self.u[here])
-    drawn = torch.cat((tokens[None].double(), confidences(logits, tokens))).cpu().numpy().T # [row, 4]: one transfer
-    self.check_finite(drawn[:, 1])
-    self.drawn[here], self.last[:n] = drawn, drawn[:, 0]
+    tokens = self.draw(logits, logits.new_tensor(self.u[here]))
+    drawn = self.read_off(logits, tokens)
+    self.drawn[here], self.last[:n] = drawn.T, drawn[0]
     self.length[:n] += 1
     self.count[:n] += 1
     over = self.text.closing[self.last[:n]] | (self.count[:n] == self.limit[:n])
@@ -350,11 +340,13 @@ def fail(self:Engine, error):
         if isinstance(error, asyncio.CancelledError): row.future.cancel()
         else: row.future.set_exception(error)
 
+# %% ../../nbs/models/engine.ipynb #drive-wheel
 @patch
 async def drive(self:Engine): # turn until nobody waits
+    import torch
     try:
         while self.rows or self.waiting:
-            with self.forward.torch.inference_mode(): self.turn()
+            with torch.inference_mode(): self.turn()
             for _ in range(6): await asyncio.sleep(0) # from an answer to the next question of a walk
     except BaseException as error:
         self.fail(error)
@@ -363,12 +355,13 @@ async def drive(self:Engine): # turn until nobody waits
 # %% ../../nbs/models/engine.ipynb #answer-request
 async def answer_request(backend, ids, marks, **row):
     "Queue a `Row` with the backend's engine and wait for its answer; RuntimeError where it is closed or elsewhere."
-    loop, task, engine = asyncio.get_running_loop(), backend.task, backend.engine
+    loop, engine = asyncio.get_running_loop(), backend.engine
     if engine is None: raise RuntimeError(f'{backend.spec.name} is closed')
+    task = engine.task
     if task is None or task.done() or task.get_loop() is not loop:
         if task and not task.done() and task.get_loop().is_running():
             raise RuntimeError(f'{engine.name} is at work in another event loop')
         engine.fail(asyncio.CancelledError()) # what a loop that is gone has left behind
-        backend.task = loop.create_task(engine.drive())
+        engine.task = loop.create_task(engine.drive())
     engine.waiting.append(row := Row(list(ids), list(marks), loop.create_future(), **row))
     return await row.future

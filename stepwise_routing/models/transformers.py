@@ -8,8 +8,9 @@ __all__ = ['loading', 'model_folder', 'load_model', 'hub_folder', 'load_tokenize
            'score_text', 'choose_reply', 'tokenizer_sha256', 'text_settings', 'micro_path', 'load_micro']
 
 # %% ../../nbs/models/transformers.ipynb #imports
-import asyncio, contextlib, hashlib, json
+import asyncio, contextlib, hashlib
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
@@ -64,20 +65,11 @@ def hub_folder(name:str, revision:str|None=None)->Path: # named after the commit
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
 
 # %% ../../nbs/models/transformers.ipynb #load-tokenizer
-_SAMPLES = 'Ann has 12.50 apples.\n\n3*4=12, so \\boxed{12}', ' x^2  -  7 ', "it's 1,000\n", 'naïve ½'
-
 def load_tokenizer(source):
-    "A tokenizer from a folder or the Hub, or one that is there already."
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    if not isinstance(source, (str, Path)): return source
-    try: tokenizer = AutoTokenizer.from_pretrained(source)
-    except Exception as e:
-        raise FileNotFoundError(f'{source}: no tokenizer there; pass tokenizer=<a folder or name that has one>') from e
-    if not (file := Path(source)/'tokenizer.json').exists(): return tokenizer
-    saved = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    theirs, own = ([t.encode(x, add_special_tokens=False) for x in _SAMPLES] for t in (tokenizer, saved))
-    saved.chat_template, saved.eos_token = tokenizer.chat_template, tokenizer.eos_token
-    return tokenizer if theirs == own else saved
+    "The tokenizer that a folder, or a name on the Hub, keeps in its tokenizer.json."
+    from transformers import PreTrainedTokenizerFast
+    try: return PreTrainedTokenizerFast.from_pretrained(source)
+    except Exception as e: raise FileNotFoundError(f'{source}: no tokenizer there, as tokenizer.json') from e
 
 # %% ../../nbs/models/transformers.ipynb #hashes
 def weights_sha256(model)->str:
@@ -104,22 +96,19 @@ def _exact_norms(model):
 def _grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
     "Attention of several query heads per key head, without copies of the keys."
     from torch.nn.functional import scaled_dot_product_attention
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    if attention_mask is None or kwargs.get('position_bias') is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     (rows, heads, n, width), groups = query.shape, key.shape[1]
     mask = attention_mask.repeat(1, 1, heads // groups, 1) if n > 1 else attention_mask
     query = query.reshape(rows, groups, -1, width)
     out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
 
-def _use_grouped_attention(model): # where it uses the standard one
+def _use_grouped_attention(model): # where the standard one copies keys
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-    standard = getattr(model.config, '_attn_implementation', None) == 'sdpa'
-    if not standard or not model._can_set_attn_implementation(): return
+    from transformers.masking_utils import eager_mask
+    config, groups = model.config, getattr(model.config, 'num_key_value_heads', 0)
+    if not groups or groups == config.num_attention_heads or config._attn_implementation != 'sdpa': return
     AttentionInterface.register('grouped', _grouped_attention)
-    AttentionMaskInterface.register('grouped', sdpa_mask)
+    AttentionMaskInterface.register('grouped', eager_mask) # never None
     model.set_attn_implementation('grouped')
 
 # %% ../../nbs/models/transformers.ipynb #options
@@ -130,6 +119,7 @@ def check_sampling(temperature, top_p, **counts):
     for name, n in counts.items():
         if n < 1: raise ValueError(f'{name}={n}: give a number from 1 up')
 
+# %% ../../nbs/models/transformers.ipynb #local-options
 @dataclass(frozen=True)
 class LocalOptions:
     "How a model on this machine samples and runs. ValueError for a number out of range."
@@ -138,43 +128,28 @@ class LocalOptions:
     max_tokens: int = 512    # longest step, in tokens
     context: int|None = None # longest prompt and chain, in tokens; None = all the model has
     batch_size: int = 128    # rows in flight
-    dtype: object = None     # "float64", "float32", "bfloat16"; None = by device and size
-    device: object = None    # "cpu", "cuda"; None = a GPU where there is one
+    dtype: str|None = None   # "float64", "float32", "bfloat16", "float16"; None = by device and size
     prefix_mib: int = 256    # memory for prefixes that later calls may continue, in MiB
 
     def __post_init__(self):
         check_sampling(self.temperature, self.top_p, max_tokens=self.max_tokens, batch_size=self.batch_size)
-
-# %% ../../nbs/models/transformers.ipynb #precision
-def _device(name):
-    "A torch device, the GPU by default where there is one."
-    import torch
-    gpu = torch.cuda.is_available()
-    if not str(name).startswith('cuda') or gpu: return torch.device(name or ('cuda' if gpu else 'cpu'))
-    raise ValueError(f'device={str(name)!r}: torch sees no GPU here; use device="cpu"')
-
-def _dtype(name, device, params):
-    "A torch dtype, by default bfloat16 on a GPU, float64 for small and float32 for large models on a CPU."
-    import torch
-    by_size = 'float64' if params <= 20e6 else 'float32'
-    dtype = name or ('bfloat16' if device.type == 'cuda' else by_size)
-    if isinstance(dtype, str): dtype = getattr(torch, dtype, None)
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point: return dtype
-    raise ValueError(f'dtype={name!r}: choose float64, float32, bfloat16 or float16')
+        one_of('dtype', self.dtype, (None, 'float64', 'float32', 'bfloat16', 'float16'))
 
 # %% ../../nbs/models/transformers.ipynb #open-model
 def open_model(model, tokenizer, options):
-    "Hash of the weights, the model as it will run, and its tokenizer."
-    device, named = _device(options.device), isinstance(model, (str, Path))
+    "Hash of the weights, the model as it will run, and its tokenizer, where none is given."
+    import torch
+    named = isinstance(model, (str, Path))
     if not named and tokenizer is None: raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
     hf = (load_model(model) if named else model).eval()
     weights = weights_sha256(named and model_folder(model) or hf)
-    dtype = _dtype(options.dtype, device, hf.num_parameters())
-    hf.to(device)
+    gpu, by_size = torch.cuda.is_available(), 'float64' if hf.num_parameters() <= 20e6 else 'float32'
+    dtype = getattr(torch, options.dtype or ('bfloat16' if gpu else by_size))
+    hf.to('cuda' if gpu else 'cpu')
     for p in hf.parameters(): p.data = p.data.to(dtype) # buffers keep their precision: rotary frequencies need it
-    if str(dtype) == 'torch.float64': _exact_norms(hf)
+    if dtype == torch.float64: _exact_norms(hf)
     _use_grouped_attention(hf)
-    return weights, hf, load_tokenizer(model if tokenizer is None else tokenizer)
+    return weights, hf, load_tokenizer(model) if tokenizer is None else tokenizer
 
 # %% ../../nbs/models/transformers.ipynb #context-length
 def context_length(config, context):
@@ -193,7 +168,7 @@ class TransformersBackend:
     def __init__(
         self,
         model,              # folder, name on the Hub, or a model (converted in place)
-        tokenizer=None,     # the same; None = the model's own
+        tokenizer=None,     # of Hugging Face; None = the one that is kept with the model
         *,
         name:str|None=None, # for tables and settings; None = the folder's name
         index:int=0,        # place among the models of a tree
@@ -202,10 +177,8 @@ class TransformersBackend:
         options = LocalOptions(**kwargs)
         self.weights, hf, tokenizer = open_model(model, tokenizer, options)
         self.spec = ModelSpec(name or Path(hf.name_or_path or type(hf).__name__).name, hf.num_parameters())
-        self.index, self.context, self.task = index, context_length(hf.config, options.context), None
-        more = getattr(getattr(hf, 'generation_config', None), 'eos_token_id', None)
-        ends = [tokenizer.eos_token_id, *(more if isinstance(more, (list, tuple)) else [more])]
-        eos = list(dict.fromkeys(i for i in ends if i is not None))
+        self.index, self.context = index, context_length(hf.config, options.context)
+        eos = [tokenizer.eos_token_id, *np.ravel(hf.generation_config.eos_token_id).tolist()]
         self.text = StepTokenizer(tokenizer, eos, hf.config.vocab_size)
         forward, options = Forward(hf, options.batch_size), replace(options, context=self.context)
         self.engine = Engine(self.spec.name, forward, self.text, options, index)
@@ -256,17 +229,17 @@ TransformersBackend.score = score_text
 def _reply_ids(backend, ids, options):
     "Token ids of each option; ValueError where one begins another, or does not fit behind the prompt `ids`."
     replies = [tuple(backend.text.encode(o)) for o in options]
-    for i, a in enumerate(replies):
-        room_left(backend, ids, len(a), f'option {options[i]!r}')
-        for j, b in enumerate(replies):
-            if i == j or b[:len(a)] != a: continue
-            raise ValueError(f'option {options[i]!r} begins option {options[j]!r}: a reply could be either')
+    room_left(backend, ids, max(map(len, replies)), f'options {options}')
+    for (o, a), (p, b) in permutations(zip(options, replies), 2):
+        if b[:len(a)] == a: raise ValueError(f'option {o!r} begins option {p!r}: a reply could be either')
     return replies
 
 async def _reply_log_probs(backend, ids, replies):
     "Log-probability of each reply."
     ask = lambda answers, **top: answer_request(backend, ids, [len(ids)], answers=answers, **top)
-    if max(map(len, replies)) == 1: return (await ask(replies[0], top=tuple(r[0] for r in replies)))[2][0]
+    if max(map(len, replies)) == 1:
+        _, tokens, logs = await ask(replies[0], top=backend.text.vocab)
+        return logs[0, tokens[0].argsort()[[r[0] for r in replies]]]
     scores = await asyncio.gather(*map(ask, replies))
     with np.errstate(divide='ignore'): return np.array([np.log(s[1]).sum() for s in scores])
 
@@ -284,11 +257,7 @@ async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
 TransformersBackend.choose = choose_reply
 
 # %% ../../nbs/models/transformers.ipynb #settings
-def tokenizer_sha256(hf):
-    "Hash of a tokenizer."
-    fast = getattr(hf, 'backend_tokenizer', None)
-    text = fast.to_str() if fast else json.dumps(sorted(hf.get_vocab().items()))
-    return hashlib.sha256(text.encode()).hexdigest()
+def tokenizer_sha256(hf): return hashlib.sha256(hf.backend_tokenizer.to_str().encode()).hexdigest()
 
 def text_settings(hf):
     "Hashes of a tokenizer and of the prompt it makes."
