@@ -16,7 +16,7 @@ from .ledger import Ledger
 from .openai import ApiOptions, OpenAIBackend
 from .ray import ray_models
 from .serve import served
-from .transformers import LocalOptions, TransformersBackend, hub_folder, load_micro, micro_path
+from .transformers import LocalOptions, TransformersBackend, hub_folder, micro_path
 from .vllm import VLLMBackend, VLLMOptions, first_model, serve_vllm
 from ..run.config import Setting
 
@@ -69,27 +69,23 @@ def _open_api(kind, rest, index, stack, options):
     own |= dict(name=f'served:{rest}', base_url=url, key_env='', identity=identity, params=facts['params'])
     return OpenAIBackend(facts['id'], index, ledger, **own) # with no key of anybody's
 
-def _open_vllm(kind, rest, revision, index, stack, options):
-    "A model of vLLM; a server that is started is left on the stack."
-    own, name = _fitting(options, VLLMOptions), None
-    if kind == 'vllm-server': return VLLMBackend(None, rest, index=index, **own)
-    if rest in _MICRO: rest, name = micro_path(rest.removeprefix('micro-')), rest
-    own['key_env'] = ''
-    url = stack.enter_context(serve_vllm(rest, revision=revision, **own))
-    return VLLMBackend(rest, url, name, index, revision, **own)
-
 # %% ../../nbs/models/names.ipynb #open-one
 def _open_one(name, index, stack, options):
-    "One backend by name. ValueError for a name that is like one of ours."
-    (kind, rest, revision), local = model_kind(name), _fitting(options, LocalOptions)
-    if name in _MICRO: return load_micro(name.removeprefix('micro-'), index=index, **local)
+    "One backend by name; a server it starts is left on the stack. ValueError for a name that is like one of ours."
+    kind, rest, revision = model_kind(name)
     if kind in ('served', 'openai'): return _open_api(kind, rest, index, stack, options)
-    if kind: return _open_vllm(kind, rest, revision, index, stack, options)
+    local, vllm = _fitting(options, LocalOptions), _fitting(options, VLLMOptions)
+    if kind == 'vllm-server': return VLLMBackend(None, rest, index=index, **vllm)
+    model = micro_path(rest.removeprefix('micro-')) if rest in _MICRO else rest
+    short = Path(rest).name # also of a micro model
+    if kind == 'vllm':
+        url = stack.enter_context(serve_vllm(model, revision=revision, **vllm))
+        return VLLMBackend(model, url, short, index, revision, **vllm | dict(key_env=''))
     ours = [*_MICRO, *(f'served:{m}' for m in _MICRO)]
-    if '/' not in name and not Path(name).exists() and (hint := nearest(name, ours)):
+    if '/' not in name and not Path(model).exists() and (hint := nearest(name, ours)):
         raise ValueError(f'unknown model {name!r}{hint}')
-    folder = hub_folder(rest, revision) if revision else rest
-    return TransformersBackend(folder, name=Path(rest).name, index=index, **local)
+    folder = hub_folder(rest, revision) if revision else model
+    return TransformersBackend(folder, name=short, index=index, **local)
 
 # %% ../../nbs/models/names.ipynb #open-models
 @contextlib.contextmanager

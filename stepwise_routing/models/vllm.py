@@ -131,7 +131,8 @@ def serve_vllm(
     context = context_length(config, options.context or min(context_length(config, None), 4096))
     with socket.create_server(('127.0.0.1', 0)) as s: port = s.getsockname()[1]
     where = ['--model', folder, '--served-model-name', name, '--host', '127.0.0.1', '--port', port]
-    command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *where, *_engine_flags(options, context, cpu)]
+    flags = [*where, *_engine_flags(options, context, cpu)]
+    command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *flags]
     env = dict(VLLM_LOGGING_LEVEL='ERROR', VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind') | os.environ
     url = f'http://127.0.0.1:{port}/v1'
     with tempfile.TemporaryFile() as log, _watched(command, stdout=log, stderr=log, env=env) as server:
@@ -215,10 +216,9 @@ async def complete(self:VLLMBackend, prompt, most:int, **more)->tuple:
                 repetition_penalty=1., stop_token_ids=list(self.text.eos), include_stop_str_in_output=True,
                 return_token_ids=True, return_tokens_as_token_ids=True)
     choice, = (await _ask(self.client.post('/completions', body=body | more, cast_to=object), self.base_url))['choices']
-    if choice.get('token_ids') is None:
-        raise RuntimeError(f'{self.base_url} sends no token ids: it is no vLLM server, or an old one')
-    logs = choice['logprobs'] or dict(token_logprobs=(), top_logprobs=())
-    rows = zip(choice['token_ids'], logs['token_logprobs'], logs['top_logprobs'])
+    ids, logs = choice.get('token_ids'), choice['logprobs']
+    if not (ids and logs): raise RuntimeError(f'{self.base_url} sends no token ids: is it vLLM, and a recent one?')
+    rows = zip(ids, logs['token_logprobs'], logs['top_logprobs'])
     return choice, [(i, z, list(top.values())) for i, z, top in rows]
 
 # %% ../../nbs/models/vllm.ipynb #forced
@@ -260,8 +260,7 @@ async def write_step(self:VLLMBackend, ids, seed:int)->Step:
             if len(tokens) < room and not self.text.closing[token[0]]: continue
             drawn = np.column_stack(([t[0] for t in tokens], shown_confidences([t[1:] for t in tokens]).T))
             if step := new_step(self, SimpleNamespace(ids=ids), drawn, len(tokens) == room): return step
-        if not (new and choice.get('stop_reason') == '\n\n'):
-            raise RuntimeError(f'{self.spec.name}: vLLM ended a reply without a reason')
+        if choice.get('stop_reason') != '\n\n': raise RuntimeError(f'{self.spec.name}: vLLM ended a reply too early')
 
 # %% ../../nbs/models/vllm.ipynb #write
 @patch
