@@ -69,12 +69,13 @@ def _reserve(workers, needs, timeout):
     raise RuntimeError(f'no room for {workers} workers with {each} each in {timeout:g} s: Ray has {there}, and others '
                        'may use them; lower workers, num_gpus or num_cpus')
 
-# %% ../../nbs/models/ray.ipynb #ray-model
+# %% ../../nbs/models/ray.ipynb #worker-error
 def _worker_error(error, task): # without Ray's report around it
     if isinstance(getattr(error, 'cause', None), Exception): return error.cause
     return RuntimeError(f'workers died while they {task}, most often since memory is too small (fewer workers on a '
                         f'machine, or a smaller batch_size or context): {shorten(str(error), 200)}')
 
+# %% ../../nbs/models/ray.ipynb #ray-model
 class RayModel:
     "A model that stands on workers: a `Backend` whose calls travel."
     def __init__(self, actors, index, facts): # Ray's handles; place of the model; its part of `Worker.describe`

@@ -49,12 +49,12 @@ class VLLMOptions(LocalOptions):
         check_sampling(self.temperature, self.top_p, top=self.top)
 
 # %% ../../nbs/models/vllm.ipynb #engine-flags
-def _engine_flags(options:VLLMOptions, context:int, cpu:bool)->list:
-    "The options of an engine as a command line; `cpu`: of the build for CPUs."
-    values = dict(max_model_len=context, max_num_seqs=options.batch_size, max_logprobs=options.top,
-                  logprobs_mode='raw_logits' if options.logits else 'raw_logprobs', generation_config='vllm',
-                  gpu_memory_utilization=options.memory, dtype=options.dtype or 'auto')
-    if cpu: values |= dict(kv_cache_memory_bytes=2**30, max_num_batched_tokens=max(8192, context))
+def _engine_flags(options:VLLMOptions, cpu:bool, **values)->list:
+    "Options and further values as vLLM's command line; `cpu`: of its build for CPUs."
+    values |= dict(logprobs_mode='raw_logits' if options.logits else 'raw_logprobs', max_logprobs=options.top,
+                   max_num_seqs=options.batch_size, gpu_memory_utilization=options.memory,
+                   dtype=options.dtype or 'auto', generation_config='vllm')
+    if cpu: values |= dict(kv_cache_memory_bytes=2**30, max_num_batched_tokens=max(8192, values['max_model_len']))
     flags = [x for k, v in values.items() for x in ('--' + k.replace('_', '-'), str(v))]
     return [*flags, '--enable-prefix-caching', *['--enforce-eager', '--no-enable-chunked-prefill']*cpu]
 
@@ -87,7 +87,7 @@ def _last_words(log:str)->str:
     "The line of a log that says what went wrong, else its last line."
     echo = '(Engine core|WorkerProc) initialization failed|EngineCore encountered an issue|cancelled'
     errors = re.findall(r'(?:^|[\s.])(\w*(?:Error|Exception): \S.*)', log)
-    lines = [e.strip() for e in errors if not re.search(echo, e)] or log.strip().splitlines() or ['']
+    lines = [e.strip() for e in errors if not re.search(echo, e)] or log.strip().splitlines() or ['it wrote nothing']
     return lines[-1].replace('gpu_memory_utilization', 'memory')[:300]
 
 async def _ask(call, url:str):
@@ -112,8 +112,7 @@ def _wait_until_ready(server, log, name:str, url:str, timeout:float):
         time.sleep(.5)
     log.seek(0)
     late = f'was not ready after {timeout:g} s (raise timeout=)' if server.poll() is None else 'did not start'
-    words = _last_words(log.read().decode(errors='replace')) or 'it wrote nothing'
-    raise RuntimeError(f'the vLLM server of {name!r} {late}: {words}')
+    raise RuntimeError(f'the vLLM server of {name!r} {late}: {_last_words(log.read().decode(errors="replace"))}')
 
 # %% ../../nbs/models/vllm.ipynb #serve
 @contextlib.contextmanager
@@ -130,8 +129,8 @@ def serve_vllm(
     config = AutoConfig.from_pretrained(folder)
     context = context_length(config, options.context or min(context_length(config, None), 4096))
     with socket.create_server(('127.0.0.1', 0)) as s: port = s.getsockname()[1]
-    where = ['--model', folder, '--served-model-name', name, '--host', '127.0.0.1', '--port', port]
-    flags = [*where, *_engine_flags(options, context, cpu)]
+    flags = _engine_flags(options, cpu, model=folder, served_model_name=name, host='127.0.0.1', port=port,
+                          max_model_len=context)
     command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *flags]
     env = dict(VLLM_LOGGING_LEVEL='ERROR', VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind') | os.environ
     url = f'http://127.0.0.1:{port}/v1'
