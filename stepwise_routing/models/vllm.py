@@ -21,8 +21,8 @@ from ..core import ModelSpec, Step, run_async
 from .base import StepTokenizer
 from .engine import new_step
 from .openai import api_client, read_key, transport
-from .transformers import (LocalOptions, check_sampling, choose_reply, context_length, hub_folder,
-    load_tokenizer, model_folder, prefix_ids, room_left, score_text, text_settings, weights_sha256)
+from .transformers import (LocalOptions, check_sampling, choose_reply, context_length,
+    hub_folder, load_tokenizer, model_folder, prefix_ids, room_left, score_text, text_settings, weights_sha256)
 
 # %% ../../nbs/models/vllm.ipynb #shown-confidences
 def shown_confidences(
