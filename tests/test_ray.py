@@ -64,7 +64,7 @@ def running():
     ray.shutdown()
     assert mine and gone(mine)
 
-def pids(models): return [pid for pid, _ in ray.get([a.describe.remote() for a in models[0].actors])]
+def pids(models): return ray.get([a.__ray_call__.remote(lambda worker: os.getpid()) for a in models[0].actors])
 
 @pytest.fixture(scope='module')
 def remote(running):

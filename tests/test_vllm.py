@@ -340,7 +340,8 @@ def test_a_server_that_shows_less():
 def test_last_words():
     log = ('(EngineCore pid=7) ERROR core.py:1] ValueError: too little room\n  File "x.py"\n'
            'RuntimeError: Engine core initialization failed. See above.\n')
-    assert models_vllm._last_words(log) == 'ValueError: too little room' and models_vllm._last_words('') == ''
+    assert models_vllm._last_words(log) == 'ValueError: too little room'
+    assert models_vllm._last_words('') == 'it wrote nothing'
 
 # Processes
 

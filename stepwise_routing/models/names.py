@@ -6,16 +6,18 @@
 __all__ = ['model_kind', 'check_shares', 'open_models', 'setting_options']
 
 # %% ../../nbs/models/names.ipynb #imports
-import contextlib, inspect, re
+import contextlib, re
 from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from fastcore.basics import patch
 from ..core import PRICES, nearest, one_of, run_async
 from .ledger import Ledger
-from .openai import API_OPTIONS, OpenAIBackend
-from .transformers import LocalOptions, TransformersBackend, hub_folder, load_micro, micro_path
-from .vllm import ServerOptions, VLLMBackend, VLLMOptions, first_model, serve_vllm
+from .openai import ApiOptions, OpenAIBackend
+from .ray import ray_models
+from .serve import served
+from .transformers import LocalOptions, TransformersBackend, hub_folder, micro_path
+from .vllm import VLLMBackend, VLLMOptions, first_model, serve_vllm
 from ..run.config import Setting
 
 # %% ../../nbs/models/names.ipynb #model-name
@@ -47,50 +49,58 @@ def check_shares(
     raise ValueError(f'memory_shares={out}: give shares above 0 that sum to at most 1; these sum to {sum(used):g}')
 
 # %% ../../nbs/models/names.ipynb #options
-def _fields(*kinds): return {f.name for kind in kinds for f in fields(kind)}
-def _fitting(options, names): return {k: v for k, v in options.items() if k in names}
+def _fitting(options, kind): return {f.name: options[f.name] for f in fields(kind) if f.name in options}
 
-def _check_options(options, *more):
+def _check_options(options):
     "ValueError for an option that no kind of model has."
-    names = {*_fields(LocalOptions, VLLMOptions, ServerOptions), *API_OPTIONS, 'ledger', 'memory_shares', *more}
+    names = {f.name for kind in (LocalOptions, VLLMOptions, ApiOptions) for f in fields(kind)}
+    names |= {'ledger', 'memory_shares'} # of all models together
     for k in options: one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
 
 # %% ../../nbs/models/names.ipynb #open-api
 def _open_api(kind, rest, index, stack, options):
     "A model behind an API; the server of a `served:` one is left on the stack."
-    options = _fitting(options, {*API_OPTIONS, 'ledger'} - {'max_cents'})
-    price = options.get('price') or (rest if rest in PRICES else None)
-    if kind == 'openai': return OpenAIBackend(rest, index, **options | dict(price=price))
-    from stepwise_routing.models.serve import served
+    own, ledger = _fitting(options, ApiOptions), options['ledger']
+    own['price'] = own.get('price') or (rest if rest in PRICES else None)
+    if kind == 'openai': return OpenAIBackend(rest, index, ledger, **own)
     url = stack.enter_context(served(rest))
     facts = run_async(first_model(url))
     identity = {k: facts[k] for k in ('weights', 'tokenizer', 'dtype', 'context', 'template')}
-    own = dict(name=f'served:{rest}', base_url=url, key_env='', identity=identity, params=facts['params'])
-    return OpenAIBackend(facts['id'], index, **options | own) # with no key of anybody's
-
-def _open_vllm(kind, rest, revision, index, stack, options):
-    "A model of vLLM; a server that is started is left on the stack."
-    client, name = _fitting(options, _fields(VLLMOptions)), None
-    if kind == 'vllm-server': return VLLMBackend(None, rest, index=index, **client)
-    if rest in _MICRO: rest, name = micro_path(rest.removeprefix('micro-')), rest
-    url = stack.enter_context(serve_vllm(rest, revision=revision, **_fitting(options, _fields(ServerOptions))))
-    return VLLMBackend(rest, url, name, index, revision, **client | dict(key_env=''))
+    own |= dict(name=f'served:{rest}', base_url=url, key_env='', identity=identity, params=facts['params'])
+    return OpenAIBackend(facts['id'], index, ledger, **own) # with no key of anybody's
 
 # %% ../../nbs/models/names.ipynb #open-one
 def _open_one(name, index, stack, options):
-    "One backend by name. ValueError for a name that is like one of ours."
-    (kind, rest, revision), local = model_kind(name), _fitting(options, _fields(LocalOptions))
-    if name in _MICRO: return load_micro(name.removeprefix('micro-'), index=index, **local)
+    "One backend by name; a server it starts is left on the stack. ValueError for a name that is like one of ours."
+    kind, rest, revision = model_kind(name)
     if kind in ('served', 'openai'): return _open_api(kind, rest, index, stack, options)
-    if kind: return _open_vllm(kind, rest, revision, index, stack, options)
+    local, vllm = _fitting(options, LocalOptions), _fitting(options, VLLMOptions)
+    if kind == 'vllm-server': return VLLMBackend(None, rest, index=index, **vllm)
+    model = micro_path(rest.removeprefix('micro-')) if rest in _MICRO else rest
+    short = Path(rest).name # also of a micro model
+    if kind == 'vllm':
+        url = stack.enter_context(serve_vllm(model, revision=revision, **vllm))
+        return VLLMBackend(model, url, short, index, revision, **vllm | dict(key_env=''))
     ours = [*_MICRO, *(f'served:{m}' for m in _MICRO)]
-    if '/' not in name and not Path(name).exists() and (hint := nearest(name, ours)):
+    if '/' not in name and not Path(model).exists() and (hint := nearest(name, ours)):
         raise ValueError(f'unknown model {name!r}{hint}')
-    folder = hub_folder(rest, revision) if revision else rest
-    return TransformersBackend(folder, name=Path(rest).name if revision else None, index=index, **local)
+    folder = hub_folder(rest, revision) if revision else model
+    return TransformersBackend(folder, name=short, index=index, **local)
 
 # %% ../../nbs/models/names.ipynb #open-models
 @contextlib.contextmanager
+def _open_here(names, options):
+    "Backends in this process."
+    shares = check_shares(names, options.get('memory_shares'))
+    with contextlib.ExitStack() as servers, contextlib.ExitStack() as stack: # servers end after the calls in flight
+        if any(n.startswith(('served:', 'openai:')) for n in names):
+            options['ledger'] = stack.enter_context(Ledger(options.get('ledger'), options.get('max_cents')))
+        backends = []
+        for i, name in enumerate(names):
+            backends.append(_open_one(name, i, servers, options | dict(memory=shares[i])))
+            stack.callback(lambda b=backends[-1]: run_async(b.close())) # the last one first
+        yield backends
+
 def open_models(
     names,              # small to large
     engine:str='local', # "ray" opens them on workers of Ray
@@ -99,22 +109,9 @@ def open_models(
     "Open models by name for the time of a `with` block. ValueError for an unknown name or option."
     one_of('engine', engine, ('local', 'ray'))
     names = [names] if isinstance(names, str) else [str(n) for n in names]
-    shares = check_shares(names, options.get('memory_shares'))
-    with contextlib.ExitStack() as stack:
-        if engine == 'ray':
-            from stepwise_routing.models.ray import ray_models
-            _check_options(options, *inspect.signature(ray_models).parameters)
-            yield stack.enter_context(ray_models(names, opener=open_models, **options))
-            return
-        _check_options(options)
-        servers = stack.enter_context(contextlib.ExitStack()) # they end last, after the calls in flight
-        if any(n.startswith(('served:', 'openai:')) for n in names):
-            options['ledger'] = stack.enter_context(Ledger(options.get('ledger'), options.get('max_cents')))
-        backends = []
-        for i, name in enumerate(names):
-            backends.append(_open_one(name, i, servers, options | dict(memory=shares[i])))
-            stack.callback(lambda b=backends[-1]: run_async(b.close())) # the last one first
-        yield backends
+    if engine == 'ray': return ray_models(names, opener=open_models, **options)
+    _check_options(options)
+    return _open_here(names, options)
 
 # %% ../../nbs/models/names.ipynb #setting-open
 def setting_options(s:Setting)->dict:

@@ -6,10 +6,10 @@
 __all__ = ['Worker', 'RayModel', 'ray_models']
 
 # %% ../../nbs/models/ray.ipynb #imports
-import contextlib, os, socket, time
+import contextlib, os, socket
 from dataclasses import replace
 from pathlib import Path
-
+from textwrap import shorten
 from ..core import digest
 from .base import Request
 from ..run.store import settings_difference
@@ -18,7 +18,7 @@ from ..run.store import settings_difference
 def _pack_request(request:Request)->Request:
     "A request with its seeds as numbers, so that another process can read it."
     n = max(request.max_steps - len(request.steps), 1) if request.to_end else 1
-    return replace(request, seed=tuple(request.seed(i) for i in range(n)))
+    return replace(request, seed=tuple(request.seed(i) for i in range(n)).__getitem__)
 
 # %% ../../nbs/models/ray.ipynb #worker
 class Worker:
@@ -29,14 +29,13 @@ class Worker:
         except Exception as e: self.error = e
 
     async def describe(self):
-        "This process, and of each model what a tree asks of a backend."
+        "Of each model, what a tree asks of a backend."
         if self.error: raise self.error
-        return os.getpid(), [(m.spec, m.has_logits, m.settings()) for m in self.models]
+        return [(m.spec, m.has_logits, m.settings()) for m in self.models]
 
     async def call(self, index, method, *args):
         "What a method of a model returns."
         if self.error: os._exit(1)
-        args = [replace(x, seed=x.seed.__getitem__) if isinstance(x, Request) else x for x in args]
         return await getattr(self.models[index], method)(*args)
 
     async def close(self): self.stack.close()
@@ -55,29 +54,28 @@ def _start_ray(cpus):
         if host: socket.create_connection((host, int(port)), 10).close() # Ray itself would try for minutes
         ray.init(address, **options)
     except Exception as e:
-        raise ConnectionError(f'no Ray at RAY_ADDRESS={address!r} ("auto" or HOST:PORT): {_short(e)}') from None
+        why = shorten(str(e), 200)
+        raise ConnectionError(f'no Ray at RAY_ADDRESS={address!r} ("auto" or HOST:PORT): {why}') from None
     return True
 
-def _short(error): return ' '.join(str(error).split())[:200]
-
 # %% ../../nbs/models/ray.ipynb #place
-def _wait_for_room(workers, needs, timeout):
-    "RuntimeError unless the cluster has room for all workers within `timeout` seconds."
+def _reserve(workers, needs, timeout):
+    "Room for all workers, as a placement group of Ray; RuntimeError where there is none within `timeout` seconds."
     import ray
-    end = time.monotonic() + timeout
-    while any(workers*n > ray.available_resources().get(k, 0) for k, n in needs.items()):
-        if time.monotonic() > end:
-            each, there = (', '.join(f'{r.get(k, 0):g} {k}' for k in needs) for r in (needs, ray.cluster_resources()))
-            raise RuntimeError(f'no room for {workers} workers with {each} each in {timeout:g} s: Ray has {there}, and '
-                               'others may use them; lower workers, num_gpus or num_cpus')
-        time.sleep(.2)
+    room = ray.util.placement_group([needs]*workers, strategy='SPREAD')
+    if room.wait(timeout): return room
+    ray.util.remove_placement_group(room)
+    each, there = (', '.join(f'{r.get(k, 0):g} {k}' for k in needs) for r in (needs, ray.cluster_resources()))
+    raise RuntimeError(f'no room for {workers} workers with {each} each in {timeout:g} s: Ray has {there}, and others '
+                       'may use them; lower workers, num_gpus or num_cpus')
 
-# %% ../../nbs/models/ray.ipynb #ray-model
+# %% ../../nbs/models/ray.ipynb #worker-error
 def _worker_error(error, task): # without Ray's report around it
     if isinstance(getattr(error, 'cause', None), Exception): return error.cause
     return RuntimeError(f'workers died while they {task}, most often since memory is too small (fewer workers on a '
-                        f'machine, or a smaller batch_size or context): {_short(error)}')
+                        f'machine, or a smaller batch_size or context): {shorten(str(error), 200)}')
 
+# %% ../../nbs/models/ray.ipynb #ray-model
 class RayModel:
     "A model that stands on workers: a `Backend` whose calls travel."
     def __init__(self, actors, index, facts): # Ray's handles; place of the model; its part of `Worker.describe`
@@ -102,7 +100,7 @@ class RayModel:
 def _describe_all(actors):
     "Facts of the models, once all workers have loaded them. ValueError where they hold different ones."
     import ray
-    try: first, *others = [facts for _, facts in ray.get([a.describe.remote() for a in actors])]
+    try: first, *others = ray.get([a.describe.remote() for a in actors])
     except ray.exceptions.RayError as e: raise _worker_error(e, 'loaded the models') from None
     for other in others:
         if d := settings_difference(*([f[2] for f in facts] for facts in (first, other)), 'models'):
@@ -129,11 +127,12 @@ def ray_models(
     with contextlib.ExitStack() as stack:
         started = _start_ray(max(os.cpu_count() or 1, int(workers*num_cpus + 1)))
         import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as inside
         if started: stack.callback(ray.shutdown)
-        _wait_for_room(workers, {k: n for k, n in dict(CPU=num_cpus, GPU=num_gpus).items() if n}, timeout)
-        kind = ray.remote(Worker).options(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy='SPREAD',
+        room = _reserve(workers, {k: n for k, n in dict(CPU=num_cpus, GPU=num_gpus).items() if n}, timeout)
+        stack.callback(ray.util.remove_placement_group, room) # and its workers
+        kind = ray.remote(Worker).options(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=inside(room),
                                           max_restarts=10, max_task_retries=3)
         actors = [kind.remote(names, opener, options) for _ in range(workers)]
-        for a in actors: stack.callback(ray.kill, a)
         stack.callback(lambda: ray.wait([a.close.remote() for a in actors], num_returns=workers, timeout=20))
         yield [RayModel(actors, i, facts) for i, facts in enumerate(_describe_all(actors))]

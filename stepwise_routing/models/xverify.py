@@ -6,9 +6,12 @@
 __all__ = ['read_verdict', 'XVerify', 'open_grader']
 
 # %% ../../nbs/models/xverify.ipynb #imports
-import ast, contextlib, os, re, urllib.request, warnings
+import ast, contextlib, re, warnings
 from pathlib import Path
+from textwrap import shorten
 from fastcore.basics import patch
+from fastcore.net import urlread
+from fastcore.xdg import xdg_cache_home
 from ..core import digest, nearest, run_async, write_file
 from ..data.grading import MAX_ANSWER, is_right
 from .names import model_kind
@@ -31,19 +34,14 @@ def _find_template(source):
     return next((t for t in (*texts, source) if _words(t) == _PROMPT_DIGEST), None)
 
 # %% ../../nbs/models/xverify.ipynb #fetch
-def _fetch(url, hint):
-    try:
-        with urllib.request.urlopen(url, timeout=20) as r: return r.read(1 << 20).decode()
-    except (OSError, ValueError) as e:
-        why = str(getattr(e, 'reason', '') or e)[:100]
-        raise RuntimeError(f"xVerify's prompt does not come from GitHub ({why}): save {url} {hint}") from None
-
 def _xverify_template():
     "The prompt that xVerify's weights were trained on, fetched once. RuntimeError in one line."
-    caches = Path(os.environ.get('XDG_CACHE_HOME') or Path.home()/'.cache')
-    file, hint = caches/'stepwise-routing'/'xverify_judge_prompt.py', 'or give a template'
-    cached = file.is_file()
-    text = file.read_text('utf-8', 'replace') if cached else _fetch(_PROMPT_URL, f'as {file}, {hint}')
+    file = xdg_cache_home()/'stepwise-routing'/'xverify_judge_prompt.py'
+    cached, hint = file.is_file(), 'or give a template'
+    try: text = file.read_text('utf-8', 'replace') if cached else urlread(_PROMPT_URL, timeout=20)
+    except (OSError, ValueError) as e:
+        raise RuntimeError(f"xVerify's prompt does not come from GitHub ({shorten(str(e), 100)}): "
+                           f'save {_PROMPT_URL} as {file}, {hint}') from None
     template, where = _find_template(text), file if cached else _PROMPT_URL
     if not template: raise RuntimeError(f"{where} does not hold the prompt of xVerify's weights: remove it, {hint}")
     if not cached: write_file(file, text)
@@ -57,9 +55,9 @@ def _template(source):
     if source is None: return _xverify_template()
     text = str(source)
     if '{' not in text: # no fields, so it is a path
-        if not Path(text).is_file():
-            raise FileNotFoundError(f'template {text[:80]!r} is neither a file nor a text with {_FIELDS[0]}')
-        text = Path(text).read_text('utf-8', 'replace')
+        try: text = Path(text).read_text('utf-8', 'replace')
+        except OSError:
+            raise FileNotFoundError(f'template {text[:80]!r} is neither a file nor a text with {_FIELDS[0]}') from None
         text = _find_template(text) or text
     missing = [f for f in _FIELDS if f not in text]
     if missing: raise ValueError(f'template has no {missing[0]}; it needs {", ".join(_FIELDS)}')
@@ -72,13 +70,10 @@ def _fill(template, problem, answer):
     return text.encode('utf-8', 'replace').decode()
 
 # %% ../../nbs/models/xverify.ipynb #verdict
-_WRONG = re.compile(r'(?<![a-z])incorrect(?![a-z])', re.I)
-_RIGHT = re.compile(r'[\W_]*(?:judge?ment[\W_]*)?correct(?![a-z])', re.I)
-
 def read_verdict(reply:str)->bool|None:
     "What a judge's reply says: Correct or Incorrect, brackets and letter case aside; None where it is no verdict."
-    if _WRONG.search(reply): return False
-    return True if _RIGHT.match(reply) else None
+    if re.search(r'(?<![a-z])incorrect(?![a-z])', reply, re.I): return False
+    return True if re.match(r'[\W_]*(?:judge?ment[\W_]*)?correct(?![a-z])', reply, re.I) else None
 
 # %% ../../nbs/models/xverify.ipynb #grader
 class XVerify:
@@ -86,7 +81,7 @@ class XVerify:
     def __init__(self, model:str, template=None, ledger=None, workers:int=16, **options):
         "`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `OpenAIBackend`."
         limits = dict(key_env='XVERIFY_API_KEY', temperature=0., max_tokens=8, top_logprobs=0, timeout=120.) | options
-        self.template, self.workers, self.max_tokens = _template(template), workers, limits['max_tokens']
+        self.template, self.workers = _template(template), workers
         self.unread = {} # replies that are no verdict, by (problem id, answer)
         self.judge = OpenAIBackend(model, ledger=ledger, concurrency=workers, **limits)
         self.judge.ledger.start() # here, so that threads do not race to start it
@@ -96,7 +91,7 @@ class XVerify:
         if answer is None or not answer.strip(): return False
         if len(answer) > MAX_ANSWER: return answer.strip() == problem.answer.strip()
         messages = [dict(role='user', content=_fill(self.template, problem, answer))]
-        reply = run_async(self.judge.ask(messages, self.max_tokens, 0))['text']
+        reply = run_async(self.judge.ask(messages, self.judge.options.max_tokens, 0))['text']
         verdict = read_verdict(reply)
         if verdict is None: self.unread[problem.id, answer] = reply
         return verdict is True
@@ -105,12 +100,18 @@ class XVerify:
     def __exit__(self, *exc): run_async(self.judge.close())
 
 # %% ../../nbs/models/xverify.ipynb #served-grader
-def _serve(name, memory, stack):
-    "What tells `XVerify` of a model on a vLLM server of its own, which is left on the stack."
-    _, name, revision = model_kind(name)
+@contextlib.contextmanager
+def _place(judge, memory):
+    "Where a judge stands, as options of `XVerify`: at its address, or on a vLLM server of its own."
+    address, _, model = judge.partition('#')
+    if address.startswith(('http://', 'https://')):
+        if not model: raise ValueError(f'grader {judge!r} names no model: write xverify:{address}#MODEL')
+        yield dict(model=model, base_url=address)
+        return
+    _, name, revision = model_kind(judge)
     folder, model = model_folder(name) or hub_folder(name, revision), Path(name).name
-    url = stack.enter_context(serve_vllm(str(folder), name=model, memory=memory, context=4096, logits=False))
-    return dict(model=model, base_url=url, identity=dict(weights=weights_sha256(folder)), key_env='')
+    with serve_vllm(str(folder), name=model, memory=memory, context=4096, logits=False) as url:
+        yield dict(model=model, base_url=url, identity=dict(weights=weights_sha256(folder)), key_env='')
 
 # %% ../../nbs/models/xverify.ipynb #open-grader
 _GRADERS = 'math-verify', 'xverify:NAME', 'xverify:NAME@REVISION', 'xverify:http://HOST:PORT/v1#MODEL'
@@ -123,22 +124,17 @@ def open_grader(
     **options               # of `XVerify`: ledger, workers, timeout, ...
 ): # grade(problem, answer) -> bool
     "A grader by name for the time of a `with` block. ValueError: unknown name; it warns of replies without a verdict."
-    kind, _, rest = str(name).partition(':')
+    kind, _, judge = str(name).partition(':')
     if name == 'math-verify':
         yield is_right
         return
-    if kind != 'xverify' or not rest:
+    if kind != 'xverify' or not judge:
         raise ValueError(f'unknown grader {name!r}{nearest(name, _GRADERS)}; choose one of: {", ".join(_GRADERS)}')
-    address, _, model = rest.partition('#')
-    remote = rest.startswith(('http://', 'https://'))
-    if remote and not model: raise ValueError(f'grader {name!r} names no model: write xverify:{address}#MODEL')
     template = _template(template) # before anything is started
-    with contextlib.ExitStack() as stack:
-        place = dict(model=model, base_url=address) if remote else _serve(rest, memory, stack)
-        with XVerify(template=template, **place | options) as grade: yield grade
-        if not grade.unread: return
-        count, reply = len(grade.unread), next(iter(grade.unread.values()))
-        warnings.warn(f'{name}: no verdict in {count} replies, e.g. {reply[:40]!r}: graded as wrong', stacklevel=3)
+    with _place(judge, memory) as place, XVerify(template=template, **place | options) as grade: yield grade
+    if not grade.unread: return
+    count, reply = len(grade.unread), next(iter(grade.unread.values()))
+    warnings.warn(f'{name}: no verdict in {count} replies, e.g. {reply[:40]!r}: graded as wrong', stacklevel=3)
 
 # %% ../../nbs/models/xverify.ipynb #setting-grader
 @patch

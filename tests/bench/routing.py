@@ -13,7 +13,7 @@ store, confidences, grading. Baselines:
 - rounds: RSD as its authors' loop has it, with three barriers a round (all draft, all drafts are scored, the target
   rewrites the rejected ones), against the walk; both with the same models, caches and seeds, their chains compared.
 Passes are forward passes of all models, with any number of rows: what counts on an accelerator that is not full."""
-import argparse, asyncio, os, statistics, time
+import argparse, asyncio, os, statistics, time, urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,7 +59,8 @@ def cpu_seconds():
 class Clock:
     "Wall-clock and processor seconds and forward passes of a `with` block."
     def __init__(self, models): self.models = models
-    def passes(self): return sum(getattr(m.engine, 'stats', {}).get('passes', 0) for m in self.models)
+    def passes(self): # vLLM does not tell
+        return sum(m.engine.stats['passes'] for m in self.models if hasattr(m, 'engine'))
     def __enter__(self):
         self.made, self.wall, self.cpu = -self.passes(), -time.perf_counter(), -cpu_seconds()
         return self
@@ -71,8 +72,8 @@ class Clock:
 def forget(models):
     "Empty the caches of the models."
     for m in models:
-        if hasattr(m.engine, 'prefixes'): m.engine.prefixes = type(m.engine.prefixes)(m.engine.prefixes.budget)
-        else: m.engine.loop.submit(m.engine.llm.reset_prefix_cache()).result()
+        if hasattr(m, 'engine'): m.engine.prefixes = type(m.engine.prefixes)(m.engine.prefixes.budget)
+        else: urllib.request.urlopen(m.base_url.removesuffix('/v1') + '/reset_prefix_cache', data=b'').read()
 
 def row(name, baseline, tokens, pairs, note):
     "One line of the table, of (baseline, contender) clocks of the same number of tokens."
@@ -208,9 +209,9 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     names = [f'vllm:{micro_path(s)}' if args.engine == 'vllm' else f'micro-{s}' for s in ('small', 'large')]
-    options = dict(kv_gib=.5) if args.engine == 'vllm' else {}
+    os.environ['VLLM_SERVER_DEV_MODE'] = '1' # lets `forget` empty a server's cache
     prm = load_prm()
-    with open_models(names, batch_size=args.batch_size, **options) as models:
+    with open_models(names, batch_size=args.batch_size) as models:
         print('| run | baseline | baseline, tokens/s | tokens/s | ratio, by the clock | ratio, by processor time '
               '| passes | |\n|---|---|---|---|---|---|---|---|')
         for benchmark in args.benchmarks.split(','):

@@ -10,11 +10,14 @@ VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=3000: past it (300 s) the engine gives up."""
 import argparse, json, random, sys, tempfile, time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1]/'helpers')]
+
+from judging import JUDGE_TEMPLATE
 
 from stepwise_routing.core import Problem
-from stepwise_routing.data.grading import agreement, grade_pairs, is_right
-from stepwise_routing.models.xverify import JUDGE_TEMPLATE, XVerify, open_grader
+from stepwise_routing.data.grading import is_right, grade_pairs
+from stepwise_routing.data.agreement import agreement
+from stepwise_routing.models.xverify import XVerify, open_grader
 
 SLOW = dict(timeout=3000, workers=2) # a CPU that others use as well
 
@@ -26,27 +29,30 @@ def rows(path, n, seed=0):
     problem = lambda i, r: Problem(name, f'{name}-{i}', r.get('question') or r['problem'], r['gold'])
     return [(problem(i, r), r['pred'], bool(r['label'])) for i, r in enumerate(chosen)]
 
-def tell(title, a):
-    print(f'{title}: {a.share:.3f} of {a.n} [{a.share_low:.3f}, {a.share_high:.3f}], '
-          f'kappa {a.kappa:.3f} [{a.kappa_low:.3f}, {a.kappa_high:.3f}]; '
-          f'only the first says right {a.counts[1][0]}, only the second {a.counts[0][1]}')
+def tell(title, problems, answers, first, second):
+    n = agreement(problems, answers, first, second).numbers
+    print(f'{title}: {n["share"]:.3f} of {n["n"]} [{n["share_low"]:.3f}, {n["share_high"]:.3f}], '
+          f'kappa {n["kappa"]:.3f} [{n["kappa_low"]:.3f}, {n["kappa_high"]:.3f}]; '
+          f'only the first says right {n["only_first"]}, only the second {n["only_second"]}')
 
 def grade_all(grade, triples, files):
     "Grade, compare and print; the verdicts."
     start, before = time.perf_counter(), grade.judge.ledger.calls
     verdicts = dict(grade_pairs(grade, [r[:2] for r in triples]))
     calls, seconds = grade.judge.ledger.calls - before, time.perf_counter() - start
-    print(f'\n{grade.settings()}\n{len(triples)} answers graded in {seconds:.0f} s, {calls} calls; '
+    print(f'\n{grade.template[:60]!r}...\n{len(triples)} answers graded in {seconds:.0f} s, {calls} calls; '
           f'{len(grade.unread)} replies are no verdict: {list(grade.unread.values())[:3]}')
+    labels = {(p.id, a): label for p, a, label in triples}
+    def judge(problem, answer): return verdicts[problem.id, answer]
+    def label(problem, answer): return labels[problem.id, answer]
     for f in [None, *files]:
-        of = [r for r in triples if f is None or r[0].benchmark == Path(f).stem]
-        problems, answers, labels = zip(*of)
-        judged, where = [verdicts[p.id, a] for p, a, _ in of], 'all' if f is None else Path(f).stem
-        tell(f'{where}: judge and Math-Verify', agreement(problems, answers, judged, is_right))
-        tell(f'{where}: judge and label', agreement(problems, answers, judged, labels))
-        tell(f'{where}: Math-Verify and label', agreement(problems, answers, is_right, labels))
+        of = [r[:2] for r in triples if f is None or r[0].benchmark == Path(f).stem]
+        (problems, answers), where = zip(*of), 'all' if f is None else Path(f).stem
+        tell(f'{where}: judge and Math-Verify', problems, answers, judge, is_right)
+        tell(f'{where}: judge and label', problems, answers, judge, label)
+        tell(f'{where}: Math-Verify and label', problems, answers, is_right, label)
     problems, answers, _ = zip(*triples)
-    differ = agreement(problems, answers, [verdicts[r[0].id, r[1]] for r in triples], is_right).disagreements()
+    differ = agreement(problems, answers, judge, is_right).disagreements()
     print(differ[['reference', 'answer', 'first', 'second']].to_string(max_colwidth=50))
     return verdicts
 
@@ -59,10 +65,10 @@ def main(model, files, n, templates, ledger):
             judge, url = grade.judge, str(grade.judge.client.base_url)
             for t in templates:
                 with XVerify(judge.model, base_url=url, template=t, ledger=judge.ledger,
-                             identity=judge.endpoint.identity, **SLOW) as g:
+                             identity=judge.options.identity, **SLOW) as g:
                     first[t] = grade_all(g, triples, files)
         for t in templates: # the server is gone
-            with XVerify(judge.model, base_url=url, template=t, ledger=ledger, identity=judge.endpoint.identity,
+            with XVerify(judge.model, base_url=url, template=t, ledger=ledger, identity=judge.options.identity,
                          retries=1) as again:
                 assert dict(grade_pairs(again,
                                         [r[:2] for r in triples])) == first[t], 'a second run gives other verdicts'
