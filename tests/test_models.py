@@ -12,7 +12,6 @@ from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, run_asy
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, prompt_text, six_digits,
     step_text, uniforms)
-from stepwise_routing.models.engine import PrefixCache
 from stepwise_routing.models.transformers import TransformersBackend, micro_path, weights_sha256
 
 torch.set_num_threads(1)
@@ -96,7 +95,7 @@ def engines():
     same = dict(name='small', max_tokens=60, context=400)
     made = [TransformersBackend(micro_path('small'), batch_size=n, prefix_mib=m, **same)
             for n, m in ((1, 0), (3, 64), (16, 1))]
-    made[2].engine.prefixes = PrefixCache(10**5)
+    made[2].engine.prefixes.budget = 10**5
     return made
 
 def seeds(problem, sample, n=0): return lambda i: edge_seed(problem.benchmark, problem.id, sample, '0' * (n + i), 0)
@@ -397,7 +396,7 @@ def test_the_likeliest_tokens_beside_a_scored_one(top, seed):
     backend, oracle = BESIDE
     r = np.random.default_rng(seed)
     ids, answers = r.integers(3, 250, 6).tolist(), r.integers(3, 250, 4).tolist()
-    request = models_engine.answer_request(backend, ids, [len(ids)], answers=tuple(answers), top=top)
+    request = models_engine.answer_request(backend, ids, answers=tuple(answers), top=top)
     known, tokens, logs = run_async(request)
     with torch.inference_mode(): z = oracle(torch.tensor([ids + answers])).logits[0, len(ids) - 1:-1]
     z = z.double().log_softmax(-1).numpy()
@@ -410,7 +409,7 @@ def test_replies_of_limited_length_and_their_own_sampling_leave_other_rows_alone
     backend = TransformersBackend(tiny('llama'), bytes_tokenizer(), max_tokens=60, context=200)
     ids = list(backend.text.prompt('1+1?'))
     ask = [Request(PROBLEM, seed=lambda i, k=k: 100*k + i, to_end=True, max_steps=99) for k in range(12)]
-    row = lambda k, **what: models_engine.answer_request(backend, ids, [len(ids)], request=ask[k], **what)
+    async def row(k, **what): return (await models_engine.answer_request(backend, ids, request=ask[k], **what))[0]
     alone = [run_async(row(k, most=25)) for k in range(12)]
     async def mixed():
         some = [row(k, most=25) if k % 2 else row(k, most=25, sampling=(.1*k, .9)) for k in range(12)]
@@ -483,7 +482,7 @@ def test_settings_name_what_draws_depend_on_and_nothing_else(engines):
     small = lambda **options: TransformersBackend(micro_path('small'), name='small', **options).settings()
     a, b = small(batch_size=2, prefix_mib=1), small(batch_size=9)
     assert a == b and 'batch_size' not in a and len(a['weights']) == 64
-    for change in (dict(temperature=1), dict(top_p=.9), dict(max_tokens=9), dict(context=300), dict(dtype='float32')):
+    for change in (dict(temperature=1), dict(top_p=.9), dict(max_tokens=9), dict(context=300), dict(dtype='float64')):
         assert small(**change) != a
     model = tiny('llama')
     sha = weights_sha256(model)

@@ -15,9 +15,9 @@ import numpy as np
 from fastcore.basics import patch
 from ..core import ModelSpec, chat_prompt, digest, one_of, run_async, step_texts
 from .base import prompt_text, six_digits
-from .engine import Engine, Forward, answer_request
+from .engine import Engine, answer_request
 from .transformers import (LocalOptions, TransformersBackend, context_length, hub_folder,
-    load_tokenizer, loading, micro_path, model_folder, open_model, room_left, tokenizer_sha256)
+    load_tokenizer, loading, micro_path, model_folder, open_forward, open_model, room_left, tokenizer_sha256)
 
 # %% ../../nbs/models/reward.ipynb #reward
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ def reward_network(layout):
         def head(self): return self.v_head.summary if layout == 'Qwen2ForPrmModel' else self.score
         def forward(self, input_ids=None, **kwargs):
             out = self.model(input_ids=input_ids, **kwargs)
-            z = self.head(out.last_hidden_state.to(next(self.head.parameters()).dtype))
-            if z.shape[-1] == 1: z = cat((zeros_like(z), z), -1)
-            return CausalLMOutputWithPast(logits=z, past_key_values=out.past_key_values)
+            return CausalLMOutputWithPast(logits=self.read(out.last_hidden_state), past_key_values=out.past_key_values)
+        def read(self, hidden):
+            z = self.head(hidden.to(next(self.head.parameters()).dtype))
+            return cat((zeros_like(z), z), -1) if z.shape[-1] == 1 else z
     Network.__name__ = layout
     return Network
 
@@ -86,7 +87,8 @@ class ProcessRewardModel:
         self.tag_id, self.context = self.read_tag(), context_length(hf.config, options.context)
         self.prompt, self.encode = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.encode)
         self.spec = ModelSpec(name or Path(folder).name, hf.num_parameters())
-        forward, options = Forward(hf, options.batch_size), replace(options, max_tokens=1, context=self.context)
+        forward = open_forward(hf, options.batch_size, self.context)
+        options = replace(options, max_tokens=1, context=self.context)
         self.engine = Engine(self.spec.name, forward, SimpleNamespace(vocab=2), options)
 
 # %% ../../nbs/models/reward.ipynb #reward-tokens
@@ -111,30 +113,25 @@ def encode(self:ProcessRewardModel, text): # token ids of a text in which no spe
 # %% ../../nbs/models/reward.ipynb #reward-call
 @patch
 def chain_ids(self:ProcessRewardModel, problem, steps):
-    "Token ids of prompt and steps, and where the prompt and each step end."
+    "Token ids of prompt and steps, and how many of them are of the last step."
     if not steps: raise ValueError(f'problem {problem.id!r}: a reward is of the last step, and there is none')
-    ids = list(self.prompt(problem.question))
-    marks = [len(ids)]
-    for text in step_texts(steps):
-        ids += [*self.encode(text), self.tag_id]
-        marks.append(len(ids))
-    return ids, marks
+    parts = [[*self.encode(text), self.tag_id] for text in step_texts(steps)]
+    return sum(parts, list(self.prompt(problem.question))), len(parts[-1])
 
 # %% ../../nbs/models/reward.ipynb #reward-of-step
 @patch
 async def reward(self:ProcessRewardModel, problem, steps):
     "The `Reward` of the last step. ValueError beyond the context."
-    ids, marks = self.chain_ids(problem, steps)
-    new = marks[-1] - marks[-2]
+    ids, new = self.chain_ids(problem, steps)
     room_left(self, ids[:-new], new, f'problem {problem.id!r}, step {len(steps) - 1}')
-    scores = await answer_request(self, ids, marks, answers=(1,)) # token 1, "right", as the next one
+    scores = await answer_request(self, ids, answers=(1,)) # token 1, "right", as the next one
     return Reward(float(six_digits(scores[1])[0]), len(ids), new)
 
 @patch
 def settings(self:ProcessRewardModel):
     "What the rewards depend on, as JSON."
     return dict(reward_model=self.layout, name=self.spec.name, weights=self.weights, tag=self.tag,
-                dtype=str(self.engine.forward.model.dtype).removeprefix('torch.'),
+                dtype=self.engine.forward.dtype, forward=type(self.engine.forward).__name__,
                 tokenizer=tokenizer_sha256(self.hf), prompt=digest(*self.prompt('?')))
 
 # %% ../../nbs/models/reward.ipynb #skywork

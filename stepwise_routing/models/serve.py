@@ -28,7 +28,7 @@ def continuing(template)->str:
 
 # %% ../../nbs/models/serve.ipynb #prompt-ids
 def _prompt_ids(backend, messages):
-    "Token ids of a conversation, and where its question and each of its steps end."
+    "Token ids of a conversation; of a chain that is to be continued, those of its question and of each step."
     def render(messages):
         return backend.text.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     parts = [render(messages)]
@@ -36,8 +36,8 @@ def _prompt_ids(backend, messages):
         chain = messages[-2]['content'] + '\n\n'
         base = parts[0].removesuffix(chain)
         if base == render(messages[:-2]): parts = [base, *(s + '\n\n' for s in chain.split('\n\n')[:-1])]
-    ids = [backend.text.encode(part) for part in parts]
-    return sum(ids, []), np.cumsum([len(i) for i in ids]).tolist()
+    return [i for part in parts for i in backend.text.encode(part)]
+
 
 # %% ../../nbs/models/serve.ipynb #vocabulary
 @lru_cache(4)
@@ -90,8 +90,8 @@ def _checked(raw, name):
     raise Refused(404, f'no model {model!r} here{nearest(model, [name])}; this server has {name!r}')
 
 # %% ../../nbs/models/serve.ipynb #written
-async def _written(backend, body, ids, marks):
-    "(ids of the reply to a prompt, its text, why it ended, the stop string it met)."
+async def _written(backend, body, ids):
+    "(ids of the reply to a prompt, its text, why it ended, the stop string it met, log-probabilities of its tokens)."
     def decoded(ids): return backend.text.decode([i for i in ids if i not in backend.text.eos])
     room, stop = backend.context - len(ids), 'stop' in body
     if room < 1: raise Refused(400, f'the prompt has {len(ids)} tokens, the context only {backend.context}')
@@ -100,26 +100,26 @@ async def _written(backend, body, ids, marks):
     def seed(i): return int(digest('reply', first, i), 16) >> 1 if i else first # of each step
     request = Request(Problem('', '', '', ''), seed=seed, to_end=not stop, max_steps=1 << 30)
     sampling = body.get('temperature', 1.), body.get('top_p', 1.)
-    steps = await answer_request(backend, ids, marks, request=request, most=most, sampling=sampling)
+    top = max(body.get('top_logprobs', 0), 1) if body.get('logprobs') else 0
+    steps, beside = await answer_request(backend, ids, request=request, most=most, sampling=sampling, top=top)
     reply = [i for s in steps for i in s.ids]
     text, finish = decoded(reply), 'length' if steps[-1].finish == 'length' else 'stop'
-    if not stop or '\n\n' not in text: return reply, text, finish, None
+    sure = [p for s in steps for p in s.prob], beside
+    if not stop or '\n\n' not in text: return reply, text, finish, None, sure
     while '\n\n' in decoded(reply[:-1]): reply.pop() # one that begins with blank lines ends there
-    return reply, text[:text.index('\n\n')], 'stop', '\n\n'
+    return reply, text[:text.index('\n\n')], 'stop', '\n\n', sure
 
 # %% ../../nbs/models/serve.ipynb #logprobs
-async def _logprobs(backend, ids, marks, reply, top):
+def _logprobs(text, reply, prob, beside, top): # a `StepTokenizer`; per token: id, probability, likeliest ids and their logs
     "The protocol's record of each token of a reply: its log-probability, and the `top` likeliest tokens in its place."
-    if not reply: return []
-    sure, others, logs = await answer_request(backend, ids, marks, answers=tuple(reply), top=max(top, 1))
-    with np.errstate(divide='ignore'): own = np.log(sure[1])
-    same = others == np.array(reply)[:, None]
-    own = np.where(same.any(1), (logs * same).sum(1), own) # the same to the last bit where it is shown
     def record(token, logprob, **more):
-        b = _vocabulary(backend.text)[int(token)]
+        b = _vocabulary(text)[int(token)]
         return dict(token=b.decode(errors='replace'), logprob=max(float(logprob), -9999.), bytes=list(b), **more)
-    beside = [[*map(record, t[:top], l)] for t, l in zip(others, logs)]
-    return [record(t, own[i], top_logprobs=beside[i]) for i, t in enumerate(reply)]
+    def own(token, prob, ids, logs): # the same to the last bit where it is shown
+        return logs[ids == token][0] if token in ids else np.log(max(prob, 1e-300))
+    return [record(t, own(t, p, ids, logs), top_logprobs=[*map(record, ids[:top], logs)])
+            for t, p, (ids, logs) in zip(reply, prob, beside)]
+
 
 # %% ../../nbs/models/serve.ipynb #cached
 def cached_tokens(ids, beginnings):
@@ -140,10 +140,10 @@ class _Chat:
 
     async def complete(self, body):
         "The reply to a checked request."
-        ids, marks = _prompt_ids(self.backend, body['messages'])
-        reply, text, finish, stop = await _written(self.backend, body, ids, marks)
-        top, shown = body.get('top_logprobs', 0), None
-        if body.get('logprobs'): shown = dict(content=await _logprobs(self.backend, ids, marks, reply, top))
+        ids, shown = _prompt_ids(self.backend, body['messages']), None
+        reply, text, finish, stop, sure = await _written(self.backend, body, ids)
+        if body.get('logprobs'):
+            shown = dict(content=_logprobs(self.backend.text, reply, *sure, body.get('top_logprobs', 0)))
         usage = dict(prompt_tokens=len(ids), completion_tokens=len(reply), total_tokens=len(ids) + len(reply),
                      prompt_tokens_details=dict(cached_tokens=cached_tokens(ids, self.beginnings)))
         choice = dict(index=0, message=dict(role='assistant', content=text), finish_reason=finish, stop_reason=stop)

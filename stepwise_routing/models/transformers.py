@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['loading', 'model_folder', 'load_model', 'hub_folder', 'load_tokenizer', 'weights_sha256', 'check_sampling',
-           'LocalOptions', 'open_model', 'context_length', 'TransformersBackend', 'prefix_ids', 'room_left',
-           'score_text', 'choose_reply', 'tokenizer_sha256', 'text_settings', 'micro_path', 'load_micro']
+           'LocalOptions', 'open_model', 'open_forward', 'context_length', 'TransformersBackend', 'prefix_ids',
+           'room_left', 'score_text', 'choose_reply', 'tokenizer_sha256', 'text_settings', 'micro_path', 'load_micro']
 
 # %% ../../nbs/models/transformers.ipynb #imports
 import asyncio, contextlib, hashlib
@@ -16,7 +16,8 @@ import numpy as np
 from fastcore.basics import patch
 from ..core import ModelSpec, Step, chat_prompt, nearest, one_of
 from .base import Choice, StepTokenizer, prompt_text, six_digits
-from .engine import Engine, Forward, answer_request
+from .engine import Engine, answer_request
+from .padded import PaddedModel
 from ..run.config import PACKAGE
 
 # %% ../../nbs/models/transformers.ipynb #loading
@@ -84,33 +85,6 @@ def weights_sha256(model)->str:
         h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return h.hexdigest()
 
-# %% ../../nbs/models/transformers.ipynb #exact-norms
-def _exact_norms(model):
-    "Keep float64 through RMSNorm."
-    from torch.nn.functional import rms_norm
-    for m in model.modules():
-        if type(m).__name__.endswith('RMSNorm') and hasattr(m, 'variance_epsilon'):
-            m.forward = lambda x, m=m: rms_norm(x, m.weight.shape, m.weight, m.variance_epsilon)
-
-# %% ../../nbs/models/transformers.ipynb #grouped-attention
-def _grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    "Attention of several query heads per key head, without copies of the keys."
-    from torch.nn.functional import scaled_dot_product_attention
-    (rows, heads, n, width), groups = query.shape, key.shape[1]
-    mask = attention_mask.repeat(1, 1, heads // groups, 1) if n > 1 else attention_mask
-    query = query.reshape(rows, groups, -1, width)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
-
-def _use_grouped_attention(model): # where the standard one copies keys
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-    config, groups = model.config, getattr(model.config, 'num_key_value_heads', 0)
-    if not groups or groups == config.num_attention_heads or config._attn_implementation != 'sdpa': return
-    AttentionInterface.register('grouped', _grouped_attention)
-    AttentionMaskInterface.register('grouped', eager_mask) # never None
-    model.set_attn_implementation('grouped')
-
 # %% ../../nbs/models/transformers.ipynb #options
 def check_sampling(temperature, top_p, **counts):
     "ValueError for an argument out of range."
@@ -127,7 +101,7 @@ class LocalOptions:
     top_p: float = 1.        # sample from the likeliest tokens up to this mass
     max_tokens: int = 512    # longest step, in tokens
     context: int|None = None # longest prompt and chain, in tokens; None = all the model has
-    batch_size: int = 128    # rows in flight
+    batch_size: int = 256    # rows in flight
     dtype: str|None = None   # "float64", "float32", "bfloat16", "float16"; None = by device and size
     prefix_mib: int = 256    # memory for prefixes that later calls may continue, in MiB
 
@@ -139,17 +113,23 @@ class LocalOptions:
 def open_model(model, tokenizer, options):
     "Hash of the weights, the model as it will run, and its tokenizer, where none is given."
     import torch
+    from stepwise_routing.models.qwen import fits
     named = isinstance(model, (str, Path))
     if not named and tokenizer is None: raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
     hf = (load_model(model) if named else model).eval()
     weights = weights_sha256(named and model_folder(model) or hf)
-    gpu, by_size = torch.cuda.is_available(), 'float64' if hf.num_parameters() <= 20e6 else 'float32'
-    dtype = getattr(torch, options.dtype or ('bfloat16' if gpu else by_size))
+    gpu, exact = torch.cuda.is_available(), hf.num_parameters() <= 20e6 and not fits(hf)
+    dtype = options.dtype or ('bfloat16' if gpu else 'float64' if exact else 'float32')
     hf.to('cuda' if gpu else 'cpu')
-    for p in hf.parameters(): p.data = p.data.to(dtype) # buffers keep their precision: rotary frequencies need it
-    if dtype == torch.float64: _exact_norms(hf)
-    _use_grouped_attention(hf)
+    for p in hf.parameters(): p.data = p.data.to(getattr(torch, dtype)) # not the buffers: rotary frequencies
     return weights, hf, load_tokenizer(model) if tokenizer is None else tokenizer
+
+def open_forward(hf, rows, context):
+    "The `Forward` of a model of `open_model`."
+    from stepwise_routing.models.qwen import QwenModel, fits
+    if fits(hf) and (str(hf.dtype), hf.device.type) == ('torch.float32', 'cpu'): return QwenModel(hf, rows, context)
+    return PaddedModel(hf, rows)
+
 
 # %% ../../nbs/models/transformers.ipynb #context-length
 def context_length(config, context):
@@ -180,8 +160,8 @@ class TransformersBackend:
         self.index, self.context = index, context_length(hf.config, options.context)
         eos = [tokenizer.eos_token_id, *np.ravel(hf.generation_config.eos_token_id).tolist()]
         self.text = StepTokenizer(tokenizer, eos, hf.config.vocab_size)
-        forward, options = Forward(hf, options.batch_size), replace(options, context=self.context)
-        self.engine = Engine(self.spec.name, forward, self.text, options, index)
+        forward = open_forward(hf, options.batch_size, self.context)
+        self.engine = Engine(self.spec.name, forward, self.text, replace(options, context=self.context), index)
 
     async def close(self):
         "Give the memory back; whoever still waits gets an error."
@@ -190,13 +170,10 @@ class TransformersBackend:
 
 # %% ../../nbs/models/transformers.ipynb #prefix-ids
 def prefix_ids(backend, request):
-    "Token ids of the prompt and all prefix steps, and where each of them ends."
+    "Token ids of the prompt and all prefix steps."
     ids = list(backend.text.prompt(request.problem.question))
-    marks = [len(ids)]
-    for step in request.steps:
-        ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish)
-        marks.append(len(ids))
-    return ids, marks
+    for step in request.steps: ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish)
+    return ids
 
 def room_left(backend, ids, more, where):
     "ValueError unless `more` tokens fit behind `ids`."
@@ -206,18 +183,18 @@ def room_left(backend, ids, more, where):
 
 @patch
 async def write(self:TransformersBackend, request): # the `Step`s
-    ids, marks = prefix_ids(self, request)
+    ids = prefix_ids(self, request)
     if not request.steps: room_left(self, ids, 1, f'problem {request.problem.id!r}')
-    if len(ids) < self.context: return await answer_request(self, ids, marks, request=request)
+    if len(ids) < self.context: return await answer_request(self, ids, request=request)
     return Step('', self.index, 'length', prompt=len(ids)),
 
 # %% ../../nbs/models/transformers.ipynb #score
 async def score_text(backend, request, step, answer=answer_request):
     "`step` with the confidences of a backend; `answer` asks its engine."
-    ids, marks = prefix_ids(backend, request)
+    ids = prefix_ids(backend, request)
     tokens = tuple(backend.text.step_ids(tuple(step.ids), step.text, step.finish))
     room_left(backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}')
-    scores = await answer(backend, ids, marks, answers=tokens) if tokens else np.zeros((3, 0))
+    scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((3, 0))
     logit, prob = map(tuple, six_digits(scores[:2]).tolist())
     rank, ends = tuple(scores[2].astype(int).tolist()), backend.text.parse(tokens)[2]
     return replace(step, ids=tokens, ends=ends, prob=prob, rank=rank, max_logit=logit, generated=0,
@@ -236,7 +213,7 @@ def _reply_ids(backend, ids, options):
 
 async def _reply_log_probs(backend, ids, replies):
     "Log-probability of each reply."
-    ask = lambda answers, **top: answer_request(backend, ids, [len(ids)], answers=answers, **top)
+    ask = lambda answers, **top: answer_request(backend, ids, answers=answers, **top)
     if max(map(len, replies)) == 1:
         _, tokens, logs = await ask(replies[0], top=backend.text.vocab)
         return logs[0, tokens[0].argsort()[[r[0] for r in replies]]]
@@ -267,10 +244,11 @@ def text_settings(hf):
 @patch
 def settings(self:TransformersBackend):
     "What this model's draws depend on, as JSON."
-    e, dtype = self.engine, str(self.engine.forward.model.dtype).removeprefix('torch.')
+    e = self.engine
+    temperature, top_p = map(float, e.sampling)
     return dict(backend='transformers', name=self.spec.name, weights=self.weights, **text_settings(self.text.hf),
-                temperature=float(e.temperature), top_p=float(e.top_p), max_tokens=e.max_tokens, context=e.context,
-                dtype=dtype, draws='philox, inverse transform')
+                temperature=temperature, top_p=top_p, max_tokens=e.max_tokens, context=e.context,
+                dtype=e.forward.dtype, draws=f'philox, inverse transform, {type(e.forward).__name__}')
 
 # %% ../../nbs/models/transformers.ipynb #load-micro
 def micro_path(which:str)->Path:

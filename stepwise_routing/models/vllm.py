@@ -265,7 +265,7 @@ async def write_step(self:VLLMBackend, ids, seed:int)->Step:
 @patch
 async def write(self:VLLMBackend, request):
     "The `Step`s that the model writes."
-    steps, (ids, _) = [], prefix_ids(self, request)
+    steps, ids = [], prefix_ids(self, request)
     if not request.steps: room_left(self, ids, 1, f'problem {request.problem.id!r}')
     while True:
         steps.append(step := await self.write_step(ids, int(request.seed(len(steps)))))
@@ -276,7 +276,7 @@ async def write(self:VLLMBackend, request):
 @patch
 async def score(self:VLLMBackend, request, step):
     "`step`, which another model wrote, with this model's confidences."
-    async def confidences(backend, ids, marks, answers): return shown_confidences(await self.forced(ids, answers))
+    async def confidences(backend, ids, answers): return shown_confidences(await self.forced(ids, answers))
     return await score_text(self, request, step, confidences)
 
 @patch
