@@ -58,22 +58,21 @@ def toy_table(n:int=200, split:str='test', seed:int=0)->OutcomeTable:
     "A synthetic table of n problems, for examples and tests: numbers, no language models. The large one has a price."
     r = np.random.default_rng([seed, SPLITS.index(split)])
     T = r.integers(2, 7, n)
-    S = int(T.max())
-    t = np.arange(S + 1)
-    inside, before = t[:-1] < T[:, None], t < T[:, None]
-    slip = inside & (r.random((n, S)) < r.beta(1, 6, (n, 1)))
+    t = np.arange(T.max() + 1)
+    before = t < T[:, None]
+    inside = before[:, :-1]
+    slip = inside & (r.random(inside.shape) < r.beta(1, 6, (n, 1)))
     wrong = np.c_[np.zeros(n, bool), np.logical_or.accumulate(slip, 1)]
-    right = np.where(before, r.random((n, S + 1)) < np.where(wrong, .85, .95), ~wrong)
-    tokens, rest = r.integers(5, 15, (n, S))*inside, np.where(before, T[:, None] - t, 0)
-    score = np.where(inside, r.normal(np.where(slip, 15, 20), 2), np.nan)
-    index, final = (np.where(inside, x, np.nan) for x in (t[:-1], t[:-1] == T[:, None] - 1))
+    right = np.where(before, r.random(before.shape) < np.where(wrong, .85, .95), ~wrong)
+    tokens, rest = r.integers(5, 15, inside.shape)*inside, np.where(before, T[:, None] - t, 0)
+    seen = np.broadcast_arrays(r.normal(np.where(slip, 15, 20), 2), t[:-1], t[1:] == T[:, None])
     price, prefix = PRICES['gpt-4.1-mini'], 40 + np.c_[np.zeros(n, int), tokens.cumsum(1)]
     return OutcomeTable(
         'toy', split, ('toy small', 'toy large'), (1e6, 5e6), ('score_logit', 'index', 'final'),
-        np.array([f'{split}-{i:04d}' for i in range(n)]), np.zeros(n, int), T, obs=np.stack([score, index, final], -1),
-        correct=np.where(t <= T[:, None], right, np.nan).astype(float), large_tokens=rest*10,
-        large_prompt=prefix*before, large_steps=rest, small_tokens=tokens,
-        small_prompt=np.where(t[:-1] == 0, 40, 0)*inside, small_cents=0.*tokens,
+        np.array([f'{split}-{i:04d}' for i in range(n)]), np.zeros(n, int), T,
+        correct=np.where(t <= T[:, None], right, np.nan), large_tokens=rest*10, large_prompt=prefix*before,
+        large_steps=rest, small_tokens=tokens, small_prompt=np.where(t[:-1] == 0, 40, 0)*inside,
+        obs=np.where(inside[..., None], np.stack(seen, -1), np.nan), small_cents=0.*tokens,
         large_cents=(prefix*price.input + rest*10*price.output)*before/1e4)
 
 # %% ../nbs/02a_outcomes.ipynb #charge

@@ -76,8 +76,13 @@ async def draw(self:RoutingTree, problem, path, model, to_end):
 
 # %% ../nbs/02_rollouts.ipynb #follow
 @patch
-async def run(self:RoutingTree, problem, path, model, to_end=True):
-    "The steps that a model writes from a node on, to the end of the chain or one; who asks first draws, for all."
+async def run(self:RoutingTree,
+    problem,    # of the tree's benchmark
+    path,       # the node: who wrote each step so far, such as "001"
+    model,      # who goes on
+    to_end=True # up to a last step, or one step
+)->tuple: # `Step`s
+    "What a model writes from a node on; who asks first draws, for all. LookupError: not drawn, and no models."
     steps = []
     while not steps or to_end and not (steps[-1].final or len(path) >= self.max_steps):
         key = self.key(problem, path, model)
@@ -142,12 +147,11 @@ class Walk:
     steps: tuple = ()                         # the `Step`s that were kept
     calls: list = field(default_factory=list) # every `Call` so far
     seen: dict = field(default_factory=dict)  # model -> tokens of the path it has processed
+    path = property(lambda self: ''.join(str(s.model) for s in self.steps))
+    top = property(lambda self: self.tree.n_models - 1) # the largest model
+    absorbing = property(lambda self: self.router.mode == 'absorbing')
+    chooses = property(lambda self: self.top > 1 and hasattr(self.router, 'choose')) # the model that goes on?
 
-    def __post_init__(self):
-        self.absorbing, self.top = self.router.mode == 'absorbing', self.tree.n_models - 1
-        self.chooses = self.top > 1 and hasattr(self.router, 'choose') # does it name the model that goes on?
-    @property
-    def path(self): return ''.join(str(s.model) for s in self.steps)
     async def write(self, model, to_end=False):
         "The steps of one call; billed, not kept yet."
         steps = await self.tree.run(self.problem, self.path, model, to_end)
