@@ -13,13 +13,8 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 from .confidence import FEATURES, observe
-<<<<<<< HEAD
-from .core import PRICES, READINGS, UNITS, api_cost, extract_boxed, one_of, walk_cost, write_file
-=======
 from .core import PRICES, READINGS, UNITS, api_cost, extract_boxed, one_of, run_async
 from .core import walk_cost, write_file
-from .data.agreement import agreement
->>>>>>> h5
 from .data.benchmarks import SPLITS
 from .data.grading import agreement, is_right
 from .rollouts import RoutingTree, bill_call, grade_answers
