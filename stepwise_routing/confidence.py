@@ -4,19 +4,18 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'FEATURES', 'math_token_mask', 'logit_confidence', 'logprob_confidence', 'last_scored', 'observe', 'Scaler',
-           'fit_scaler', 'auroc', 'draw_chain', 'small_chains', 'label_steps', 'confidence_table', 'draw_confidence']
+           'fit_scaler', 'auroc', 'small_chains', 'label_steps', 'confidence_table', 'draw_confidence']
 
 # %% ../nbs/01_confidence.ipynb #imports
 import re
 from dataclasses import dataclass
 import numpy as np
-from .core import Step, edge_seed, extract_boxed, gather_progress, run_async
-from .run.config import MICRO
-from .run.store import RolloutStore, tree_settings
-from .data.benchmarks import step_limit
+from scipy.sparse import coo_array
+from .core import Step, extract_boxed, gather_progress, run_async
+from .run.config import MICRO, Setting
 from .data.grading import grade_pairs, is_right
 from .data.micro import first_wrong
-from .models.base import Request
+import stepwise_routing.rollouts # gives a `Setting` its `tree`
 
 VERSION = 1 # raise it where the same inputs give another result
 
@@ -38,11 +37,9 @@ def _math_chars(text)->np.ndarray: # bool [character]
 # %% ../nbs/01_confidence.ipynb #math-token-mask
 def math_token_mask(text:str, ends)->np.ndarray: # bool [token]
     "$M_i$: the tokens, ending at `ends` in a step's text, that overlap mathematics; all where there is none."
-    ends = np.minimum(np.asarray(ends, int), len(text))
-    count = np.concatenate([[0], np.cumsum(_math_chars(text))])
-    starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
-    mask = count[ends] > count[starts]
-    return mask if mask.any() else np.ones(len(ends), bool)
+    count = np.r_[0, _math_chars(text).cumsum()] # characters of mathematics before each place
+    mask = np.diff(count[np.minimum(np.asarray(ends, int), len(text))], prepend=0) > 0
+    return mask if mask.any() else ~mask
 
 # %% ../nbs/01_confidence.ipynb #logit-confidence
 def logit_confidence(step:Step)->float: # $S^{os}$; nan where the model shows no logits
@@ -67,9 +64,8 @@ def observe(steps)->np.ndarray: # [step, feature], features in the order of `FEA
     "Raw observations $o_t$ of a chain's `Step`s so far, one row a step."
     rows = []
     for i, step in enumerate(steps):
-        scored = last_scored(steps[:i + 1])
-        scores = logit_confidence(scored), logprob_confidence(scored)
-        rows.append((*scores, i, step.generated, step.final, step.model))
+        y = last_scored(steps[:i + 1])
+        rows.append((logit_confidence(y), logprob_confidence(y), i, step.generated, step.final, step.model))
     return np.array(rows, float).reshape(-1, len(FEATURES))
 
 # %% ../nbs/01_confidence.ipynb #scaler
@@ -84,23 +80,17 @@ class Scaler:
 
 def fit_scaler(obs, features=FEATURES)->Scaler: # raw observations [..., feature] of the training split, their names
     "Standardise on the training split; nan is ignored."
-    flat = np.asarray(obs, float).reshape(-1, len(features))
-    there = ~np.isnan(flat)
-    n = np.maximum(there.sum(0), 1)
-    mean = np.where(there, flat, 0).sum(0) / n
-    std = np.sqrt(np.where(there, (flat - mean)**2, 0).sum(0) / n)
+    flat = np.array(obs, float).reshape(-1, len(features))
+    flat[:, np.isnan(flat).all(0)] = 0 # a score that the model does not show
+    mean, std = np.nanmean(flat, 0), np.nanstd(flat, 0)
     std = np.where(std > 1e-12*np.abs(mean) + 1e-300, std, 1)
     return Scaler(tuple(features), tuple(mean.tolist()), tuple(std.tolist()))
 
 # %% ../nbs/01_confidence.ipynb #auroc-from
-def _weighted_auroc(order, scores, labels, weights):
-    "AUROC [draw] of items with weights [draw, item]; `order` sorts the scores."
-    s, y, w = scores[order], labels[order], weights[:, order]
-    first = np.flatnonzero(np.r_[True, s[1:] != s[:-1]])
-    pos, neg = (np.add.reduceat(w*on, first, axis=1) for on in (y, ~y))
-    below = np.cumsum(neg, 1) - neg/2
-    total = pos.sum(1)*neg.sum(1)
-    with np.errstate(invalid='ignore', divide='ignore'): return np.where(total > 0, (pos*below).sum(1)/total, np.nan)
+def _area(right, wrong): # how many right and wrong items have each score, the lowest first: [draw, score]
+    "AUROC [draw]; nan where one kind is missing."
+    below = wrong.cumsum(1) - wrong/2
+    with np.errstate(invalid='ignore'): return (right*below).sum(1)/(right.sum(1)*wrong.sum(1))
 
 # %% ../nbs/01_confidence.ipynb #auroc
 def auroc(
@@ -113,52 +103,44 @@ def auroc(
     "Area under the ROC curve by ranks (Mann-Whitney), with a bootstrap interval over groups."
     groups = np.arange(len(scores)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     there = ~np.isnan(scores := np.asarray(scores, float))
-    scores, labels, groups = scores[there], np.asarray(labels, bool)[there], groups[there]
+    labels, groups = np.asarray(labels, bool)[there], groups[there]
     if labels.all() or not labels.any(): return (float('nan'),)*3
-    order, rng, n = np.argsort(scores, kind='stable'), np.random.default_rng(seed), groups.max() + 1
-    draw = lambda: rng.multinomial(n, np.full(n, 1/n), 50)[:, groups].astype(float) # 50 draws at a time
-    draws = [_weighted_auroc(order, scores, labels, draw()) for _ in range(-(-n_boot//50))]
+    score, n, rng = np.unique(scores[there], return_inverse=True)[1], groups.max() + 1, np.random.default_rng(seed)
+    kinds = [coo_array((kind*1., (groups, score))).tocsr() for kind in (labels, ~labels)] # items [group, score]
+    def area(times): return _area(*(times @ kind for kind in kinds)) # of how often each group is drawn, [draw, group]
+    draws = [area(rng.multinomial(n, np.full(n, 1/n), 50)) for _ in range(-(-n_boot//50))] # 50 at a time
     low, high = np.nanpercentile(np.concatenate(draws)[:n_boot], [2.5, 97.5])
-    return float(_weighted_auroc(order, scores, labels, np.ones((1, len(scores))))[0]), float(low), float(high)
+    return float(area(np.ones((1, n)))[0]), float(low), float(high)
 
 # %% ../nbs/01_confidence.ipynb #chains
-async def draw_chain(problem, backend, store, max_steps):
-    "The small model's chain: its steps in the store, and what is missing there drawn and kept."
-    steps, path = (), lambda t: '0'*t
-    while not (steps and (steps[-1].final or len(steps) >= max_steps)):
-        n = len(steps)
-        step = store.get(problem.id, 0, path(n), 0)
-        if step is None:
-            seed = lambda i: edge_seed(problem.benchmark, problem.id, 0, path(n + i), 0)
-            drawn = await backend.write(Request(problem, steps, seed, True, max_steps))
-            store.put_many([((problem.id, 0, path(n + i), 0), s) for i, s in enumerate(drawn)])
-        else: steps += step,
-    return steps
-
-def small_chains(s, benchmark:str, backends)->list: # (problem, steps) pairs
-    "The small model's chains on a benchmark's training problems, kept in the store of the `Setting`."
-    problems, most = s.problems(benchmark, 'train'), step_limit(s.run.config.data.max_steps, benchmark)
-    with RolloutStore(s.files.rollouts(benchmark), tree_settings(benchmark, backends)) as store:
-        chains = (draw_chain(p, backends[0], store, most) for p in problems)
-        return list(zip(problems, run_async(gather_progress(chains, benchmark, None))))
+def small_chains(
+    s:Setting,     # its store keeps the chains
+    benchmark:str, # whose training problems are solved
+    backends       # the open models; the first one writes
+)->list: # (problem, steps) pairs
+    "The small model's chains, drawn where the store does not hold them."
+    problems = s.problems(benchmark, 'train')
+    with s.tree(benchmark, backends) as tree:
+        chains = run_async(gather_progress((tree.run(p, '', 0) for p in problems), benchmark))
+    return list(zip(problems, chains))
 
 # %% ../nbs/01_confidence.ipynb #label
 def label_steps(benchmark:str, chains): # DataFrame: problem, score_logit, score_prob, right; a row per step
     "Scores and labels of the steps of a benchmark's chains, (problem, steps) pairs."
     import pandas as pd
     rows, micro = [], benchmark in MICRO
-    answers = [] if micro else [(p, extract_boxed(steps[-1].text)) for p, steps in chains]
-    right = dict(grade_pairs(is_right, answers))
-    for i, (problem, steps) in enumerate(chains):
-        wrong = first_wrong(problem, steps) if micro else -1
-        ok = micro or right[problem.id, answers[i][1]]
-        for t, step in enumerate(steps[:wrong+1] if wrong >= 0 else steps):
-            rows.append((problem.id, logit_confidence(step), logprob_confidence(step), ok and t != wrong))
+    def answer(steps): return extract_boxed(steps[-1].text)
+    right = dict(grade_pairs(is_right, [] if micro else [(p, answer(steps)) for p, steps in chains]))
+    for p, steps in chains:
+        wrong = first_wrong(p, steps) if micro else -1
+        if wrong >= 0: labels = [True]*wrong + [False] # and none of the steps behind
+        else: labels = [micro or right[p.id, answer(steps)]]*len(steps)
+        rows += [(p.id, logit_confidence(s), logprob_confidence(s), ok) for s, ok in zip(steps, labels)]
     return pd.DataFrame(rows, columns=['problem', 'score_logit', 'score_prob', 'right'])
 
 # %% ../nbs/01_confidence.ipynb #table
-def confidence_table(labelled:dict, seed:int=0): # DataFrame with a row per benchmark
-    "AUROC of both scores in the tables of `label_steps` of some benchmarks, with 95 % intervals over problems."
+def confidence_table(labelled:dict, seed:int=0): # benchmark -> table of `label_steps`; DataFrame, a row per benchmark
+    "AUROC of both scores, with 95 % intervals over problems (`seed`: of the bootstrap)."
     import pandas as pd
     table = []
     for benchmark, rows in labelled.items():
@@ -170,31 +152,16 @@ def confidence_table(labelled:dict, seed:int=0): # DataFrame with a row per benc
         table.append(row)
     return pd.DataFrame(table)
 
-# %% ../nbs/01_confidence.ipynb #figure
-def _draw_score(ax, rows, score, title, legend):
-    "Histogram of a score for right and for wrong steps; each colour sums to one, so that the few wrong ones show."
-    import seaborn as sns
-    ax.set(xlabel=title)
-    if rows[score].isna().all():
-        ax.text(.5, .5, 'not shown by this model', ha='center', transform=ax.transAxes)
-        return
-    low = np.nanpercentile(rows[score], .5) # a few steps lie far out
-    rows = rows.assign(step=np.where(rows.right, 'right', 'wrong'), **{score: rows[score].clip(low)})
-    sns.histplot(rows, x=score, hue='step', hue_order=('right', 'wrong'), palette='colorblind', stat='probability',
-                 common_norm=False, bins=24, element='step', legend=legend, ax=ax)
-    ax.set(xlabel=title, yticks=[], ylabel='', ylim=(0, 1.2*ax.get_ylim()[1]))
-
 # %% ../nbs/01_confidence.ipynb #figures
-def draw_confidence(labelled:dict): # matplotlib figure
-    "Both scores of right and wrong steps, a column per benchmark."
-    import seaborn as sns
+def draw_confidence(labelled:dict): # benchmark -> table of `label_steps`; matplotlib figure
+    "Both scores of right and wrong steps, a panel per score."
+    import pandas as pd, seaborn as sns
     from matplotlib import pyplot as plt
-    with sns.axes_style('ticks'), sns.plotting_context('paper', font_scale=.9):
-        fig, axes = plt.subplots(2, len(labelled), figsize=(6.5, 3.5), squeeze=False, layout='constrained')
-        for (above, below), (benchmark, rows) in zip(axes.T, labelled.items()):
-            above.set_title(benchmark)
-            _draw_score(above, rows, 'score_logit', r'$S^{os}$, mean max logit', legend=False)
-            _draw_score(below, rows, 'score_prob', r'$S^{API}$, min probability', legend=below is axes[1, 0])
-    sns.despine(fig, left=True)
-    plt.close(fig)
-    return fig
+    rows = pd.concat(labelled, names=['benchmark']).reset_index('benchmark')
+    rows['step'] = np.where(rows.right, 'right', 'wrong')
+    rows = rows.rename(columns=dict(score_logit='$S^{os}$, mean max logit', score_prob='$S^{API}$, min probability'))
+    rows = rows.melt(['benchmark', 'step', 'problem', 'right'], var_name='score').dropna()
+    grid = sns.catplot(rows, x='value', y='benchmark', hue='step', hue_order=('right', 'wrong'), col='score',
+                       kind='boxen', showfliers=False, palette='colorblind', sharex=False, height=2.5)
+    plt.close(grid.set_titles('{col_name}').set_axis_labels('', '').figure)
+    return grid.figure

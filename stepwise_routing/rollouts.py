@@ -67,7 +67,6 @@ def steps(self:RoutingTree, problem, path):
 @patch
 async def draw(self:RoutingTree, problem, path, model, to_end):
     "Let the model write, and keep what it wrote, a step an edge."
-    if not self.backends: self.kept(problem, path, model)
     def seed(i): return edge_seed(problem.benchmark, problem.id, self.sample, path + str(model)*i, model)
     request = Request(problem, self.steps(problem, path), seed, to_end, self.max_steps)
     steps = await self.backends[model].write(request)
@@ -77,20 +76,24 @@ async def draw(self:RoutingTree, problem, path, model, to_end):
 
 # %% ../nbs/02_rollouts.ipynb #follow
 @patch
-async def run(self:RoutingTree, problem, path, model, to_end=True):
-    "The steps that a model writes from a node on, to the end of the chain or one; who asks first draws, for all."
+async def run(self:RoutingTree,
+    problem,    # of the tree's benchmark
+    path,       # the node: who wrote each step so far, such as "001"
+    model,      # who goes on
+    to_end=True # up to a last step, or one step
+)->tuple: # `Step`s
+    "What a model writes from a node on; who asks first draws, for all. LookupError: not drawn, and no models."
     steps = []
     while not steps or to_end and not (steps[-1].final or len(path) >= self.max_steps):
         key = self.key(problem, path, model)
-        step, task = self.store.get(*key), self.pending.get(key)
-        if step is not None:
-            steps.append(step)
-            path += str(model)
-            continue
-        if task is None or task.get_loop() is not asyncio.get_running_loop():
-            task = self.pending[key] = asyncio.ensure_future(self.draw(problem, path, model, to_end))
-            task.add_done_callback(lambda _, key=key: self.pending.pop(key, None))
-        await asyncio.shield(task)
+        if self.backends and self.store.get(*key) is None:
+            task = self.pending.get(key)
+            if task is None or task.get_loop() is not asyncio.get_running_loop():
+                task = self.pending[key] = asyncio.ensure_future(self.draw(problem, path, model, to_end))
+                task.add_done_callback(lambda _, key=key: self.pending.pop(key, None))
+            await asyncio.shield(task)
+        steps.append(self.kept(problem, path, model))
+        path += str(model)
     return tuple(steps)
 
 # %% ../nbs/02_rollouts.ipynb #read
@@ -144,12 +147,11 @@ class Walk:
     steps: tuple = ()                         # the `Step`s that were kept
     calls: list = field(default_factory=list) # every `Call` so far
     seen: dict = field(default_factory=dict)  # model -> tokens of the path it has processed
+    path = property(lambda self: ''.join(str(s.model) for s in self.steps))
+    top = property(lambda self: self.tree.n_models - 1) # the largest model
+    absorbing = property(lambda self: self.router.mode == 'absorbing')
+    chooses = property(lambda self: self.top > 1 and hasattr(self.router, 'choose')) # the model that goes on?
 
-    def __post_init__(self):
-        self.absorbing, self.top = self.router.mode == 'absorbing', self.tree.n_models - 1
-        self.chooses = self.top > 1 and hasattr(self.router, 'choose') # does it name the model that goes on?
-    @property
-    def path(self): return ''.join(str(s.model) for s in self.steps)
     async def write(self, model, to_end=False):
         "The steps of one call; billed, not kept yet."
         steps = await self.tree.run(self.problem, self.path, model, to_end)
@@ -229,32 +231,33 @@ def grade_answers(tree:RoutingTree, pairs)->list:
     return [tree.grades[p.id, a] for p, a in pairs]
 
 def walk(
-    problems,         # the `Problem`s
-    router,           # has `mode`, `on_escalate`, `start` and `escalates(states)`, see chapter 04
-    tree:RoutingTree, # draws the steps, or finds them in its store
-    progress=None     # progress bar; None shows it on a terminal only
+    problems,        # the `Problem`s
+    router,          # has `mode`, `on_escalate`, `start` and `escalates(states)`, see chapter 04
+    tree:RoutingTree # draws the steps, or finds them in its store
 )->list: # one `Trajectory` a problem
     "Let a router walk the trees of all problems at once. ValueError for a router that cannot walk them."
     one_of('mode', router.mode, ('absorbing', 'per_step'))
     one_of('on_escalate', router.on_escalate, READINGS)
     if not 0 <= router.start < tree.n_models:
         raise ValueError(f'router {router.name}: start {router.start} is none of the {tree.n_models} models')
-    walks = run_async(gather_progress((walk_one(p, router, tree) for p in problems), router.name, progress))
+    walks = run_async(gather_progress((walk_one(p, router, tree) for p in problems), router.name))
     answers = [extract_boxed(steps[-1].text) for _, steps, _ in walks]
     right = grade_answers(tree, list(zip(problems, answers)))
-    return [Trajectory(p, tree.sample, *walked, a, r) for p, walked, a, r in zip(problems, walks, answers, right)]
+    return [Trajectory(p, *walked, a, r) for p, walked, a, r in zip(problems, walks, answers, right)]
 
 # %% ../nbs/02_rollouts.ipynb #collect-rollouts
+@patch
+async def rollouts(self:RoutingTree, problem)->tuple:
+    "(The small chain, what the large model writes after each of its prefixes, the empty one first)."
+    small = await self.run(problem, '', 0)
+    return small, await asyncio.gather(*(self.run(problem, '0'*t, 1) for t in range(len(small))))
+
 def collect_rollouts(problems, tree:RoutingTree, progress=None)->int:
-    "Draw the small chains, and a continuation by the large model from every prefix; returns how many edges are new."
+    "Draw the rollouts of all problems; returns how many edges are new."
     if tree.n_models != 2:
         raise ValueError(f'outcome tables are for two models, this tree has {tree.n_models}; use walk')
-    async def small(p):
-        chain = await tree.run(p, '', 0)
-        await asyncio.gather(*(tree.run(p, '0'*t, 1) for t in range(1, len(chain))))
-    async def collect(p): await asyncio.gather(tree.run(p, '', 1), small(p))
     before = tree.drawn
-    run_async(gather_progress(map(collect, problems), 'rollouts', progress))
+    run_async(gather_progress(map(tree.rollouts, problems), 'rollouts', progress))
     return tree.drawn - before
 
 # %% ../nbs/02_rollouts.ipynb #draw-edges

@@ -6,7 +6,6 @@
 __all__ = ['SlotCache', 'PaddedModel']
 
 # %% ../../nbs/models/padded.ipynb #imports
-import inspect
 import numpy as np
 from fastcore.basics import patch
 from .base import confidences, draw_rows
@@ -46,18 +45,20 @@ class PaddedModel:
     def __init__(self, model, rows): # rows in flight at most
         import torch
         self.torch, self.model, self.hidden = torch, model, torch.finfo(model.dtype).min
-        brief = 'logits_to_keep' in inspect.signature(model.forward).parameters
-        self.brief, self.queue = dict(logits_to_keep=1) if brief else {}, []
+        self.dtype = str(model.dtype).removeprefix('torch.')
+        self.queue = []
         self.check(rows)
 
-    def pass_over(self, tokens, at, rows, real=True, **more):
+    def pass_over(self, tokens, at, rows, real=True, head=True): # without its head a model leaves keys and values only
         "Logits [row, query, vocabulary] of `tokens` at positions `at`, both [row, query], that see all before them."
         self.cache.window(rows, at, real)
         ids, at = self.torch.from_numpy(np.stack((tokens, at))).to(self.model.device)
         future = self.torch.arange(self.cache.columns, device=at.device) > at[:, None, :, None]
         mask = self.torch.zeros(future.shape, dtype=self.model.dtype, device=at.device)
-        return self.model(input_ids=ids, position_ids=at, attention_mask=mask.masked_fill_(future, self.hidden),
-                          past_key_values=self.cache, use_cache=True, **more).logits
+        run = self.model if head else self.model.base_model
+        out = run(input_ids=ids, position_ids=at, attention_mask=mask.masked_fill_(future, self.hidden),
+                  past_key_values=self.cache, use_cache=True)
+        return out.logits if head else None
 
 # %% ../../nbs/models/padded.ipynb #check-cache
 @patch
@@ -106,7 +107,7 @@ def feed(self:PaddedModel, place, tokens, start):
 def flush(self:PaddedModel): # compute what was fed
     queue, self.queue = self.queue, []
     for batch in _batches([len(tokens) for _, tokens, _ in queue], 8192):
-        self.spread(*zip(*(queue[i] for i in batch)), **self.brief)
+        self.spread(*zip(*(queue[i] for i in batch)), head=False)
 
 @patch
 def logits(self:PaddedModel, places, tokens, starts):
