@@ -212,7 +212,8 @@ def test_a_grown_chain_takes_the_place_of_its_beginning(qwen):
     prm = reward.load_prm(qwen)
     for t in range(1, 5): asked(prm, (PROBLEMS[0], CHAIN[:t]))
     assert len(prm.engine.prefixes.entries) == 1
-    asked(prm, (PROBLEMS[0], [*CHAIN[:2], 'Left: 7-3=4']), (PROBLEMS[1], CHAIN[:1]))
+    other = 'Left: 7-3=4 apples, and that is all that there is to say about it.' # more than a block
+    asked(prm, (PROBLEMS[0], [*CHAIN[:2], other]), (PROBLEMS[1], CHAIN[:1]))
     cache = prm.engine.prefixes
     assert len(cache.entries) == 3 and cache.used == sum(kept.nbytes for kept, *_ in cache.entries.values())
     assert set(cache.index.values()) <= set(cache.entries)

@@ -21,7 +21,7 @@ class Forward(Protocol):
     def feed(self, place, tokens, start): ...         # a list of tokens from position `start` on; computed when needed
     def logits(self, places, tokens, starts): ...     # the same for several places, now: [all tokens, vocabulary]
     def confidences(self, logits, tokens): ...        # largest logit, probability and rank of given tokens: [3, token]
-    def decode(self, tokens, at, u, temperature, top_p): ... # draw for places 0, 1, ...: (token and these [row, 4], logits)
+    def decode(self, tokens, at, u, temperature, top_p): ... # draw for places 0, 1, ...: ([row, 4], logits)
     def keep(self, place, n): ...                     # a handle, with `nbytes`, to the first n positions of a place
     def load(self, place, kept, n): ...               # take n positions of it over
     def drop(self, kept): ...                         # it is not needed any more

@@ -208,8 +208,8 @@ class QwenModel:
     def __init__(self, hf, rows, context): # a model that `fits`; rows in flight at most; positions of a row at most
         torch.set_num_threads(1) # a second one would change bits, and take longer
         c = hf.config
-        self.heads, self.width = c.num_attention_heads, c.hidden_size//c.num_attention_heads
-        self.eps, self.embed, self.norm = c.rms_norm_eps, hf.model.embed_tokens.weight.float(), hf.model.norm.weight.float()
+        self.heads, self.width, self.eps = c.num_attention_heads, c.hidden_size//c.num_attention_heads, c.rms_norm_eps
+        self.embed, self.norm = hf.model.embed_tokens.weight.float(), hf.model.norm.weight.float()
         self.layers, self.queue = list(_layers(hf, self.width)), []
         self.read = hf.read if hasattr(hf, 'read') else lambda x, w=hf.lm_head.weight.float(): F.linear(x, w)
         angle = np.outer(np.arange(context), c.rope_parameters['rope_theta']**(-np.arange(0, self.width, 2)/self.width))
@@ -254,10 +254,12 @@ def feed(self:QwenModel, place, tokens, start):
 def _flat(queue): # (place, tokens, start) each -> tokens, places, positions [token]
     n = [len(tokens) for _, tokens, _ in queue]
     at = np.concatenate([np.arange(start, start + k) for (_, _, start), k in zip(queue, n)] or [np.zeros(0, int)])
-    return np.concatenate([[], *(t for _, t, _ in queue)]).astype(int), np.repeat([p for p, *_ in queue], n).astype(int), at
+    tokens = np.concatenate([[], *(tokens for _, tokens, _ in queue)]).astype(int)
+    return tokens, np.repeat([place for place, *_ in queue], n).astype(int), at
 
 @patch
-def flush(self:QwenModel, most=512, rest=0): # compute what was fed, a pass of `most` tokens each, but for at most `rest`
+def flush(self:QwenModel, most=512, rest=0): # tokens of a pass
+    "Compute what was fed, but for at most `rest` tokens: these are returned."
     flat, self.queue = _flat(self.queue), []
     while len(flat[0]) > rest:
         self.run(*(a[:most] for a in flat), skip=None)

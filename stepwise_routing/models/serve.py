@@ -110,7 +110,7 @@ async def _written(backend, body, ids):
     return reply, text[:text.index('\n\n')], 'stop', '\n\n', sure
 
 # %% ../../nbs/models/serve.ipynb #logprobs
-def _logprobs(text, reply, prob, beside, top): # a `StepTokenizer`; per token: id, probability, likeliest ids and their logs
+def _logprobs(text, reply, prob, beside, top): # a `StepTokenizer`; per token its id, its probability, `log_probs`
     "The protocol's record of each token of a reply: its log-probability, and the `top` likeliest tokens in its place."
     def record(token, logprob, **more):
         b = _vocabulary(text)[int(token)]
