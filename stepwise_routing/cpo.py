@@ -96,7 +96,7 @@ class Environment:
     def __len__(self): return len(self.large_right)
     def deploy(self, policy, kappa, rows=None): # dict of arrays [row]: cost, right, miss
         "Gamma on the problems `rows`; None: on all."
-        return self.deployer(policy, np.arange(len(self)) if rows is None else rows)(kappa)
+        return next(self.deployed(policy, [kappa], np.arange(len(self)) if rows is None else rows))
 
 class TableEnv(Environment):
     "Problems whose outcomes of every escalation time are known: two models, absorbing escalation."
@@ -163,13 +163,12 @@ def sample(self:TableEnv, policy, rows, rng): # rows int [row]
 # %% ../nbs/03a_cpo.ipynb #deploy-table
 @patch
 @torch.no_grad()
-def deployer(self:TableEnv, policy, rows): # int [row]; kappa -> dict of arrays [row]: stop, cost, right, miss
-    "Gamma at any threshold; the probabilities are computed once."
+def deployed(self:TableEnv, policy, kappas, rows): # yields one dict of arrays [row] a kappa: stop, cost, right, miss
+    "Gamma at many thresholds; the probabilities are computed once."
     pi = policy(self.x[rows])[..., ESCALATE].exp()
-    def deploy(kappa):
+    for kappa in kappas:
         stop = _first_hit(pi >= kappa, self.inside[rows])
-        return dict(stop=stop) | {k: getattr(self, k)[rows, stop].numpy() for k in ('cost', 'right', 'miss')}
-    return deploy
+        yield dict(stop=stop) | {k: getattr(self, k)[rows, stop].numpy() for k in ('cost', 'right', 'miss')}
 
 @patch
 def visited(self:TableEnv, policy): return self.x[self.inside], None # states and current models [state]

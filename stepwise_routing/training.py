@@ -108,13 +108,12 @@ def sample(self:TreeEnv, policy, rows, rng): # rows int [row]
 
 # %% ../nbs/03b_training.ipynb #deploy-tree
 @patch
-def deployer(self:TreeEnv, policy, rows): # int [row]; kappa -> dict of arrays [row]: cost, right, miss
-    "Gamma at any threshold; an empty set stays with the current model, per step with the smallest."
-    def deploy(kappa):
+def deployed(self:TreeEnv, policy, kappas, rows): # yields one dict of arrays [row] a kappa: cost, right, miss
+    "Gamma at many thresholds; an empty set stays with the current model, per step with the smallest."
+    for kappa in kappas:
         def act(pi, at, t): return int(escalate(pi, kappa, at*(self.mode == 'absorbing')))
         _, right, paid = self.walks(policy, rows, [act]*len(rows))
-        return dict(cost=np.array([p.sum() for p in paid]), right=right, miss=(1 - right)*self.large_right[rows])
-    return deploy
+        yield dict(cost=np.array([p.sum() for p in paid]), right=right, miss=(1 - right)*self.large_right[rows])
 
 @patch
 def visited(self:TreeEnv, policy): # (states [state, feature], current models [state])
@@ -202,8 +201,7 @@ def candidate_thresholds(policy, env): # [threshold], ascending
     return np.r_[0., (pi[:-1] + pi[1:])/2, 1.]
 
 def _risk_curve(policy, env, kappas): # what every threshold comes to: dict of arrays [threshold]: miss, right, cost
-    deploy = env.deployer(policy, np.arange(len(env)))
-    outcomes = [deploy(float(kappa)) for kappa in kappas]
+    outcomes = list(env.deployed(policy, kappas, np.arange(len(env))))
     return {k: np.array([float(o[k].mean()) for o in outcomes]) for k in ('miss', 'right', 'cost')}
 
 def threshold_path(policy, env, risk='miss'): # risk on the training problems, or "error", for a target accuracy
