@@ -96,7 +96,7 @@ class Environment:
     def __len__(self): return len(self.large_right)
     def deploy(self, policy, kappa, rows=None): # dict of arrays [row]: cost, right, miss
         "Gamma on the problems `rows`; None: on all."
-        return self.deployer(policy, rows)(kappa)
+        return next(self.deployed(policy, [kappa], np.arange(len(self)) if rows is None else rows))
 
 class TableEnv(Environment):
     "Problems whose outcomes of every escalation time are known: two models, absorbing escalation."
@@ -129,15 +129,14 @@ def _check_table(table, obs, features, unit): # obs [problem, step, feature]
     "Raise a ValueError for a table that nothing can be learned from."
     large, small = table.correct[:, 0] == 1, table.correct[np.arange(len(table)), table.n_steps] == 1
     nan = np.isnan(obs[table.inside]).any(0)
-    learns = table.split == 'train' # few problems to calibrate on may well hold no miss
-    for wrong, reason in (
-        (not len(table), 'the table has no problems; collect rollouts with notebook 02 first'),
-        (not table.large_only()[unit].any(), f'the large model costs nothing in {unit}; choose another unit'),
-        (nan.any(), f'feature {features[nan.argmax()]!r} is nan at some steps; choose others'),
-        (learns and not large.any(), f'the large model solves none of the {len(table)} problems; use easier ones'),
-        (learns and not (large & ~small).any(), 'the small model solves all that the large one solves; '
-                                                'there is nothing to route, use the small model or more problems')):
-        if wrong: raise ValueError(f'{table.benchmark} {table.split}: {reason}')
+    if not table.large_only()[unit].any(): reason = f'the large model costs nothing in {unit}; choose another unit'
+    elif nan.any(): reason = f'feature {features[nan.argmax()]!r} is nan at some steps; choose others'
+    elif table.split != 'train': return # few problems to calibrate on may well hold no miss
+    elif not large.any(): reason = f'the large model solves none of the {len(table)} problems; use easier ones'
+    elif (large & ~small).any(): return
+    else: reason = ('the small model solves all that the large one solves; there is nothing to route, '
+                    'use the small model or more problems')
+    raise ValueError(f'{table.benchmark} {table.split}: {reason}')
 
 # %% ../nbs/03a_cpo.ipynb #sample-table
 def _first_hit(hits, inside): # bool [row, step] -> int [row]
@@ -164,14 +163,12 @@ def sample(self:TableEnv, policy, rows, rng): # rows int [row]
 # %% ../nbs/03a_cpo.ipynb #deploy-table
 @patch
 @torch.no_grad()
-def deployer(self:TableEnv, policy, rows=None): # kappa -> dict of arrays [row]: stop, cost, right, miss
-    "Gamma at any threshold; the probabilities are computed once."
-    rows = torch.arange(len(self)) if rows is None else torch.as_tensor(rows)
+def deployed(self:TableEnv, policy, kappas, rows): # yields one dict of arrays [row] a kappa: stop, cost, right, miss
+    "Gamma at many thresholds; the probabilities are computed once."
     pi = policy(self.x[rows])[..., ESCALATE].exp()
-    def deploy(kappa):
+    for kappa in kappas:
         stop = _first_hit(pi >= kappa, self.inside[rows])
-        return dict(stop=stop) | {k: getattr(self, k)[rows, stop].numpy() for k in ('cost', 'right', 'miss')}
-    return deploy
+        yield dict(stop=stop) | {k: getattr(self, k)[rows, stop].numpy() for k in ('cost', 'right', 'miss')}
 
 @patch
 def visited(self:TableEnv, policy): return self.x[self.inside], None # states and current models [state]
@@ -213,8 +210,8 @@ def sampled_estimate(policy, critics, r, kappa, temp, s=Policy()): # (V, V_miss)
     def ratio(log_s, clip=torch.inf): return importance_ratio(log_s.gather(1, act[:, None])[:, 0].exp(), mu, clip)
     rho = r.rows(ratio(log_threshold_probs(policy(x, at), kappa, temp)).detach(), fill=1.) # 1 beyond the end
     final = r.miss if s.constraint == 'joint' else -r.right
-    with torch.no_grad(): values = [r.rows(v(x)) for v in critics]
-    targets = [vtrace(v, reward, rho, r.inside, s) for v, reward in zip(values, (r.cost, r.ends*final[:, None]))]
+    rewards = r.cost, r.ends*final[:, None]
+    targets = [vtrace(r.rows(v(x)), reward, rho, r.inside, s) for v, reward in zip(critics, rewards)]
     adv_cost, adv_miss = (adv[r.inside] for _, adv in targets)
     weight = torch.full((len(x),), 1/len(x), dtype=x.dtype)
     def evaluate():

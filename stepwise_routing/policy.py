@@ -11,6 +11,7 @@ __all__ = ['PAPER_FEATURES', 'FULL_FEATURES', 'CONTINUE', 'ESCALATE', 'FORMAT', 
 # %% ../nbs/03_policy.ipynb #imports
 import json, torch
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
@@ -42,11 +43,10 @@ def policy_inputs(
     return x
 
 def state_inputs(state, features): # float [feature]
-    "The same of the step that a walk has just written, from the walk's `State`."
-    last = last_scored(state.steps)
-    obs = observe(state.steps[-1:] if last is state.steps[-1] else state.steps)[-1:]
-    obs[:, FEATURES.index('index')] = len(state.steps) - 1
-    return policy_inputs(obs, FEATURES, features)[0]
+    "The same of the step that a walk has just written, from its `State`; without tokens it shows the scores before."
+    obs = observe((last_scored(state.steps), state.steps[-1]))[-1]
+    obs[FEATURES.index('index')] = len(state.steps) - 1
+    return policy_inputs(obs, FEATURES, features)
 
 # %% ../nbs/03_policy.ipynb #mlp
 CONTINUE, ESCALATE = 0, 1
@@ -175,10 +175,9 @@ def exact_outcome(log_s, values, inside): # [row, step, 2]; of escalating after 
 def decider(policy): # (inputs [..., feature] of `policy_inputs`, current model [...] or None) -> pi [..., model]
     "The policy as a plain function of numpy arrays, for decisions one by one."
     *layers, last = [(m.weight.detach().numpy().T.copy(), m.bias.detach().numpy().copy()) for m in policy.net[::2]]
-    mean, std = np.array(policy.scaler.mean), np.array(policy.scaler.std)
     absorbing, models = policy.mode == 'absorbing', np.arange(policy.n_models)
     def decide(inputs, at=None):
-        x = (inputs - mean)/std
+        x = policy.scaler(inputs)
         for w, b in layers: x = np.tanh(x @ w + b)
         x = x @ last[0] + last[1]
         if at is not None and absorbing: x = np.where(models < np.asarray(at)[..., None], -np.inf, x)
@@ -196,26 +195,22 @@ class PolicyRouter:
     name: str = 'Ours'
     start: int = 0            # index of the model that writes the first step
 
-    def __post_init__(self): object.__setattr__(self, 'decide', decider(self.policy))
-    @property
-    def mode(self): return self.policy.mode
-    @property
-    def rescore(self): return self.mode == 'per_step' # walks show it every step with the small model's confidences
+    decide = cached_property(lambda self: decider(self.policy))
+    mode = property(lambda self: self.policy.mode)
+    rescore = property(lambda self: self.mode == 'per_step') # shows it every step with the small model's confidences
     def at(self, kappa): return replace(self, kappa=kappa)
     def inputs(self, states): return np.array([state_inputs(s, self.policy.features) for s in states])
 
 # %% ../nbs/03_policy.ipynb #escalates
 @patch
 def escalates(self:PolicyRouter, states): # bool [state]
-    "Does a larger model take over, two models?"
-    return self.decide(self.inputs(states))[..., 1:].sum(-1) >= self.kappa
+    "Does the large model take over, where there are two?"
+    return self.decide(self.inputs(states))[..., ESCALATE] >= self.kappa
 
 @patch
 def table_escalates(self:PolicyRouter, table): # bool [problem, step]
-    "The same for every step of an outcome table's small chains."
-    inputs = policy_inputs(table.obs, table.features, self.policy.features)
-    pi = self.decide(np.nan_to_num(inputs))[..., 1:].sum(-1)
-    return (pi >= self.kappa) & ~np.isnan(inputs).any(-1)
+    "The same for every step of an outcome table's small chains; beyond their ends pi is nan, and nothing is chosen."
+    return self.decide(policy_inputs(table.obs, table.features, self.policy.features))[..., ESCALATE] >= self.kappa
 
 @patch
 def choose(self:PolicyRouter, states): # int [state]

@@ -12,6 +12,7 @@ from collections import namedtuple
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 from fastcore.basics import patch
 from torch.nn import functional as F
@@ -21,7 +22,7 @@ from .core import Call, digest, extract_boxed, gather_progress, run_async, walk_
 from .cpo import Environment, TableEnv, exact_estimate, policy_step, sampled_estimate
 from .policy import CONTINUE, Rollouts, RoutingPolicy, ValueNet, covered, decider, escalate
 from .policy import locally_verified, save_policy, state_inputs, update_threshold
-from .rollouts import bill_call, grade_answers, walk_one
+from .rollouts import grade_answers, walk, walk_one
 from .run.config import Policy, checked
 
 # %% ../nbs/03b_training.ipynb #tree-env
@@ -39,14 +40,10 @@ class TreeEnv(Environment):
         self.problems, self.tree, self.scaler, self.features = list(problems), tree, scaler, tuple(scaler.features)
         self.mode, self.on_escalate, self.unit, self.observed = mode, on_escalate, unit, {}
         self.n_models, self.models = tree.n_models, tuple(s.name for s in tree.specs)
-        chains = self.run_all(tree.run(p, '', tree.n_models - 1) for p in self.problems) # the largest model alone
-        self.large_right = self.graded(self.problems, chains)
-        self.share = float(np.mean([walk_cost([bill_call(c, {})], tree.specs, unit) for c in chains])) # of cost 1
-
-    def run_all(self, coroutines): return run_async(gather_progress(coroutines, 'walks', False)) # their results
-    def graded(self, problems, chains): # float [chain]
-        pairs = [(p, extract_boxed(steps[-1].text)) for p, steps in zip(problems, chains)]
-        return np.array(grade_answers(self.tree, pairs), float)
+        alone = SimpleNamespace(name='large', mode='absorbing', on_escalate='append', start=tree.n_models - 1)
+        large = walk(self.problems, alone, tree, False)
+        self.large_right = np.array([w.correct for w in large], float)
+        self.share = float(np.mean([walk_cost(w.calls, tree.specs, unit) for w in large])) # of cost 1
 
 # %% ../nbs/03b_training.ipynb #walker
 @patch
@@ -84,10 +81,11 @@ def walks(self:TreeEnv, policy, rows, acts): # acts: one function a row, see `_W
     "One walk a row: (notes, R_pi [row], cost before and after each decision)."
     problems, pi_at = [self.problems[i] for i in rows], decider(policy)
     walkers = [_Walker(self, pi_at, act) for act in acts]
-    walked = self.run_all(walk_one(p, w, self.tree) for p, w in zip(problems, walkers))
-    right = self.graded(problems, [steps for _, steps, _ in walked])
-    paid = [_spent(calls, self.tree.specs, self.unit)/self.share for *_, calls in walked]
-    return [w.notes for w in walkers], right, paid
+    walking = (walk_one(p, w, self.tree) for p, w in zip(problems, walkers))
+    _, chains, bills = zip(*run_async(gather_progress(walking, 'walks', False)))
+    right = grade_answers(self.tree, [(p, extract_boxed(steps[-1].text)) for p, steps in zip(problems, chains)])
+    paid = [_spent(calls, self.tree.specs, self.unit)/self.share for calls in bills]
+    return [w.notes for w in walkers], np.array(right, float), paid
 
 # %% ../nbs/03b_training.ipynb #sample-tree
 def _draw_action(pi, u): # probabilities [model], uniform number -> model
@@ -110,14 +108,12 @@ def sample(self:TreeEnv, policy, rows, rng): # rows int [row]
 
 # %% ../nbs/03b_training.ipynb #deploy-tree
 @patch
-def deployer(self:TreeEnv, policy, rows=None): # kappa -> dict of arrays [row]: cost, right, miss
-    "Gamma at any threshold; an empty set stays with the current model, per step with the smallest."
-    rows = np.arange(len(self)) if rows is None else np.asarray(rows)
-    def deploy(kappa):
+def deployed(self:TreeEnv, policy, kappas, rows): # yields one dict of arrays [row] a kappa: cost, right, miss
+    "Gamma at many thresholds; an empty set stays with the current model, per step with the smallest."
+    for kappa in kappas:
         def act(pi, at, t): return int(escalate(pi, kappa, at*(self.mode == 'absorbing')))
         _, right, paid = self.walks(policy, rows, [act]*len(rows))
-        return dict(cost=np.array([p.sum() for p in paid]), right=right, miss=(1 - right)*self.large_right[rows])
-    return deploy
+        yield dict(cost=np.array([p.sum() for p in paid]), right=right, miss=(1 - right)*self.large_right[rows])
 
 @patch
 def visited(self:TreeEnv, policy): # (states [state, feature], current models [state])
@@ -125,10 +121,6 @@ def visited(self:TreeEnv, policy): # (states [state, feature], current models [s
     return drawn.x[drawn.inside], drawn.at[drawn.inside]
 
 # %% ../nbs/03b_training.ipynb #train-pieces
-def _temperature(k, s): # of the soft mask at step k
-    first, last = s.temp
-    return first*(last/first)**min(1., 2*k/s.steps)
-
 def _critic_step(critics, optimiser, x, targets): # x [decision, feature], one tensor [decision] a critic
     "One step of both critics towards their V-trace targets."
     optimiser.zero_grad()
@@ -155,7 +147,6 @@ def _one_thread():
 def _check_training(env, s, verdicts):
     "ValueError names the setting, what is wrong with it, and what to do."
     for f in fields(s): checked(f.name, getattr(s, f.name), f.type)
-    if s.kappa > 1/env.n_models: raise ValueError(f'kappa is {s.kappa!r}: choose from [0, {1/env.n_models:g}]')
     if s.batch is not None and s.batch > len(env):
         raise ValueError(f'batch is {s.batch!r}: choose 1 to {len(env)} (the training problems), or None for all')
     if s.estimator == 'exact' and not isinstance(env, TableEnv):
@@ -183,7 +174,7 @@ def train(
     rng, kappa, level, log = np.random.default_rng(seed), s.kappa, 0., []
     for k in trange(1, s.steps + 1, desc=f'alpha {s.alpha:g}', disable=None if progress is None else not progress):
         rows = np.arange(len(env)) if s.batch is None else rng.choice(len(env), s.batch, replace=False)
-        temp = _temperature(k, s)
+        temp = s.temp[0]*(s.temp[1]/s.temp[0])**min(1., 2*k/s.steps)
         if s.estimator == 'exact': estimate = exact_estimate(policy, env, rows, kappa, temp, s.constraint)
         else:
             rollouts = env.sample(policy, rows, rng)                                              # under pi
@@ -210,8 +201,7 @@ def candidate_thresholds(policy, env): # [threshold], ascending
     return np.r_[0., (pi[:-1] + pi[1:])/2, 1.]
 
 def _risk_curve(policy, env, kappas): # what every threshold comes to: dict of arrays [threshold]: miss, right, cost
-    deploy = env.deployer(policy)
-    outcomes = [deploy(float(kappa)) for kappa in kappas]
+    outcomes = list(env.deployed(policy, kappas, np.arange(len(env))))
     return {k: np.array([float(o[k].mean()) for o in outcomes]) for k in ('miss', 'right', 'cost')}
 
 def threshold_path(policy, env, risk='miss'): # risk on the training problems, or "error", for a target accuracy
@@ -244,9 +234,8 @@ def calibrate(
     path=None                         # thresholds in the order to try, see `threshold_path`; None: from 0 upwards
 )->Calibration:
     "Conformal risk control for kappa; where not even the first threshold keeps the bound, that one, with a warning."
-    if not 0 < alpha < 1: raise ValueError(f'alpha={alpha!r}: choose a number between 0 and 1, without the ends')
-    if target_accuracy is not None and not 0 < target_accuracy < 1:
-        raise ValueError(f'target_accuracy={target_accuracy!r}: choose a share between 0 and 1, like 0.93')
+    name, wanted = ('alpha', alpha) if target_accuracy is None else ('target_accuracy', target_accuracy)
+    if not 0 < wanted < 1: raise ValueError(f'{name}={wanted!r}: choose a share between 0 and 1, without the ends')
     kappas, n = candidate_thresholds(policy, env) if path is None else path, len(env)
     curve = _risk_curve(policy, env, kappas)
     risk, limit = (curve['miss'], alpha) if target_accuracy is None else (1 - curve['right'], 1 - target_accuracy)
@@ -257,8 +246,8 @@ def calibrate(
         advice = 'use more calibration problems' if 1/(n + 1) > limit else 'allow more, or find out what is missed'
         warnings.warn(f'no threshold keeps the bound within {limit:.4g} on {n} problems '
                       f'(the safest: {bound[0]:.4g}, which is taken): {advice}', stacklevel=2)
-    miss, right, cost = (float(curve[k][i]) for k in ('miss', 'right', 'cost'))
-    return Calibration(float(kappas[i]), n, miss, right, cost, float(bound[i]), limit, bool(good.any()))
+    at = {k: float(v[i]) for k, v in curve.items()}
+    return Calibration(float(kappas[i]), n, at['miss'], at['right'], at['cost'], float(bound[i]), limit, bool(good[0]))
 
 # %% ../nbs/03b_training.ipynb #train-save
 VERSION = 1 # of the training algorithm: raise it where the same inputs give another result, and only then
@@ -282,15 +271,15 @@ def fit(
     config = json.loads(file.read_text('utf-8')) if file.is_file() else {}
     if config.get('key') == provenance['key']: return config
     policy, kappa, log = train(env, s, seed, progress=progress)
-    provenance |= dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env), version=__version__, seed=seed)
-    calibrated, online = {}, kappa
+    found = dict(kappa_trained=kappa)
     if held_out is not None:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # an unmet bound is in the config, and reported with the results
             result = calibrate(policy, held_out, s.alpha, path=threshold_path(policy, env))
-        kappa, calibrated = result.kappa, dict(calibration=asdict(result))
+        kappa, found['calibration'] = result.kappa, asdict(result)
+    found |= provenance | dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env), version=__version__)
     settings = {k: v for k, v in asdict(s).items() if k not in ('kappa', 'hidden')}
     log = pd.DataFrame(log, pd.RangeIndex(1, s.steps + 1, name='step'))
     write_file(Path(folder)/'log.csv', log.to_csv(float_format='%.6g'))
-    save_policy(folder, policy, kappa, kappa_trained=online, **calibrated, **provenance, **settings)
+    save_policy(folder, policy, kappa, **found, seed=seed, **settings)
     return json.loads(file.read_text('utf-8'))
