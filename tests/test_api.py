@@ -452,9 +452,9 @@ def test_served_and_local_write_the_same_steps(pair):
     beyond = 0
     assert [[stripped(s) for s in c] for c in ours] == [[stripped(s) for s in c] for c in theirs]
     for a, b in ((a, b) for x, y in zip(ours, theirs) for a, b in zip(x, y)):
-        np.testing.assert_allclose(a.prob, b.prob, rtol=0, atol=1.01e-6)
+        np.testing.assert_allclose(a.prob, b.prob, rtol=0, atol=1.01e-5)
         assert [min(r, 6) for r in a.rank] == list(b.rank) and b.ids == () and b.max_logit is None
-        assert abs(logprob_confidence(a) - logprob_confidence(b)) < 1.01e-6
+        assert abs(logprob_confidence(a) - logprob_confidence(b)) < 1.01e-5
         beyond += sum(r > 5 for r in a.rank)
     assert sum(map(len, ours)) > 60 and beyond > 0 # some sampled tokens were not among the five
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip('torch')
 from stepwise_routing.models import engine as models_engine
 from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, prompt_text, six_digits,
+from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, prompt_text, five_digits,
     step_text, uniforms)
 from stepwise_routing.models.transformers import TransformersBackend, micro_path, weights_sha256
 
@@ -123,8 +123,8 @@ def test_confidences_are_those_of_a_plain_forward_pass(alone, problems, engines)
         ids = list(engines[0].text.prompt(p.question))
         for step in alone[p.id, 0]:
             top, prob, rank = plain(model, ids, step.ids)
-            np.testing.assert_allclose(step.max_logit, top, rtol=1e-5)
-            np.testing.assert_allclose(step.prob, prob, rtol=1e-5)
+            np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
+            np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
             assert (list(step.rank), step.prompt, step.generated) == (rank, len(ids), len(step.ids))
             ids += step.ids
             checked += len(step.ids)
@@ -192,8 +192,8 @@ def test_any_architecture_with_keys_and_values(kind):
     steps = gather(*(backend.write(Request(p, seed=lambda i, p=p: int(p.id))) for p in asked))
     for p, (step,) in zip(asked, steps):
         top, prob, rank = plain(oracle, backend.text.prompt(p.question), step.ids)
-        np.testing.assert_allclose(step.max_logit, top, rtol=1e-5)
-        np.testing.assert_allclose(step.prob, prob, rtol=1e-5)
+        np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
+        np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
         assert list(step.rank) == rank
 
 def test_an_architecture_without_keys_and_values_is_refused():
@@ -213,7 +213,7 @@ def test_the_cache_grows_with_the_chain():
     asked = [Problem('toy', str(n), 'x' * n, '') for n in (90, *range(140, 165))] # around 256 tokens with the prompt
     for p, (step,) in zip(asked, gather(*(backend.write(Request(p)) for p in asked))):
         prob = plain(tiny('llama').double(), backend.text.prompt(p.question), step.ids)[1]
-        np.testing.assert_allclose(step.prob, prob, rtol=1e-5)
+        np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
     assert backend.engine.forward.cache.kv.shape[2] == 512
 
 # how a step ends
@@ -331,7 +331,7 @@ def test_draws_follow_the_model_at_its_temperature():
         assert not seen[expected == 0].any()
         raw = np.exp(z) / np.exp(z).sum() # confidences are at temperature 1, whatever was sampled
         for (s,), t in zip(drawn, tokens):
-            assert np.isclose(s.prob[0], raw[t], rtol=1e-5)
+            assert np.isclose(s.prob[0], raw[t], rtol=1e-4)
             assert s.max_logit[0] == 2 and s.rank[0] == 1 + (z > z[t]).sum()
 
 @settings(deadline=None)
@@ -354,9 +354,9 @@ def test_random_numbers_belong_to_seed_and_place():
     assert abs(many.mean() - .5) < .01 and (many >= 0).all() and (many < 1).all()
 
 @given(st.floats(-1e30, 1e30))
-def test_six_digits_are_stable_and_close(x):
-    y = float(six_digits(x))
-    assert np.float32(y) == y and abs(y - x) <= 6e-6 * abs(x) + 1.1e-37 and float(six_digits(y)) == y
+def test_five_digits_are_stable_and_close(x):
+    y = float(five_digits(x))
+    assert np.float32(y) == y and abs(y - x) <= 6e-5 * abs(x) + 1.1e-37 and float(five_digits(y)) == y
 
 # choosing
 
@@ -367,7 +367,7 @@ def test_choose_is_the_product_over_tokens_renormalised():
     for options in (['correct', 'incorrect'], list('0123456789'), ['yes', 'no', 'perhaps']):
         brute = np.array([np.prod(plain(oracle, ids, backend.text.encode(o))[1]) for o in options])
         choice = run_async(backend.choose(chat_prompt('?'), options))
-        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-5)
+        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-4)
         assert (choice.prompt, choice.generated) == (len(ids), max(len(backend.text.encode(o)) for o in options))
     assert backend.engine.stats['cached'] > 0 # the prompt was computed once
     with pytest.raises(ValueError, match="option '1' begins option '10'"):
@@ -382,7 +382,7 @@ def test_options_of_one_token_are_read_off_one_pass():
         ids = backend.text.encode(prompt_text(backend.text.hf, messages))
         brute = np.array([plain(oracle, ids, backend.text.encode(o))[1][0] for o in '0123456789'])
         choice = run_async(backend.choose(messages, list('0123456789')))
-        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-5)
+        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-4)
         read.append(len(ids))
     assert backend.engine.stats['prompt'] == before + sum(read) # not ten times as much
     known = backend.text.encode(prompt_text(backend.text.hf, chain))
@@ -430,7 +430,7 @@ def test_a_step_from_another_vocabulary_is_scored_as_text():
     assert s.ids == tuple(backend.text.encode('3+4=7\n\n'))
     assert (s.text, s.model, s.finish, s.generated) == ('3+4=7', 1, 'step', 0)
     assert s.prompt == len(ids) + len(s.ids)
-    np.testing.assert_allclose(s.prob, plain(oracle, ids, s.ids)[1], rtol=1e-5)
+    np.testing.assert_allclose(s.prob, plain(oracle, ids, s.ids)[1], rtol=1e-4)
 
 # what goes wrong
 

@@ -119,11 +119,10 @@ TEXTS = st.text('ab 1=√½\n.', min_size=1, max_size=12).map(str.strip).filter(
 @settings(max_examples=60, deadline=None)
 def test_a_prompt_is_the_same_tokens_whole_or_in_parts(local, steps):
     messages = step_messages(Request(PROBLEMS[0], tuple(Step(s, 0, 'step') for s in steps)))
-    ids, marks = models_serve._prompt_ids(local, messages)
-    assert len(marks) == len(steps) + 1 and marks[-1] == len(ids)
-    text = local.text
+    ids, question, text = *(models_serve._prompt_ids(local, m) for m in (messages, messages[:-2])), local.text
+    assert ids[:len(question)] == question
     assert text.decode(ids) == text.decode(text.encode(text.hf.apply_chat_template(messages, tokenize=False)))
-    raw = b''.join(models_serve._vocabulary(local.text)[i] for i in ids[marks[0]:])
+    raw = b''.join(models_serve._vocabulary(local.text)[i] for i in ids[len(question):])
     assert raw.decode() == ''.join(s + '\n\n' for s in steps)
 
 IMAGE = dict(role='user', content=[dict(type='image_url', image_url=dict(url='x'))])

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Request', 'Choice', 'Backend', 'prompt_text', 'step_text', 'StepTokenizer', 'uniforms', 'draw_tokens', 'draw_rows',
-           'confidences', 'six_digits']
+           'confidences', 'five_digits']
 
 # %% ../../nbs/models/base.ipynb #imports
 from dataclasses import dataclass
@@ -141,10 +141,10 @@ def confidences(logits, tokens): # raw logits [..., vocabulary], sampled token i
     prob = (z[..., 0] - top).exp_() / (logits - top[..., None]).exp_().sum(-1)
     return torch.stack((top, prob, 1. + (logits > z).sum(-1)))
 
-# %% ../../nbs/models/base.ipynb #six-digits
-def six_digits(x)->np.ndarray: # float64, each exactly representable in float32
-    "Round numbers to six significant digits, then to float32."
+# %% ../../nbs/models/base.ipynb #five-digits
+def five_digits(x)->np.ndarray: # float64, each exactly representable in float32
+    "Round numbers to five significant digits, then to float32."
     x = np.asarray(x, float)
-    x = np.where(np.abs(x) < 9.999987e-38, 0, x) # float32 has no six digits below 1e-37, which itself it rounds down
-    scale = 10. ** (5 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
+    x = np.where(np.abs(x) < 9.999987e-38, 0, x) # float32 has not enough digits below 1e-37, which itself it rounds down
+    scale = 10. ** (4 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
     return (np.round(x * scale) / scale).astype(np.float32).astype(float)

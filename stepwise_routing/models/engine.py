@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from fastcore.basics import patch
 from ..core import Step
-from .base import Request, confidences, six_digits, uniforms
+from .base import Request, confidences, five_digits, uniforms
 
 # %% ../../nbs/models/engine.ipynb #forward
 class Forward(Protocol):
@@ -125,7 +125,7 @@ def new_step(model, row, drawn, full):
     finish = 'step' if ended else 'length' if full else None
     if ids[-1] in model.text.eos: finish = 'stop'
     if finish is None: return None
-    logit, prob = map(tuple, six_digits(drawn[:, 1:3].T).tolist())
+    logit, prob = map(tuple, five_digits(drawn[:, 1:3].T).tolist())
     rank = tuple(drawn[:, 3].astype(int).tolist())
     return Step(text, model.index, finish, ids, ends, prob, rank, logit, generated=len(ids), prompt=len(row.ids))
 

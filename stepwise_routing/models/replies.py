@@ -11,7 +11,7 @@ from bisect import bisect_left
 from dataclasses import replace
 import numpy as np
 from ..core import Step, chat_prompt, extract_boxed
-from .base import six_digits
+from .base import five_digits
 
 # %% ../../nbs/models/replies.ipynb #messages
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
@@ -97,7 +97,7 @@ def reply_steps(reply, index=1, most=30, stopped=False)->tuple:
         else: n = min(bisect_left(ends, upto, first) + 1, len(ends))
         if tokens: # ends are clipped to the step
             record = dict(ends=tuple(min(max(e - start, 0), len(step)) for e in ends[first:n]),
-                          prob=tuple(six_digits(np.exp(tokens['logs'][first:n])).tolist()),
+                          prob=tuple(five_digits(np.exp(tokens['logs'][first:n])).tolist()),
                           rank=tuple(tokens['ranks'][first:n]))
         billed = usage['generated'] if last else min(n, usage['generated'])
         bill = dict(generated=billed - paid, prompt=usage['prompt'] + paid, cached=0 if i else usage['cached'])
@@ -127,4 +127,4 @@ def option_probs(first, options)->tuple:
         t = token.strip().casefold()
         begins = [i for i, name in enumerate(names) if t and name.startswith(t)]
         if len(begins) == 1: mass[begins[0]] += math.exp(log)
-    return tuple(six_digits(mass / (mass.sum() or 1.)).tolist())
+    return tuple(five_digits(mass / (mass.sum() or 1.)).tolist())

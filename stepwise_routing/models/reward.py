@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 from fastcore.basics import patch
 from ..core import ModelSpec, chat_prompt, digest, one_of, run_async, step_texts
-from .base import prompt_text, six_digits
+from .base import prompt_text, five_digits
 from .engine import Engine, answer_request
 from .transformers import (LocalOptions, TransformersBackend, context_length, hub_folder,
     load_tokenizer, loading, micro_path, model_folder, open_forward, open_model, room_left, tokenizer_sha256)
@@ -125,7 +125,7 @@ async def reward(self:ProcessRewardModel, problem, steps):
     ids, new = self.chain_ids(problem, steps)
     room_left(self, ids[:-new], new, f'problem {problem.id!r}, step {len(steps) - 1}')
     scores = await answer_request(self, ids, answers=(1,)) # token 1, "right", as the next one
-    return Reward(float(six_digits(scores[1])[0]), len(ids), new)
+    return Reward(float(five_digits(scores[1])[0]), len(ids), new)
 
 @patch
 def settings(self:ProcessRewardModel):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
 from ..core import ModelSpec, Step, chat_prompt, nearest, one_of
-from .base import Choice, StepTokenizer, prompt_text, six_digits
+from .base import Choice, StepTokenizer, prompt_text, five_digits
 from .engine import Engine, answer_request
 from .padded import PaddedModel
 from ..run.config import PACKAGE
@@ -195,7 +195,7 @@ async def score_text(backend, request, step, answer=answer_request):
     tokens = tuple(backend.text.step_ids(tuple(step.ids), step.text, step.finish))
     room_left(backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}')
     scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((3, 0))
-    logit, prob = map(tuple, six_digits(scores[:2]).tolist())
+    logit, prob = map(tuple, five_digits(scores[:2]).tolist())
     rank, ends = tuple(scores[2].astype(int).tolist()), backend.text.parse(tokens)[2]
     return replace(step, ids=tokens, ends=ends, prob=prob, rank=rank, max_logit=logit, generated=0,
                    prompt=len(ids) + len(tokens), cached=0)
@@ -229,7 +229,7 @@ async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
     shared = int(np.cumprod([a == b for a, b in zip(ids, before)]).sum())
     logs = await log_probs(backend, ids, replies)
     odds = np.exp(logs - logs.max()) if np.isfinite(logs.max()) else np.ones(len(logs))
-    return Choice(tuple(six_digits(odds / odds.sum()).tolist()), len(ids), max(map(len, replies)), shared=shared)
+    return Choice(tuple(five_digits(odds / odds.sum()).tolist()), len(ids), max(map(len, replies)), shared=shared)
 
 TransformersBackend.choose = choose_reply
 
