@@ -32,6 +32,15 @@ def _exponentials(x, top, scale, n, out, power, bits): # float32 [n or more]; `b
         bits[j] = np.int32((whole + _F(127.))*_F(8388608.))
     for j in range(n): out[j] *= power[j]
 
+# %% ../../nbs/models/qwen.ipynb #normed
+@njit(**_NUMBA)
+def _normed(x, weight, eps, out): # RMSNorm of rows
+    for i in range(len(x)):
+        total = _F(0.)
+        for d in range(x.shape[1]): total += x[i, d]*x[i, d]
+        scale = _F(1.)/np.sqrt(total/x.shape[1] + eps)
+        for d in range(x.shape[1]): out[i, d] = x[i, d]*scale*weight[d]
+
 # %% ../../nbs/models/qwen.ipynb #rotate
 @njit(**_NUMBA)
 def _rotate(x, at, cos, sin, blocks, q, K, V): # x [token, all heads * width], at [token], blocks [token]
@@ -155,10 +164,10 @@ class _Kept:
 class Blocks:
     "Keys and values in blocks of sixteen positions; rows and handles that begin alike share theirs."
     def __init__(self, layers, groups, width, rows, context):
-        self.K = np.zeros((layers, 64, groups, width, BLOCK), np.float32)
-        self.V = np.zeros((layers, 64, groups, BLOCK, width), np.float32)
+        n = 8*rows # at first
+        self.K, self.V = (np.zeros((layers, n, groups, *s), np.float32) for s in ((width, BLOCK), (BLOCK, width)))
         self.table, self.used = np.zeros((rows, context//BLOCK + 1), np.int64), np.zeros(rows, int) # blocks of each row
-        self.owners, self.free = np.zeros(64, int), list(range(64))
+        self.owners, self.free = np.zeros(n, int), list(range(n))
 
     def reserve(self, place, n): # room for n positions
         while self.used[place]*BLOCK < n:
@@ -208,8 +217,8 @@ class QwenModel:
     def __init__(self, hf, rows, context): # a model that `fits`; rows in flight at most; positions of a row at most
         torch.set_num_threads(1) # a second one would change bits, and take longer
         c = hf.config
-        self.heads, self.width, self.eps = c.num_attention_heads, c.hidden_size//c.num_attention_heads, c.rms_norm_eps
-        self.embed, self.norm = hf.model.embed_tokens.weight.float(), hf.model.norm.weight.float()
+        self.heads, self.width, self.eps = c.num_attention_heads, c.hidden_size//c.num_attention_heads, _F(c.rms_norm_eps)
+        self.embed, self.last_norm = hf.model.embed_tokens.weight.float(), hf.model.norm.weight.float()
         self.layers, self.queue = list(_layers(hf, self.width)), []
         self.read = hf.read if hasattr(hf, 'read') else lambda x, w=hf.lm_head.weight.float(): F.linear(x, w)
         angle = np.outer(np.arange(context), c.rope_parameters['rope_theta']**(-np.arange(0, self.width, 2)/self.width))
@@ -219,6 +228,10 @@ class QwenModel:
         self.scores = np.zeros((self.heads//c.num_key_value_heads, context + BLOCK), np.float32)
         self.power, self.mass = np.zeros((2, max(context + BLOCK, c.vocab_size)), np.float32)
         self.bits = self.power.view(np.int32)
+    def norm(self, x, weight):
+        out = torch.empty_like(x)
+        _normed(x.numpy(), weight.numpy(), self.eps, out.numpy())
+        return out
     def keep(self, place, n): return self.blocks.keep(place, n)
     def drop(self, kept): self.blocks.release(kept.blocks)
     def move(self, place, to): self.blocks.move(place, to)
@@ -232,7 +245,7 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
     x, blocks = self.embed[torch.from_numpy(tokens)], b.table[places, at//BLOCK]
     q = np.empty((len(tokens), self.heads, self.width), np.float32)
     for i, (norm, qkv, bias, out, norm_2, up, down) in enumerate(self.layers):
-        y = F.linear(F.rms_norm(x, norm.shape, norm, self.eps), qkv, bias)
+        y = F.linear(self.norm(x, norm), qkv, bias)
         _rotate(y.numpy(), at, self.cos, self.sin, blocks, q, b.K[i], b.V[i])
         if i == len(self.layers) - 1: # only the asked-for go on
             if skip is None: return
@@ -241,9 +254,9 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
         o = np.empty_like(q)
         self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, self.scores, self.power, self.bits, o)
         x = x + F.linear(torch.from_numpy(o).flatten(1), out)
-        gate, y = F.linear(F.rms_norm(x, norm_2.shape, norm_2, self.eps), up).chunk(2, -1)
+        gate, y = F.linear(self.norm(x, norm_2), up).chunk(2, -1)
         x = x + F.linear(F.silu(gate)*y, down)
-    return F.rms_norm(x, self.norm.shape, self.norm, self.eps)
+    return self.norm(x, self.last_norm)
 
 # %% ../../nbs/models/qwen.ipynb #feed
 @patch
