@@ -145,6 +145,6 @@ def confidences(logits, tokens): # raw logits [..., vocabulary], sampled token i
 def five_digits(x)->np.ndarray: # float64, each exactly representable in float32
     "Round numbers to five significant digits, then to float32."
     x = np.asarray(x, float)
-    x = np.where(np.abs(x) < 9.999987e-38, 0, x) # float32 has not enough digits below 1e-37, which itself it rounds down
+    x = np.where(np.abs(x) < 9.999987e-38, 0, x) # float32 has too few digits below 1e-37, which it rounds down
     scale = 10. ** (4 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
     return (np.round(x * scale) / scale).astype(np.float32).astype(float)

@@ -221,7 +221,8 @@ class QwenModel:
         self.embed, self.last_norm = hf.model.embed_tokens.weight.float(), hf.model.norm.weight.float()
         self.layers, self.queue = list(_layers(hf, self.width)), []
         self.read = hf.read if hasattr(hf, 'read') else lambda x, w=hf.lm_head.weight.float(): F.linear(x, w)
-        angle = np.outer(np.arange(context), c.rope_parameters['rope_theta']**(-np.arange(0, self.width, 2)/self.width))
+        theta = c.rope_parameters['rope_theta']**(-np.arange(0, self.width, 2)/self.width)
+        angle = np.outer(np.arange(context), theta)
         self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         self.least, self.attend = steady_size([w for w in self.layers[0] if w.dim() == 2]), attention(self.width)
         self.blocks = Blocks(len(self.layers), c.num_key_value_heads, self.width, rows, context)
