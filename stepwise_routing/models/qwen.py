@@ -217,11 +217,11 @@ class QwenModel:
     def __init__(self, hf, rows, context): # a model that `fits`; rows in flight at most; positions of a row at most
         torch.set_num_threads(1) # a second one would change bits, and take longer
         c = hf.config
-        self.heads, self.width, self.eps = c.num_attention_heads, c.hidden_size//c.num_attention_heads, _F(c.rms_norm_eps)
+        self.heads, self.width = c.num_attention_heads, c.hidden_size//c.num_attention_heads
+        self.eps, theta = _F(c.rms_norm_eps), c.rope_parameters['rope_theta']**(-np.arange(0, 1, 2/self.width))
         self.embed, self.last_norm = hf.model.embed_tokens.weight.float(), hf.model.norm.weight.float()
         self.layers, self.queue = list(_layers(hf, self.width)), []
         self.read = hf.read if hasattr(hf, 'read') else lambda x, w=hf.lm_head.weight.float(): F.linear(x, w)
-        theta = c.rope_parameters['rope_theta']**(-np.arange(0, self.width, 2)/self.width)
         angle = np.outer(np.arange(context), theta)
         self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         self.least, self.attend = steady_size([w for w in self.layers[0] if w.dim() == 2]), attention(self.width)
