@@ -80,7 +80,8 @@ def job(n):
 def calls(n=200):
     rows = []
     with open_models(['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=1e6) as (_, large):
-        for flight, part in ((1, load_problems('micro-math', 'test', 20)), (32, load_problems('micro-math', 'train', n))):
+        for flight, split, size in ((1, 'test', 20), (32, 'train', n)):
+            part = load_problems('micro-math', split, size)
             async def every():
                 slots = asyncio.Semaphore(flight)
                 async def one(p):
