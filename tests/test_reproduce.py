@@ -1,5 +1,5 @@
 "The runner: what it refuses, what it skips, what it survives, and what it leaves behind."
-import contextlib, json, os, random, re, shlex, signal, subprocess, sys, time
+import contextlib, json, os, random, re, shlex, shutil, signal, subprocess, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,8 +153,7 @@ def test_a_finished_run_is_not_run_again(whole, capsys):
         cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole'])
     assert 'exists: continue it with --resume' in capsys.readouterr().err
     new = planned(whole, resume=True)
-    assert new.todo == ('01_count', '05_table') and new.run.folder != whole.runs/'whole'
-    assert 'no unfinished run' in new.note
+    assert new.todo == () and new.run.folder != whole.runs/'whole' and 'no unfinished run' in new.note
 
 def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
     def todo(**changes): return planned(whole, run_id='whole', resume=True, changes=changes).todo
@@ -164,6 +163,94 @@ def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
     versions = runner.library_versions()
     monkeypatch.setattr(runner, 'library_versions', lambda: {**versions, 'rollouts.py': 2})
     assert todo() == ('01_count', '05_table')
+
+# ---- stages that a new run takes over
+
+@pytest.fixture
+def ran(whole, tmp_path):
+    "A copy of the project with its run."
+    return config.Project(Path(shutil.copytree(whole.root, tmp_path/'ran')))
+
+def no_notebook_runs(monkeypatch):
+    def refused(source, *args, **kwargs): raise AssertionError(f'{source} was run')
+    monkeypatch.setattr(runner, 'execute', refused)
+
+def test_a_new_run_takes_over_what_is_unchanged(ran, monkeypatch, capsys):
+    no_notebook_runs(monkeypatch)
+    cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--run-id', 'warm', '--publish'])
+    out, old, new = capsys.readouterr().out, ran.runs/'whole', ran.runs/'warm'
+    told = [f'[{i}/2] {name}: unchanged, taken over from whole' for i, name in enumerate(TOY, 1)]
+    assert out.splitlines()[:2] == told and (ran.root/'tables'/'mean.md').is_file()
+    assert artefacts(new) == artefacts(old)
+    manifest, past = Manifest(new), Manifest(old)
+    assert manifest['status'] == 'finished' and planned(ran, run_id='warm', resume=True).todo == ()
+    for name in TOY:
+        assert manifest.stage(name) == past.stage(name) | dict(taken_from='whole')
+        assert (new/f'{name}.ipynb').read_bytes() == (old/f'{name}.ipynb').read_bytes()
+    before = bytes_of(old)
+    for path in artefacts(new): # in place, as pandas writes
+        with (new/path).open('a') as f: f.write('more')
+    assert bytes_of(old) == before
+
+def test_only_the_stages_before_a_changed_one_are_taken_over(ran, capsys):
+    plan = planned(ran, changes={'results.n_boot': 3}, run_id='finer')
+    assert plan.todo == ('05_table',) and set(plan.taken) == {'01_count'}
+    runner.run_plan(plan)
+    assert capsys.readouterr().out.splitlines() == [
+        '[1/2] 01_count: unchanged, taken over from whole', '[2/2] 05_table']
+    assert 'taken_from' not in Manifest(plan.run.folder).stage('05_table')
+    assert (plan.run.tables/'mean.md').read_text().endswith('.500') # three decimals
+    assert set(planned(ran, changes=dict(seed=1)).taken) == set()
+
+def test_it_is_taken_from_the_newest_run_whose_files_are_untouched(ran):
+    for name in ('old', 'new'): runner.run_plan(planned(ran, run_id=name, fresh=name == 'old'))
+    def donor(**options): return {n: f.name for n, f in planned(ran, **options).taken.items()}
+    def lost(path, data=None):
+        "What is taken over while a file is missing or has other bytes."
+        before = path.read_bytes()
+        path.unlink()
+        if data is not None: path.write_bytes(data)
+        out = donor()
+        path.write_bytes(before)
+        return out
+    assert donor() == dict.fromkeys(TOY, 'new')
+    assert lost(ran.runs/'new/tables/mean.md', b'x') == {'01_count': 'new', '05_table': 'old'}
+    assert lost(ran.runs/'new/05_table.ipynb') == {'01_count': 'new', '05_table': 'old'}
+    assert lost(ran.runs/'new/numbers.json') == dict.fromkeys(TOY, 'old')
+    assert lost(ran.runs/'new/manifest.json', b'{') == dict.fromkeys(TOY, 'old')
+    assert donor(fresh=True) == donor(only=['01']) == {}
+    assert planned(ran, fresh=True).todo == tuple(TOY)
+    shutil.rmtree(ran.runs/'store'/'toy')
+    assert donor() == {}
+
+def test_another_profile_with_the_same_settings_is_no_source(ran):
+    shutil.copy(ran.params/'toy.yaml', ran.params/'other.yaml')
+    (ran.runs/'store'/'other').mkdir()
+    assert planned(ran, 'other').taken == {}
+
+def test_interrupted_while_it_takes_over_it_goes_on(ran, monkeypatch):
+    copied, copy = [], runner.shutil.copyfile
+    def once(source, target):
+        copied.append(target)
+        Path(target).write_text('half')
+        raise KeyboardInterrupt
+    monkeypatch.setattr(runner.shutil, 'copyfile', once)
+    with pytest.raises(KeyboardInterrupt, match='continue with: '): runner.run_plan(planned(ran, run_id='cut'))
+    monkeypatch.setattr(runner.shutil, 'copyfile', copy)
+    again = planned(ran, run_id='cut', resume=True)
+    assert len(copied) == 1 and set(again.taken) == set(TOY)
+    runner.run_plan(again)
+    assert artefacts(ran.runs/'cut') == artefacts(ran.runs/'whole')
+
+def test_a_dry_run_tells_what_would_be_taken_over(ran, monkeypatch, capsys):
+    from stepwise_routing.run import needs
+    monkeypatch.setattr(needs, 'report', lambda run: [])
+    monkeypatch.setattr(needs, 'needs', lambda run: [])
+    before = bytes_of(ran.root)
+    cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--dry-run', '-p', 'results.n_boot=5'])
+    lines = capsys.readouterr().out.splitlines()
+    assert 'skip     01_count: unchanged, taken over from whole' in lines
+    assert 'run      05_table' in lines and bytes_of(ran.root) == before
 
 def test_versions_are_read_without_an_import(tmp_path):
     (tmp_path/'a').mkdir()

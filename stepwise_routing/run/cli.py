@@ -20,7 +20,7 @@ def dry_run(plan):
     from stepwise_routing.run.needs import needs, report
     short, run = plan.project.short, plan.run
     size = sum(path.stat().st_size for path in files_in(run.store).values()) / 1e6
-    todo = [f'{"run" if name in plan.todo else "skip":8} {name}' for name in plan.stages]
+    todo = [f'{"run" if name in plan.todo else "skip":8} {name}{plan.why_not(name)}' for name in plan.stages]
     with working_directory(plan.project.nbs): # that of the notebooks
         lines, missing = report(run), needs(run)
     print(f'profile  {run.profile}', f'run      {short(run.folder)} ({plan.note})',
