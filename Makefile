@@ -1,5 +1,5 @@
-# make reproduce   install if needed, then from the micro models to tables/ and figures/
-# make test        install if needed, then every check there is: a cold smoke run of the stages, the other notebooks, tests
+# make reproduce   install if needed, then from the micro models to tables/ and figures/; what is unchanged is not run again
+# make test        install if needed, then a cold smoke run of the stages, the other notebooks, all tests but the slow ones
 # make hooks       check that notebooks, modules and README agree before each commit
 # make notebooks   re-run all notebooks (micro profile) and store their outputs
 PYTHON ?= python3
@@ -17,7 +17,7 @@ test: $(STAMP)
 	rm -rf runs/smoke runs/store/smoke
 	$(BIN)/stepwise-routing reproduce --profile smoke --run-id smoke
 	$(BIN)/nbdev_test --n_workers 2 --skip_file_re '^([_.]|$(STAGES))'
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume --write-back

@@ -168,8 +168,10 @@ def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
 
 @pytest.fixture
 def ran(whole, tmp_path):
-    "A copy of the project with its run."
-    return config.Project(Path(shutil.copytree(whole.root, tmp_path/'ran')))
+    "A copy of the project with its run, nothing published."
+    root = Path(shutil.copytree(whole.root, tmp_path/'ran', symlinks=True))
+    shutil.rmtree(root/'tables', ignore_errors=True)
+    return config.Project(root)
 
 def no_notebook_runs(monkeypatch):
     def refused(source, *args, **kwargs): raise AssertionError(f'{source} was run')
@@ -281,6 +283,80 @@ def test_only_the_published_profile_reaches_the_top_level(whole):
     assert json.loads(first['provenance.json'])['parameters']['open.n_test'] == N
     publish.publish(planned(whole, run_id='whole', resume=True))
     assert bytes_of(whole.root/'tables') == first
+
+# ---- the committed tables
+
+def table(folder, rows, name='t.csv'):
+    folder.mkdir(exist_ok=True)
+    (folder/name).write_text(''.join(','.join(map(str, row)) + '\n' for row in rows))
+
+@pytest.mark.parametrize('made, committed, lines', [
+    ([('a', 'b'), (1, 'x')], [('a', 'b'), (1, 'x')], []),
+    ([('a',), (1.0009,), (0,)], [('a',), (1,), ('.0009',)], []),
+    ([('a',), (1.002,), (0,)], [('a',), (1,), ('.0011',)], ['row 1, a: 1.002 here, 1 committed',
+                                                            'row 2, a: 0 here, .0011 committed']),
+    ([('cents',), ('.0101',)], [('cents',), ('.0100',)], ['row 1, cents: .0101 here, .0100 committed']),
+    ([('a',), ('nan',), ('inf',), ('',)], [('a',), ('nan',), ('inf',), ('',)], []),
+    ([('a',), ('nan',), ('True',)], [('a',), (1,), ('False',)], ['row 1, a: nan here, 1 committed',
+                                                               'row 2, a: True here, False committed']),
+    ([('a',), (1,)], [('a', 'b'), (1, 2)], ['row 1, b: nothing here, 2 committed']),
+    ([('b', 'a'), (2, 1)], [('a', 'b'), (1, 2)], []),
+    ([('a',), (1,), (2,)], [('a',), (1,)], ['row 2, a: 2 here, nothing committed'])])
+def test_tables_are_compared_number_by_number(tmp_path, made, committed, lines):
+    mine, theirs = tmp_path/'made', tmp_path/'committed'
+    table(mine, made)
+    table(theirs, committed)
+    assert publish.table_differences(mine, theirs) == [f't.csv, {line}' for line in lines]
+    same = 'identical' if made == committed else 'equal'
+    words = publish.compared(mine, theirs)
+    assert words.startswith('different from' if lines else same) and all(f't.csv, {line}' in words for line in lines)
+    (theirs/'t.csv').unlink()
+    assert len(publish.table_differences(mine, theirs)) == len(made[0])*(len(made) - 1)
+    assert publish.compared(mine, theirs) == 'no committed tables to compare with'
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.floats(-1e6, 1e6)]*3), min_size=1, max_size=8), st.randoms(use_true_random=False),
+       st.data())
+def test_last_digits_are_forgiven_and_more_is_found(tmp_path_factory, rows, random, data):
+    folder = tmp_path_factory.mktemp('tables')
+    made, committed = folder/'made', folder/'committed'
+    table(committed, ['abc', *rows])
+    off = [[x*(1 + random.uniform(-.99e-3, .99e-3)) for x in row] for row in rows]
+    table(made, ['abc', *off])
+    assert publish.table_differences(made, committed) == []
+    i, j = data.draw(st.integers(0, len(rows) - 1)), data.draw(st.integers(0, 2))
+    off[i][j] = rows[i][j] + max(1, abs(rows[i][j]))/100
+    table(made, ['abc', *off])
+    assert publish.table_differences(made, committed) == [
+        f't.csv, row {i + 1}, {"abc"[j]}: {off[i][j]} here, {rows[i][j]} committed']
+
+def test_a_reproduction_says_how_its_tables_compare(ran, capsys):
+    def said():
+        cli.reproduce(Options('toy', project=str(ran.root), publish=True))
+        return re.findall('^tables: (.*)', capsys.readouterr().out, re.M)
+    assert said() == ['no committed tables to compare with']
+    assert said() == ['identical to the committed tables']
+    table(ran.root/'tables', [('a',), (1,)])
+    assert said() == ['different from the committed tables: t.csv, row 1, a: nothing here, 1 committed']
+
+def test_the_tables_of_ablations_have_a_folder_of_their_own(ran, monkeypatch):
+    (ran.root/'tables').mkdir()
+    (ran.root/'tables/mean.md').write_text('of the other profile')
+    assert publish.PUBLISHED == {'micro': '', 'micro-ablations': 'ablations'}
+    monkeypatch.setitem(publish.PUBLISHED, 'toy', 'ablations')
+    cli.reproduce(Options('toy', project=str(ran.root)))
+    assert set(bytes_of(ran.root/'tables')) == {'mean.md', 'ablations/mean.md', 'ablations/provenance.json'}
+    assert (ran.root/'tables/mean.md').read_text() == 'of the other profile'
+
+@pytest.mark.parametrize('number, status', [(1.0001, 0), (1.1, 1)])
+def test_ci_fails_where_tables_differ(tmp_path, number, status):
+    script = Path(__file__).resolve().parents[1]/'.ci'/'tables.py'
+    table(tmp_path/'made', [('a',), (number,)])
+    table(tmp_path/'committed', [('a',), (1,)])
+    done = subprocess.run([sys.executable, script, 'made', 'committed'], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == status and done.stdout.startswith('tables: ')
+    line = 't.csv, row 1, a: 1.1 here, 1 committed\nerror: 1 differences in the tables\n'
+    assert done.stderr == (line if status else '')
 
 def test_publishing_touches_nothing_outside_of_its_folders(whole, tmp_path):
     "Whatever the last receipt says, and whatever the run's own says."
