@@ -101,7 +101,6 @@ def sizes(): return {(name, cell['id']): len(code_lines(cell)) for name, cell, *
 
 def test_no_exported_cell_is_large(): assert {k: n for k, n in sizes().items() if n > 40} == {}
 
-@pytest.mark.xfail(strict=True, reason='the median is 13 so far; the aim stands')
 def test_exported_cells_are_small(): assert statistics.median(sizes().values()) <= 12
 
 def test_most_exported_cells_are_shown_at_work():

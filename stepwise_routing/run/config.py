@@ -170,7 +170,8 @@ def checked(name:str, value, kind:type):
 
 # %% ../../nbs/run/config.ipynb #changed
 SECTIONS = {f.name: f.type for f in fields(Config) if is_dataclass(f.type)}
-KEYS = {f'{name}.{f.name}': f.type for name, section in SECTIONS.items() for f in fields(section)} | dict(seed=int, store=str)
+KEYS = {f'{name}.{f.name}': f.type for name, section in SECTIONS.items() for f in fields(section)}
+KEYS |= {f.name: f.type for f in fields(Config) if f.name not in SECTIONS}
 
 def changed(config:Config, changes:dict, where:str='-p')->Config:
     "A config with some values replaced. ValueError names where from, key, value, what is allowed, the nearest key."
