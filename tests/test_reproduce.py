@@ -358,6 +358,30 @@ def test_ci_fails_where_tables_differ(tmp_path, number, status):
     line = 't.csv, row 1, a: 1.1 here, 1 committed\nerror: 1 differences in the tables\n'
     assert done.stderr == (line if status else '')
 
+@pytest.mark.parametrize('reproduced, number, status, line', [
+    (0, 1.0001, 0, '== all checks passed'), (0, 1.1, 1, 'error: 1 differences in the tables'),
+    (124, 1, 124, 'error: the reproduction was stopped after 15 minutes'), (3, 1, 3, '== make reproduce')])
+def test_ci_passes_only_after_a_reproduction_in_time_with_the_committed_numbers(tmp_path, reproduced, number, status,
+                                                                               line):
+    "Of the commands only `.ci/tables.py` is the real one; `make reproduce` writes a table and ends with a status."
+    def script(name, text):
+        (path := tmp_path/name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/bash\n{text}\n')
+        path.chmod(0o755)
+    shutil.copytree(Path(__file__).resolve().parents[1]/'.ci', tmp_path/'.ci')
+    script('bin/make', f'if [ "$1" = reproduce ]; then printf "a\\n{number}\\n" > tables/t.csv; exit {reproduced}; fi')
+    for name in ('nbdev_clean', 'nbdev_export'): script(f'.venv/bin/{name}', '')
+    script('.venv/bin/python', f'if [ "$1" = .ci/tables.py ]; then exec {sys.executable} "$@"; else echo "$@"; fi')
+    for name in ('nbs', 'stepwise_routing', 'tables', 'figures'): (tmp_path/name).mkdir()
+    table(tmp_path/'tables', [('a',), (1,)])
+    (tmp_path/'README.md').touch()
+    git = 'git', '-c', 'user.name=x', '-c', 'user.email=x@y'
+    for words in (['init', '-q'], ['add', '.'], ['commit', '-qm', 'all']): subprocess.run([*git, *words], cwd=tmp_path)
+    path = f'{tmp_path/"bin"}{os.pathsep}{os.environ["PATH"]}'
+    done = subprocess.run([tmp_path/'.ci'/'run'], env={**os.environ, 'PATH': path}, capture_output=True, text=True)
+    assert done.returncode == status and '-m pytest -n 2 -m slow' in done.stdout
+    assert (done.stdout + done.stderr).splitlines()[-1] == line
+
 def test_publishing_touches_nothing_outside_of_its_folders(whole, tmp_path):
     "Whatever the last receipt says, and whatever the run's own says."
     tables, plan = whole.root/'tables', planned(whole, run_id='whole', resume=True)
