@@ -1,5 +1,6 @@
-# make reproduce   install if needed, then from the micro models to tables/ and figures/
-# make test        install if needed, then every check there is: a cold smoke run of the stages, the other notebooks, tests
+# make reproduce   install if needed, then from the micro models to tables/ and figures/; what is unchanged is not run again
+# make test        install if needed, then a cold smoke run of the stages, the other notebooks, all tests but the slow ones
+# make ablations   a policy per design choice and per-step policies, to tables/ablations/ and figures/ablations/
 # make hooks       check that notebooks, modules and README agree before each commit
 # make notebooks   re-run all notebooks (micro profile) and store their outputs
 PYTHON ?= python3
@@ -7,17 +8,20 @@ BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02a_outcomes|03b_training|04_baselines|05_results
 
-.PHONY: reproduce test hooks notebooks
+.PHONY: reproduce ablations test hooks notebooks
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume
 
+ablations: $(STAMP)
+	$(BIN)/stepwise-routing reproduce --profile micro-ablations --resume
+
 test: $(STAMP)
 	rm -rf runs/smoke runs/store/smoke
 	$(BIN)/stepwise-routing reproduce --profile smoke --run-id smoke
 	$(BIN)/nbdev_test --n_workers 2 --skip_file_re '^([_.]|$(STAGES))'
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume --write-back

@@ -63,6 +63,15 @@ def test_no_private_name_crosses_modules():
     private = [(name, m, n) for name in MODULES for m, n in imports(name) if n.startswith('_') and n != '__version__']
     assert private == []
 
+def test_heavy_packages_are_imported_by_what_needs_them():
+    "At the top of a module stands only what every user of it needs; training cannot do without torch."
+    heavy = 'torch', 'transformers', 'pandas', 'scipy', 'sklearn', 'matplotlib', 'seaborn', 'openai', 'joblib', 'yaml'
+    tops = [(name, node) for name, tree in TREES.items() for node in tree.body]
+    names = {(name, a.name) for name, node in tops if isinstance(node, ast.Import) for a in node.names}
+    names |= {(name, node.module) for name, node in tops if isinstance(node, ast.ImportFrom) and not node.level}
+    found = {(name, package.split('.')[0]) for name, package in names}
+    assert {pair for pair in found if pair[1] in heavy} <= {(name, 'torch') for name in ('policy', 'cpo', 'training')}
+
 def test_few_functions_have_many_parameters():
     def width(f): return len([a for a in f.args.posonlyargs + f.args.args + f.args.kwonlyargs
                               if a.arg not in ('self', 'cls')])

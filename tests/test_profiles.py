@@ -7,6 +7,7 @@ import pytest
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.run import cli, needs
 from stepwise_routing.run.config import Project, open_run, read_yaml
+from stepwise_routing.run.policies import planned
 from stepwise_routing.run.reproduce import Manifest, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +33,8 @@ def dry(project, capsys, *args):
     out, err = capsys.readouterr()
     return status, (out + err).splitlines()
 
-def test_the_profiles_are_there(): assert {'smoke', 'micro', 'open', 'open-lite', 'api'} <= set(PROFILES)
+def test_the_profiles_are_there():
+    assert {'smoke', 'micro', 'micro-ablations', 'open', 'open-lite', 'api'} <= set(PROFILES)
 
 @pytest.mark.parametrize('profile', PROFILES)
 @pytest.mark.parametrize('missing', ([], ['needs a GPU', 'needs a key']))
@@ -43,7 +45,8 @@ def test_a_dry_run_writes_nothing_and_tells_what_is_missing(clone, capsys, offli
     status, lines = dry(clone, capsys, '--profile', profile)
     assert everything(clone.root) == before
     assert status == int(bool(missing)) and lines[-len(missing) - 1:] == [f'estimate {profile}', *missing]
-    assert 'run      02_rollouts' in lines and f'store    runs/store/{profile}: 0.0 MB' in lines
+    store = 'micro' if profile == 'micro-ablations' else profile
+    assert 'run      02_rollouts' in lines and f'store    runs/store/{store}: 0.0 MB' in lines
 
 @pytest.mark.parametrize('change, message', [
     ('open.n_tran=3', "unknown setting 'open.n_tran' (did you mean 'open.n_train'?)"),
@@ -72,6 +75,16 @@ def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies(
                            'per_step_problems'))
     fewer = {f'{section}.{name}' for section, names in sections.items() for name in names}
     assert {k for k in whole if whole[k] != lite[k]} <= fewer and lite['open.n_train'] == lite['open.n_test'] == 200
+
+def test_the_ablations_have_the_problems_draws_and_policies_of_micro_and_more():
+    runs = [open_run(p, project=PROJECT) for p in ('micro', 'micro-ablations')]
+    micro, more = (settings_of(run.config) for run in runs)
+    names = 'ablations per_step ablation_seeds most_steps per_step_steps per_step_batch per_step_problems'.split()
+    assert {k for k in micro if micro[k] != more[k]} == {'store', *(f'sweep.{k}' for k in names)}
+    assert more['sweep.ablations'] and more['sweep.per_step'] and not micro['sweep.ablations']
+    jobs = [[(setting.name, job) for setting in run.settings for job in planned(setting)] for run in runs]
+    assert set(jobs[0]) < set(jobs[1]) and runs[0].store == runs[1].store == PROJECT.runs/'store'/'micro'
+    assert runs[0].folder != runs[1].folder
 
 def test_every_profile_differs_from_the_defaults_where_it_says_so():
     for profile in PROFILES:

@@ -1,5 +1,5 @@
 "The runner: what it refuses, what it skips, what it survives, and what it leaves behind."
-import contextlib, json, os, random, re, shlex, signal, subprocess, sys, time
+import contextlib, json, os, random, re, shlex, shutil, signal, subprocess, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,8 +153,7 @@ def test_a_finished_run_is_not_run_again(whole, capsys):
         cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole'])
     assert 'exists: continue it with --resume' in capsys.readouterr().err
     new = planned(whole, resume=True)
-    assert new.todo == ('01_count', '05_table') and new.run.folder != whole.runs/'whole'
-    assert 'no unfinished run' in new.note
+    assert new.todo == () and new.run.folder != whole.runs/'whole' and 'no unfinished run' in new.note
 
 def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
     def todo(**changes): return planned(whole, run_id='whole', resume=True, changes=changes).todo
@@ -164,6 +163,96 @@ def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
     versions = runner.library_versions()
     monkeypatch.setattr(runner, 'library_versions', lambda: {**versions, 'rollouts.py': 2})
     assert todo() == ('01_count', '05_table')
+
+# ---- stages that a new run takes over
+
+@pytest.fixture
+def ran(whole, tmp_path):
+    "A copy of the project with its run, nothing published."
+    root = Path(shutil.copytree(whole.root, tmp_path/'ran', symlinks=True))
+    shutil.rmtree(root/'tables', ignore_errors=True)
+    return config.Project(root)
+
+def no_notebook_runs(monkeypatch):
+    def refused(source, *args, **kwargs): raise AssertionError(f'{source} was run')
+    monkeypatch.setattr(runner, 'execute', refused)
+
+def test_a_new_run_takes_over_what_is_unchanged(ran, monkeypatch, capsys):
+    no_notebook_runs(monkeypatch)
+    cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--run-id', 'warm', '--publish'])
+    out, old, new = capsys.readouterr().out, ran.runs/'whole', ran.runs/'warm'
+    told = [f'[{i}/2] {name}: unchanged, taken over from whole' for i, name in enumerate(TOY, 1)]
+    assert out.splitlines()[:2] == told and (ran.root/'tables'/'mean.md').is_file()
+    assert artefacts(new) == artefacts(old)
+    manifest, past = Manifest(new), Manifest(old)
+    assert manifest['status'] == 'finished' and planned(ran, run_id='warm', resume=True).todo == ()
+    for name in TOY:
+        assert manifest.stage(name) == past.stage(name) | dict(taken_from='whole')
+        assert (new/f'{name}.ipynb').read_bytes() == (old/f'{name}.ipynb').read_bytes()
+    before = bytes_of(old)
+    for path in artefacts(new): # in place, as pandas writes
+        with (new/path).open('a') as f: f.write('more')
+    assert bytes_of(old) == before
+
+def test_only_the_stages_before_a_changed_one_are_taken_over(ran, capsys):
+    plan = planned(ran, changes={'results.n_boot': 3}, run_id='finer')
+    assert plan.todo == ('05_table',) and set(plan.taken) == {'01_count'}
+    runner.run_plan(plan)
+    assert capsys.readouterr().out.splitlines() == [
+        '[1/2] 01_count: unchanged, taken over from whole', '[2/2] 05_table']
+    assert 'taken_from' not in Manifest(plan.run.folder).stage('05_table')
+    assert (plan.run.tables/'mean.md').read_text().endswith('.500') # three decimals
+    assert set(planned(ran, changes=dict(seed=1)).taken) == set()
+
+def test_it_is_taken_from_the_newest_run_whose_files_are_untouched(ran):
+    for name in ('old', 'new'): runner.run_plan(planned(ran, run_id=name, fresh=name == 'old'))
+    def donor(**options): return {n: f.name for n, f in planned(ran, **options).taken.items()}
+    def lost(path, data=None):
+        "What is taken over while a file is missing or has other bytes."
+        before = path.read_bytes()
+        path.unlink()
+        if data is not None: path.write_bytes(data)
+        out = donor()
+        path.write_bytes(before)
+        return out
+    assert donor() == dict.fromkeys(TOY, 'new')
+    assert lost(ran.runs/'new/tables/mean.md', b'x') == {'01_count': 'new', '05_table': 'old'}
+    assert lost(ran.runs/'new/05_table.ipynb') == {'01_count': 'new', '05_table': 'old'}
+    assert lost(ran.runs/'new/numbers.json') == dict.fromkeys(TOY, 'old')
+    assert lost(ran.runs/'new/manifest.json', b'{') == dict.fromkeys(TOY, 'old')
+    assert donor(fresh=True) == donor(only=['01']) == {}
+    assert planned(ran, fresh=True).todo == tuple(TOY)
+    shutil.rmtree(ran.runs/'store'/'toy')
+    assert donor() == {}
+
+def test_another_profile_with_the_same_settings_is_no_source(ran):
+    shutil.copy(ran.params/'toy.yaml', ran.params/'other.yaml')
+    (ran.runs/'store'/'other').mkdir()
+    assert planned(ran, 'other').taken == {}
+
+def test_interrupted_while_it_takes_over_it_goes_on(ran, monkeypatch):
+    copied, copy = [], runner.shutil.copyfile
+    def once(source, target):
+        copied.append(target)
+        Path(target).write_text('half')
+        raise KeyboardInterrupt
+    monkeypatch.setattr(runner.shutil, 'copyfile', once)
+    with pytest.raises(KeyboardInterrupt, match='continue with: '): runner.run_plan(planned(ran, run_id='cut'))
+    monkeypatch.setattr(runner.shutil, 'copyfile', copy)
+    again = planned(ran, run_id='cut', resume=True)
+    assert len(copied) == 1 and set(again.taken) == set(TOY)
+    runner.run_plan(again)
+    assert artefacts(ran.runs/'cut') == artefacts(ran.runs/'whole')
+
+def test_a_dry_run_tells_what_would_be_taken_over(ran, monkeypatch, capsys):
+    from stepwise_routing.run import needs
+    monkeypatch.setattr(needs, 'report', lambda run: [])
+    monkeypatch.setattr(needs, 'needs', lambda run: [])
+    before = bytes_of(ran.root)
+    cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--dry-run', '-p', 'results.n_boot=5'])
+    lines = capsys.readouterr().out.splitlines()
+    assert 'skip     01_count: unchanged, taken over from whole' in lines
+    assert 'run      05_table' in lines and bytes_of(ran.root) == before
 
 def test_versions_are_read_without_an_import(tmp_path):
     (tmp_path/'a').mkdir()
@@ -194,6 +283,104 @@ def test_only_the_published_profile_reaches_the_top_level(whole):
     assert json.loads(first['provenance.json'])['parameters']['open.n_test'] == N
     publish.publish(planned(whole, run_id='whole', resume=True))
     assert bytes_of(whole.root/'tables') == first
+
+# ---- the committed tables
+
+def table(folder, rows, name='t.csv'):
+    folder.mkdir(exist_ok=True)
+    (folder/name).write_text(''.join(','.join(map(str, row)) + '\n' for row in rows))
+
+@pytest.mark.parametrize('made, committed, lines', [
+    ([('a', 'b'), (1, 'x')], [('a', 'b'), (1, 'x')], []),
+    ([('a',), (1.0009,), (0,)], [('a',), (1,), ('.0009',)], []),
+    ([('a',), (1.002,), (0,)], [('a',), (1,), ('.0011',)], ['row 1, a: 1.002 here, 1 committed',
+                                                            'row 2, a: 0 here, .0011 committed']),
+    ([('cents',), ('.0101',)], [('cents',), ('.0100',)], ['row 1, cents: .0101 here, .0100 committed']),
+    ([('a',), ('nan',), ('inf',), ('',)], [('a',), ('nan',), ('inf',), ('',)], []),
+    ([('a',), ('nan',), ('True',)], [('a',), (1,), ('False',)], ['row 1, a: nan here, 1 committed',
+                                                               'row 2, a: True here, False committed']),
+    ([('a',), (1,)], [('a', 'b'), (1, 2)], ['row 1, b: nothing here, 2 committed']),
+    ([('b', 'a'), (2, 1)], [('a', 'b'), (1, 2)], []),
+    ([('a',), (1,), (2,)], [('a',), (1,)], ['row 2, a: 2 here, nothing committed'])])
+def test_tables_are_compared_number_by_number(tmp_path, made, committed, lines):
+    mine, theirs = tmp_path/'made', tmp_path/'committed'
+    table(mine, made)
+    table(theirs, committed)
+    assert publish.table_differences(mine, theirs) == [f't.csv, {line}' for line in lines]
+    same = 'identical' if made == committed else 'equal'
+    words = publish.compared(mine, theirs)
+    assert words.startswith('different from' if lines else same) and all(f't.csv, {line}' in words for line in lines)
+    (theirs/'t.csv').unlink()
+    assert len(publish.table_differences(mine, theirs)) == len(made[0])*(len(made) - 1)
+    assert publish.compared(mine, theirs) == 'no committed tables to compare with'
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.floats(-1e6, 1e6)]*3), min_size=1, max_size=8), st.randoms(use_true_random=False),
+       st.data())
+def test_last_digits_are_forgiven_and_more_is_found(tmp_path_factory, rows, random, data):
+    folder = tmp_path_factory.mktemp('tables')
+    made, committed = folder/'made', folder/'committed'
+    table(committed, ['abc', *rows])
+    off = [[x*(1 + random.uniform(-.99e-3, .99e-3)) for x in row] for row in rows]
+    table(made, ['abc', *off])
+    assert publish.table_differences(made, committed) == []
+    i, j = data.draw(st.integers(0, len(rows) - 1)), data.draw(st.integers(0, 2))
+    off[i][j] = rows[i][j] + max(1, abs(rows[i][j]))/100
+    table(made, ['abc', *off])
+    assert publish.table_differences(made, committed) == [
+        f't.csv, row {i + 1}, {"abc"[j]}: {off[i][j]} here, {rows[i][j]} committed']
+
+def test_a_reproduction_says_how_its_tables_compare(ran, capsys):
+    def said():
+        cli.reproduce(Options('toy', project=str(ran.root), publish=True))
+        return re.findall('^tables: (.*)', capsys.readouterr().out, re.M)
+    assert said() == ['no committed tables to compare with']
+    assert said() == ['identical to the committed tables']
+    table(ran.root/'tables', [('a',), (1,)])
+    assert said() == ['different from the committed tables: t.csv, row 1, a: nothing here, 1 committed']
+
+def test_the_tables_of_ablations_have_a_folder_of_their_own(ran, monkeypatch):
+    (ran.root/'tables').mkdir()
+    (ran.root/'tables/mean.md').write_text('of the other profile')
+    assert publish.PUBLISHED == {'micro': '', 'micro-ablations': 'ablations'}
+    monkeypatch.setitem(publish.PUBLISHED, 'toy', 'ablations')
+    cli.reproduce(Options('toy', project=str(ran.root)))
+    assert set(bytes_of(ran.root/'tables')) == {'mean.md', 'ablations/mean.md', 'ablations/provenance.json'}
+    assert (ran.root/'tables/mean.md').read_text() == 'of the other profile'
+
+@pytest.mark.parametrize('number, status', [(1.0001, 0), (1.1, 1)])
+def test_ci_fails_where_tables_differ(tmp_path, number, status):
+    script = Path(__file__).resolve().parents[1]/'.ci'/'tables.py'
+    table(tmp_path/'made', [('a',), (number,)])
+    table(tmp_path/'committed', [('a',), (1,)])
+    done = subprocess.run([sys.executable, script, 'made', 'committed'], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == status and done.stdout.startswith('tables: ')
+    line = 't.csv, row 1, a: 1.1 here, 1 committed\nerror: 1 differences in the tables\n'
+    assert done.stderr == (line if status else '')
+
+@pytest.mark.parametrize('reproduced, number, status, line', [
+    (0, 1.0001, 0, '== all checks passed'), (0, 1.1, 1, 'error: 1 differences in the tables'),
+    (124, 1, 124, 'error: the reproduction was stopped after 15 minutes'), (3, 1, 3, '== make reproduce')])
+def test_ci_passes_only_after_a_reproduction_in_time_with_the_committed_numbers(tmp_path, reproduced, number, status,
+                                                                               line):
+    "Of the commands only `.ci/tables.py` is the real one; `make reproduce` writes a table and ends with a status."
+    def script(name, text):
+        (path := tmp_path/name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/bash\n{text}\n')
+        path.chmod(0o755)
+    shutil.copytree(Path(__file__).resolve().parents[1]/'.ci', tmp_path/'.ci')
+    script('bin/make', f'if [ "$1" = reproduce ]; then printf "a\\n{number}\\n" > tables/t.csv; exit {reproduced}; fi')
+    for name in ('nbdev_clean', 'nbdev_export'): script(f'.venv/bin/{name}', '')
+    script('.venv/bin/python', f'if [ "$1" = .ci/tables.py ]; then exec {sys.executable} "$@"; else echo "$@"; fi')
+    for name in ('nbs', 'stepwise_routing', 'tables', 'figures'): (tmp_path/name).mkdir()
+    table(tmp_path/'tables', [('a',), (1,)])
+    (tmp_path/'README.md').touch()
+    git = 'git', '-c', 'user.name=x', '-c', 'user.email=x@y'
+    for words in (['init', '-q'], ['add', '.'], ['commit', '-qm', 'all']): subprocess.run([*git, *words], cwd=tmp_path)
+    path = f'{tmp_path/"bin"}{os.pathsep}{os.environ["PATH"]}'
+    done = subprocess.run([tmp_path/'.ci'/'run'], env={**os.environ, 'PATH': path}, capture_output=True, text=True)
+    assert done.returncode == status and '-m pytest -n 2 -m slow' in done.stdout
+    assert (done.stdout + done.stderr).splitlines()[-1] == line
 
 def test_publishing_touches_nothing_outside_of_its_folders(whole, tmp_path):
     "Whatever the last receipt says, and whatever the run's own says."

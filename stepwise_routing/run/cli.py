@@ -10,7 +10,7 @@ import argparse, logging, re, sys
 from dataclasses import fields
 from .. import __version__
 from ..core import nearest
-from .publish import PUBLISHED, publish, write_back
+from .publish import PUBLISHED, compared, publish, published, write_back
 from .reproduce import Manifest, Options, files_in, plan, run_plan
 
 # %% ../../nbs/run/cli.ipynb #dry-run
@@ -20,7 +20,7 @@ def dry_run(plan):
     from stepwise_routing.run.needs import needs, report
     short, run = plan.project.short, plan.run
     size = sum(path.stat().st_size for path in files_in(run.store).values()) / 1e6
-    todo = [f'{"run" if name in plan.todo else "skip":8} {name}' for name in plan.stages]
+    todo = [f'{"run" if name in plan.todo else "skip":8} {name}{plan.why_not(name)}' for name in plan.stages]
     with working_directory(plan.project.nbs): # that of the notebooks
         lines, missing = report(run), needs(run)
     print(f'profile  {run.profile}', f'run      {short(run.folder)} ({plan.note})',
@@ -37,7 +37,9 @@ def reproduce(options:Options)->Manifest:
         print(f'run {run.folder.name} lacks other notebooks: nothing published')
         return manifest
     files = [short(path) for folder in (run.tables, run.figures) for path in files_in(folder).values()]
-    if options.publish or options.profile == PUBLISHED and not options.changes: files = publish(work)
+    if options.publish or options.profile in PUBLISHED and not options.changes:
+        print('tables:', compared(run.tables, published(work, 'tables')))
+        files = publish(work)
     for name in work.stages if options.write_back else ():
         write_back(run.folder/f'{name}.ipynb', work.project.nbs/f'{name}.ipynb')
     print('\n'.join(['written:', *(f'  {f}' for f in sorted(files)), f'receipts: {short(run.folder)}/manifest.json']))

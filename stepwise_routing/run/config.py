@@ -132,6 +132,7 @@ class Config(Section):
     baselines: Baselines = Baselines() # which other routers run
     results: Results = Results()      # what is reported
     seed: int = 0                     # of fits, first policy, coin and bootstrap
+    store: str = ''                   # profile whose draws and trained policies it shares; '' has its own
 
 # %% ../../nbs/run/config.ipynb #ranges
 RANGES = dict( # of numbers and their tuples; whole numbers without an entry start at 1
@@ -169,7 +170,8 @@ def checked(name:str, value, kind:type):
 
 # %% ../../nbs/run/config.ipynb #changed
 SECTIONS = {f.name: f.type for f in fields(Config) if is_dataclass(f.type)}
-KEYS = {f'{name}.{f.name}': f.type for name, section in SECTIONS.items() for f in fields(section)} | dict(seed=int)
+KEYS = {f'{name}.{f.name}': f.type for name, section in SECTIONS.items() for f in fields(section)}
+KEYS |= {f.name: f.type for f in fields(Config) if f.name not in SECTIONS}
 
 def changed(config:Config, changes:dict, where:str='-p')->Config:
     "A config with some values replaced. ValueError names where from, key, value, what is allowed, the nearest key."
@@ -282,4 +284,4 @@ def open_run(
     name, config = path.stem, changed(changed(Config(), read_yaml(path), path.name), changes)
     if path.parent != project.params: name += f'-{digest(path.read_bytes().hex(), size=3)}' # passes for no other
     newest = max([project.runs/name, *project.runs.glob(f'{name}-[0-9]*')]) # names end in the time
-    return Run(name, config, Path(run_dir or newest), project.runs/'store'/name, path)
+    return Run(name, config, Path(run_dir or newest), project.runs/'store'/(config.store or name), path)

@@ -8,7 +8,7 @@ __all__ = ['SINCE', 'notebook_cells', 'declared', 'stages', 'Manifest', 'files_i
            'execute', 'run_plan']
 
 # %% ../../nbs/run/reproduce.ipynb #imports
-import ast, contextlib, hashlib, itertools, json, os, platform, re, shlex, subprocess, sys, tempfile, time
+import ast, contextlib, hashlib, itertools, json, os, platform, re, shlex, shutil, subprocess, sys, tempfile, time
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from operator import attrgetter
@@ -95,11 +95,11 @@ def _fingerprints(project, config):
 
 # %% ../../nbs/run/reproduce.ipynb #finished
 def _is_finished(manifest, name, mark=None):
-    "Has this stage finished in this run, are its files untouched, and is its fingerprint (None: any) this one?"
-    past = manifest.stage(name)
-    if past.get('status') != 'done' or mark not in (None, past['fingerprint']): return False
+    "Has this stage finished in this run, are its files there and untouched, is its fingerprint (None: any) this one?"
+    past, executed = manifest.stage(name), manifest.folder/f'{name}.ipynb'
+    if past.get('status') != 'done' or mark not in (None, past.get('fingerprint')): return False
     files = {manifest.folder/f: sha for f, sha in past['artefacts'].items()}
-    return all(f.is_file() and file_sha256(f) == sha for f, sha in files.items())
+    return executed.is_file() and all(f.is_file() and file_sha256(f) == sha for f, sha in files.items())
 
 # %% ../../nbs/run/reproduce.ipynb #options
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class Options:
     only: tuple = ()         # only these notebooks, of the run that --run-id or --resume names
     resume: bool = False     # continue the newest unfinished run of the profile, or the one named
     run_id: str = ''         # name of the folder in runs/; default: profile and time
+    fresh: bool = False      # take over nothing from earlier runs
     write_back: bool = False # store the outputs in the notebooks of nbs/
     publish: bool = False    # copy tables/ and figures/ to the top level whatever the profile
     project: str = ''        # the clone; default: the one we are in
@@ -116,10 +117,14 @@ class Options:
     argv: tuple = ()         # words of the command line, to say how to continue
 
 # %% ../../nbs/run/reproduce.ipynb #pick-run
+def _past_runs(project, profile):
+    "Manifests of the runs of a profile, the newest first."
+    found = [m for m in map(Manifest, project.runs.glob('*')) if m.data.get('profile') == profile]
+    return sorted(found, key=lambda m: m['started'], reverse=True)
+
 def _newest_unfinished(project, profile, options):
     "The run that `--resume` means, or a new one."
-    manifests = [m for m in map(Manifest, project.runs.glob('*')) if m.data.get('profile') == profile]
-    newest = max(manifests, key=lambda m: m['started'], default=None)
+    newest = next(iter(_past_runs(project, profile)), None)
     if options.resume and newest and (options.only or newest['status'] != 'finished'):
         return newest.folder.name, 'continued'
     none = f'; no unfinished run of profile {profile} to resume' if options.resume else ''
@@ -156,6 +161,24 @@ class Plan:
     note: str    # whether the run is new or continued
     stages: dict # notebook -> fingerprint, all of them in order
     todo: tuple  # the names of those that will run
+    taken: dict  # notebook -> folder of an earlier run that has it unchanged
+
+    def why_not(self, name): # '' where it runs
+        "Why a notebook is not run."
+        if name in self.taken: return f': unchanged, taken over from {self.taken[name].name}'
+        return '' if name in self.todo else ' is not run again'
+
+# %% ../../nbs/run/reproduce.ipynb #unchanged
+def _unchanged(project, run, options, marks):
+    "Notebook -> folder of a run that has it and all before it finished: this one if resumed, else the newest other."
+    alone = options.fresh or options.only or not run.store.is_dir()
+    others = [m for m in _past_runs(project, run.profile) if m.folder != run.folder and not alone]
+    out = {}
+    for manifest in [Manifest(run.folder)]*options.resume + others:
+        if len(out) == len(marks): break
+        for name in itertools.takewhile(lambda n: _is_finished(manifest, n, marks[n]), marks):
+            out.setdefault(name, manifest.folder)
+    return out
 
 # %% ../../nbs/run/reproduce.ipynb #plan
 def plan(options:Options)->Plan:
@@ -169,8 +192,9 @@ def plan(options:Options)->Plan:
     if missing:
         reads = f'--only {",".join(options.only)} reads what {", ".join(missing)} wrote, and run {run_id} lacks it'
         raise ValueError(f'{reads}: name another with --run-id, or continue the newest with --resume')
-    done = list(itertools.takewhile(lambda n: options.resume and _is_finished(past, n, marks[n]), names))
-    return Plan(project, options, run, note, marks, tuple(n for n in chosen if n not in done))
+    there = _unchanged(project, run, options, marks)
+    taken = {n: folder for n, folder in there.items() if folder != run.folder}
+    return Plan(project, options, run, note, marks, tuple(n for n in chosen if n not in there), taken)
 
 # %% ../../nbs/run/reproduce.ipynb #one-runner
 @contextlib.contextmanager
@@ -225,7 +249,7 @@ def _begin(plan):
     "Open the run folder and its manifest."
     from importlib.metadata import distributions
     manifest, run, root = Manifest(plan.run.folder), plan.run, plan.project.root
-    keep = {n: manifest.stage(n) for n in plan.stages if n not in plan.todo and manifest.stage(n)}
+    keep = {n: manifest.stage(n) for n in plan.stages if n not in {*plan.todo, *plan.taken} and manifest.stage(n)}
     settings = json.dumps(settings_of(run.config)).replace(f'{Path.home()}/', '~/') # a receipt names nobody
     packages = dict(sorted((d.metadata['Name'], d.version) for d in distributions()))
     inputs = [*(plan.project.nbs/f'{name}.ipynb' for name in plan.stages), run.path]
@@ -250,6 +274,16 @@ def _run_stage(plan, name, manifest):
     new = {f: file_sha256(p) for f, p in _artefacts(folder).items() if f not in before}
     manifest.record(name, status='done', **facts, seconds=round(time.time() - start, 1), artefacts=new)
 
+# %% ../../nbs/run/reproduce.ipynb #take
+def _take_over(plan, name, manifest):
+    "Copy what an unchanged notebook made in an earlier run, and the executed notebook."
+    past, folder = Manifest(plan.taken[name]), plan.run.folder
+    facts = past.stage(name) | dict(taken_from=past.folder.name)
+    for file in (f'{name}.ipynb', *facts['artefacts']):
+        (folder/file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(past.folder/file, folder/file)
+    manifest.record(name, **facts)
+
 # %% ../../nbs/run/reproduce.ipynb #told
 def _told(plan, error):
     "What ended a run, and the command that continues it with the same settings."
@@ -267,9 +301,9 @@ def run_plan(plan:Plan)->Manifest:
         manifest = _begin(plan)
         try:
             for i, name in enumerate(plan.stages, 1):
-                again = name in plan.todo
-                print(f'[{i}/{len(plan.stages)}] {name}{"" if again else " is not run again"}', flush=True)
-                if again: _run_stage(plan, name, manifest)
+                print(f'[{i}/{len(plan.stages)}] {name}{plan.why_not(name)}', flush=True)
+                if name in plan.taken: _take_over(plan, name, manifest)
+                elif name in plan.todo: _run_stage(plan, name, manifest)
         except (NotebookFailed, KeyboardInterrupt) as e:
             status = 'failed' if isinstance(e, NotebookFailed) else 'interrupted'
             manifest.record(name, **manifest.stage(name) | dict(status=status))
