@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['loading', 'model_folder', 'load_model', 'hub_folder', 'load_tokenizer', 'weights_sha256', 'check_sampling',
-           'LocalOptions', 'open_model', 'open_forward', 'context_length', 'TransformersBackend', 'prefix_ids',
-           'room_left', 'score_text', 'choose_reply', 'tokenizer_sha256', 'text_settings', 'micro_path', 'load_micro']
+           'LocalOptions', 'convert', 'open_forward', 'kernel_model', 'open_model', 'context_length',
+           'TransformersBackend', 'prefix_ids', 'room_left', 'score_text', 'choose_reply', 'tokenizer_sha256',
+           'text_settings', 'micro_path', 'load_micro']
 
 # %% ../../nbs/models/transformers.ipynb #imports
-import asyncio, contextlib, hashlib
+import asyncio, contextlib, hashlib, json
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -109,26 +110,42 @@ class LocalOptions:
         check_sampling(self.temperature, self.top_p, max_tokens=self.max_tokens, batch_size=self.batch_size)
         one_of('dtype', self.dtype, (None, 'float64', 'float32', 'bfloat16', 'float16'))
 
-# %% ../../nbs/models/transformers.ipynb #open-model
-def open_model(model, tokenizer, options):
-    "Hash of the weights, the model as it will run, and its tokenizer, where none is given."
+# %% ../../nbs/models/transformers.ipynb #convert
+def convert(hf, dtype=None):
+    "Take a model to the GPU, where there is one, and to a precision, by default by device and size."
     import torch
-    from stepwise_routing.models.qwen import fits
-    named = isinstance(model, (str, Path))
-    if not named and tokenizer is None: raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
-    hf = (load_model(model) if named else model).eval()
-    weights = weights_sha256(named and model_folder(model) or hf)
-    gpu, exact = torch.cuda.is_available(), hf.num_parameters() <= 20e6 and not fits(hf)
-    dtype = options.dtype or ('bfloat16' if gpu else 'float64' if exact else 'float32')
+    gpu, small = torch.cuda.is_available(), hf.num_parameters() <= 20e6
+    dtype = dtype or ('bfloat16' if gpu else 'float64' if small else 'float32')
     hf.to('cuda' if gpu else 'cpu')
     for p in hf.parameters(): p.data = p.data.to(getattr(torch, dtype)) # not the buffers: rotary frequencies
-    return weights, hf, load_tokenizer(model) if tokenizer is None else tokenizer
 
 def open_forward(hf, rows, context):
     "The `Forward` of a model of `open_model`."
-    from stepwise_routing.models.qwen import QwenModel, fits
-    if fits(hf) and (str(hf.dtype), hf.device.type) == ('torch.float32', 'cpu'): return QwenModel(hf, rows, context)
-    return PaddedModel(hf, rows)
+    if not hasattr(hf, 'tensors'): return PaddedModel(hf, rows)
+    from stepwise_routing.models.qwen import QwenModel
+    return QwenModel(hf.settings, hf.tensors, rows, context, getattr(hf, 'read', None))
+
+
+# %% ../../nbs/models/transformers.ipynb #open-model
+def kernel_model(folder, dtype=None): # a `QwenFolder`
+    "The checkpoint of a folder, if [kernels](qwen.ipynb) can compute it here in this precision; else None."
+    import torch
+    from stepwise_routing.models.qwen import QwenFolder, fits
+    if not folder or dtype not in (None, 'float32') or torch.cuda.is_available(): return None
+    with loading(f'model {str(folder)!r} does not load'):
+        if fits(json.loads((folder/'config.json').read_text('utf-8'))) and any(folder.glob('*.safetensors')):
+            return QwenFolder(folder)
+
+def open_model(model, tokenizer, options):
+    "Hash of the weights, the model as it will run, and its tokenizer, where none is given."
+    import torch
+    named = isinstance(model, (str, Path))
+    if not named and tokenizer is None: raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
+    folder = model_folder(model) if named else None
+    hf = kernel_model(folder, options.dtype) or (load_model(model) if named else model).eval()
+    weights = weights_sha256(folder or hf)
+    if isinstance(hf, torch.nn.Module): convert(hf, options.dtype)
+    return weights, hf, load_tokenizer(model) if tokenizer is None else tokenizer
 
 
 # %% ../../nbs/models/transformers.ipynb #context-length
