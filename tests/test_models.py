@@ -196,6 +196,18 @@ def test_any_architecture_with_keys_and_values(kind):
         np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
         assert list(step.rank) == rank
 
+def test_a_qwen2_in_a_folder_is_computed_by_kernels_as_its_own_code_would(tmp_path):
+    for heads in (4, 2, 1): # query heads a key head: 1, 2, 4
+        model = tiny('qwen2', num_key_value_heads=heads)
+        model.save_pretrained(tmp_path/str(heads))
+        backend = TransformersBackend(tmp_path/str(heads), bytes_tokenizer(), max_tokens=40, batch_size=3)
+        assert type(backend.engine.forward).__name__ == 'QwenModel' and backend.spec.params == model.num_parameters()
+        asked = [Problem('toy', str(n), 'x' * n, '') for n in (1, 9, 40, 70)]
+        for p, (step,) in zip(asked, gather(*(backend.write(Request(p)) for p in asked))):
+            top, prob, rank = plain(model.double(), backend.text.prompt(p.question), step.ids)
+            np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
+            np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
+
 def test_an_architecture_without_keys_and_values_is_refused():
     from transformers import MambaConfig, MambaForCausalLM
     model = MambaForCausalLM(MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, state_size=4))

@@ -159,7 +159,8 @@ _NAMES = [*(f'{m}.weight' for m in _MATRICES), *(f'{m}.bias' for m in _MATRICES[
 
 def _layers(tensors, n, heads):
     "Per layer its seven tensors; queries (scaled), keys and values are one, and so are gate and up."
-    due = [f'model.layers.{i}.{name}' for i in range(n) for name in _NAMES] + ['model.embed_tokens.weight', 'model.norm.weight']
+    due = [f'model.layers.{i}.{name}' for i in range(n) for name in _NAMES]
+    due += ['model.embed_tokens.weight', 'model.norm.weight']
     lost = [k for k in due if k not in tensors]
     if lost: raise ValueError(f'the weights lack {len(lost)} tensors of a Qwen2, such as {lost[0]!r}')
     for i in range(n):
@@ -236,7 +237,7 @@ def move(self:Blocks, place, to): # to a place that is clear
 class QwenModel:
     "A `Forward` for a Qwen2 that `fits`. What a row comes to has the same bits whatever is computed beside it."
     dtype = 'float32'
-    def __init__(self, config, tensors, rows, context, read=None): # config.json; rows at once, positions of each, at most
+    def __init__(self, config, tensors, rows, context, read=None): # config.json; rows and their positions, at most
         torch.set_num_threads(1) # a second one would change bits, and take longer
         n, self.heads, self.queue = config['num_hidden_layers'], config['num_attention_heads'], []
         self.width, self.eps = config['hidden_size']//self.heads, _F(config.get('rms_norm_eps', 1e-6))

@@ -35,7 +35,8 @@ LAYOUTS = dict(Qwen2ForProcessRewardModel='score', Qwen2ForPrmModel='v_head.summ
 def reward_head(layout, width):
     "The head of a layout, on hidden states of this width."
     from torch.nn import Linear, ReLU, Sequential
-    return Linear(width, 1) if layout == 'Qwen2ForPrmModel' else Sequential(Linear(width, width), ReLU(), Linear(width, 2))
+    if layout == 'Qwen2ForPrmModel': return Linear(width, 1)
+    return Sequential(Linear(width, width), ReLU(), Linear(width, 2))
 
 def read_head(head, hidden): # [..., width] -> logits of "wrong" and "right" [..., 2]
     from torch import cat, zeros_like
