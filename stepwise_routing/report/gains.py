@@ -251,7 +251,7 @@ def shortfalls(r)->list: # sentences
     out = [f'{b}: {sentence}.' for b, p in r.parts.items() for sentence in _shortfalls(p)]
     if r.setting.name == 'api': return [f'API setting, {sentence}' for sentence in out]
     bare = [b for b, p in r.parts.items() if p.singles['method'].isin(list(METHOD_STYLE)).all()]
-    return out + [f'No ablations of the policy on {b}.' for b in bare]
+    return out + [f'No ablations of the policy on {b}.' for b in bare if r.setting.run.config.sweep.ablations]
 
 def listed(sentences)->str:
     "Sentences as folded Markdown."

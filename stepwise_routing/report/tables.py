@@ -184,7 +184,7 @@ def report(results, stem)->Report: # of `load_run`; one of `REPORTS`
         if name not in results: return f'This run has no {name} setting.'
         r = results[name]
         frame = r.whole(make)
-        if frame.empty: return 'Nothing to report: chapter 04 left no such rows.'
+        if frame.empty: return 'Nothing to report: chapter 04 left no such rows (ablations: profile micro-ablations).'
         md = write(frame)
         save_table(r.setting.run.tables/f'{stem}{r.suffix}', frame, md=md)
         return md
