@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing.baselines import COLUMNS, THRESHOLDS, choose_threshold, grid_search, method_rows, walker
+from stepwise_routing.baselines import COLUMNS, THRESHOLDS, choose_threshold, grid_search, method_rows, Walker
 from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed, score_messages
 from stepwise_routing.models.base import Choice, Request
 from stepwise_routing.outcomes import outcome_table, walk_outcome
@@ -504,7 +504,7 @@ def world(request, tmp_path_factory):
 @pytest.mark.parametrize('unit', UNITS)
 def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     s, problems, tables = world
-    run, walked = walker(problems, s.tree), Counter()
+    run, walked = Walker(problems, s.tree), Counter()
     def counted(router, table): walked[table.split] += 1; return run(router, table)
     grid = grid_search(s.router, tables['calibration'], cost=unit, run=counted)
     rows = method_rows(s.router, tables['test'], grid.threshold, counted, 'chosen')

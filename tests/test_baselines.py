@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, at_alphas,
     choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods, save_case,
-    save_rows, seed_rows, walker)
+    save_rows, seed_rows, Walker)
 from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
     oracle_frontier, oracle_times, random_frontier, random_outcome)
 from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
@@ -339,7 +339,7 @@ def test_steer_next_walks_and_pays_for_reading(world):
 def test_thresholds_are_chosen_on_calibration_and_reported_on_test(world):
     problems, tables, tree = world
     few = dict(problems, calibration=problems['calibration'][:20])
-    part, steer, run = walk_tables(few, tables), fit_steer(tables['train'], 'next'), walker(few, tree)
+    part, steer, run = walk_tables(few, tables), fit_steer(tables['train'], 'next'), Walker(few, tree)
     grid = grid_search(steer, part['calibration'], run=run)
     rows = method_rows(steer, part['test'], grid.threshold, run, 'chosen')
     assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 11)
@@ -466,10 +466,10 @@ def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, lin
     assert '\n' not in str(e.value) and str(tmp_path) not in str(e.value)
 
 def test_policies_walk_as_they_replay(world):
-    "An absorbing policy's walks are its replays; `walker` and `walk_tables` serve routers of any mode."
+    "An absorbing policy's walks are its replays; `Walker` and `walk_tables` serve routers of any mode."
     problems, tables, tree = world
     few = {s: problems[s][:25] for s in ('calibration', 'test')}
-    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], walker(few, tree)
+    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], Walker(few, tree)
     def found(policies, **run):
         own = at_alphas(policies)
         return (method_rows(own, part['test'], .02, **run), seed_rows(policies, part['test'], **run),
