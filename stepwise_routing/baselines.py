@@ -130,6 +130,7 @@ class Walker:
         self.problems, self.tree, self.done = problems, tree, {}
     def ahead(self, wanted): # (router, split) pairs
         "Let routers walk together; each is asked for its outcome later."
+        wanted = [(r, split) for r, split in wanted if (id(r), split) not in self.done]
         outcomes = walk_outcomes([(r, self.problems[split]) for r, split in wanted], self.tree)
         self.done |= {(id(r), split): (r, o) for (r, split), o in zip(wanted, outcomes)}
     def __call__(self, router, table):
@@ -233,7 +234,8 @@ def walk_case(case:Case, backends, grade, prm=None):
         run, alpha = Walker(problems, tree), case.rule['alpha']
         methods = [(at_thresholds(r), shown, None) for r, shown in _walking(case, backends, prm, stack.enter_context)]
         ours = [p for p in case.policies if p.router.mode == 'per_step' and s.name == 'open' and b.ours_next]
-        run.ahead([*known_walks(methods), *known_walks((at_alphas([p]), b.walk_thresholds, alpha) for p in ours)])
+        ours_by_alpha = [(at_alphas([p]), b.walk_thresholds, alpha) for p in ours]
+        run.ahead(known_walks(methods + ours_by_alpha))
         for method, shown, _ in methods: case.add(method, tables, run, shown)
         if ours: case.add_policies('per_step', tables, run, b.walk_thresholds)
         if s.name == 'open' and case.benchmark in MICRO:

@@ -231,7 +231,12 @@ async def walk_one(problem, router, tree:RoutingTree)->tuple:
         m, rewritten = to, False
     return w.path, w.steps, tuple(w.calls)
 
-# %% ../nbs/02_rollouts.ipynb #together
+# %% ../nbs/02_rollouts.ipynb #walk
+def grade_answers(tree:RoutingTree, pairs)->list:
+    "Is each (`Problem`, parsed answer) right? Each distinct one is graded once in the life of the tree."
+    tree.grades.update(grade_pairs(tree.grade, [(p, a) for p, a in pairs if (p.id, a) not in tree.grades]))
+    return [tree.grades[p.id, a] for p, a in pairs]
+
 _WALKS = 1 << 12 # under way at once
 
 async def _walk_problem(problem, routers, tree, keep, room):
@@ -241,12 +246,6 @@ async def _walk_problem(problem, routers, tree, keep, room):
         walks = await asyncio.gather(*(walk_one(problem, r, tree) for r in routers))
     return [(extract_boxed(steps[-1].text), keep(r, path, steps, calls))
             for r, (path, steps, calls) in zip(routers, walks)]
-
-# %% ../nbs/02_rollouts.ipynb #walk
-def grade_answers(tree:RoutingTree, pairs)->list:
-    "Is each (`Problem`, parsed answer) right? Each distinct one is graded once in the life of the tree."
-    tree.grades.update(grade_pairs(tree.grade, [(p, a) for p, a in pairs if (p.id, a) not in tree.grades]))
-    return [tree.grades[p.id, a] for p, a in pairs]
 
 def walk_together(
     wanted,          # (`Problem`, the routers that walk its tree) pairs

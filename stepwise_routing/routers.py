@@ -105,7 +105,7 @@ class Mixture:
         "The score at which the log-odds turn; None where they are a straight line."
         (m0, m1), (s0, s1) = self.mean, self.std
         p0, p1 = s0**-2, s1**-2
-        return None if np.isclose(p0, p1, rtol=1e-9) else (m0*p0 - m1*p1) / (p0 - p1)
+        return None if abs(p0 - p1) <= 1e-8 + 1e-9*abs(p1) else (m0*p0 - m1*p1) / (p0 - p1)
 
     def posterior(self, scores, fold=True):
         "P(high-mean component | score), in [0, 1]; non-decreasing in the score unless fold=False."
@@ -190,9 +190,10 @@ class AskingRouter(ThresholdRouter):
     "Asks a model about every draft (`ask(state)`); answers are kept under `kind`, once per problem and chain."
     mode, on_escalate = 'per_step', 'regenerate'
 
+    def key(self, state): return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
     async def answer(self, state):
         "The answer about the last step of a chain; LookupError where it is not there and nobody can be asked."
-        key = state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
+        key = self.key(state)
         if self.store.get(*key) is None: await self.under_way.once(key, lambda: self.keep(key, state))
         return self.store.get(*key)
     async def keep(self, key, state):
@@ -206,7 +207,8 @@ class AskingRouter(ThresholdRouter):
         states = (State(problem, tree.sample, chain[:t + 1], '0'*(t + 1), tree.n_models) for t in range(len(chain)))
         await asyncio.gather(*map(self.answer, states))
     async def score(self, states):
-        answers = await asyncio.gather(*(self.answer(s) for s in states))
+        answers = [self.store.get(*self.key(s)) for s in states]
+        if None in answers: answers = await asyncio.gather(*map(self.answer, states))
         scores, calls = zip(*(self.judged(a, s) for a, s in zip(answers, states)))
         return np.array(scores), list(calls)
     async def escalates(self, states):
