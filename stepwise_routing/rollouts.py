@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'UnderWay', 'RoutingTree', 'State', 'bill_call', 'Walk', 'walk_one', 'grade_answers', 'walk_together',
-           'walk', 'collect_rollouts', 'draw_edges', 'side_jobs', 'side_by_side', 'draw_all']
+           'walk', 'collect_rollouts', 'draw_edges', 'side_by_side', 'draw_all']
 
 # %% ../nbs/02_rollouts.ipynb #imports
 import asyncio, inspect, json
@@ -299,17 +299,13 @@ def draw_edges(s:Setting, benchmark:str, backends)->dict:
                     tokens_now=tree.tokens, in_store=len(tree.store), cents=getattr(backends[-1], 'spent', 0.))
 
 # %% ../nbs/02_rollouts.ipynb #side
-def side_jobs(run)->tuple: # (processes, (setting, benchmarks) pairs)
-    "What a run can do side by side."
-    workers = run.config.models.workers if run.config.data.grader == 'math-verify' else 1
-    def parts(s): return [[b] for b in s.benchmarks] if workers > 1 and s.name == 'open' else [list(s.benchmarks)]
-    return workers, [(s, part) for s in run.settings for part in parts(s)]
-
 def _numbered(i, work, *job): return i, work(*job)
 
 def side_by_side(run, work, desc:str)->list: # work(setting, benchmarks) -> a result per benchmark; all of them
     "Do all benchmarks of all settings, the largest jobs first; errors and interrupts reach everybody."
-    workers, jobs = side_jobs(run)
+    workers = run.config.models.workers if run.config.data.grader == 'math-verify' else 1
+    def parts(s): return [[b] for b in s.benchmarks] if workers > 1 and s.name == 'open' else [list(s.benchmarks)]
+    jobs = [(s, part) for s in run.settings for part in parts(s)]
     if workers == 1: return [x for job in jobs for x in work(*job)]
     from joblib import Parallel, delayed
     from tqdm.auto import tqdm
@@ -317,7 +313,7 @@ def side_by_side(run, work, desc:str)->list: # work(setting, benchmarks) -> a re
     order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i)) # of equal ones the last: benchmarks get harder
     todo, done = (delayed(_numbered)(i, work, *jobs[i]) for i in order), {}
     with tqdm(total=sum(sizes), desc=desc, unit='problem', disable=None) as bar:
-        for i, results in Parallel(workers, return_as='generator_unordered')(todo):
+        for i, results in Parallel(workers, return_as='generator_unordered', batch_size=1)(todo):
             done[i] = results
             bar.update(sizes[i])
     return [x for i in range(len(jobs)) for x in done[i]]
