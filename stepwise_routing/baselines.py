@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['VERSION', 'THRESHOLDS', 'GRID_COLUMNS', 'COLUMNS', 'SEED_COLUMNS', 'choose_threshold', 'at_thresholds',
            'mean_outcome', 'Grid', 'grid_search', 'outcome_rows', 'grid_rows', 'save_rows', 'method_rows',
-           'replay_methods', 'walker', 'at_alphas', 'seed_rows', 'Case', 'replay_case', 'walk_case', 'reward_model',
-           'save_case', 'chosen_frame']
+           'replay_methods', 'Walker', 'at_alphas', 'seed_rows', 'Case', 'replay_case', 'known_walks', 'walk_case',
+           'reward_model', 'save_case', 'walk_all', 'chosen_frame']
 
 # %% ../nbs/04_baselines.ipynb #imports
 import csv, io
@@ -19,8 +19,8 @@ from fastcore.basics import patch
 from .bounds import LIMIT_COLUMNS, OracleRouter, cost_matched, limit_rows, oracle_times, random_outcome
 from .core import READINGS, run_async, write_file
 from .data.benchmarks import MICRO, SPLITS
-from .outcomes import replay, walk_outcome, walk_tables
-from .rollouts import walk
+from .outcomes import replay, walk_outcomes, walk_tables
+from .rollouts import side_by_side
 from .routers import RSD, LargeOnly, RandomRouter, SmallOnly, SpecReason, asking_settings
 from .routers import RECEIPT_COLUMNS, fit_steer, load_policies, not_test
 from .run.config import Setting
@@ -69,7 +69,7 @@ def grid_search(
     table,              # of calibration problems; ValueError for test
     alpha:float=.02,    # accuracy that a threshold may lose to the large model
     cost='paper_flops', # what the threshold saves, one of `UNITS`
-    run=replay          # (router, table) -> outcome; a `walker` for routers of any mode
+    run=replay          # (router, table) -> outcome; a `Walker` for routers of any mode
 )->Grid:
     "A method at all its thresholds on calibration problems, and the one that is chosen there."
     not_test(table, 'choosing a threshold')
@@ -124,12 +124,19 @@ def replay_methods(train, calibration, test, alpha:float=.02, seed:int=0, cost:s
     return rows + outcome_rows(RandomRouter(seed), test, random_outcome(test, p), p), grids
 
 # %% ../nbs/04_baselines.ipynb #walker
-def walker(problems:dict, tree): # split -> `Problem`s; their `RoutingTree`
-    "What runs routers by walks over the problems of a table's split: the counterpart of `replay`."
-    def run(router, table):
-        walks = walk(problems[table.split], router, tree)
-        return walk_outcome(walks, tree.specs, getattr(router, 'external', None))
-    return run
+class Walker:
+    "Runs routers by walks over the problems of a table's split: the counterpart of `replay`."
+    def __init__(self, problems:dict, tree): # split -> `Problem`s; their `RoutingTree`
+        self.problems, self.tree, self.done = problems, tree, {}
+    def ahead(self, wanted): # (router, split) pairs
+        "Let routers walk together; each is asked for its outcome later."
+        wanted = [(r, split) for r, split in wanted if (id(r), split) not in self.done]
+        outcomes = walk_outcomes([(r, self.problems[split]) for r, split in wanted], self.tree)
+        self.done |= {(id(r), split): (r, o) for (r, split), o in zip(wanted, outcomes)}
+    def __call__(self, router, table):
+        key = id(router), table.split
+        if key not in self.done: self.ahead([(router, table.split)])
+        return self.done[key][1]
 
 # %% ../nbs/04_baselines.ipynb #policy-rows
 SEED_COLUMNS = (*COLUMNS, 'seed') # of the rows of single policies
@@ -203,8 +210,17 @@ def _walking(case, backends, prm, enter):
     if b.steer_next: yield fit_steer(case.tables['train'], 'next', seed=case.config.seed), b.walk_thresholds
     if b.specreason:
         grades = answers('grades', backends[1])
-        for scoring in ('greedy', 'expected'): yield SpecReason(grades, backends[1], scoring), b.asking_thresholds
+        judge = SpecReason(grades, backends[1], 'greedy')
+        for scoring in ('greedy', 'expected'): yield replace(judge, scoring=scoring), b.asking_thresholds
     if prm: yield RSD(answers('rewards', prm), prm), b.asking_thresholds
+
+# %% ../nbs/04_baselines.ipynb #known
+def known_walks(methods): # (routers by threshold, thresholds shown on test, the reported one or None) each
+    "(Router, split) pairs that no choice decides: all on calibration; on test where all, or a known one, are shown."
+    for routers, shown, reported in methods:
+        for x, each in routers.items():
+            splits = ('calibration', 'test') if shown == 'all' or x == reported else ('calibration',)
+            yield from ((r, split) for r in each for split in splits)
 
 # %% ../nbs/04_baselines.ipynb #walk-all
 def walk_case(case:Case, backends, grade, prm=None):
@@ -215,14 +231,15 @@ def walk_case(case:Case, backends, grade, prm=None):
     tables = walk_tables(problems, case.tables)
     with ExitStack() as stack:
         tree = stack.enter_context(s.tree(case.benchmark, backends, grade))
-        run = walker(problems, tree)
-        for router, shown in _walking(case, backends, prm, stack.enter_context):
-            case.add(router, tables, run, shown)
-        if s.name != 'open': return
-        if b.ours_next: case.add_policies('per_step', tables, run, b.walk_thresholds)
-        if case.benchmark in MICRO:
-            routers = [p.router for p in case.policies if p.router.mode == 'per_step' and b.ours_next]
-            case.limits = limit_rows(case.tables, problems, tree, routers)
+        run, alpha = Walker(problems, tree), case.rule['alpha']
+        methods = [(at_thresholds(r), shown, None) for r, shown in _walking(case, backends, prm, stack.enter_context)]
+        ours = [p for p in case.policies if p.router.mode == 'per_step' and s.name == 'open' and b.ours_next]
+        ours_by_alpha = [(at_alphas([p]), b.walk_thresholds, alpha) for p in ours]
+        run.ahead(known_walks(methods + ours_by_alpha))
+        for method, shown, _ in methods: case.add(method, tables, run, shown)
+        if ours: case.add_policies('per_step', tables, run, b.walk_thresholds)
+        if s.name == 'open' and case.benchmark in MICRO:
+            case.limits = limit_rows(case.tables, problems, tree, [p.router for p in ours])
 
 # %% ../nbs/04_baselines.ipynb #walk-case
 @contextmanager
@@ -244,6 +261,20 @@ def save_case(case:Case):
              '-ablations': (case.singles, SEED_COLUMNS), '-policies': (receipts, RECEIPT_COLUMNS)}
     if case.limits: parts['-limits'] = case.limits, LIMIT_COLUMNS
     for part, (rows, columns) in parts.items(): save_rows(case.s.files.methods(case.benchmark, part), rows, columns)
+
+# %% ../nbs/04_baselines.ipynb #walk-run
+def _walk_part(s, benchmarks):
+    import stepwise_routing.models.names, stepwise_routing.models.xverify # give a `Setting` its `open` and `grader`
+    cases = [replay_case(s, b) for b in benchmarks]
+    with s.grader() as grade, reward_model(s.run) as prm, s.open() as backends:
+        for case in cases:
+            walk_case(case, backends, grade, prm)
+            save_case(case)
+    return [Case(s, case.benchmark, {}, [], grids=case.grids) for case in cases]
+
+def walk_all(run)->list: # a `Case` per setting and benchmark, of which the grids are left
+    "All methods of a run, saved."
+    return side_by_side(run, _walk_part, 'walks')
 
 # %% ../nbs/04_baselines.ipynb #frames
 def chosen_frame(cases):

@@ -10,8 +10,9 @@ __all__ = ['LIMIT_COLUMNS', 'random_outcome', 'random_frontier', 'cost_matched',
 import warnings
 from dataclasses import dataclass
 import numpy as np
-from .outcomes import replay, stored_chain, walk_outcome
-from .rollouts import RoutingTree, walk
+from .core import run_async
+from .outcomes import replay, walk_outcomes
+from .rollouts import RoutingTree
 
 # %% ../nbs/04a_bounds.ipynb #random-outcome
 def _hazard(n_steps, width, p): # [p, problem, width]
@@ -93,7 +94,7 @@ def oracle_frontier(table, on_escalate='append', cost='paper_flops')->dict:
 def knows_steps(problems, tree, on_escalate='append')->OracleRouter:
     "The router that escalates after the first wrong step of every small chain of micro problems."
     from stepwise_routing.data.micro import first_wrong
-    chains = [stored_chain(tree, p, '', 0) for p in problems]
+    chains = [run_async(tree.run(p, '', 0)) for p in problems]
     wrong = [(first_wrong(p, chain), len(chain)) for p, chain in zip(problems, chains)] # -1: none is
     return OracleRouter(np.array([t if t >= 0 else T for t, T in wrong]), on_escalate, 'Knows the steps')
 
@@ -112,18 +113,18 @@ def _swept(router, table):
 def limit_rows(tables:dict, problems:dict, tree, routers=())->list:
     "What yardsticks and per-step `PolicyRouter`s come to, by split and problem; the last test point is the router's."
     rows, test = [], problems['test']
-    first, again = (RoutingTree(tree.backends, tree.store, sample, tree.max_steps) for sample in (0, 1))
-    def walked(router, split, tree): return walk_outcome(walk(problems[split], router, tree), tree.specs)
+    again = RoutingTree(tree.backends, tree.store, 1, tree.max_steps, tree.grade)
     def add(row, router, split, outcomes):
         for point, o in enumerate(outcomes):
             rows.extend((tables[split].benchmark, row, router.name, router.on_escalate, split, point, p.id, cost, right)
                         for p, cost, right in zip(problems[split], o['paper_flops'], o['correct']))
     for row, e in enumerate(('append', 'regenerate')):
-        knowing = knows_steps(test, first, e)
+        knowing = knows_steps(test, tree, e)
         add(row, knowing, 'test', [replay(knowing, tables['test'])])
     large = OracleRouter(np.array([]), name='Drawn again', start=1)
-    add(2, large, 'test', [walked(large, 'test', again)])
-    for row, router in enumerate(routers, 3):
-        swept = _swept(router, tables['calibration'])
-        for split in ('calibration', 'test'): add(row, router, split, [walked(r, split, first) for r in swept])
+    add(2, large, 'test', walk_outcomes([(large, test)], again))
+    sweeps = [(row, router, split, _swept(router, tables['calibration']))
+              for row, router in enumerate(routers, 3) for split in ('calibration', 'test')]
+    walked = iter(walk_outcomes([(r, problems[split]) for *_, split, swept in sweeps for r in swept], tree))
+    for row, router, split, swept in sweeps: add(row, router, split, [next(walked) for _ in swept])
     return rows

@@ -9,6 +9,7 @@ __all__ = ['VERSION', 'FEATURES', 'math_token_mask', 'logit_confidence', 'logpro
 # %% ../nbs/01_confidence.ipynb #imports
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 import numpy as np
 from scipy.sparse import coo_array
 from .core import Step, extract_boxed, gather_progress, run_async
@@ -35,11 +36,15 @@ def _math_chars(text)->np.ndarray: # bool [character]
     return math & ~np.array([c.isspace() for c in text], bool)
 
 # %% ../nbs/01_confidence.ipynb #math-token-mask
+@lru_cache(1 << 13) # walks see the same steps again and again
+def _math_tokens(text, ends):
+    count = np.r_[0, _math_chars(text).cumsum()][np.minimum(np.asarray(ends, int), len(text))]
+    mask = count > np.r_[0, count][:-1] # `count`: characters of mathematics up to the end of each token
+    return mask if mask.any() else ~mask
+
 def math_token_mask(text:str, ends)->np.ndarray: # bool [token]
     "$M_i$: the tokens, ending at `ends` in a step's text, that overlap mathematics; all where there is none."
-    count = np.r_[0, _math_chars(text).cumsum()] # characters of mathematics before each place
-    mask = np.diff(count[np.minimum(np.asarray(ends, int), len(text))], prepend=0) > 0
-    return mask if mask.any() else ~mask
+    return _math_tokens(text, tuple(ends)).copy()
 
 # %% ../nbs/01_confidence.ipynb #logit-confidence
 def logit_confidence(step:Step)->float: # $S^{os}$; nan where the model shows no logits

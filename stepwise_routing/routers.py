@@ -9,11 +9,12 @@ __all__ = ['POLICY_METHODS', 'RECEIPT_COLUMNS', 'Router', 'ThresholdRouter', 'Sm
 
 # %% ../nbs/04b_routers.ipynb #imports
 import asyncio, warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 import numpy as np
 from .confidence import FEATURES, last_scored, logit_confidence, observe
 from .core import Call, ModelSpec, Step, digest, one_of, score_messages
+from .rollouts import State, UnderWay
 from .run.config import Setting
 
 # %% ../nbs/04b_routers.ipynb #router
@@ -104,7 +105,7 @@ class Mixture:
         "The score at which the log-odds turn; None where they are a straight line."
         (m0, m1), (s0, s1) = self.mean, self.std
         p0, p1 = s0**-2, s1**-2
-        return None if np.isclose(p0, p1, rtol=1e-9) else (m0*p0 - m1*p1) / (p0 - p1)
+        return None if abs(p0 - p1) <= 1e-8 + 1e-9*abs(p1) else (m0*p0 - m1*p1) / (p0 - p1)
 
     def posterior(self, scores, fold=True):
         "P(high-mean component | score), in [0, 1]; non-decreasing in the score unless fold=False."
@@ -189,17 +190,25 @@ class AskingRouter(ThresholdRouter):
     "Asks a model about every draft (`ask(state)`); answers are kept under `kind`, once per problem and chain."
     mode, on_escalate = 'per_step', 'regenerate'
 
+    def key(self, state): return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
     async def answer(self, state):
         "The answer about the last step of a chain; LookupError where it is not there and nobody can be asked."
-        key = state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
-        if key not in self.store:
-            if self.model is None:
-                raise LookupError(f'{self.store.path} does not hold what {self.name} asks about step '
-                                  f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"')
-            self.store.put(*key, await self.ask(state))
+        key = self.key(state)
+        if self.store.get(*key) is None: await self.under_way.once(key, lambda: self.keep(key, state))
         return self.store.get(*key)
+    async def keep(self, key, state):
+        if self.model: return self.store.put(*key, await self.ask(state))
+        raise LookupError(f'{self.store.path} does not hold what {self.name} asks about step '
+                          f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"')
+    async def prepare(self, problem, tree):
+        "At threshold 0 every draft is kept: ask about all of them at once, which is one reading of the whole chain."
+        if self.threshold > 0 or self.model is None: return
+        chain = await tree.run(problem, '', self.start)
+        states = (State(problem, tree.sample, chain[:t + 1], '0'*(t + 1), tree.n_models) for t in range(len(chain)))
+        await asyncio.gather(*map(self.answer, states))
     async def score(self, states):
-        answers = await asyncio.gather(*(self.answer(s) for s in states))
+        answers = [self.store.get(*self.key(s)) for s in states]
+        if None in answers: answers = await asyncio.gather(*map(self.answer, states))
         scores, calls = zip(*(self.judged(a, s) for a, s in zip(answers, states)))
         return np.array(scores), list(calls)
     async def escalates(self, states):
@@ -214,6 +223,7 @@ class SpecReason(AskingRouter):
     model: object = None       # `Backend` of the large model; None replays the store
     scoring: str = 'expected'  # or "greedy"
     threshold: float = .5
+    under_way: UnderWay = field(default_factory=UnderWay, repr=False) # questions
     kind = 'grade'
 
     def __post_init__(self): one_of('scoring', self.scoring, ('greedy', 'expected'))
@@ -239,6 +249,7 @@ class RSD(AskingRouter):
     model: object = None       # `RewardModel`; None replays the store
     threshold: float = .5
     name: str = 'RSD'
+    under_way: UnderWay = field(default_factory=UnderWay, repr=False) # questions
     kind = 'reward'
 
     @property
@@ -261,7 +272,7 @@ POLICY_METHODS = { # variant of chapter 03b -> row of the tables
 class SavedPolicy:
     "A trained policy as a router, and what its calibration found."
     variant: str      # key of `POLICY_METHODS`, or "ablation-..."
-    alpha: float      # the miss rate it was trained and calibrated for
+    alpha: float      # the miss rate it is calibrated for
     seed: int         # of its training
     router: Router    # at its calibrated kappa
     kappa: float
@@ -274,22 +285,24 @@ class SavedPolicy:
 RECEIPT_COLUMNS = ('benchmark', 'variant', 'method', 'on_escalate', 'alpha', 'seed', 'kappa', 'n', 'miss', 'accuracy',
                    'bound', 'met')
 
-def _saved_policy(folder, benchmark, models):
-    "The policy of one folder; errors with the folder's whole path."
+def _saved_policies(folder, benchmark, models):
+    "The policy of one folder at each alpha of its sweep, if any; errors with the folder's whole path."
     from stepwise_routing.policy import PolicyRouter, load_policy
     policy, variant = load_policy(folder, models=models), folder.parent.name
     c, method = policy.config, POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
     if (c['benchmark'], c['variant']) != (benchmark, variant):
         raise ValueError(f'{folder} is of {c["benchmark"]}, {c["variant"]}')
     router = PolicyRouter(policy, policy.kappa, c['on_escalate'], method)
-    return SavedPolicy(variant, c['alpha'], c['seed'], router, policy.kappa, c['calibration'])
+    found = [(e['alpha'], e['kappa'], e) for e in c.get('sweep', ())]
+    return [SavedPolicy(variant, alpha, c['seed'], router.at(kappa), kappa, calibration)
+            for alpha, kappa, calibration in found or [(c['alpha'], policy.kappa, c['calibration'])]]
 
 def load_policies(s:Setting, benchmark:str)->list:
     "The `SavedPolicy`s of a run by variant, alpha and seed, if any. ValueError names the one that cannot be used."
     folders, policies = sorted(p for p in s.files.policies(benchmark).glob('*/*') if p.is_dir()), []
     models = s.table(benchmark, 'test').models if folders else ()
     for folder in folders:
-        try: policies.append(_saved_policy(folder, benchmark, models))
+        try: policies += _saved_policies(folder, benchmark, models)
         except (OSError, ValueError, KeyError) as e:
             reason = f'{folder} has no {e} in its config.json' if isinstance(e, KeyError) else str(e)
             name = '/'.join(folder.parts[-4:])

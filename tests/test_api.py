@@ -488,9 +488,9 @@ def test_a_tree_and_a_verifier_take_an_api(pair, tmp_path):
     models = [load_micro('small'), judge]
     with RolloutStore(tmp_path/'store', tree_settings('micro-gsm', models)) as store:
         tree = RoutingTree(models, store)
-        assert collect_rollouts(few, tree, progress=False) > 6
+        assert collect_rollouts(few, tree) > 6
         spent = judge.ledger.spent
-        assert 0 < spent < 5 and collect_rollouts(few, tree, progress=False) == 0 and judge.ledger.spent == spent
+        assert 0 < spent < 5 and collect_rollouts(few, tree) == 0 and judge.ledger.spent == spent
     with RolloutStore(tmp_path/'verdicts', dict(verifier=judge.settings())) as store:
         verifier = StepVerifier(judge, store)
         step, = run_async(judge.write(Request(few[0], seed=lambda i: 3)))

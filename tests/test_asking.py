@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing.baselines import COLUMNS, THRESHOLDS, choose_threshold, grid_search, method_rows, walker
+from stepwise_routing.baselines import COLUMNS, THRESHOLDS, choose_threshold, grid_search, method_rows, Walker
 from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed, score_messages
 from stepwise_routing.models.base import Choice, Request
-from stepwise_routing.outcomes import outcome_table, walk_outcome
+from stepwise_routing.outcomes import outcome_table, walk_outcome, walk_outcomes
 from stepwise_routing.rollouts import RoutingTree, State, Walk, collect_rollouts, walk
 from stepwise_routing.routers import RSD, SpecReason, asking_settings
 from stepwise_routing.run.store import RolloutStore, tree_settings
@@ -378,6 +378,31 @@ def test_every_question_is_asked_once_and_kept(tmp_path, method):
             for x in (.3, .8)}
 
 @pytest.mark.parametrize('method', METHODS)
+def test_all_thresholds_together_ask_each_question_once(tmp_path, method):
+    alone, together = (Setting(tmp_path, method, end=.15, store=x) for x in 'ab')
+    problems = toy_problems(12)
+    want = [alone.outcome(alone.walk(problems, x)) for x in THRESHOLDS]
+    got = walk_outcomes([(together.router.at(x), problems) for x in THRESHOLDS], together.tree)
+    assert all((g[k] == w[k]).all() for g, w in zip(got, want) for k in w)
+    assert len(together.log) == len(set(together.log)) and set(together.log) == set(alone.log)
+    assert len(together.tree.store) == len(alone.tree.store) == together.tree.drawn
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('threshold', [0., .5])
+def test_who_keeps_every_draft_asks_about_the_whole_chain_at_once(tmp_path, monkeypatch, method, threshold):
+    "With the questions of threshold 0, and of no other; so nothing is asked in vain."
+    s, (p,), busy = Setting(tmp_path, method, end=.15), toy_problems(1), []
+    ask, most = type(s.router).ask, []
+    async def counted(self, state):
+        busy.append(1); most.append(len(busy))
+        try: return await ask(self, state)
+        finally: busy.pop()
+    monkeypatch.setattr(type(s.router), 'ask', counted)
+    (w,) = walk([p], s.router.at(threshold), s.tree)
+    assert len(most) == len(s.log) == sum(c.kind in ('judge', 'prm') for c in w.calls)
+    assert max(most) == (len(w.steps) if threshold == 0 else 1)
+
+@pytest.mark.parametrize('method', METHODS)
 def test_answers_are_kept_by_what_was_written(tmp_path, method):
     """Other draws of the same problems are other chains, whoever wrote them; a chain that was drawn before is not
     asked about again."""
@@ -504,7 +529,7 @@ def world(request, tmp_path_factory):
 @pytest.mark.parametrize('unit', UNITS)
 def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     s, problems, tables = world
-    run, walked = walker(problems, s.tree), Counter()
+    run, walked = Walker(problems, s.tree), Counter()
     def counted(router, table): walked[table.split] += 1; return run(router, table)
     grid = grid_search(s.router, tables['calibration'], cost=unit, run=counted)
     rows = method_rows(s.router, tables['test'], grid.threshold, counted, 'chosen')

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, at_alphas,
     choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods, save_case,
-    save_rows, seed_rows, walker)
+    save_rows, seed_rows, Walker, at_thresholds, known_walks)
 from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
     oracle_frontier, oracle_times, random_frontier, random_outcome)
 from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
@@ -339,7 +339,7 @@ def test_steer_next_walks_and_pays_for_reading(world):
 def test_thresholds_are_chosen_on_calibration_and_reported_on_test(world):
     problems, tables, tree = world
     few = dict(problems, calibration=problems['calibration'][:20])
-    part, steer, run = walk_tables(few, tables), fit_steer(tables['train'], 'next'), walker(few, tree)
+    part, steer, run = walk_tables(few, tables), fit_steer(tables['train'], 'next'), Walker(few, tree)
     grid = grid_search(steer, part['calibration'], run=run)
     rows = method_rows(steer, part['test'], grid.threshold, run, 'chosen')
     assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 11)
@@ -348,6 +348,18 @@ def test_thresholds_are_chosen_on_calibration_and_reported_on_test(world):
     assert len(every) == 11*40 and [r for r in every if r[4]] == rows
     with pytest.raises(ValueError, match='holds other problems than these'):
         walk_tables(dict(few, test=problems['train']), tables)
+
+def test_walks_ahead_are_the_walks_that_are_asked_for(world):
+    problems, tables, tree = world
+    few = {split: ps[:6] for split, ps in problems.items()}
+    part, routers = walk_tables(few, tables), at_thresholds(fit_steer(tables['train'], 'next'))
+    run, alone = Walker(few, tree), Walker(few, tree)
+    run.ahead(known_walks([(routers, 'chosen', None)]))
+    assert len(run.done) == len(THRESHOLDS) == sum(split == 'calibration' for _, split in run.done)
+    assert grid_search(routers, part['calibration'], run=run) == grid_search(routers, part['calibration'], run=alone)
+    assert len(run.done) == len(alone.done) == 11
+    run.ahead(known_walks([(routers, 'all', None)]))
+    assert method_rows(routers, part['test'], .5, run) == method_rows(routers, part['test'], .5, alone)
 
 def test_knowing_the_steps_is_a_walk_and_drawing_again_is_another_sample(world):
     "Limits: per problem, by walks of their own."
@@ -444,6 +456,20 @@ def test_saved_policies_are_routers(trained):
         assert (o['correct'] == np.asarray(want['right'])).all() and 0 < (o['large_tokens'] > 0).mean() < 1
     assert load_policies(setting(trained), 'other') == [] and load_policies(setting(trained/'none'), 'toy') == []
 
+def test_one_policy_gives_its_whole_sweep(trained, tmp_path):
+    "A `SavedPolicy` for each entry of `sweep`: the same network at another kappa; none of the sweep is lost in rows."
+    import json, shutil
+    shutil.copytree(trained, tmp_path/'run')
+    folder = tmp_path/'run'/'policies'/'toy'/'append'/'alpha0.02-seed1'
+    config = json.loads((folder/'config.json').read_text())
+    sweep = [dict(SAID, alpha=a, kappa=k, cost=1., limit=3) for a, k in ((.02, config['kappa']), (.1, .7))]
+    (folder/'config.json').write_text(json.dumps(config | dict(sweep=sweep)))
+    of = [p for p in load_policies(setting(tmp_path/'run'), 'toy') if p.variant == 'append']
+    assert [(p.alpha, p.seed) for p in of] == [(.02, 0), (.02, 1), (.1, 1)]
+    assert of[2].kappa == of[2].router.kappa == .7 and of[2].calibration == sweep[1]
+    assert of[1].router.policy is of[2].router.policy and of[1].kappa == config['kappa']
+    assert {x: len(r) for x, r in at_alphas(of).items()} == {.02: 2, .1: 1}
+
 @pytest.mark.parametrize('name, change, line', [
     ('config.json', lambda b: b[:40], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03b_training.ipynb again'),
     ('config.json', lambda b: None,
@@ -466,10 +492,10 @@ def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, lin
     assert '\n' not in str(e.value) and str(tmp_path) not in str(e.value)
 
 def test_policies_walk_as_they_replay(world):
-    "An absorbing policy's walks are its replays; `walker` and `walk_tables` serve routers of any mode."
+    "An absorbing policy's walks are its replays; `Walker` and `walk_tables` serve routers of any mode."
     problems, tables, tree = world
     few = {s: problems[s][:25] for s in ('calibration', 'test')}
-    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], walker(few, tree)
+    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], Walker(few, tree)
     def found(policies, **run):
         own = at_alphas(policies)
         return (method_rows(own, part['test'], .02, **run), seed_rows(policies, part['test'], **run),

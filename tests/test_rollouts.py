@@ -1,6 +1,6 @@
 """The routing tree, walks and outcome tables: against a second implementation, by hand, and against each other to the
 last bit."""
-import asyncio, random, subprocess, sys, zipfile
+import asyncio, os, random, signal, subprocess, sys, time, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_backends, toy_problems
 from stepwise_routing.core import Call, Step, api_cost, edge_seed, extract_boxed, generation_flops
-from stepwise_routing.outcomes import OutcomeTable, escalation_times, outcome_table, replay
-from stepwise_routing.rollouts import RoutingTree, State, collect_rollouts, walk
+from stepwise_routing.outcomes import OutcomeTable, escalation_times, outcome_table, replay, walk_outcome, walk_outcomes
+from stepwise_routing.rollouts import (RoutingTree, State, collect_rollouts, draw_edges, side_by_side, walk,
+    walk_together)
 from stepwise_routing.routers import ThresholdRouter
+from stepwise_routing.run.config import Config, Run, changed
 from stepwise_routing.run.store import RolloutStore, tree_settings
 
 def make_tree(path, k=2, sample=0, max_steps=30, backends=None, grade=None, **kwargs):
@@ -329,6 +331,28 @@ def test_rescoring_reads_the_step_with_the_start_model_once(tmp_path):
         read, step = seen.asked[1].steps[1], w.steps[1]
         assert read.prob != step.prob and (read.model, read.text, read.generated) == (1, step.text, step.generated)
 
+def test_routers_walk_together_as_they_walk_alone(tmp_path, monkeypatch):
+    "The same walks and the same edges, each drawn once; a problem's routers may differ, and few may be under way."
+    import stepwise_routing.rollouts as rollouts
+    class Reading(Coin): rescore = True
+    problems = toy_problems(12)
+    routers = [Reading(mode, e, salt=salt, threshold=x) for mode in ('absorbing', 'per_step')
+               for e in ('append', 'regenerate') for salt in (0, 1) for x in (0., .3, .6)]
+    wanted = [(r, problems[i % 3:]) for i, r in enumerate(routers)]
+    alone, together = make_tree(tmp_path/'a.db'), make_tree(tmp_path/'b.db')
+    walks = [walk(ps, r, alone) for r, ps in wanted]
+    outcomes = walk_outcomes(wanted, together)
+    for ws, o in zip(walks, outcomes):
+        want = walk_outcome(ws, alone.specs)
+        assert all((o[k] == want[k]).all() for k in want) and list(o) == list(want)
+    assert edges(alone.store) == edges(together.store) and not together.pending
+    assert together.drawn == len(together.store) > sum(b.steps_written for b in together.backends) # the rest: readings
+    monkeypatch.setattr(rollouts, '_WALKS', 30)
+    few = make_tree(tmp_path/'c.db')
+    paths = walk_together([(p, routers) for p in problems], few, lambda router, path, *_: path)
+    assert [[ws[j].path for ws, (_, ps) in zip(walks, wanted) if len(ps) == 12] for j in range(12)] == [
+        [path for (path, *_), (_, ps) in zip(row, wanted) if len(ps) == 12] for row in paths]
+
 def test_a_router_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
     class Judge(Coin):
         async def escalates(self, states):
@@ -496,6 +520,69 @@ def test_a_table_without_cents_is_one_clear_line(tmp_path):
                            match=rf'old.npz has no {lacking}: another version wrote it; run notebook 02a again') as e:
             OutcomeTable.load(tmp_path/'old.npz')
         assert '\n' not in str(e.value)
+
+# ---- side by side
+def toy_run(folder, workers, **n):
+    sizes = {f'{s}.n_{split}': n.get(s, 2) for s in ('open', 'api') for split in ('train', 'calibration', 'test')}
+    models = {'api.models': ['micro-small', 'micro-large'], 'models.workers': workers}
+    return Run('toy', changed(Config(), sizes | models), folder/'run', folder/'store')
+
+def jobs_of(s, benchmarks): return [(s.name, b, os.getpid(), len(benchmarks)) for b in benchmarks]
+
+def stumble(s, benchmarks):
+    if benchmarks == ['micro-math']: raise PermissionError('micro-math: no way in')
+    return benchmarks
+
+def test_benchmarks_are_done_side_by_side(tmp_path):
+    here, there = (side_by_side(toy_run(tmp_path, n), jobs_of, 'jobs') for n in (1, 2))
+    assert [x[:2] for x in here] == [x[:2] for x in there] and {x[2] for x in here} == {os.getpid()}
+    assert os.getpid() not in {x[2] for x in there}
+    assert [x[3] for x in there] == [1, 1, 1, 3, 3, 3], 'the calls of the API setting share a ledger'
+    graded = replace(toy_run(tmp_path, 2), config=changed(toy_run(tmp_path, 2).config, {'data.grader': 'xverify:x'}))
+    assert {x[2] for x in side_by_side(graded, jobs_of, 'jobs')} == {os.getpid()}, 'one server grades'
+
+def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
+    for n in (2, 1):
+        run = toy_run(tmp_path, n)
+        if n == 1: run = replace(run, config=changed(run.config, {'data.benchmarks': ['micro-math']}))
+        with pytest.raises(PermissionError) as e: side_by_side(run, stumble, 'jobs')
+        assert str(e.value) == 'micro-math: no way in'
+
+def toy_draw(s, benchmarks): return [draw_edges(s, b, toy_backends()) for b in benchmarks]
+
+def test_draws_do_not_depend_on_the_number_of_workers(tmp_path):
+    one, two = (toy_run(tmp_path/str(n), n) for n in (1, 2))
+    drawn = side_by_side(one, toy_draw, 'draws')
+    assert drawn == side_by_side(two, toy_draw, 'draws') and all(d['drawn_now'] for d in drawn)
+    for s, t in zip(one.settings, two.settings):
+        for b in s.benchmarks:
+            with RolloutStore(s.files.rollouts(b)) as a, RolloutStore(t.files.rollouts(b)) as c:
+                assert len(a) and edges(a) == edges(c) and a.settings == c.settings
+
+SLEEPERS = '''
+import os, sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_rollouts import sleeper, toy_run
+from stepwise_routing.rollouts import side_by_side
+if __name__ == '__main__': side_by_side(toy_run(Path(sys.argv[1]), 2), sleeper, 'jobs')
+'''
+
+def sleeper(s, benchmarks):
+    (s.run.folder.parent/f'{os.getpid()}.pid').write_text('')
+    time.sleep(600)
+
+def test_an_interrupt_ends_the_workers(tmp_path):
+    import psutil
+    (tmp_path/'go.py').write_text(SLEEPERS)
+    process = subprocess.Popen([sys.executable, tmp_path/'go.py', tmp_path, Path(__file__).parent, *sys.path],
+                               stderr=subprocess.PIPE, text=True)
+    def pids(): return [int(p.stem) for p in tmp_path.glob('*.pid')]
+    while len(pids()) < 2 and process.poll() is None: time.sleep(.1)
+    workers = [psutil.Process(pid) for pid in pids()]
+    process.send_signal(signal.SIGINT) # to this process alone, as Jupyter does
+    assert 'KeyboardInterrupt' in process.communicate(timeout=60)[1] and len(workers) == 2
+    assert psutil.wait_procs(workers, 60)[1] == []
 
 def test_no_torch_is_needed():
     code = ('import sys; import stepwise_routing.rollouts; '

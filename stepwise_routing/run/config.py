@@ -42,6 +42,7 @@ class Models(Section):
     max_tokens: int = 512             # tokens of a step at most
     context: int|None = None          # tokens of prompt and chain at most; None: what the models have
     memory_shares: tuple = ()         # vLLM: share of the GPU's memory per model; () leaves it to the backend
+    workers: int = 1                  # processes that draw and walk side by side, each with models of its own
     engine: str = 'local'             # "ray" opens the models of the open setting on Ray workers
     ray_workers: int = 2              # how many
     ray_gpus: float = 0.              # GPUs of each

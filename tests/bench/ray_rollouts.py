@@ -17,7 +17,7 @@ def timed(path, problems, **how):
     began = time.time()
     with open_models(NAMES, **how) as models, RolloutStore(path, tree_settings('micro-math', models)) as store:
         up = time.time()
-        return collect_rollouts(problems, RoutingTree(models, store), progress=False), time.time() - up, up - began
+        return collect_rollouts(problems, RoutingTree(models, store)), time.time() - up, up - began
 
 def content(path):
     with RolloutStore(path, readonly=True) as store: return {key: store.get(*key) for key in store.keys()}
