@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 import numpy as np
-from scipy.sparse import coo_array
 from .core import Step, extract_boxed, gather_progress, run_async
 from .run.config import MICRO, Setting
 from .data.grading import grade_pairs, is_right
@@ -106,6 +105,7 @@ def auroc(
     seed:int=0       # of the bootstrap
 )->tuple: # (AUROC, lower, upper end of the 95 % interval); nan where only one label occurs
     "Area under the ROC curve by ranks (Mann-Whitney), with a bootstrap interval over groups."
+    from scipy.sparse import coo_array
     groups = np.arange(len(scores)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     there = ~np.isnan(scores := np.asarray(scores, float))
     labels, groups = np.asarray(labels, bool)[there], groups[there]

@@ -285,8 +285,9 @@ def collect_rollouts(problems, tree:RoutingTree)->int:
     "Draw the rollouts of all problems; returns how many edges are new."
     if tree.n_models != 2:
         raise ValueError(f'outcome tables are for two models, this tree has {tree.n_models}; use walk')
+    async def collect(p): await tree.rollouts(p) # what it returns would fill the memory
     before = tree.drawn
-    run_async(gather_progress(map(tree.rollouts, problems), f'{tree.benchmark} rollouts'))
+    run_async(gather_progress(map(collect, problems), f'{tree.benchmark} rollouts'))
     return tree.drawn - before
 
 # %% ../nbs/02_rollouts.ipynb #draw-edges
