@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Direction', 'PRECISION', 'Estimate', 'MAX_STATES', 'cpo_direction', 'weights_of', 'log_odds', 'jacobian', 'along',
            'gradient', 'log_s', 'fisher_blocks', 'fisher_solver', 'line_search', 'Environment', 'TableEnv', 'network',
-           'exact_estimate', 'sampled_estimate', 'policy_step']
+           'exact_estimate', 'sampled_estimate', 'policy_step', 'chances_now']
 
 # %% ../nbs/03a_cpo.ipynb #imports
 import torch
@@ -18,7 +18,7 @@ from .confidence import fit_scaler
 from .core import UNITS, one_of
 from .outcomes import OutcomeTable
 from .policy import ESCALATE, PAPER_FEATURES, Rollouts, escalation_chances, importance_ratio
-from .policy import log_threshold_probs, policy_inputs, tanh, vtrace
+from .policy import log_threshold_probs, policy_inputs, vtrace
 from .run.config import Policy
 
 # %% ../nbs/03a_cpo.ipynb #cpo-direction
@@ -66,7 +66,7 @@ def weights_of(policy, v): # vector of parameters -> [(matrix [unit, input], bia
 def log_odds(weights, x): # states [state, feature] -> (u [model - 1, state], inputs [state, unit] of the layers)
     "The network, of whose logits only differences to the first model count."
     inputs, (W, b) = [x], weights[-1]
-    for layer in weights[:-1]: inputs.append(tanh(F.linear(inputs[-1], *layer)))
+    for layer in weights[:-1]: inputs.append(F.linear(inputs[-1], *layer).mul_(2).sigmoid_().mul_(2).sub_(1)) # tanh
     return F.linear(inputs[-1], W[1:] - W[:1], b[1:] - b[:1]).T, inputs
 
 def jacobian(weights, inputs): # -> [(h [state, unit], delta [model - 1, state, unit])] of the layers
@@ -83,8 +83,10 @@ def along(layers, direction): # `jacobian`, `weights_of` v -> Jv [model - 1, sta
 
 def gradient(layers, y): # y [..., model - 1, state] -> J'y [..., parameter]
     "Gradient of the sum of y times the log-odds."
-    scaled = [(h, (d*y[..., None]).sum(-3)) for h, d in layers]
-    parts = [part for h, d in scaled for part in ((d.transpose(-1, -2) @ h).flatten(-2), d.sum(-2))]
+    parts, y = [], y.flatten(-2)
+    for h, d in layers:
+        h, d = h.expand(len(d), -1, -1).flatten(0, 1), d.flatten(0, 1)
+        parts += [((d*y[..., None]).transpose(-1, -2) @ h).flatten(-2), y @ d]
     return torch.cat(parts, -1)
 
 # %% ../nbs/03a_cpo.ipynb #fisher-solver
@@ -196,16 +198,16 @@ def sample(self:TableEnv, policy, rows, rng): # rows int [row]
 
 # %% ../nbs/03a_cpo.ipynb #deploy-table
 @torch.no_grad()
-def _hazards(policy, env, rows): # pi(escalate) [row, step], 0 beyond the end
+def _hazards(env, policy, rows, pi=None): # pi(escalate) [state], if known -> the same [row, step], 0 beyond the end
     inside = env.inside[rows]
-    return torch.zeros(inside.shape, dtype=env.x.dtype).masked_scatter(
-        inside, policy(env.x[rows][inside])[..., ESCALATE].exp())
+    if pi is None: pi = policy(env.x[rows][inside])[..., ESCALATE].exp()
+    return torch.zeros(inside.shape, dtype=env.x.dtype).masked_scatter(inside, pi)
 
 @patch
-def deploy(self:TableEnv, policy, kappa, rows=None): # dict of arrays [row]: stop, cost, right, miss
-    "Gamma on the problems `rows`; None: on all."
+def deploy(self:TableEnv, policy, kappa, rows=None, pi=None): # dict of arrays [row]: stop, cost, right, miss
+    "Gamma on the problems `rows` (None: on all); pi(escalate) of their states is computed where it is not given."
     rows = np.arange(len(self)) if rows is None else rows
-    stop = _first_hit(_hazards(policy, self, rows) >= kappa, self.inside[rows])
+    stop = _first_hit(_hazards(self, policy, rows, pi) >= kappa, self.inside[rows])
     return dict(stop=stop) | {k: getattr(self, k)[rows, stop].numpy() for k in ('cost', 'right', 'miss')}
 
 @patch
@@ -215,7 +217,7 @@ def visited(self:TableEnv, policy): return self.x[self.inside], None # states an
 @patch
 def risk_curve(self:TableEnv, policy, kappas): # dict of arrays [threshold]: miss, right, cost
     "Means over all problems of what every threshold comes to, by one sort."
-    highest = _hazards(policy, self, slice(None)).cummax(1).values[self.inside]
+    highest = _hazards(self, policy, slice(None)).cummax(1).values[self.inside]
     order = highest.argsort()
     passed = torch.searchsorted(highest[order], torch.as_tensor(kappas)) # steps that do not escalate
     def curve(values): # [problem, time]
@@ -224,7 +226,8 @@ def risk_curve(self:TableEnv, policy, kappas): # dict of arrays [threshold]: mis
     return {k: curve(getattr(self, k)) for k in ('miss', 'right', 'cost')}
 
 # %% ../nbs/03a_cpo.ipynb #estimate
-Estimate = namedtuple('Estimate', 'g b cost miss x at weight measure kappa temp') # of S at the policy's parameters
+# of S at the policy's parameters
+Estimate = namedtuple('Estimate', 'g b cost miss x at weight measure odds_at kappa temp')
 
 @torch.no_grad()
 def network(policy, x, theta=None): # (weights, log-odds, inputs of the layers), in `PRECISION`; None: the policy's own
@@ -236,19 +239,23 @@ def _estimate(policy, x, at, kappa, temp, evaluate): # log S [state, model] -> (
     "`Estimate` by differentiating an evaluation, and repeating it for other parameters."
     x, here = x.to(PRECISION), parameters_to_vector(policy.parameters()).detach()
     weights, odds, inputs = network(policy, x, here)
-    odds = odds.double().requires_grad_()
+    last, odds = [here, odds], odds.double().requires_grad_()
     now = log_s(policy, odds, at, kappa, temp)
     cost, miss, weight = evaluate(now)
-    slopes = torch.stack([torch.autograd.grad(value, odds, retain_graph=True)[0] for value in (cost, miss)])
-    g, b = gradient(jacobian(weights, inputs), slopes.to(PRECISION)).double()
+    slopes = [torch.autograd.grad(value, odds, retain_graph=True)[0] for value in (cost, miss)]
+    layers = jacobian(weights, inputs)
+    g, b = (gradient(layers, slope.to(PRECISION)).double() for slope in slopes)
     now, value = now.detach(), (cost.item(), miss.item())
+    def odds_at(theta): # those of the last parameters are remembered
+        if not torch.equal(theta, last[0]): last[:] = theta, network(policy, x, theta)[1]
+        return last[1]
     @torch.no_grad()
     def measure(theta):
         if torch.equal(theta, here): return 0., *value
-        new = log_s(policy, network(policy, x, theta)[1], at, kappa, temp)
+        new = log_s(policy, odds_at(theta), at, kappa, temp)
         gap = torch.where(new > -torch.inf, new - now, 0.)
         return float((weight*(new.exp()*gap).sum(-1)).sum()), *map(float, evaluate(new)[:2])
-    return Estimate(g, b, *value, x, at, weight, measure, kappa, temp)
+    return Estimate(g, b, *value, x, at, weight, measure, odds_at, kappa, temp)
 
 # %% ../nbs/03a_cpo.ipynb #exact-estimate
 def exact_estimate(policy, env, rows, kappa, temp, constraint='joint'): # `TableEnv`, int [row] -> `Estimate`
@@ -260,7 +267,7 @@ def exact_estimate(policy, env, rows, kappa, temp, constraint='joint'): # `Table
     def evaluate(log_s):
         times, reach = escalation_chances(empty.masked_scatter(both, log_s), inside)
         return (times*costs).sum()/len(rows), (times*misses).sum()/len(rows), reach[inside]/reach.sum()
-    return _estimate(policy, x, torch.zeros(len(x), dtype=torch.long), kappa, temp, evaluate)
+    return _estimate(policy, x, None, kappa, temp, evaluate)
 
 # %% ../nbs/03a_cpo.ipynb #sampled-estimate
 def sampled_estimate(policy, critics, r, kappa, temp, s=Policy()): # (V, V_miss), `Rollouts` under pi
@@ -296,7 +303,8 @@ def policy_step(
     x, at, weight = estimate.x, estimate.at, estimate.weight
     if len(x) > MAX_STATES:
         pick = torch.as_tensor(rng.choice(len(x), MAX_STATES, p=(weight/weight.sum()).numpy()))
-        x, at, weight = x[pick], at[pick], torch.full((MAX_STATES,), 1/MAX_STATES, dtype=weight.dtype)
+        x, at = x[pick], at if at is None else at[pick]
+        weight = torch.full((MAX_STATES,), 1/MAX_STATES, dtype=weight.dtype)
     weights, odds, inputs = network(policy, x)
     blocks = fisher_blocks(policy, odds, at, estimate.kappa, estimate.temp, weight)
     solve = fisher_solver(policy, jacobian(weights, inputs), blocks, s.damping)
@@ -306,3 +314,7 @@ def policy_step(
     vector_to_parameters(theta, policy.parameters())
     prices = {k: getattr(direction, k) for k in ('lam_star', 'nu_star', 'optim_case')}
     return dict(kl=kl) | prices | dict(accepted=accepted)
+
+# %% ../nbs/03a_cpo.ipynb #pi-now
+def chances_now(policy, estimate): # two models -> pi(escalate) of the estimate's states [state] now, after the step
+    return estimate.odds_at(parameters_to_vector(policy.parameters()).detach())[0].double().sigmoid()

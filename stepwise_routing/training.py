@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from . import __version__
 from .core import Call, digest, extract_boxed, gather_progress, run_async, walk_cost, write_file
-from .cpo import Environment, TableEnv, exact_estimate, policy_step, sampled_estimate
+from .cpo import Environment, TableEnv, chances_now, exact_estimate, policy_step, sampled_estimate
 from .policy import CONTINUE, Rollouts, RoutingPolicy, ValueNet, covered, decider, escalate
 from .policy import locally_verified, save_policy, state_inputs, update_threshold
 from .rollouts import grade_answers, walk, walk_one
@@ -183,7 +183,8 @@ def train(
         memory = max(0., 1 - len(rows)/s.window) if log else 0.
         level = memory*level + (1 - memory)*estimate.miss                                         # J_miss of S
         info = policy_step(policy, estimate, level - s.alpha, s, rng)                             # eq. 4
-        deployed = env.deploy(policy, kappa, rows)                                                # eq. 6
+        known = dict(pi=chances_now(policy, estimate)) if s.estimator == 'exact' else {}
+        deployed = env.deploy(policy, kappa, rows, **known)                                       # eq. 6
         missed = _missed_share(env, rows, deployed, verdicts)                                     # eq. 3
         log.append(dict(coverage=1 - deployed['miss'].mean(), accuracy=deployed['right'].mean(),
                         cost=deployed['cost'].mean(), kappa=kappa, missed=missed, j_miss=level, temp=temp) | info)
