@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Trained', 'VERSION', 'TreeEnv', 'train', 'candidate_thresholds', 'threshold_path', 'Calibration', 'calibrate',
-           'training_key', 'fit']
+           'calibration_sweep', 'training_key', 'fit']
 
 # %% ../nbs/03b_training.ipynb #imports
 import json, torch, warnings
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from . import __version__
 from .core import Call, digest, extract_boxed, gather_progress, run_async, walk_cost, write_file
-from .cpo import Environment, TableEnv, exact_estimate, policy_step, sampled_estimate
+from .cpo import Environment, TableEnv, chances_now, exact_estimate, policy_step, sampled_estimate
 from .policy import CONTINUE, Rollouts, RoutingPolicy, ValueNet, covered, decider, escalate
 from .policy import locally_verified, save_policy, state_inputs, update_threshold
 from .rollouts import grade_answers, walk, walk_one
@@ -41,7 +41,7 @@ class TreeEnv(Environment):
         self.mode, self.on_escalate, self.unit, self.observed = mode, on_escalate, unit, {}
         self.n_models, self.models = tree.n_models, tuple(s.name for s in tree.specs)
         alone = SimpleNamespace(name='large', mode='absorbing', on_escalate='append', start=tree.n_models - 1)
-        large = walk(self.problems, alone, tree, False)
+        large = walk(self.problems, alone, tree)
         self.large_right = np.array([w.correct for w in large], float)
         self.share = float(np.mean([walk_cost(w.calls, tree.specs, unit) for w in large])) # of cost 1
 
@@ -108,12 +108,12 @@ def sample(self:TreeEnv, policy, rows, rng): # rows int [row]
 
 # %% ../nbs/03b_training.ipynb #deploy-tree
 @patch
-def deployed(self:TreeEnv, policy, kappas, rows): # yields one dict of arrays [row] a kappa: cost, right, miss
-    "Gamma at many thresholds; an empty set stays with the current model, per step with the smallest."
-    for kappa in kappas:
-        def act(pi, at, t): return int(escalate(pi, kappa, at*(self.mode == 'absorbing')))
-        _, right, paid = self.walks(policy, rows, [act]*len(rows))
-        yield dict(cost=np.array([p.sum() for p in paid]), right=right, miss=(1 - right)*self.large_right[rows])
+def deploy(self:TreeEnv, policy, kappa, rows=None): # dict of arrays [row]: cost, right, miss
+    "Gamma on the problems `rows`; an empty set stays with the current model, per step with the smallest."
+    rows = np.arange(len(self)) if rows is None else rows
+    def act(pi, at, t): return int(escalate(pi, kappa, at*(self.mode == 'absorbing')))
+    _, right, paid = self.walks(policy, rows, [act]*len(rows))
+    return dict(cost=np.array([p.sum() for p in paid]), right=right, miss=(1 - right)*self.large_right[rows])
 
 @patch
 def visited(self:TreeEnv, policy): # (states [state, feature], current models [state])
@@ -179,11 +179,12 @@ def train(
         else:
             rollouts = env.sample(policy, rows, rng)                                              # under pi
             estimate, targets = sampled_estimate(policy, critics, rollouts, kappa, temp, s)       # V-trace
-            _critic_step(critics, optimiser, estimate.x, targets)
+            _critic_step(critics, optimiser, rollouts.x[rollouts.inside], targets)
         memory = max(0., 1 - len(rows)/s.window) if log else 0.
         level = memory*level + (1 - memory)*estimate.miss                                         # J_miss of S
         info = policy_step(policy, estimate, level - s.alpha, s, rng)                             # eq. 4
-        deployed = env.deploy(policy, kappa, rows)                                                # eq. 6
+        known = dict(pi=chances_now(policy, estimate)) if s.estimator == 'exact' else {}
+        deployed = env.deploy(policy, kappa, rows, **known)                                       # eq. 6
         missed = _missed_share(env, rows, deployed, verdicts)                                     # eq. 3
         log.append(dict(coverage=1 - deployed['miss'].mean(), accuracy=deployed['right'].mean(),
                         cost=deployed['cost'].mean(), kappa=kappa, missed=missed, j_miss=level, temp=temp) | info)
@@ -200,14 +201,10 @@ def candidate_thresholds(policy, env): # [threshold], ascending
     pi = pi[np.unique(np.linspace(0, len(pi) - 1, env.most).round().astype(int))]
     return np.r_[0., (pi[:-1] + pi[1:])/2, 1.]
 
-def _risk_curve(policy, env, kappas): # what every threshold comes to: dict of arrays [threshold]: miss, right, cost
-    outcomes = list(env.deployed(policy, kappas, np.arange(len(env))))
-    return {k: np.array([float(o[k].mean()) for o in outcomes]) for k in ('miss', 'right', 'cost')}
-
 def threshold_path(policy, env, risk='miss'): # risk on the training problems, or "error", for a target accuracy
     "Thresholds that no other one beats in both risk and cost, the safest first, the cheapest last."
     kappas = candidate_thresholds(policy, env)
-    curve = _risk_curve(policy, env, kappas)
+    curve = env.risk_curve(policy, kappas)
     order = np.lexsort((curve['cost'], curve['miss'] if risk == 'miss' else 1 - curve['right']))
     cheapest = np.minimum.accumulate(np.r_[np.inf, curve['cost'][order]])[:-1]
     return kappas[order[curve['cost'][order] < cheapest]]
@@ -225,6 +222,14 @@ class Calibration:
     limit: float      # what the bound had to stay within
     met: bool         # does it?
 
+def _last_within(kappas, curve, risk, limit, n): # thresholds, `risk_curve`, its risk [threshold] -> `Calibration`
+    "The last threshold up to which all bounds on n problems stay within the limit; the first one where none does."
+    bound = (n*risk + 1)/(n + 1)
+    good = np.logical_and.accumulate(bound <= limit + 1e-12)
+    i = max(int(good.sum()) - 1, 0)
+    at = {k: float(v[i]) for k, v in curve.items()}
+    return Calibration(float(kappas[i]), n, at['miss'], at['right'], at['cost'], float(bound[i]), limit, bool(good[0]))
+
 # %% ../nbs/03b_training.ipynb #calibrate
 def calibrate(
     policy,                           # trained
@@ -237,20 +242,22 @@ def calibrate(
     name, wanted = ('alpha', alpha) if target_accuracy is None else ('target_accuracy', target_accuracy)
     if not 0 < wanted < 1: raise ValueError(f'{name}={wanted!r}: choose a share between 0 and 1, without the ends')
     kappas, n = candidate_thresholds(policy, env) if path is None else path, len(env)
-    curve = _risk_curve(policy, env, kappas)
+    curve = env.risk_curve(policy, kappas)
     risk, limit = (curve['miss'], alpha) if target_accuracy is None else (1 - curve['right'], 1 - target_accuracy)
-    bound = (n*risk + 1)/(n + 1)
-    good = np.logical_and.accumulate(bound <= limit + 1e-12)
-    i = max(int(good.sum()) - 1, 0)
-    if not good.any():
+    found = _last_within(kappas, curve, risk, limit, n)
+    if not found.met:
         advice = 'use more calibration problems' if 1/(n + 1) > limit else 'allow more, or find out what is missed'
         warnings.warn(f'no threshold keeps the bound within {limit:.4g} on {n} problems '
-                      f'(the safest: {bound[0]:.4g}, which is taken): {advice}', stacklevel=2)
-    at = {k: float(v[i]) for k, v in curve.items()}
-    return Calibration(float(kappas[i]), n, at['miss'], at['right'], at['cost'], float(bound[i]), limit, bool(good[0]))
+                      f'(the safest: {found.bound:.4g}, which is taken): {advice}', stacklevel=2)
+    return found
+
+def calibration_sweep(policy, env, alphas, path): # problems that training did not see -> one dict an alpha
+    "Calibrate one policy for many alphas; its outcomes are computed once."
+    curve = env.risk_curve(policy, path)
+    return [dict(alpha=a) | asdict(_last_within(path, curve, curve['miss'], a, len(env))) for a in alphas]
 
 # %% ../nbs/03b_training.ipynb #train-save
-VERSION = 1 # of the training algorithm: raise it where the same inputs give another result, and only then
+VERSION = 2 # of the training algorithm: raise it where the same inputs give another result, and only then
 
 def training_key(*parts)->str:
     "What identifies a training run: its inputs and the version of the algorithm."
@@ -263,6 +270,7 @@ def fit(
     s:Policy,       # hyper-parameters
     seed:int,       # of weights, batches and actions
     progress=False, # progress bar; None shows it on a terminal only
+    alphas=(),      # miss rates to calibrate for, besides s.alpha
     **provenance    # for config.json, with the `key` of this training run
 )->dict: # config.json of the saved policy
     "Train, calibrate, save; a policy with the same key is left as it is."
@@ -273,10 +281,10 @@ def fit(
     policy, kappa, log = train(env, s, seed, progress=progress)
     found = dict(kappa_trained=kappa)
     if held_out is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore') # an unmet bound is in the config, and reported with the results
-            result = calibrate(policy, held_out, s.alpha, path=threshold_path(policy, env))
-        kappa, found['calibration'] = result.kappa, asdict(result)
+        sweep = calibration_sweep(policy, held_out, sorted({*alphas, s.alpha}), threshold_path(policy, env))
+        own = next(c for c in sweep if c['alpha'] == s.alpha)
+        kappa, found['sweep'] = own['kappa'], sweep
+        found['calibration'] = {k: v for k, v in own.items() if k != 'alpha'}
     found |= provenance | dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env), version=__version__)
     settings = {k: v for k, v in asdict(s).items() if k not in ('kappa', 'hidden')}
     log = pd.DataFrame(log, pd.RangeIndex(1, s.steps + 1, name='step'))

@@ -8,12 +8,18 @@ from hypothesis import given, settings, strategies as st
 
 import tabular
 from policies import READINGS, f64, fitted_policy, flat, pi_escalate, soft_set, tiny_policy, toy_env, with_parameters
+from stepwise_routing import cpo
 from stepwise_routing.cpo import *
 from stepwise_routing.outcomes import toy_table
 from stepwise_routing.policy import ValueNet, log_threshold_probs
 from stepwise_routing.run.config import Policy
 
 torch.set_num_threads(1)
+
+@pytest.fixture(autouse=True)
+def double(monkeypatch):
+    "Network passes in double precision too, so that formulas can be compared to many digits."
+    monkeypatch.setattr(cpo, 'PRECISION', torch.float64)
 
 # --- the CPO step
 def root(H):
@@ -160,6 +166,13 @@ def curvature_case(n_models, mode, moved):
     x, weight = f64(r.normal(size=(5, 2))), f64(r.dirichlet(np.ones(5)))
     return policy, x, weight, torch.tensor([0, 1, 0, 2, 1]) if moved else torch.zeros(5, dtype=torch.long)
 
+def fisher(policy, x, weight, at):
+    "(H written out, the pieces it is kept in)."
+    weights, odds, inputs = network(policy, x)
+    layers, blocks = jacobian(weights, inputs), fisher_blocks(policy, odds, at, .25, .1, weight)
+    J = gradient(layers, torch.eye(odds.numel(), dtype=odds.dtype).view(-1, *odds.shape)).view(*odds.shape, -1)
+    return torch.einsum('aip,iab,biq->pq', J, blocks, J), layers, blocks, J
+
 @pytest.mark.parametrize('n_models, mode, moved', curvatures)
 def test_fisher_is_the_covariance_of_the_scores(n_models, mode, moved):
     "State by state and action by action, with a backward pass each."
@@ -170,9 +183,8 @@ def test_fisher_is_the_covariance_of_the_scores(n_models, mode, moved):
         for a in range(at[i] if mode == 'absorbing' else 0, n_models):
             score = flat(torch.autograd.grad(S[a].log(), policy.parameters(), retain_graph=True))
             F = F + weight[i]*S[a].detach()*score[:, None]*score[None]
-    rows = fisher_rows(policy, x, .25, .1, weight, at)
-    assert torch.isfinite(rows).all() and not rows.requires_grad
-    assert torch.allclose(rows.T @ rows, F, rtol=1e-9, atol=1e-12) and F.abs().max() > 1e-3
+    H = fisher(policy, x, weight, at)[0]
+    assert torch.isfinite(H).all() and torch.allclose(H, F, rtol=1e-9, atol=1e-12) and F.abs().max() > 1e-3
 
 @pytest.mark.parametrize('n_models, mode, moved', curvatures)
 def test_fisher_is_the_curvature_of_the_divergence(n_models, mode, moved):
@@ -183,25 +195,46 @@ def test_fisher_is_the_curvature_of_the_divergence(n_models, mode, moved):
         new = soft_set(with_parameters(policy, theta, x, at).exp(), .25, .1)
         gap = torch.where(old > 0, new.clamp_min(1e-300).log() - old.clamp_min(1e-300).log(), 0.)
         return (weight*(new*gap).sum(-1)).sum()
-    H, rows = torch.autograd.functional.hessian(divergence, theta), fisher_rows(policy, x, .25, .1, weight, at)
-    assert torch.isfinite(H).all() and torch.allclose(rows.T @ rows, H, rtol=1e-7, atol=1e-10)
+    H, mine = torch.autograd.functional.hessian(divergence, theta), fisher(policy, x, weight, at)[0]
+    assert torch.isfinite(mine).all() and torch.allclose(mine, H, rtol=1e-7, atol=1e-10)
 
-@given(st.integers(1, 30), st.floats(-3, 3), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
-def test_conjugate_gradients_solve(n, size, seed):
-    r = np.random.default_rng(seed)
-    A = r.normal(size=(n, n))
-    H, b = f64(A @ A.T/n + .1*np.eye(n)), f64(r.normal(size=n)*10**size)
-    x = conjugate_gradients(lambda v: H @ v, b, iters=5*n + 10)
-    assert torch.allclose(x, torch.linalg.solve(H, b), rtol=1e-6, atol=1e-7*10**size)
+@pytest.mark.parametrize('n_models, mode, moved', curvatures)
+@pytest.mark.parametrize('hidden', [(), (3,), (5, 4)])
+def test_the_jacobian_is_that_of_autograd(n_models, mode, moved, hidden):
+    policy, x = tiny_policy(n_models, mode, hidden=hidden), curvature_case(n_models, mode, moved)[1]
+    theta = flat(policy.parameters()).detach()
+    def odds(theta):
+        log_pi = with_parameters(policy, theta, x, None)
+        return (log_pi[:, 1:] - log_pi[:, :1]).T
+    weights, got, inputs = network(policy, x)
+    J, layers = torch.autograd.functional.jacobian(odds, theta), jacobian(weights, inputs)
+    r = np.random.default_rng(0)
+    v, y = f64(r.normal(size=len(theta))), f64(r.normal(size=(3, *got.shape)))
+    assert torch.allclose(got, odds(theta)) and torch.allclose(along(layers, weights_of(policy, v)), J @ v)
+    assert torch.allclose(gradient(layers, y), torch.einsum('kai,aip->kp', y, J))
 
-def test_conjugate_gradients_need_a_step_per_eigenvalue():
-    "Three different eigenvalues: exact after three products; nought stays nought."
-    Q = torch.linalg.qr(torch.randn(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
-    H, b, calls = Q @ torch.diag(f64([.1]*20 + [1.]*15 + [7.]*5)) @ Q.T, f64(np.ones(40)), []
-    x = conjugate_gradients(lambda v: (calls.append(1), H @ v)[1], b, iters=3)
-    assert torch.allclose(H @ x, b, atol=1e-9) and len(calls) == 3
-    assert not conjugate_gradients(lambda v: H @ v, 0*b).any()
+@pytest.mark.parametrize('n_models, mode, moved', curvatures)
+@pytest.mark.parametrize('damping', [1e-4, .1, 10.])
+def test_the_fisher_system_is_solved_as_a_dense_one(n_models, mode, moved, damping):
+    policy, x, weight, at = curvature_case(n_models, mode, moved)
+    H, layers, blocks, _ = fisher(policy, x, weight, at)
+    solve, r = fisher_solver(policy, layers, blocks, damping), np.random.default_rng(1)
+    for size in (1e-3, 1., 1e3):
+        b = f64(r.normal(size=len(H))*size)
+        want = torch.linalg.solve(H + damping*torch.eye(len(H)), b)
+        assert (solve(b) - want).norm() < 1e-7*want.norm()
+    assert not solve(0*b).any()
+
+def test_single_precision_changes_little(monkeypatch):
+    env = toy_env(60)
+    policy, rows = fitted_policy(env, hidden=(64, 64), spread=.05), np.arange(60)
+    exact = exact_estimate(policy, env, rows, .25, .1)
+    monkeypatch.setattr(cpo, 'PRECISION', torch.float32)
+    single, moved = exact_estimate(policy, env, rows, .25, .1), flat(policy.parameters()).detach() + .01
+    for name in ('g', 'b'):
+        a, b = getattr(exact, name), getattr(single, name)
+        assert b.dtype == torch.float64 and (a - b).norm() < 1e-5*a.norm()
+    assert np.allclose(exact.measure(moved), single.measure(moved), rtol=1e-4, atol=1e-7)
 
 # --- gradients
 def slow_value(table, policy, theta, kappa, temp, on_escalate, outcome):

@@ -1,10 +1,11 @@
 "Environments, the loop, calibration and routers, against slow walks, simulation and a linear program."
 import hashlib, itertools, pathlib, subprocess, sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 import tabular
 from policies import READINGS, bits, f64, first, fitted_policy, one_line, pi_escalate, quick, tiny_policy, toy_env
@@ -164,6 +165,33 @@ def test_calibration_takes_the_largest_threshold_with_only_safe_ones_below():
         assert np.isclose(mine['cost'], c.cost)
         safe = grid[grid < (unsafe[0] if len(unsafe) else 2.)]
         assert np.isclose(env.deploy(policy, safe[-1])['miss'].mean(), c.miss), 'nor is there a larger one'
+
+@given(st.integers(1, 40), st.floats(.05, 3.), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_one_sort_is_deploying_at_every_threshold(n, spread, seed):
+    "Also exactly at a value of pi, where the state escalates."
+    env = TableEnv(toy_table(n, seed=seed), ('score_logit', 'index', 'final'))
+    policy, r = fitted_policy(env, seed % 100, spread), np.random.default_rng(seed)
+    pi = policy(env.x[env.inside])[:, 1].exp().detach().numpy()
+    kappas = np.r_[0., 1., r.random(5), r.choice(pi, 5)]
+    curve = env.risk_curve(policy, kappas)
+    want = [env.deploy(policy, kappa) for kappa in kappas]
+    for k in curve: assert np.allclose(curve[k], [w[k].mean() for w in want], rtol=1e-12, atol=1e-12)
+
+@pytest.mark.filterwarnings('ignore:no threshold keeps the bound')
+def test_a_sweep_is_one_calibration_per_alpha(tmp_path):
+    env, held_out = toy_env(100), toy_env(200, 'calibration')
+    s, alphas = Policy(alpha=.1, steps=3, hidden=(4,), estimator='exact', batch=None), (.05, .2)
+    config = fit(env, held_out, tmp_path, s, 0, alphas=alphas, key='x')
+    policy = load_policy(tmp_path)
+    path = threshold_path(policy, env)
+    for found, alpha in zip(config['sweep'], (.05, .1, .2), strict=True):
+        assert found == dict(alpha=alpha) | asdict(calibrate(policy, held_out, alpha, path=path))
+    own = config['sweep'][1]
+    assert config['calibration'] == {k: v for k, v in own.items() if k != 'alpha'} and config['kappa'] == own['kappa']
+    kappas = [[path.tolist().index(found['kappa'])] for found in config['sweep']]
+    assert kappas == sorted(kappas), 'more misses allowed: further along the path'
+    assert fit(env, held_out, tmp_path, s, 0, alphas=alphas, key='x') == config
 
 def test_calibration_does_not_jump_over_unsafecandidate_thresholds():
     """Here escalating after the second step goes wrong, after the first or the third one it does not: safe,

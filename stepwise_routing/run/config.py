@@ -78,7 +78,6 @@ class Policy(Section):
     gamma: float = 1.                 # discount
     delta: float = .01                # trust region (eq. 4)
     damping: float = .1               # of the Fisher matrix
-    cg_iters: int = 15                # conjugate gradients
     steps: int = 1000                 # policy steps
     batch: int|None = 5               # problems a step; None: all
     estimator: str = 'sampled'        # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
@@ -92,10 +91,9 @@ class Policy(Section):
 # %% ../../nbs/run/config.ipynb #sweep
 class Sweep(Section):
     "Which policies a run trains."
-    alphas: tuple = (.05, .15)        # besides policy.alpha: the curve of accuracy against cost
-    seeds: int = 2                    # policies at policy.alpha, open setting
-    other_seeds: int = 1              # policies at every other value
-    api_seeds: int = 1                # policies at policy.alpha, API setting
+    alphas: tuple = (.05, .15)        # calibrated for these besides policy.alpha: the curve of accuracy against cost
+    seeds: int = 2                    # policies a variant, open setting
+    api_seeds: int = 1                # the same, API setting
     ablations: bool = True            # also one policy per design choice, at policy.alpha
     ablation_seeds: int = 1           # policies of each
     most_steps: int = 20              # cap on the steps of an ablation

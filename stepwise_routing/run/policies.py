@@ -27,6 +27,7 @@ class Job:
     features: tuple   # what the policy sees
     s: Policy         # how it is trained
     seed: int         # of its weights, batches and actions
+    alphas: tuple = () # calibrated for these besides s.alpha
     def folder(self, root): return Path(root)/self.variant/f'alpha{self.s.alpha:g}-seed{self.seed}'
 
 # %% ../../nbs/run/policies.ipynb #variants
@@ -46,12 +47,11 @@ def _ablation(name, config, seed): # key of `ABLATIONS`
     return Job(f'ablation-{name}', 'regenerate', features, s, seed)
 
 def planned(setting): # -> `Job`s
-    "The policies of a setting: every variant, alpha and seed; of the open one also ablations and per-step policies."
+    "The policies of a setting: every variant and seed; of the open one also ablations and per-step policies."
     config, sweep, is_open = setting.run.config, setting.run.config.sweep, setting.name == 'open'
     s, first, n = config.policy, config.seed, sweep.per_step_problems
-    main, others = (sweep.seeds, sweep.other_seeds) if is_open else (sweep.api_seeds, 1)
-    jobs = [Job(variant, *options, replace(s, alpha=alpha), first + i) for variant, options in VARIANTS.items()
-            for alpha in sorted({*sweep.alphas, s.alpha}) for i in range(main if alpha == s.alpha else others)]
+    seeds = range(first, first + (sweep.seeds if is_open else sweep.api_seeds))
+    jobs = [Job(variant, *options, s, seed, sweep.alphas) for variant, options in VARIANTS.items() for seed in seeds]
     if is_open and sweep.ablations:
         jobs += [_ablation(name, config, first + i) for name in ABLATIONS for i in range(sweep.ablation_seeds)]
     if is_open and sweep.per_step:
@@ -80,7 +80,7 @@ def fit_job(setting, benchmark, job, tree=None): # `RoutingTree` to walk; None: 
     inputs = [[digest(setting.files.outcomes(benchmark, split).read_bytes().hex()) for split in splits]]
     if tree: envs, inputs = _walked(setting, tree, *envs)
     folder, key = job.folder(setting.store/'policies'/benchmark), training_key(*inputs, setting.unit, asdict(job))
-    config = fit(*envs, folder, job.s, job.seed, key=key, variant=job.variant, benchmark=benchmark,
+    config = fit(*envs, folder, job.s, job.seed, alphas=job.alphas, key=key, variant=job.variant, benchmark=benchmark,
                  params=table.params, unit=setting.unit)
     shutil.copytree(folder, job.folder(setting.files.policies(benchmark)), dirs_exist_ok=True)
     return config
@@ -91,14 +91,21 @@ def left_out(setting, benchmark): # str; None where a policy can be trained
     try: TableEnv(setting.table(benchmark, 'train'), unit=setting.unit)
     except ValueError as e: return str(e)
 
+def _work(setting, benchmark, job): # steps times problems, and what a step takes anyhow
+    n = len(setting.table(benchmark, 'train'))
+    return job.s.steps*(100 + min(job.s.batch or n, n))
+
 def fit_tables(run): # `Run` with outcome tables -> config.json of each policy
     "Train every policy that outcome tables can train, side by side; each is on disk when it is done."
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, parallel_config
     from tqdm.auto import tqdm
     jobs = [(s, b, job) for s in run.settings for b in s.benchmarks if not left_out(s, b)
             for job in planned(s) if job.variant not in PER_STEP]
-    done = Parallel(run.config.sweep.workers, return_as='generator')(delayed(fit_job)(*job) for job in jobs)
-    return list(tqdm(done, 'policies', len(jobs), disable=None))
+    order = sorted(range(len(jobs)), key=lambda i: -_work(*jobs[i]))
+    with parallel_config('loky', inner_max_num_threads=1):
+        done = Parallel(run.config.sweep.workers, return_as='generator')(delayed(fit_job)(*jobs[i]) for i in order)
+        configs = dict(zip(order, tqdm(done, 'policies', len(jobs), disable=None)))
+    return [configs[i] for i in range(len(jobs))]
 
 # %% ../../nbs/run/policies.ipynb #fit-trees
 def fit_trees(run): # `Run` with outcome tables of its open setting -> config.json of each policy
@@ -113,12 +120,12 @@ def fit_trees(run): # `Run` with outcome tables of its open setting -> config.js
     return configs
 
 # %% ../../nbs/run/policies.ipynb #calibration-table
-def calibration_table(configs, alpha): # of `fit_tables` and `fit_trees` -> data frame by unit, benchmark and variant
-    "What calibration found for every variant at alpha, means over the seeds."
+def calibration_table(configs): # of `fit_tables` and `fit_trees` -> data frame by unit, benchmark, variant and alpha
+    "What calibration found for every variant, means over the seeds."
     import pandas as pd
-    rows = [c | c['calibration'] for c in configs if c['alpha'] == alpha and not c['variant'].startswith('ablation')]
+    rows = [c | found for c in configs for found in c['sweep'] if not c['variant'].startswith('ablation')]
     if not rows: return 'No policies: there is nothing to learn from.'
-    groups = pd.DataFrame(rows).groupby(['unit', 'benchmark', 'variant'], sort=False)
+    groups = pd.DataFrame(rows).groupby(['unit', 'benchmark', 'variant', 'alpha'], sort=False)
     return groups[['kappa', 'miss', 'bound', 'met', 'accuracy', 'cost']].mean().round(3)
 
 def trained_setting(run): # (`Setting`, its benchmarks that have policies)
@@ -126,9 +133,8 @@ def trained_setting(run): # (`Setting`, its benchmarks that have policies)
     every = [(s, [b for b in s.benchmarks if s.files.policies(b).is_dir()]) for s in run.settings]
     return next((pair for pair in every if pair[1]), (Setting(run, 'open'), []))
 
-def _folders(setting, benchmark, variant): # of the policies at policy.alpha, one a seed
-    jobs = [j for j in planned(setting) if (j.variant, j.s.alpha) == (variant, setting.run.config.policy.alpha)]
-    return [j.folder(setting.files.policies(benchmark)) for j in jobs]
+def _folders(setting, benchmark, variant): # of the policies, one a seed
+    return [j.folder(setting.files.policies(benchmark)) for j in planned(setting) if j.variant == variant]
 
 # %% ../../nbs/run/policies.ipynb #draw-training
 def draw_training(axes, setting, benchmarks): # axes [2, 3]: variant; cost, coverage, kappa; at most three benchmarks

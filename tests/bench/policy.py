@@ -14,7 +14,8 @@ from stepwise_routing.policy import decider, policy_inputs
 from stepwise_routing.run.config import Policy
 from stepwise_routing.training import train
 
-PARTS = 'sample', 'exact_estimate', 'sampled_estimate', 'critic_step', 'fisher_rows', 'cpo_direction', 'line_search'
+PARTS = ('sample', 'exact_estimate', 'sampled_estimate', 'critic_step', 'fisher_blocks', 'fisher_solver',
+         'cpo_direction', 'line_search', 'deploy')
 
 def training(env, steps=200):
     "ms a step, and the share of the parts, per setting."
