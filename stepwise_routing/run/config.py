@@ -137,8 +137,8 @@ class Config(Section):
 RANGES = dict( # of numbers and their tuples; whole numbers without an entry start at 1
     kappa='[0, .5]', gamma='[0, 1]', grader_memory='(0, 1]', memory_shares='(0, 1]', hidden='[1, inf)',
     **dict.fromkeys('alpha alphas p_escalate'.split(), '(0, 1)'),
-    **dict.fromkeys('kappa_step rho_bar v_rho_bar c_bar delta lr temp'.split(), '(0, inf)'),
-    **dict.fromkeys('kappa_decay damping max_cents ray_gpus seed'.split(), '[0, inf)'))
+    **dict.fromkeys('kappa_step rho_bar v_rho_bar c_bar delta damping lr temp'.split(), '(0, inf)'),
+    **dict.fromkeys('kappa_decay max_cents ray_gpus seed'.split(), '[0, inf)'))
 CHOICES = dict(engine=('local', 'ray'), sign=('corrected', 'printed'), estimator=('sampled', 'exact'),
                constraint=('joint', 'union'), asking_thresholds=('chosen', 'all'), walk_thresholds=('chosen', 'all'))
 

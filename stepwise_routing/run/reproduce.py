@@ -203,7 +203,8 @@ def sole_runner(store):
     from stepwise_routing.run.store import one_writer
     store.mkdir(parents=True, exist_ok=True)
     threads = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
-    os.environ.update({**threads, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'})
+    memory = dict(MALLOC_MMAP_THRESHOLD_='33554432', MALLOC_TRIM_THRESHOLD_='1073741824') # Linux: reuse what was freed
+    os.environ.update({**threads, **memory, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'})
     try: lock = one_writer(store)
     except BlockingIOError:
         raise RuntimeError(f'another run of profile {store.name} is going on: wait for it') from None
