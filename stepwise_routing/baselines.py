@@ -13,6 +13,7 @@ import csv, io
 from collections import namedtuple
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import groupby
 import numpy as np
 from fastcore.basics import patch
@@ -264,7 +265,7 @@ def save_case(case:Case):
 
 # %% ../nbs/04_baselines.ipynb #walk-run
 def _walk_part(s, benchmarks):
-    import stepwise_routing.models.names, stepwise_routing.models.xverify # give a `Setting` its `open` and `grader`
+    for module in ('models.xverify', 'baselines'): import_module(f'stepwise_routing.{module}') # `Setting`'s methods
     cases = [replay_case(s, b) for b in benchmarks]
     with s.grader() as grade, reward_model(s.run) as prm, s.open() as backends:
         for case in cases:

@@ -10,6 +10,7 @@ __all__ = ['VERSION', 'UnderWay', 'RoutingTree', 'State', 'bill_call', 'Walk', '
 import asyncio, inspect, json
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from fastcore.basics import patch
 from .core import READINGS, Call, ModelSpec, Problem, Trajectory, one_of
 from .core import edge_seed, extract_boxed, gather_progress, run_async
@@ -321,7 +322,7 @@ def side_by_side(run, work, desc:str)->list: # work(setting, benchmarks) -> a re
 
 # %% ../nbs/02_rollouts.ipynb #draw-all
 def _draw_part(s, benchmarks):
-    import stepwise_routing.models.names # gives a `Setting` its `open`, in a new process too
+    for module in ('models.names', 'rollouts'): import_module(f'stepwise_routing.{module}') # give a `Setting` its methods
     with s.open() as backends: return [draw_edges(s, b, backends) for b in benchmarks]
 
 def draw_all(run)->list: # a dict as of `draw_edges` per setting and benchmark
