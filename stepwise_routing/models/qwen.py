@@ -85,9 +85,9 @@ def attention(D):
     "The attention of one token after the other, each over the blocks of its own row."
     score, collect = _kernels(D)
     @njit(**_NUMBA)
-    def attend(q, K, V, table, rows, lengths, s, power, bits, out): # s [query heads of a key head, position]
+    def attend(q, K, V, table, rows, lengths, order, s, power, bits, out): # s [query heads of a key head, position]
         heads = q.shape[1]//K.shape[1]
-        for i in range(len(q)):
+        for i in order: # tokens that share blocks one after the other, while these are near
             n, blocks = lengths[i], table[rows[i]]
             used = (n + BLOCK - 1)//BLOCK
             for g in range(K.shape[1]):
@@ -278,7 +278,8 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
             first = min(skip + len(more), len(x) - self.least)
             x, q, places, at = x[first:], q[first:], places[first:], at[first:]
         o = np.empty_like(q)
-        self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, self.scores, self.power, self.bits, o)
+        order = np.argsort(b.table[places, 0], kind='stable')
+        self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, order, self.scores, self.power, self.bits, o)
         x = x + F.linear(torch.from_numpy(o).flatten(1), out)
         gate, y = F.linear(self.norm(x, norm_2), up).chunk(2, -1)
         x = x + F.linear(F.silu(gate)*y, down)
