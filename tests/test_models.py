@@ -167,6 +167,20 @@ def test_steps_survive_float32_and_decode_to_their_text(alone, engines):
             assert engines[0].text.parse(s.ids)[0] == s.text and len(s.ends) == len(s.ids) and s.ends[-1] == len(s.text)
             assert all('\n\n' not in s.text and s.text == s.text.strip() for s in steps)
 
+def test_no_block_is_lost(problems, alone):
+    backend = TransformersBackend(micro_path('small'), max_tokens=60, context=400, batch_size=5)
+    async def go():
+        tasks = [asyncio.create_task(one_by_one(backend, p, s)) for s in range(2) for p in problems]
+        await asyncio.sleep(0)
+        for t in tasks[::3]: t.cancel() # some give up
+        return await asyncio.gather(*tasks, return_exceptions=True)
+    got, known = run_async(go()), [alone[p.id, s] for s in range(2) for p in problems]
+    assert all(a == b for a, b in zip(got, known) if isinstance(a, tuple)) and sum(isinstance(a, tuple) for a in got) == 8
+    blocks, prefixes = backend.engine.forward.blocks, backend.engine.prefixes
+    assert not blocks.used.any() and prefixes.entries
+    for number in list(prefixes.entries): prefixes.remove(number)
+    assert not blocks.owners.any() and sorted(blocks.free) == list(range(len(blocks.owners))) and prefixes.used == 0
+
 def test_one_large_and_one_small_model_in_one_loop(problems, alone, engines):
     large = TransformersBackend(micro_path('large'), index=1, max_tokens=60)
     done = []
