@@ -133,6 +133,7 @@ def kernel_model(folder, dtype=None): # a `QwenFolder`
     from stepwise_routing.models.qwen import QwenFolder, fits
     if not folder or dtype not in (None, 'float32') or torch.cuda.is_available(): return None
     with loading(f'model {str(folder)!r} does not load'):
+        folder = Path(folder)
         if fits(json.loads((folder/'config.json').read_text('utf-8'))) and any(folder.glob('*.safetensors')):
             return QwenFolder(folder)
 
