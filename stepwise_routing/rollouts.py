@@ -322,7 +322,7 @@ def side_by_side(run, work, desc:str)->list: # work(setting, benchmarks) -> a re
 
 # %% ../nbs/02_rollouts.ipynb #draw-all
 def _draw_part(s, benchmarks):
-    for module in ('models.names', 'rollouts'): import_module(f'stepwise_routing.{module}') # give a `Setting` its methods
+    for module in ('models.names', 'rollouts'): import_module(f'stepwise_routing.{module}') # `Setting`'s methods
     with s.open() as backends: return [draw_edges(s, b, backends) for b in benchmarks]
 
 def draw_all(run)->list: # a dict as of `draw_edges` per setting and benchmark
