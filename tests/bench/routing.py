@@ -108,7 +108,7 @@ def routed(models, problems, router):
     "A routed run with a new store: its walks, the steps that were written, and its clock."
     settings = tree_settings(problems[0].benchmark, models)
     with TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.db', settings) as store:
-        with Clock(models) as clock: walks = walk(problems, router, RoutingTree(models, store), progress=False)
+        with Clock(models) as clock: walks = walk(problems, router, RoutingTree(models, store))
         return walks, edges_of(store), clock
 
 def rsd_walk(models, prm, problems, threshold):
@@ -117,7 +117,7 @@ def rsd_walk(models, prm, problems, threshold):
     with (TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.db', tree_settings(benchmark, models)) as store,
           RolloutStore(f'{tmp}/rewards.db', asking_settings(benchmark, prm)) as rewards):
         with Clock([*models, prm]) as clock:
-            walks = walk(problems, RSD(rewards, prm, threshold), RoutingTree(models, store), progress=False)
+            walks = walk(problems, RSD(rewards, prm, threshold), RoutingTree(models, store))
         return [w.steps for w in walks], edges_of(store), clock
 
 async def rounds(models, prm, problems, threshold, max_steps=30):
