@@ -310,14 +310,19 @@ def side_by_side(run, work, desc:str)->list: # work(setting, benchmarks) -> a re
     jobs = [(s, part) for s in run.settings for part in parts(s)]
     if workers == 1: return [x for job in jobs for x in work(*job)]
     from joblib import Parallel, delayed
+    from joblib.externals.loky import get_reusable_executor
     from tqdm.auto import tqdm
     sizes = [sum(len(s.problems(b, split)) for b in part for split in SPLITS) for s, part in jobs]
     order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i)) # of equal ones the last: benchmarks get harder
     todo, done = (delayed(_numbered)(i, work, *jobs[i]) for i in order), {}
     with tqdm(total=sum(sizes), desc=desc, unit='problem', disable=None) as bar:
-        for i, results in Parallel(workers, return_as='generator_unordered', batch_size=1)(todo):
-            done[i] = results
-            bar.update(sizes[i])
+        try:
+            for i, results in Parallel(workers, return_as='generator_unordered', batch_size=1)(todo):
+                done[i] = results
+                bar.update(sizes[i])
+        except BaseException: # no process stays behind
+            get_reusable_executor().shutdown(kill_workers=True)
+            raise
     return [x for i in range(len(jobs)) for x in done[i]]
 
 # %% ../nbs/02_rollouts.ipynb #draw-all

@@ -198,7 +198,8 @@ def test_a_reply_that_is_no_verdict_is_wrong_and_counted(tmp_path):
                 with open_grader(f'xverify:{server.url}#judge', template=JUDGE_TEMPLATE,
                                  ledger=tmp_path/'v.db') as grade:
                     assert dict(grade_pairs(grade, PAIRS)) == expected
-            assert len(w) == 1 and len(grade.unread) == 14 and len(server.seen) == len(PAIRS)
+            assert sum('no verdict' in str(x.message) for x in w) == 1 # beside what a garbage collection may say
+            assert len(grade.unread) == 14 and len(server.seen) == len(PAIRS)
             assert {k for k in grade.unread} == {k for k in expected if len(k[1]) == 1}
 
 def test_an_empty_reply_is_no_verdict():
