@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from fastcore.basics import patch
 from ..core import Step
-from .base import Request, confidences, five_digits, uniforms
+from .base import Request, five_digits, uniforms
 
 # %% ../../nbs/models/engine.ipynb #forward
 class Forward(Protocol):

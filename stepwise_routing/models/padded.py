@@ -80,23 +80,21 @@ def check(self:PaddedModel, rows):
 # %% ../../nbs/models/padded.ipynb #spread
 def _batches(lengths, most):
     "Cut rows into batches, lists of indices, of similar lengths: little padding, `most` tokens with it."
-    batch, order = [], np.argsort(lengths, kind='stable')[::-1]
-    for i in order:
-        longest = lengths[batch[0]] if batch else 0
-        if batch and (lengths[i] < .7 * longest - 4 or (len(batch) + 1) * longest > most):
-            yield batch
-            batch = []
-        batch.append(int(i))
-    if batch: yield batch
+    order = np.argsort(lengths, kind='stable')[::-1].tolist()
+    while order:
+        longest = lengths[order[0]]
+        batch = [i for i in order[:max(most // longest, 1)] if lengths[i] >= .7 * longest - 4]
+        yield batch
+        order = order[len(batch):]
 
 @patch
 def spread(self:PaddedModel, places, tokens, starts, **more):
-    "Logits of one pass over token lists of several lengths, each from its own start, and which of them are real."
+    "Logits of one pass over token lists of several lengths, each from its own start."
     at = np.arange(max(map(len, tokens)))[None].repeat(len(tokens), 0)
     real = at < np.array([len(t) for t in tokens])[:, None]
     ids = np.zeros(at.shape, int)
     ids[real] = np.concatenate(tokens)
-    return self.pass_over(ids, (at + np.array(starts)[:, None]) * real, list(places), real, **more), real
+    return self.pass_over(ids, (at + np.array(starts)[:, None]) * real, list(places), real, **more)
 
 # %% ../../nbs/models/padded.ipynb #feed
 @patch
@@ -114,7 +112,7 @@ def logits(self:PaddedModel, places, tokens, starts):
     self.flush()
     out, lengths = [None] * len(tokens), [len(t) for t in tokens]
     for batch in _batches(lengths, max(1, (1 << 24) // self.model.config.vocab_size)):
-        z, _ = self.spread(*([column[i] for i in batch] for column in (places, tokens, starts)))
+        z = self.spread(*([column[i] for i in batch] for column in (places, tokens, starts)))
         for i, row in zip(batch, z): out[i] = row[:lengths[i]]
     return self.torch.cat(out)
 

@@ -37,7 +37,7 @@ def shown_confidences(
 # %% ../../nbs/models/vllm.ipynb #server-options
 @dataclass(frozen=True)
 class VLLMOptions(LocalOptions):
-    "How a model runs on vLLM and is asked: as in our own engine (but for `device` and `prefix_mib`), and more."
+    "How a model runs on vLLM and is asked: as in our own engine (but for `prefix_mib`), and more."
     top: int = 20           # likeliest tokens that are looked at; the vocabulary's size makes `prob` exact
     memory: float = .9      # share of the GPU's memory, weights included
     logits: bool = True     # show raw logits, as `VLLMBackend` needs; False: log-probabilities, for `OpenAIBackend`
@@ -193,7 +193,7 @@ def open_text(self:VLLMBackend, model, name, revision):
     with torch.device('meta'): net = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     with contextlib.suppress(OSError): net.generation_config = GenerationConfig.from_pretrained(folder)
     hf = load_tokenizer(str(folder))
-    eos = dict.fromkeys([*listify(hf.eos_token_id), *listify(net.generation_config.eos_token_id)])
+    eos = [*listify(hf.eos_token_id), *listify(net.generation_config.eos_token_id)]
     self.text = StepTokenizer(hf, eos, net.config.vocab_size)
     self.spec = ModelSpec(name or Path(model).name, net.num_parameters())
     self.top = min(self.options.top, self.text.vocab)
