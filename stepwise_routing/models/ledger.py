@@ -35,7 +35,6 @@ class Ledger(Database):
 
     @property
     def spent(self): return self.units/CENT # US cents, earlier runs and unknown bills included
-    def start(self): return self.loop
 
 # %% ../../nbs/models/ledger.ipynb #ledger-read
 @patch

@@ -84,7 +84,6 @@ class XVerify:
         self.template, self.workers = _template(template), workers
         self.unread = {} # replies that are no verdict, by (problem id, answer)
         self.judge = OpenAIBackend(model, ledger=ledger, concurrency=workers, **limits)
-        self.judge.ledger.start() # here, so that threads do not race to start it
 
     def __call__(self, problem, answer):
         "Is the answer right?"
