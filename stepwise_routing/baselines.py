@@ -143,7 +143,7 @@ class Walker:
 SEED_COLUMNS = (*COLUMNS, 'seed') # of the rows of single policies
 
 def at_points(policies, alpha:float=.02, shown='all')->dict:
-    "The `SavedPolicy`s of one variant as a method, see `at_thresholds`: their own kappas, and, for \"all\", their sweeps."
+    "The `SavedPolicy`s of one variant as a method, see `at_thresholds`: own kappas and, for \"all\", sweeps."
     sweeps = zip(*(p.sweep for p in policies)) if shown == 'all' else ()
     points = {i: [p.router.at(k) for p, k in zip(policies, kappas)] for i, kappas in enumerate(sweeps, 1)}
     return {alpha: [p.router for p in policies]} | points

@@ -453,7 +453,8 @@ def test_saved_policies_are_routers(trained):
         ('Ours (per step)', 'per_step', 'append', False)]
     for p in policies[:4]:
         o, policy = replay(p.router, table), p.router.policy
-        want = TableEnv(table, policy.features, p.router.on_escalate, scaler=policy.scaler).deploy(policy, p.router.kappa)
+        env = TableEnv(table, policy.features, p.router.on_escalate, scaler=policy.scaler)
+        want = env.deploy(policy, p.router.kappa)
         assert (o['correct'] == np.asarray(want['right'])).all() and 0 < (o['large_tokens'] > 0).mean() < 1
     assert load_policies(setting(trained), 'other') == [] and load_policies(setting(trained/'none'), 'toy') == []
 
