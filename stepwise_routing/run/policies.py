@@ -136,7 +136,7 @@ def calibration_table(configs): # of `fit_tables` and `fit_trees` -> data frame 
     rows = [c | c[found] for c in configs for found in ('calibration', 'bounded')]
     if not rows: return 'No policies: there is nothing to learn from.'
     groups = pd.DataFrame(rows).groupby(['unit', 'benchmark', 'variant', 'target'], sort=False)
-    return groups[['kappa', 'online', 'cost', 'accuracy', 'large', 'miss', 'bound', 'met', 'least']].mean().round(3)
+    return groups[['online', 'cost', 'accuracy', 'large', 'miss', 'bound', 'met', 'least']].mean().round(3)
 
 def trained_setting(run): # (`Setting`, its benchmarks that have policies)
     "The first setting of a run that has policies."
