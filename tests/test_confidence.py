@@ -95,7 +95,7 @@ def test_observe():
     obs = observe([steps[0], replace(steps[1], model=1)])
     assert FEATURES == ('score_logit', 'score_prob', 'index', 'length', 'final', 'model', 'first_entropy')
     np.testing.assert_allclose(obs, [[3, .5, 0, 3, 0, 0, np.nan], [4, .6, 1, 4, 1, 1, np.nan]])
-    assert observe([]).shape == (0, 6)
+    assert observe([]).shape == (0, 7)
 
 # ---------------------------------------------------------------- standardising
 @given(st.lists(st.tuples(*[st.floats(-1e3, 1e3)]*3), min_size=1, max_size=30))
@@ -120,7 +120,7 @@ def brute(scores, labels):
     return np.mean(wins)
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40)
+@given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=2, max_size=40)
        .filter(lambda x: len({b for _, b in x}) == 2))
 def test_auroc_is_the_share_of_pairs_in_order(items):
     scores, labels = zip(*items)
