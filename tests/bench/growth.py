@@ -1,7 +1,7 @@
 """How does cost grow? `python tests/bench/growth.py [--problems 250 500 1000 2000 4000]`
 
-Drawing all rollouts of micro-gsm problems and reading their outcome table, in a fresh store each time: processor seconds of
-this process, bytes of the store, peak memory, each also per problem; and walks of a random router over two and three
+Drawing all rollouts of micro-gsm problems and reading their outcome table, in a fresh store each time: processor seconds
+of this process, bytes of the store, peak memory, each also per problem; and walks of a random router over two and three
 models (the third is the large one again). Linear growth is a constant column per problem."""
 import argparse, resource, time
 from pathlib import Path
@@ -16,14 +16,15 @@ from stepwise_routing.rollouts import RoutingTree, collect_rollouts, walk
 from stepwise_routing.run.store import RolloutStore, tree_settings
 
 def models(k):
-    return [TransformersBackend(micro_path(('small', 'large')[min(i, 1)]), index=i, name=f'model {i}') for i in range(k)]
+    return [TransformersBackend(micro_path('large' if i else 'small'), index=i, name=f'model {i}') for i in range(k)]
 
 class Coin:
     "Goes on with any model from the current one upwards, by the problem's id and the step."
     name, mode, on_escalate, start = 'coin', 'absorbing', 'append', 0
     def choose(self, states): # an upward move once in four steps
-        at = int(states[0].path[-1])
-        return [min(at + (hash((states[0].problem.id[-6:], len(states[0].path))) % 4 == 0), states[0].n_models - 1)]
+        state, = states
+        up = (sum(map(ord, state.problem.id)) + len(state.path)) % 4 == 0
+        return [min(int(state.path[-1]) + up, state.n_models - 1)]
     escalates = choose
 
 def seconds(call):
