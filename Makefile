@@ -1,6 +1,7 @@
 # make reproduce   install if needed, then from the micro models to tables/ and figures/; what is unchanged is not run again
 # make test        install if needed, then a cold smoke run of the stages, the other notebooks, all tests but the slow ones
 # make ablations   a policy per design choice and per-step policies, to tables/ablations/ and figures/ablations/
+# make bench       speed of the engine, of policy steps, of routed generation, and how cost grows; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
 # make notebooks   re-run all notebooks (micro profile) and store their outputs
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02a_outcomes|03b_training|04_baselines|05_results
 
-.PHONY: reproduce ablations test hooks notebooks
+.PHONY: reproduce ablations bench test hooks notebooks
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
@@ -16,6 +17,9 @@ reproduce: $(STAMP)
 
 ablations: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro-ablations --resume
+
+bench: $(STAMP)
+	for name in engine policy routing growth; do $(BIN)/python tests/bench/$$name.py; done
 
 test: $(STAMP)
 	rm -rf runs/smoke runs/store/smoke

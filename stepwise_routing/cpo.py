@@ -163,8 +163,7 @@ class TableEnv(Environment):
         self.paid = spent[:, :-1]/share                             # for the small steps up to t [problem, step]
         self.cost, self.right = grid[unit]/share, grid['correct']   # [problem, time]; the last column: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
-        again = np.asarray(getattr(table, 'again', ()), float).reshape(len(table), -1) # [problem, draw]
-        self.against = torch.as_tensor(again.mean(1)) if again.size else self.large_right # or the shared one
+        self.against = torch.as_tensor(table.large_again)
         self.miss = 1 - covered(self.right, self.against[:, None])
 
     def fixed_times(self, policy=None): return {k: getattr(self, k).mean(0).numpy() for k in ('miss', 'right', 'cost')}
