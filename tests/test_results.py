@@ -145,7 +145,7 @@ def test_ablations_come_from_their_file(with_ours, run):
     part = load_benchmark(with_ours, 'toy')
     table = ablation_table(part)
     assert table[['method', 'seeds']].values.tolist() == [['Ours', 2], ['Ours (full)', 1], ['short', 2]]
-    assert len(part.receipts) == 6 and load_benchmark(run, 'toy').singles.empty
+    assert len(part.receipts) == 5 and load_benchmark(run, 'toy').singles.empty
     path = with_ours.files.methods('toy', '-ablations')
     text = path.read_text()
     changes = {"has no column 'seed': run nbs/04_baselines.ipynb again": text.replace(',seed\n', ',sede\n'),
