@@ -35,7 +35,8 @@ def coin(seed, kappa, variant='append', e='append', name='Ours', met=True, sweep
     receipt = dict(kappa=kappa, alpha=.02, n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
     return SavedPolicy(variant, seed, RandomRouter(seed, e, name, threshold=kappa), .6, .8, sweep, receipt)
 
-POLICIES = [coin(0, .7, sweep=(.9,)), coin(1, .6, met=False, sweep=(.9,)), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
+POLICIES = [coin(0, .7, sweep=(.9,)), coin(1, .6, met=False, sweep=(.9,)),
+            coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
             *(coin(i, .9, 'ablation-short', name='short') for i in (0, 1))]
 
 def save_policies(s):
