@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VERSION', 'THRESHOLDS', 'GRID_COLUMNS', 'COLUMNS', 'SEED_COLUMNS', 'choose_threshold', 'at_thresholds',
            'mean_outcome', 'Grid', 'grid_search', 'outcome_rows', 'grid_rows', 'save_rows', 'method_rows',
-           'replay_methods', 'Walker', 'at_alphas', 'seed_rows', 'Case', 'replay_case', 'known_walks', 'walk_case',
+           'replay_methods', 'Walker', 'at_points', 'seed_rows', 'Case', 'replay_case', 'known_walks', 'walk_case',
            'reward_model', 'save_case', 'walk_all', 'chosen_frame']
 
 # %% ../nbs/04_baselines.ipynb #imports
@@ -142,20 +142,15 @@ class Walker:
 # %% ../nbs/04_baselines.ipynb #policy-rows
 SEED_COLUMNS = (*COLUMNS, 'seed') # of the rows of single policies
 
-def at_alphas(policies)->dict:
-    "The `SavedPolicy`s of one variant as a method, see `at_thresholds`."
-    return {a: [p.router for p in policies if p.alpha == a] for a in sorted({p.alpha for p in policies})}
+def at_points(policies, alpha:float=.02, shown='all')->dict:
+    "The `SavedPolicy`s of one variant as a method, see `at_thresholds`: their own kappas, and, for \"all\", their sweeps."
+    sweeps = zip(*(p.sweep for p in policies)) if shown == 'all' else ()
+    points = {i: [p.router.at(k) for p, k in zip(policies, kappas)] for i, kappas in enumerate(sweeps, 1)}
+    return {alpha: [p.router for p in policies]} | points
 
 def seed_rows(policies, table, alpha:float=.02, run=replay)->list:
-    "Rows of every policy of a variant for `alpha`, in the order of `SEED_COLUMNS`; ValueError where there is none."
-    trained, rows = at_alphas(policies), []
-    if alpha not in trained:
-        only = ', '.join(f'{a:g}' for a in trained)
-        raise ValueError(f'{table.benchmark}: no policy {policies[0].variant!r} for alpha {alpha:g}, only for {only}: '
-                         f'run nbs/03b_training.ipynb with policy.alpha={alpha:g}')
-    for p in (p for p in policies if p.alpha == alpha):
-        rows += [(*row, p.seed) for row in outcome_rows(p.router, table, run(p.router, table), alpha)]
-    return rows
+    "Rows of every policy of a variant at its own kappa, in the order of `SEED_COLUMNS`."
+    return [(*row, p.seed) for p in policies for row in outcome_rows(p.router, table, run(p.router, table), alpha)]
 
 # %% ../nbs/04_baselines.ipynb #case
 @dataclass
@@ -191,7 +186,7 @@ def add_policies(self:Case, mode, tables, run=replay, shown='all'):
         policies, alpha = list(group), self.rule['alpha']
         if policies[0].router.mode != mode: continue
         self.singles += seed_rows(policies, tables['test'], alpha, run)
-        if not policies[0].is_ablation: self.add(at_alphas(policies), tables, run, shown, alpha)
+        if not policies[0].is_ablation: self.add(at_points(policies, alpha, shown), tables, run, shown, alpha)
 
 # %% ../nbs/04_baselines.ipynb #replay-case
 def replay_case(s:Setting, benchmark:str)->Case:
@@ -235,8 +230,8 @@ def walk_case(case:Case, backends, grade, prm=None):
         run, alpha = Walker(problems, tree), case.rule['alpha']
         methods = [(at_thresholds(r), shown, None) for r, shown in _walking(case, backends, prm, stack.enter_context)]
         ours = [p for p in case.policies if p.router.mode == 'per_step' and s.name == 'open' and b.ours_next]
-        ours_by_alpha = [(at_alphas([p]), b.walk_thresholds, alpha) for p in ours]
-        run.ahead(known_walks(methods + ours_by_alpha))
+        own = [(at_points([p], alpha, b.walk_thresholds), b.walk_thresholds, alpha) for p in ours]
+        run.ahead(known_walks(methods + own))
         for method, shown, _ in methods: case.add(method, tables, run, shown)
         if ours: case.add_policies('per_step', tables, run, b.walk_thresholds)
         if s.name == 'open' and case.benchmark in MICRO:
@@ -256,8 +251,8 @@ def reward_model(run):
 # %% ../nbs/04_baselines.ipynb #save-case
 def save_case(case:Case):
     "Write methods/: results, calibration grids, single seeds (ablations among them), receipts and limits."
-    receipts = [(case.benchmark, p.variant, p.router.name, p.router.on_escalate, p.alpha, p.seed, p.kappa,
-                 *(p.calibration[k] for k in RECEIPT_COLUMNS[7:])) for p in case.policies]
+    receipts = [(case.benchmark, p.variant, p.router.name, p.router.on_escalate, p.calibration['alpha'], p.seed,
+                 *(p.calibration[k] for k in RECEIPT_COLUMNS[6:])) for p in case.policies]
     parts = {'': (case.rows, COLUMNS), '-grid': (grid_rows(case.grids), GRID_COLUMNS),
              '-ablations': (case.singles, SEED_COLUMNS), '-policies': (receipts, RECEIPT_COLUMNS)}
     if case.limits: parts['-limits'] = case.limits, LIMIT_COLUMNS

@@ -272,12 +272,15 @@ POLICY_METHODS = { # variant of chapter 03b -> row of the tables
 class SavedPolicy:
     "A trained policy as a router, and what its calibration found."
     variant: str      # key of `POLICY_METHODS`, or "ablation-..."
-    alpha: float      # the miss rate it is calibrated for
     seed: int         # of its training
-    router: Router    # at its calibrated kappa
-    kappa: float
-    calibration: dict # n, miss, accuracy, bound (on the miss rate), met (is it at most alpha?)
+    router: Router    # at the kappa that keeps the accuracy; at any other one: `router.at(kappa)`
+    online: float     # kappa after the last update of training
+    bound: float      # kappa by the bound on misses
+    sweep: tuple      # kappas at which 0 to all of the chains escalate, evenly
+    calibration: dict # of the router's kappa: target, alpha, n, miss, accuracy, bound, met, ...
 
+    @property
+    def name(self): return self.router.name
     @property
     def is_ablation(self): return self.variant not in POLICY_METHODS
 
@@ -285,26 +288,24 @@ class SavedPolicy:
 RECEIPT_COLUMNS = ('benchmark', 'variant', 'method', 'on_escalate', 'alpha', 'seed', 'kappa', 'n', 'miss', 'accuracy',
                    'bound', 'met')
 
-def _saved_policies(folder, benchmark, models):
-    "The policy of one folder at each alpha of its sweep, if any; errors with the folder's whole path."
+def _saved_policy(folder, benchmark, models):
+    "The policy of one folder; errors with the folder's whole path."
     from stepwise_routing.policy import PolicyRouter, load_policy
     policy, variant = load_policy(folder, models=models), folder.parent.name
     c, method = policy.config, POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
     if (c['benchmark'], c['variant']) != (benchmark, variant):
         raise ValueError(f'{folder} is of {c["benchmark"]}, {c["variant"]}')
     router = PolicyRouter(policy, policy.kappa, c['on_escalate'], method)
-    found = [(e['alpha'], e['kappa'], e) for e in c.get('sweep', ())]
-    return [SavedPolicy(variant, alpha, c['seed'], router.at(kappa), kappa, calibration)
-            for alpha, kappa, calibration in found or [(c['alpha'], policy.kappa, c['calibration'])]]
+    return SavedPolicy(variant, c['seed'], router, c['online'], c['bound'], tuple(c['sweep']), c['calibration'])
 
 def load_policies(s:Setting, benchmark:str)->list:
-    "The `SavedPolicy`s of a run by variant, alpha and seed, if any. ValueError names the one that cannot be used."
+    "The `SavedPolicy`s of a run by variant and seed, if any. ValueError names the one that cannot be used."
     folders, policies = sorted(p for p in s.files.policies(benchmark).glob('*/*') if p.is_dir()), []
     models = s.table(benchmark, 'test').models if folders else ()
     for folder in folders:
-        try: policies += _saved_policies(folder, benchmark, models)
+        try: policies.append(_saved_policy(folder, benchmark, models))
         except (OSError, ValueError, KeyError) as e:
             reason = f'{folder} has no {e} in its config.json' if isinstance(e, KeyError) else str(e)
             name = '/'.join(folder.parts[-4:])
             raise ValueError(f'{reason.replace(str(folder), name)}: run nbs/03b_training.ipynb again') from e
-    return sorted(policies, key=lambda p: (p.variant, p.alpha, p.seed))
+    return sorted(policies, key=lambda p: (p.variant, p.seed))
