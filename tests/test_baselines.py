@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, at_alphas,
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, at_points,
     choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods, save_case,
     save_rows, seed_rows, Walker, at_thresholds, known_walks)
 from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
@@ -380,15 +380,17 @@ def test_knowing_the_steps_is_a_walk_and_drawing_again_is_another_sample(world):
     assert {p for w in again for p in w.path} == {'1'}
 
 # ---- trained policies ----
-SAID = dict(n=40, miss=.01, accuracy=.9, bound=.03, met=False)
+SAID = dict(kappa=.9, alpha=.02, n=40, miss=.01, accuracy=.9, bound=.03, met=False)
 
-def coin(alpha, seed, kappa, variant='append', e='append', name='Ours'):
-    return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name, 1 - kappa), kappa, SAID)
+def coin(seed, kappa, variant='append', e='append', name='Ours', sweep=()):
+    said = SAID | dict(kappa=kappa)
+    return SavedPolicy(variant, seed, RandomRouter(seed, e, name, 1 - kappa), .4, .2, sweep, said)
 
 def test_rows_of_a_policy_are_means_over_its_seeds():
     test, cal = toy_table(50), toy_table(40, 'calibration')
-    policies = [coin(a, i, k) for a, i, k in ((.02, 0, .9), (.02, 3, .7), (.2, 0, .95))]
-    own, singles = at_alphas(policies), seed_rows(policies, test)
+    policies = [coin(0, .9, sweep=(.05,)), coin(3, .7, sweep=(.15,))]
+    own, singles = at_points(policies), seed_rows(policies, test)
+    swept = [replay(p.router.at(p.sweep[0]), test) for p in policies]
     rows, grid = method_rows(own, test, .02), grid_search(own, cal)
     extra = range(len(COLUMNS), len(COLUMNS) + 1)
     def by(rows, *key):
@@ -396,27 +398,25 @@ def test_rows_of_a_policy_are_means_over_its_seeds():
         return np.array([r[7:len(COLUMNS)] for r in own], float)
     assert COLUMNS[-1] == 'cents'
     alone = [replay(p.router, test) for p in policies]
-    for alpha, outcomes in ((.02, alone[:2]), (.2, alone[2:])):
+    for alpha, outcomes in ((.02, alone), (1, swept)):
         known = dict(large_correct=test.correct[:, 0], large_again=test.large_again)
         each = [[(o | known)[k] for k in COLUMNS[7:]] for o in outcomes]
         want = np.mean(each, 0).T
         assert np.allclose(by(rows, alpha), want) and want[:, -1].max() > 0
     for seed, o in ((0, alone[0]), (3, alone[1])): assert (by(singles, .02, seed)[:, 0] == o['correct']).all()
-    assert {r[3] for r in singles} == {.02} and {(r[3], r[4]) for r in rows} == {(.02, 1), (.2, 0)}
-    assert (grid.method, grid.n, grid.thresholds, grid.alpha) == ('Ours', 40, (.02, .2), .02)
-    assert np.isclose(grid.accuracy[1], replay(policies[2].router, cal)['correct'].mean())
+    assert {r[3] for r in singles} == {.02} and {(r[3], r[4]) for r in rows} == {(.02, 1), (1, 0)}
+    assert (grid.method, grid.n, grid.thresholds, grid.alpha) == ('Ours', 40, (.02, 1), .02)
+    assert np.isclose(grid.accuracy[1], np.mean([replay(p.router.at(p.sweep[0]), cal)['correct'] for p in policies]))
     for unit in UNITS:
         grid = grid_search(own, cal, cost=unit)
         mean = np.mean([replay(p.router, cal)[unit].mean() for p in policies[:2]])
         assert grid.unit == unit and np.isclose(grid.cost[0], mean)
     assert method_rows(own, test, .02, shown='chosen') == [r for r in rows if r[4]]
+    assert at_points(policies, .02, 'chosen') == {.02: own[.02]}
 
 def test_policies_choose_nothing_here():
-    test = toy_table(30)
-    line = r"toy: no policy 'append' for alpha 0.05, only for 0.02, 0.2: run nbs/03b_training.ipynb with policy.alpha"
-    with pytest.raises(ValueError, match=line): seed_rows([coin(.02, 0, .9), coin(.2, 0, .9)], test, .05)
     with pytest.raises(ValueError, match='was handed the test split'):
-        grid_search(at_alphas([coin(.02, 0, .9)]), test)
+        grid_search(at_points([coin(0, .9)]), toy_table(30))
 
 def setting(folder): return Run('toy', Config(), folder, folder/'store').settings[0]
 
@@ -438,46 +438,41 @@ def trained(tmp_path_factory):
             policy.save_policy(folder/'policies'/'toy'/variant/f'alpha0.02-seed{seed}', p, pi.median().item() + 1e-9,
                                  alpha=.02, seed=seed, benchmark='toy', variant=variant,
                                  models=('toy small', 'toy large'),
-                                 on_escalate=e, calibration=SAID)
+                                 on_escalate=e, calibration=SAID, online=.3, bound=.1, sweep=(1., .2, 0.))
     train.save(setting(folder).files.outcomes('toy', 'test'))
     return folder
 
 def test_saved_policies_are_routers(trained):
     from stepwise_routing.training import TableEnv
     policies, table = load_policies(setting(trained), 'toy'), toy_table(80)
-    labels = [(p.variant, p.alpha, p.seed) for p in policies]
-    assert labels == [(v, .02, i) for v in ('ablation-short', 'append', 'per_step')
-                                           for i in (0, 1)]
-    assert [(p.router.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in policies[::2]] == [
+    assert [(p.variant, p.seed) for p in policies] == [(v, i) for v in ('ablation-short', 'append', 'per_step')
+                                                       for i in (0, 1)]
+    assert {(p.online, p.bound, p.sweep, *p.calibration.items()) for p in policies} == {
+        (.3, .1, (1., .2, 0.), *SAID.items())}
+    assert [(p.name, p.router.mode, p.router.on_escalate, p.is_ablation) for p in policies[::2]] == [
         ('short', 'absorbing', 'regenerate', True), ('Ours', 'absorbing', 'append', False),
         ('Ours (per step)', 'per_step', 'append', False)]
     for p in policies[:4]:
         o, policy = replay(p.router, table), p.router.policy
-        want = TableEnv(table, policy.features, p.router.on_escalate, scaler=policy.scaler).deploy(policy, p.kappa)
+        want = TableEnv(table, policy.features, p.router.on_escalate, scaler=policy.scaler).deploy(policy, p.router.kappa)
         assert (o['correct'] == np.asarray(want['right'])).all() and 0 < (o['large_tokens'] > 0).mean() < 1
     assert load_policies(setting(trained), 'other') == [] and load_policies(setting(trained/'none'), 'toy') == []
 
-def test_one_policy_gives_its_whole_sweep(trained, tmp_path):
-    "A `SavedPolicy` for each entry of `sweep`: the same network at another kappa; none of the sweep is lost in rows."
-    import json, shutil
-    shutil.copytree(trained, tmp_path/'run')
-    folder = tmp_path/'run'/'policies'/'toy'/'append'/'alpha0.02-seed1'
-    config = json.loads((folder/'config.json').read_text())
-    sweep = [dict(SAID, alpha=a, kappa=k, cost=1., limit=3) for a, k in ((.02, config['kappa']), (.1, .7))]
-    (folder/'config.json').write_text(json.dumps(config | dict(sweep=sweep)))
-    of = [p for p in load_policies(setting(tmp_path/'run'), 'toy') if p.variant == 'append']
-    assert [(p.alpha, p.seed) for p in of] == [(.02, 0), (.02, 1), (.1, 1)]
-    assert of[2].kappa == of[2].router.kappa == .7 and of[2].calibration == sweep[1]
-    assert of[1].router.policy is of[2].router.policy and of[1].kappa == config['kappa']
-    assert {x: len(r) for x, r in at_alphas(of).items()} == {.02: 2, .1: 1}
+def test_a_policy_below_nought_is_the_large_model(trained):
+    "kappa -1: the fallback of the criterion, absorbing and without the small model's first step."
+    test = toy_table(80)
+    for p in load_policies(setting(trained), 'toy'):
+        o = replay(p.router.at(-1.), test)
+        assert (o['correct'] == test.correct[:, 0]).all() and not o['small_tokens'].any()
+        assert (p.router.at(-1.).start, p.router.at(0.).start) == (1, 0)
 
 @pytest.mark.parametrize('name, change, line', [
     ('config.json', lambda b: b[:40], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03b_training.ipynb again'),
     ('config.json', lambda b: None,
      'no config.json in policies/toy/append/alpha0.02-seed1.*: run nbs/03b_training.ipynb again'),
     ('model.safetensors', lambda b: b[:-8], 'policies/toy/append/alpha0.02-seed1 .*: run nbs/03b_training.ipynb again'),
-    ('config.json', lambda b: b.replace(b'"alpha"', b'"alfa"'),
-     "policies/toy/append/alpha0.02-seed1 has no 'alpha' in its config.json: run"),
+    ('config.json', lambda b: b.replace(b'"sweep"', b'"swept"'),
+     "policies/toy/append/alpha0.02-seed1 has no 'sweep' in its config.json: run"),
     ('config.json', lambda b: b.replace(b'"benchmark": "toy"', b'"benchmark": "toys"'),
      'append/alpha0.02-seed1 is of toys, append: run'),
     ('config.json', lambda b: b.replace(b'toy large', b'toy huge'),
@@ -496,9 +491,9 @@ def test_policies_walk_as_they_replay(world):
     "An absorbing policy's walks are its replays; `Walker` and `walk_tables` serve routers of any mode."
     problems, tables, tree = world
     few = {s: problems[s][:25] for s in ('calibration', 'test')}
-    part, policies, run = walk_tables(few, tables), [coin(.02, i, .8) for i in (0, 1)], Walker(few, tree)
+    part, policies, run = walk_tables(few, tables), [coin(i, .8) for i in (0, 1)], Walker(few, tree)
     def found(policies, **run):
-        own = at_alphas(policies)
+        own = at_points(policies)
         return (method_rows(own, part['test'], .02, **run), seed_rows(policies, part['test'], **run),
                 grid_search(own, part['calibration'], **run))
     walked, replayed = found(policies, run=run), found(policies)
@@ -513,9 +508,9 @@ def test_a_case_gathers_its_rows(tmp_path):
     "Absorbing variants leave rows and grids, ablations single rows only, per-step ones nothing before they walk."
     s, tables = setting(tmp_path), {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}
     for split, table in tables.items(): table.save(s.files.outcomes('toy', split))
-    case, per_step = replay_case(s, 'toy'), coin(.02, 0, .9, 'per_step')
+    case, per_step = replay_case(s, 'toy'), coin(0, .9, 'per_step')
     n, grids = len(case.rows), len(case.grids)
-    case.policies = [coin(.02, 0, .9, 'ablation-short', name='short'), coin(.02, 0, .9), coin(.02, 1, .8),
+    case.policies = [coin(0, .9, 'ablation-short', name='short'), coin(0, .9), coin(1, .8),
                      replace(per_step, router=replace(per_step.router, mode='per_step'))]
     case.add_policies('absorbing', tables)
     assert [(r[1], r[-1]) for r in case.singles[::60]] == [('short', 0), ('Ours', 0), ('Ours', 1)]

@@ -30,14 +30,13 @@ def save_methods(s, cost='paper_flops'):
     save_case(case)
     return case
 
-def coin(alpha, seed, kappa, variant='append', e='append', name='Ours', met=True):
+def coin(seed, kappa, variant='append', e='append', name='Ours', met=True):
     "A stand-in for a trained policy."
-    receipt = dict(n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
-    return SavedPolicy(variant, alpha, seed, RandomRouter(seed, e, name, threshold=kappa), kappa, receipt)
+    receipt = dict(kappa=kappa, alpha=.02, n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
+    return SavedPolicy(variant, seed, RandomRouter(seed, e, name, threshold=kappa), .6, .8, (.9,), receipt)
 
-POLICIES = [coin(.02, 0, .7), coin(.02, 1, .6, met=False), coin(.2, 0, .9),
-            coin(.02, 0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
-            *(coin(.02, i, .9, 'ablation-short', name='short') for i in (0, 1))]
+POLICIES = [coin(0, .7), coin(1, .6, met=False), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
+            *(coin(i, .9, 'ablation-short', name='short') for i in (0, 1))]
 
 def save_policies(s):
     "The same with policies: four of Ours, one of its variant, two of an ablation."
