@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'METHOD_STYLE', 'REWRITES', 'ABLATED', 'resamples', 'with_intervals', 'Means', 'resampled', 'evaluate',
-           'method_label', 'method_rank', 'with_calibration', 'ablation_table', 'cost_unit', 'BenchmarkResults',
-           'load_benchmark', 'SettingResults', 'load_run', 'headline']
+           'method_label', 'style_of', 'method_rank', 'with_calibration', 'ablation_table', 'cost_unit',
+           'BenchmarkResults', 'load_benchmark', 'SettingResults', 'load_run', 'headline']
 
 # %% ../nbs/05_results.ipynb #imports
 from dataclasses import dataclass
@@ -117,8 +117,8 @@ METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, ext
     'Small only': ('#404040', 's', 'small', '--', ''),
     'Large only': ('#404040', 'D', 'large', '--', ''),
     'Random': (_GREY, 'x', 'random', '--', ''),
-    'Bare threshold (probability)': ('#c1272d', 'd', 'bare probability', 'no', 'Bare threshold'),
-    'Bare threshold (logit)': ('#c1272d', '8', 'bare logit', 'no', 'Bare threshold'),
+    'Bare threshold (probability)': ('#c1272d', 'd', 'bare probability', 'no', 'Bare threshold (probability)'),
+    'Bare threshold (logit)': (_GREY, '8', 'bare logit', 'no', 'Bare threshold (logit)'),
     'SpecReason (greedy)': ('#004d40', 'v', 'SpecReason greedy', 'no', 'SpecReason'),
     'SpecReason (expected)': ('#004d40', 'v', 'SpecReason', 'no', 'SpecReason'),
     'RSD': ('#7a3e9d', '^', 'RSD', 'yes', 'RSD'),
@@ -140,9 +140,12 @@ REWRITES = ('SpecReason (greedy)', 'SpecReason (expected)', 'RSD') # they know n
 # %% ../nbs/05_results.ipynb #method-label
 def method_label(method, on_escalate):
     "Name of a row; the paper's reading (append) goes without saying, and so does the only one a method has."
-    note = ', in hindsight'*(method == 'Oracle')
+    note = {'Random': ', at the cost of STEER (rest)', 'Oracle': ', in hindsight'}.get(method, '')
     if on_escalate == 'regenerate' and method not in REWRITES: note += ', regenerate'
     return method + note
+
+def style_of(method): # of `METHOD_STYLE`, or plain
+    return METHOD_STYLE.get(method, dict(color=_GREY, marker='.', label=method, external='no', family=''))
 
 def method_rank(method):
     "Place of a method in every table; what `METHOD_STYLE` does not have comes last."
@@ -234,7 +237,7 @@ def headline(r)->dict: # family -> (method, on_escalate), in the order of tables
     chosen = r.results.query('chosen == 1').dropna(subset='calibration_cost_share')
     cost = chosen.groupby(['method', 'on_escalate'])['calibration_cost_share'].mean().to_dict()
     rows = sorted(cost, key=lambda row: (method_rank(row[0]), row[1]))
-    family = {row: METHOD_STYLE.get(row[0], dict(family=''))['family'] for row in rows}
+    family = {row: style_of(row[0])['family'] for row in rows}
     best = {f: min((row for row in rows if family[row] == f), key=cost.get) for f in family.values() if f}
     own = 'Ours', 'append'
     if own in cost and best['Ours'] != own: best |= {'Ours': own, 'Ours, best': best['Ours']}

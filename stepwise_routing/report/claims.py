@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .gains import comparisons, metrics
 from .tables import paper_rows
 from .writer import Report, interval_table, markdown, save_table
-from ..results import METHOD_STYLE, headline
+from ..results import headline, style_of
 
 # %% ../../nbs/report/claims.ipynb #facts
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Facts:
         return frame[keep].to_dict('records')
     def own(self, setting, word='', **columns):
         "Of ours, at its chosen setting where nothing else is asked for."
+        if setting not in self.rows: return []
         method, on_escalate = self.rows[setting]
         columns = dict(chosen=1, method=method, on_escalate=on_escalate) | columns
-        return self.pick(self.results, setting, word, **columns) if setting in self.rows else []
+        return self.pick(self.results, setting, word, **columns)
     def against(self, setting, family, word=''):
         if setting not in self.rows: return []
         method, on_escalate = self.rows[setting]
@@ -46,7 +47,7 @@ def collect_facts(results)->dict: # of `load_run`; "ours", "best" -> `Facts` of 
     import pandas as pd
     def every(make): return pd.concat([make(r).assign(setting=name) for name, r in results.items()], ignore_index=True)
     pairs, families = every(comparisons), {name: headline(r) for name, r in results.items()}
-    pairs['family'] = [METHOD_STYLE[m]['family'] for m in pairs.get('other', ())]
+    pairs['family'] = [style_of(m)['family'] for m in pairs.get('other', ())]
     frames = every(lambda r: r.results), pairs, every(lambda r: r.whole(metrics))
     own = {name: f['Ours'] for name, f in families.items() if 'Ours' in f}
     best = {name: families[name].get('Ours, best', row) for name, row in own.items()}
@@ -59,8 +60,8 @@ def comparable(pair): return not pair['worse'] and not (pair['cost_ratio'] > 1 a
 def against(families, holds=cheaper, setting='open', word=''):
     "A check of ours against other families: cost ratio (accuracy difference in points)."
     def text(p): return f'{p["cost_ratio"]:.2f} ({100*p["accuracy_difference"]:+.1f})'
-    return lambda f: [(f'{p["benchmark"]} against {family}', text(p), holds(p))
-                      for family in families for p in f.against(setting, family, word)]
+    def name(p): return p['benchmark'] + f', {p["family"]}'*(len(families) > 1)
+    return lambda f: [(name(p), text(p), holds(p)) for family in families for p in f.against(setting, family, word)]
 
 def alone(holds, setting='open', word='', **columns):
     "A check of ours: cost in % of the large model's (accuracy against it in points)."
@@ -83,8 +84,8 @@ def better_score(first, second):
     "A check of two bare thresholds: shares of the random-to-oracle area, the better reading of each."
     def check(f):
         for benchmark in f.results['benchmark'].unique():
-            shares = [best_share(f, 'open', benchmark, f'Bare threshold ({score})') for score in (first, second)]
-            if None not in shares: yield benchmark, f'{100*shares[0]:.0f} / {100*shares[1]:.0f} %', shares[0] > shares[1]
+            a, b = (best_share(f, 'open', benchmark, f'Bare threshold ({score})') for score in (first, second))
+            if a is not None and b is not None: yield benchmark, f'{100*a:.0f} / {100*b:.0f} %', a > b
     return check
 
 def informative(f):
@@ -95,8 +96,9 @@ def informative(f):
 # %% ../../nbs/report/claims.ipynb #overheads
 def most_per_cost(f):
     for r in f.pick(f.results, 'open', method='Small only'):
-        rows = [x['ac_percent'] for x in f.pick(f.results, 'open', r['benchmark'], chosen=1) if METHOD_STYLE[x['method']]['family']]
-        yield r['benchmark'], f'{r["ac_percent"]:.3g} / {max(rows, default=0):.3g}', r['ac_percent'] >= max(rows, default=0)
+        rows = f.pick(f.results, 'open', r['benchmark'], chosen=1)
+        best = max((row['ac_percent'] for row in rows if style_of(row['method'])['family']), default=0)
+        yield r['benchmark'], f'{r["ac_percent"]:.3g} / {best:.3g}', r['ac_percent'] >= best
 
 def reads_most(f):
     "All FLOPs by FLOPs of generated tokens: SpecReason reads more than ours."
@@ -148,12 +150,13 @@ CLAIMS = ( # where, what, how it is tested (or why not), check
     ('Abstract', 'a comparable tradeoff to methods that require training large process reward models',
      'comparable with RSD', against(['RSD'], comparable)),
     ('Abstract', 'handcrafted strategies limit performance', 'cheaper than a bare threshold on a confidence',
-     against(['Bare threshold'])),
+     against(['Bare threshold (probability)'])),
     ('Setup', 'noisy correctness labels lead to overly conservative policies',
      'answers of the micro models are graded without noise', None),
     ('Setup', 'accuracy per cost is only meaningful at similar accuracy levels',
      'the small model alone, the least accurate, has more of it than the best router', most_per_cost),
-    ('Results', 'a strong tradeoff on all three benchmarks', 'share of the random-to-oracle area above 0', beats_chance),
+    ('Results', 'a strong tradeoff on all three benchmarks', 'share of the random-to-oracle area above 0',
+     beats_chance),
     ('Results', 'GSM8K: essentially the large model at less than half of its computation',
      'cost below 50 %, at most 2 points lost', alone(lambda r: r['cost_share'] < .5 and keeps(r), word='gsm')),
     ('Results', 'MATH500: the highest accuracy of all compared methods',
@@ -179,17 +182,20 @@ CLAIMS = ( # where, what, how it is tested (or why not), check
     ('Results', 'API: held back by top-5 log-probabilities and by formats that differ',
      'the micro models write one format, and their local server gives what the paper uses', None),
     ('Discussion', 'captures stepwise dependency, which one threshold a step cannot',
-     'cheaper than a bare threshold and than STEER, which look at one step', against(['Bare threshold', 'STEER'])),
+     'cheaper than a threshold on the same score and than STEER, which look at one step',
+     against(['Bare threshold (logit)', 'STEER'])),
     ('Discussion', 'SpecReason incurs substantial input-side overhead',
      'all FLOPs by FLOPs of generated tokens, SpecReason / ours', reads_most),
-    ('Discussion', 'this holds particularly in API settings', 'costs more than the large model alone', pays_for_reading),
+    ('Discussion', 'this holds particularly in API settings', 'costs more than the large model alone',
+     pays_for_reading),
     ('Discussion', 'removes the need for a threshold search after training',
      'the threshold of training loses at most 2 points and saves cost',
      alone(lambda r: saves(r) and keeps(r), method='Ours (online kappa)')),
     ('Discussion', 'grid search restricts the granularity of the threshold',
      'all rows choose from grids here, to be compared', None),
     ('Discussion', 'judge and reward model introduce latency, confidences do not', NO_CLOCK, None),
-    ("Discussion", "the model's own confidence is informative", 'bare threshold on the probability: share above 0', informative),
+    ('Discussion', "the model's own confidence is informative", 'bare threshold on the probability: share above 0',
+     informative),
     ('Discussion', 'log-probabilities are less informative than logits',
      'share of a bare threshold on the mean top logit / the least probability', better_score('logit', 'probability')),
     ('Erratum, eq. 5', 'kappa rises after a miss', 'a larger kappa means fewer misses', misses_fall_with_kappa),
@@ -221,9 +227,11 @@ _NOTES = """
 
 def claims_markdown(table)->str:
     "The rows of `claims_table`, and how many hold."
-    def best(row): return '–' if row['best_numbers'] == row['numbers'] else f'**{row["best_verdict"]}**: {row["best_numbers"]}'
-    rows = {'Where': 'source', 'The paper says': 'claim', 'Test, or why none': 'rule',
-            'Ours': lambda row: f'**{row["verdict"]}**' + f': {row["numbers"]}'*bool(row['numbers']), 'Our best row': best}
+    def cell(kind):
+        return lambda row: ': '.join(filter(None, [f'**{row[kind + "verdict"]}**', row[kind + 'numbers']]))
+    def best(row): return '–' if row['best_numbers'] == row['numbers'] else cell('best_')(row)
+    rows = {'Where': 'source', 'The paper says': 'claim', 'Test, or why none': 'rule', 'Ours': cell(''),
+            'Our best row': best}
     counts = '; '.join(f'{n} {v}' for v, n in table['verdict'].value_counts().items())
     return markdown(interval_table(table, rows, {})) + _NOTES + f'\nOf {len(table)} claims: {counts}.\n'
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..bounds import mixing_line, oracle_frontier, random_frontier
 from ..core import READINGS, write_file
 from .tables import billed_as
-from ..results import METHOD_STYLE, REWRITES, headline, method_rank
+from ..results import REWRITES, headline, method_rank, style_of
 
 VERSION = 4 # raise it where the same inputs give another figure
 
@@ -82,7 +82,7 @@ def sweep_points(points):
 def _draw_sweep(ax, points, seeds=()):
     "A method: its sweep, its chosen point with the intervals there, and single seeds, (cost share, accuracy), as dots."
     best, sweep = points[points['chosen'] == 1].iloc[0], sweep_points(points).sort_values('threshold')
-    style, bold = METHOD_STYLE[best['method']], best['method'] == 'Ours (full)'
+    style, bold = style_of(best['method']), best['method'] == 'Ours (full)'
     color, hollow = style['color'], best['on_escalate'] == 'regenerate' and best['method'] not in REWRITES
     line = dict(color=color, lw=1.8 if bold else 1., ls=(0, (4, 1.5)) if hollow else '-', zorder=3 + bold)
     ax.plot(100*sweep['cost_share'], 100*sweep['accuracy'], **line)
@@ -91,7 +91,8 @@ def _draw_sweep(ax, points, seeds=()):
     for x, y in ((cross['cost_share'], [accuracy]*2), ([cost]*2, cross['accuracy'])):
         ax.plot(x, y, color=color, lw=1.5, alpha=.3, zorder=2)
     for x, y in seeds: ax.plot(100*x, 100*y, '.', color=color, ms=3, mew=0, alpha=.6, zorder=4)
-    if cost > _EDGE: ax.annotate('', (_EDGE + 8, accuracy), (_EDGE, accuracy), arrowprops=dict(arrowstyle='->', color=color))
+    arrow = dict(arrowstyle='->', color=color)
+    if cost > _EDGE: ax.annotate('', (_EDGE + 8, accuracy), (_EDGE, accuracy), arrowprops=arrow)
     line |= dict(ls='none') if len(sweep) == 1 else {} # the legend shows no line where there is none
     ax.plot([min(cost, _EDGE)], [accuracy], marker=style['marker'], mfc='white' if hollow else color,
             ms=6.5 if bold else 4.5, mew=.8, label=style['label'] + ', regen.'*hollow, **line | dict(zorder=5 + bold))
@@ -101,7 +102,7 @@ _NOT_DRAWN = 'Random', 'Oracle' # they are frontiers
 
 def drawn_methods(r): # `SettingResults` -> (method, on_escalate) pairs
     "What the main figures show: both models, and of Table 1's families and the bare threshold the chosen variants."
-    families = 'Bare threshold', 'SpecReason', 'RSD', 'STEER', 'Ours', 'Ours, best'
+    families = 'Bare threshold (probability)', 'SpecReason', 'RSD', 'STEER', 'Ours', 'Ours, best'
     rows = headline(r)
     return [('Small only', 'append'), ('Large only', 'append'), *(rows[f] for f in families if f in rows)]
 
@@ -128,9 +129,8 @@ def draw_accuracy_cost(
 ): # matplotlib figure
     "Panels of benchmarks side by side, one legend below them."
     groups = list(results.groupby('benchmark', sort=False))
-    names = results[['method', 'on_escalate']].drop_duplicates().itertuples(index=False, name=None)
-    rows = rows or [[row for row in names if row[1] == e or row[0].endswith('only')] for names in [list(names)]
-                    for e in READINGS]
+    names = {*zip(results['method'], results['on_escalate'])}
+    rows = rows or [[row for row in names if row[1] == e or row[0].endswith('only')] for e in READINGS]
     fig, axes = new_figure(width, height, ncols=len(groups), nrows=len(rows))
     with paper_style():
         for line, methods in zip(axes, rows):
@@ -144,18 +144,18 @@ def draw_accuracy_cost(
 
 # %% ../../nbs/report/figures.ipynb #figure-caption
 def figure_caption(results, profile, large='micro-large', methods=None)->str:
-    "The caption of an accuracy-cost figure of `profile`; `large` is who was paid, `methods` what was drawn, if not all."
+    "The caption of an accuracy-cost figure of `profile`; `large` is who was paid, `methods` what was drawn."
     counts, cost = results.groupby('benchmark', sort=False)['n'].first(), '2N FLOPs per generated token'
     if results['cost_in'].iloc[0] == 'cents': cost = f'US cents; {billed_as(large)}; the small model costs nothing'
     n = ', '.join(f'{b} {n}' for b, n in counts.items())
     drawn = 'every method; above: append, below: regenerate'
     if methods: drawn = 'of each method the variant cheapest on calibration'
-    return (f"Accuracy against cost (share of the large model's, {cost}), {profile} profile; {drawn}. Test problems: {n}; "
-            'one set of draws shared by all methods. Lines: one score or policy at all its thresholds, for ours the mean '
-            'over training seeds, whose own choices are the small dots; markers: chosen on the calibration split; light '
-            'crosses: paired bootstrap 95% intervals; an arrow: dearer than shown. Solid grey: a coin per problem; '
-            'dotted: a coin per step; dashed: hindsight, both in the reading append. Hollow markers: regenerate, the '
-            'larger model writes the step again, as SpecReason and RSD always do.')
+    return (f"Accuracy against cost (share of the large model's, {cost}), {profile} profile; {drawn}. Test problems: "
+            f'{n}; one set of draws shared by all methods. Lines: one score or policy at all its thresholds, for ours '
+            'the mean over training seeds, whose own choices are the small dots; markers: chosen on the calibration '
+            'split; light crosses: paired bootstrap 95% intervals; an arrow: dearer than shown. Solid grey: a coin per '
+            'problem; dotted: a coin per step; dashed: hindsight, both in the reading append. Hollow markers: '
+            'regenerate, the larger model writes the step again, as SpecReason and RSD always do.')
 
 # %% ../../nbs/report/figures.ipynb #report-accuracy
 def seed_points(p)->dict: # (method, on_escalate) -> (cost share, accuracy) of each training seed at its own threshold

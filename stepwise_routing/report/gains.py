@@ -19,7 +19,8 @@ from ..results import METHOD_STYLE, headline, method_label, method_rank, with_in
 def _integral(x, y, end): # points [resample, point] by rising x, [resample]; level beyond the first and the last one
     "The integral of straight lines through the points, from the first x to `end`."
     dx = np.clip(end[:, None], x[:, :-1], x[:, 1:]) - x[:, :-1]
-    with np.errstate(invalid='ignore', divide='ignore'): slope = np.nan_to_num(np.diff(y)/np.diff(x), posinf=0, neginf=0)
+    with np.errstate(invalid='ignore', divide='ignore'): slope = np.diff(y)/np.diff(x)
+    slope = np.nan_to_num(slope, posinf=0, neginf=0)
     before, behind = np.minimum(end - x[:, 0], 0)*y[:, 0], np.maximum(end - x[:, -1], 0)*y[:, -1]
     return (dx*(y[:, :-1] + slope*dx/2)).sum(1) + before + behind
 
@@ -50,7 +51,7 @@ def _undominated(cost, accuracy):
 
 # %% ../../nbs/report/gains.ipynb #curve
 def _curve(area, cal_points, test_points):
-    "(Cost, accuracy) [resample, point], from (cost, accuracy) [point] on calibration, (.., correct) [.., problem] on test."
+    "(Cost, accuracy) [resample, point], from (cost, accuracy) [point] on calibration, [point, problem] on test."
     kept, start = _undominated(*cal_points), area['small'][0][:, None]
     # contiguous: a sum over a transposed array takes another order, and so has other last bits
     cost, right = (area['weights'] @ np.ascontiguousarray(np.asarray(v, float)[kept].T) for v in test_points)
@@ -77,15 +78,17 @@ def _measures(area, cost, accuracy): # of a curve -> `METRICS` [1 + resample]
     least = {f'cpt{q}': _least_cost(cost, accuracy, y0 + q/100*gap)/x1 for q in (50, 80, 95)}
     with np.errstate(invalid='ignore', divide='ignore'):
         share = (_between(curve, x0, area['end']) - area['chance'])/(area['best'] - area['chance'])
-        return dict(share=share, apgr=(_between(curve, x0, x1)/(x1 - x0) - y0)/gap, **least, qnc=_least_cost(cost, accuracy, y1)/x1)
+        apgr = (_between(curve, x0, x1)/(x1 - x0) - y0)/gap
+    return dict(share=share, apgr=apgr, **least, qnc=_least_cost(cost, accuracy, y1)/x1)
 
 # %% ../../nbs/report/gains.ipynb #sweep-points
 def _sweeps(p):
     "(method, reading, points on calibration, points on test) of every sweep; points as of `_curve`."
     cost = p.grid['unit'].iloc[0]
     rows = p.rows[np.isfinite(p.rows['threshold']) & ~p.rows['method'].isin(('Ours (online kappa)', 'Ours (bound)'))]
+    grids = p.grid.set_index('threshold')
     for (m, e), own in rows.groupby(['method', 'on_escalate']):
-        grid = p.grid[(p.grid['method'] == m) & (p.grid['on_escalate'] == e)].set_index('threshold')[['cost', 'accuracy']]
+        grid = grids[(grids['method'] == m) & (grids['on_escalate'] == e)][['cost', 'accuracy']]
         if grid.empty and m != 'Knows the steps': continue
         table = own.pivot(index='threshold', columns='problem', values=[cost, 'correct'])
         test = [table[k].to_numpy(float) for k in (cost, 'correct')]
@@ -206,7 +209,7 @@ def _shortfalls(p):
     "What the numbers of a benchmark do not say."
     def names(rows): return '; '.join(dict.fromkeys(map(method_label, rows['method'], rows['on_escalate'])))
     chosen, alpha = p.results[p.results['chosen'] == 1], p.grid['alpha'].iloc[0]
-    n, judged = chosen['n'].iloc[0], chosen[~chosen['method'].isin(('Small only', 'Random', 'Oracle', 'Knows the steps'))]
+    n, judged = chosen['n'].iloc[0], chosen.dropna(subset='calibration_accuracy')
     missing = [m for m in METHOD_STYLE if m not in set(chosen['method']) and 'per step' not in m]
     large, bound = judged[np.isinf(judged['threshold'])], judged['method'] == 'Ours (bound)'
     far = judged[judged['accuracy_vs_large_high'] < -alpha - 1e-12]

@@ -10,10 +10,11 @@ __all__ = ['VERSION', 'PAPER_TABLES', 'NOTES', 'REPORTS', 'paper_rows', 'printed
 # %% ../../nbs/report/tables.ipynb #imports
 import numpy as np
 from ..core import PRICES, one_of, write_file
-from .gains import comparison_markdown, comparisons, listed, metrics, metrics_markdown, shortfalls
+from .gains import (comparison_markdown, comparisons, listed, metrics, metrics_markdown,
+                                           shortfalls)
 from .writer import PERCENT, Report, interval, interval_table, label, markdown, percent
 from .writer import save_table, tabular, tex
-from ..results import ABLATED, METHOD_STYLE, ablation_table, headline, method_label, method_rank
+from ..results import ABLATED, ablation_table, headline, method_label, method_rank, style_of
 
 VERSION = 4 # raise it where the same inputs give another table
 
@@ -95,7 +96,7 @@ def paper_table(
     paper = paper_rows(cost)
     numbers = dict(accuracy=('accuracy', 100), cost=('cost', 1), ac=(PAPER_TABLES[cost]['ac'], 1))
     facts = dict(source='this run', profile=profile, benchmark=r['benchmark'], method=r['method'], label=r['label'],
-                 external=[METHOD_STYLE[m]['external'] for m in r['method']], threshold=r['threshold'], n=r['n'],
+                 external=[style_of(m)['external'] for m in r['method']], threshold=r['threshold'], n=r['n'],
                  unit=r['unit'], cost_in=cost)
     if cost == 'cents':
         facts['billing'] = billed_as(large)
@@ -209,10 +210,10 @@ def report_paper(results)->Report:
     for r in results.values():
         table, cost = paper_table(printed_results(r), r.setting.run.profile, r.large), r.setting.unit
         name, folder, text = PAPER_TABLES[cost]['name'], r.setting.run.tables, to_markdown(table)
-        short = listed(shortfalls(r))
+        short, rows = listed(shortfalls(r)), details(r.results)
         save_table(folder/f'evaluation{r.suffix}', r.results)
         save_table(folder/name.lower().replace(' ', ''), table, tex=to_tex(table), md=f'{text}\n{short}')
-        write_file(folder/f'full{r.suffix}.md', '\n'.join([f'**All rows of {name}**', '', details(r.results), NOTES[cost], short]))
+        write_file(folder/f'full{r.suffix}.md', '\n'.join([f'**All rows of {name}**', '', rows, NOTES[cost], short]))
         out.append(text)
     return Report('\n'.join(out))
 
