@@ -42,7 +42,7 @@ def save_policies(s):
     "The same with policies: four of Ours, one of its variant, two of an ablation."
     case = save_methods(s)
     case.policies = POLICIES
-    case.add_policies('absorbing', case.tables)
+    case.add_own()
     save_case(case)
     return s
 
