@@ -131,7 +131,8 @@ def replay_methods(train, calibration, test, alpha:float=.02, seed:int=0, cost:s
     for method in methods:
         grids.append(grid_search(method, calibration, alpha, cost))
         rows += method_rows(method, test, grids[-1].threshold, shown=[*method][::max(1, len(method)//20)])
-    p = cost_matched(calibration, grids[0].cost[grids[0].chosen], cost)
+    most = random_outcome(calibration, 1.)[cost].mean() # less than the large model alone, where small steps are kept
+    p = cost_matched(calibration, min(grids[0].cost[grids[0].chosen], most), cost)
     return rows + outcome_rows(RandomRouter(seed), test, random_outcome(test, p), p), grids
 
 # %% ../nbs/04_baselines.ipynb #walker
@@ -205,22 +206,22 @@ def variants(self:Case, walks:bool)->list: # lists of `SavedPolicy`s
     return [[*group] for _, group in groupby((p for p in self.policies if p.walks == walks), lambda p: p.variant)]
 
 @patch
-def own_methods(self:Case, walks:bool)->list:
-    "The same as methods, but for ablations, which leave rows of their seeds alone."
-    alpha, methods = self.rule['alpha'], []
-    for policies in (v for v in self.variants(walks) if not v[0].is_ablation):
-        methods.append(at_sweep(policies, alpha))
-        if policies[0].name == 'Ours (full)': methods += [at_kappa(policies, which, alpha) for which in KAPPAS]
-    return methods
+def add_own(self:Case):
+    "Our policies that outcome tables replay: rows of their seeds, and grids and rows, but for ablations."
+    alpha = self.rule['alpha']
+    for policies in self.variants(walks=False):
+        self.singles += seed_rows(policies, self.tables['test'], alpha)
+        if policies[0].is_ablation: continue
+        others = KAPPAS if policies[0].name == 'Ours (full)' else ()
+        for method in (at_sweep(policies, alpha), *(at_kappa(policies, which, alpha) for which in others)):
+            self.add(method, self.choose(method, at=alpha))
 
 # %% ../nbs/04_baselines.ipynb #replay-case
 def replay_case(s:Setting, benchmark:str)->Case:
     "The rows of every absorbing method, off the saved tables, without any walk."
     case = Case(s, benchmark, {split: s.table(benchmark, split) for split in SPLITS}, load_policies(s, benchmark))
     case.rows, case.grids = replay_methods(**case.tables, seed=case.config.seed, **case.rule)
-    alpha, test = case.rule['alpha'], case.tables['test']
-    for method in case.own_methods(walks=False): case.add(method, case.choose(method, at=alpha))
-    for policies in case.variants(walks=False): case.singles += seed_rows(policies, test, alpha)
+    case.add_own()
     return case
 
 # %% ../nbs/04_baselines.ipynb #walking-routers

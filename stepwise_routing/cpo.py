@@ -129,8 +129,8 @@ def line_search(theta, direction, measure, c, delta=.01): # measure: theta -> (d
 
 # %% ../nbs/03a_cpo.ipynb #table-env
 class Environment:
-    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], large_right and
-    what misses are counted `against`: the share of the large model's other draws that are right."""
+    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], `large_right`
+    and what misses are counted `against`: the share of the large model's other draws that are right."""
     def __len__(self): return len(self.large_right)
     def risk_curve(self, policy, kappas): # dict of arrays [threshold]: miss, right, cost
         "Means over all problems of what every threshold comes to."
@@ -153,18 +153,18 @@ class TableEnv(Environment):
         obs = policy_inputs(table.obs, table.features, features)
         _check_table(table, obs, features, unit)
         self.table, self.models, self.features = table, table.models, tuple(features)
-        self.on_escalate, self.scaler = on_escalate, scaler or fit_scaler(obs, features)
+        self.on_escalate, self.unit, self.scaler = on_escalate, unit, scaler or fit_scaler(obs, features)
         self.inside = torch.as_tensor(table.inside)
         self.x = torch.as_tensor(np.nan_to_num(self.scaler(obs)))
         grid = {k: torch.as_tensor(v.astype(float)) for k, v in table.grid(on_escalate).items()}
-        share = float(table.large_only()[unit].mean()) # FLOPs or cents of cost 1
+        share = self.share = float(table.large_only()[unit].mean()) # FLOPs or cents of cost 1
         tokens = grid['small_tokens'] + (grid['small_prompt'] if unit == 'full_flops' else 0.)
         spent = grid['small_cents'] if unit == 'cents' else 2*table.params[0]*tokens
         self.paid = spent[:, :-1]/share                             # for the small steps up to t [problem, step]
         self.cost, self.right = grid[unit]/share, grid['correct']   # [problem, time]; the last column: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
-        again = np.asarray(getattr(table, 'again', ()), float).reshape(len(table), -1) # independent draws [problem, draw]
-        self.against = torch.as_tensor(again.mean(1)) if again.size else self.large_right # no other draws: the shared one
+        again = np.asarray(getattr(table, 'again', ()), float).reshape(len(table), -1) # other draws [problem, draw]
+        self.against = torch.as_tensor(again.mean(1)) if again.size else self.large_right # or the shared one
         self.miss = 1 - covered(self.right, self.against[:, None])
 
     def fixed_times(self, policy=None): return {k: getattr(self, k).mean(0).numpy() for k in ('miss', 'right', 'cost')}

@@ -134,11 +134,12 @@ def _critic_step(critics, optimiser, x, targets): # x [decision, feature], one t
     sum(F.mse_loss(v(x), target) for v, target in zip(critics, targets)).backward()
     optimiser.step()
 
-def _missed_share(env, rows, deployed, verdicts): # deployed: what `deploy` returns
-    "Share of the batch that is not covered (paper, eq. 3), or, with a verifier, not even locally."
-    if verdicts is None: return float(deployed['miss'].mean())
+def _lost(env, rows, deployed, constraint, verdicts): # deployed: what `deploy` returns
+    "What the constraint bounds, on the batch: accuracy lost, or misses; with a verifier, where it found an error."
+    lost = deployed['miss'] if constraint == 'joint' else np.asarray(env.large_right)[rows] - deployed['right']
+    if verdicts is None: return float(lost.mean())
     went_on = env.inside[rows].numpy() & (np.arange(env.inside.shape[1]) < deployed['stop'].numpy()[:, None])
-    return float((deployed['miss']*~locally_verified(np.asarray(verdicts)[rows], went_on)).mean())
+    return float((lost*~locally_verified(np.asarray(verdicts)[rows], went_on)).mean())
 
 @contextmanager
 def _one_thread():
@@ -205,10 +206,10 @@ def train(
         info = policy_step(policy, estimate, estimate.miss - s.alpha, s, rng)                     # eq. 4
         known = dict(pi=chances_now(policy, estimate)) if s.estimator == 'exact' else {}
         deployed = env.deploy(policy, kappa, rows, **known)                                       # eq. 6
-        missed = _missed_share(env, rows, deployed, verdicts)                                     # eq. 3
+        lost = _lost(env, rows, deployed, s.constraint, verdicts)
         log.append(dict(coverage=1 - deployed['miss'].mean(), accuracy=deployed['right'].mean(),
-                        cost=deployed['cost'].mean(), kappa=kappa, missed=missed, j_miss=estimate.miss, temp=temp) | info)
-        kappa = update_threshold(kappa, missed, k, s, high=1/env.n_models)                        # eq. 5
+                        cost=deployed['cost'].mean(), kappa=kappa, lost=lost, j_miss=estimate.miss, temp=temp) | info)
+        kappa = update_threshold(kappa, lost, k, s, high=1/env.n_models)                          # eq. 5
     return Trained(policy, kappa, {name: np.array([row[name] for row in log]) for name in log[0]}, least)
 
 # %% ../nbs/03b_training.ipynb #thresholds

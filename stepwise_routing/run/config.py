@@ -72,7 +72,7 @@ class Policy(Section):
     alpha: float = .02                # accuracy that may be lost against the large model, or misses: see constraint
     kappa: float = .25                # threshold at the start
     kappa_step: float = .1            # of the online update (eq. 5), times k^-kappa_decay
-    kappa_decay: float = .6
+    kappa_decay: float = .6           # 0: a constant step
     sign: str = 'corrected'           # of that update; "printed" is the paper's formula
     rho_bar: float = 2.               # clip of the importance ratios
     v_rho_bar: float = 1.             # clips of V-trace
@@ -84,7 +84,7 @@ class Policy(Section):
     batch: int|None = 5               # problems a step; None: all
     estimator: str = 'sampled'        # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
     constraint: str = 'gap'           # "gap": accuracy lost (the paper's bound); "joint": P(router wrong, large right)
-    temp: tuple = (.1, .01)           # temperature of the soft mask: from the first to the second over half the steps
+    temp: tuple = (.1, .03)           # temperature of the soft mask: from the first to the floor over half the steps
     lr: float = 1e-3                  # of the critics (Adam)
     hidden: tuple = (64, 64)          # units of policy and critics: three linear layers
     p_escalate: float = .1            # of a fresh policy

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.baselines import COLUMNS, Case, replay_methods, save_case, seed_rows
+from stepwise_routing.baselines import COLUMNS, Case, replay_methods, save_case
 from stepwise_routing.outcomes import toy_table
 from stepwise_routing.results import (BenchmarkResults, SettingResults, evaluate, load_run, resampled, resamples,
     with_calibration)
@@ -44,8 +44,7 @@ def save_policies(s):
     "The same with policies: four of Ours, one of its variant, two of an ablation."
     case = save_methods(s)
     case.policies = POLICIES
-    for method in case.own_methods(walks=False): case.add(method, case.choose(method, at=.02))
-    for policies in case.variants(walks=False): case.singles += seed_rows(policies, case.tables['test'])
+    case.add_own()
     save_case(case)
     return s
 
