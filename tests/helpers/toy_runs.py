@@ -48,8 +48,9 @@ def save_policies(s):
     save_case(case)
     return s
 
-def frame(correct, large, flops, threshold=0., method='X', **columns): # other columns: `cents`, `large_again`
-    columns = dict(cents=np.asarray(flops)/1e9, large_again=large) | columns
+def frame(correct, large, flops, threshold=0., method='X', cents=None, **columns): # others, as `large_again`
+    cents = np.asarray(flops)/1e9 if cents is None else cents
+    columns = dict(cents=cents, large_again=large) | columns
     def row(i):
         names, others = ('b', method, 'append', threshold, 1, f'p{i}', 0), {k: v[i] for k, v in columns.items()}
         return dict(zip(COLUMNS, (*names, correct[i], large[i], 0, flops[i], 2*flops[i], 3, 4, 5, 2, 0))) | others
