@@ -14,6 +14,7 @@ import csv, io
 from collections import namedtuple
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from itertools import groupby
 import numpy as np
@@ -99,6 +100,7 @@ def grid_rows(grids)->list: return [row for grid in grids for row in grid.rows()
 
 def save_rows(path, rows, columns=COLUMNS):
     "Write rows under a header as CSV, all at once: floats exactly, whole numbers without a point."
+    @cache # a value is as a rule in many rows
     def text(x):
         if isinstance(x, (float, np.floating)) and not float(x).is_integer(): return repr(float(x))
         return str(int(x)) if isinstance(x, (int, float, np.number)) else str(x)

@@ -114,7 +114,7 @@ def knows_steps(problems, tree, on_escalate='append')->OracleRouter:
 LIMIT_COLUMNS = ('benchmark', 'row', 'router', 'on_escalate', 'split', 'point', 'problem', 'paper_flops', 'correct')
 
 def limit_rows(tables:dict, problems:dict, tree, policies=())->list:
-    "What yardsticks and per-step `SavedPolicy`s come to, by split and problem; the last test point is the policy's own."
+    "What yardsticks and per-step `SavedPolicy`s come to, by split and problem; their last test point is their own."
     rows, test = [], problems['test']
     def add(row, router, split, outcomes):
         for point, o in enumerate(outcomes):
