@@ -24,9 +24,9 @@ from .core import READINGS, run_async, write_file
 from .data.benchmarks import MICRO, SPLITS
 from .outcomes import replay, walk_outcomes, walk_tables
 from .rollouts import side_by_side
-from .routers import RECEIPT_COLUMNS, RSD, LargeOnly, RandomRouter, ScoreRouter, SmallOnly, SpecReason
-from .routers import asking_settings, fit_steer, fit_trim, load_policies, not_test, reward_table
-from .routers import score_thresholds
+from .routers import RECEIPT_COLUMNS, RSD, GlimpRouter, LargeOnly, RandomRouter, ScoreRouter
+from .routers import SmallOnly, SpecReason, asking_settings, fit_steer, fit_trim, glimpse
+from .routers import load_policies, not_test, reward_table, score_thresholds
 from .run.config import Setting
 from .run.store import RolloutStore
 
@@ -223,6 +223,9 @@ def replay_case(s:Setting, benchmark:str)->Case:
     "The rows of every absorbing method, off the saved tables, without any walk."
     case = Case(s, benchmark, {split: s.table(benchmark, split) for split in SPLITS}, load_policies(s, benchmark))
     case.rows, case.grids = replay_methods(**case.tables, seed=case.config.seed, **case.rule)
+    if 'first_entropy' in case.tables['test'].features:
+        ahead = at_thresholds(GlimpRouter(), score_thresholds(GlimpRouter(), case.tables['calibration']))
+        case.add(ahead, case.choose(ahead, glimpse), glimpse, [*ahead][::5])
     case.add_own()
     return case
 

@@ -10,13 +10,12 @@ from hypothesis import assume, given, settings, strategies as st
 
 from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, LARGE, THRESHOLDS, Case, at_kappa,
     at_sweep, choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods,
-    save_case,
-    save_rows, seed_rows, walk_methods, Walker, at_thresholds)
+    save_case, save_rows, seed_rows, walk_methods, Walker, at_thresholds)
 from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
     oracle_frontier, oracle_times, random_frontier, random_outcome)
 from stepwise_routing.outcomes import escalation_times, replay, take_rows, toy_table, walk_outcome, walk_tables
-from stepwise_routing.routers import (RECEIPT_COLUMNS, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter,
-    SmallOnly, fit_mixture, fit_steer, load_policies, score_thresholds)
+from stepwise_routing.routers import (RECEIPT_COLUMNS, GlimpRouter, LargeOnly, Mixture, RandomRouter, SavedPolicy,
+    ScoreRouter, SmallOnly, fit_mixture, fit_steer, glimpse, load_policies, score_thresholds)
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
@@ -79,6 +78,18 @@ def test_bare_scores_are_the_observation():
     with pytest.raises(ValueError, match='was handed the test split'): score_thresholds(r, toy_table(20))
     with pytest.raises(ValueError, match=r"unknown feature 'score_logits' \(did you mean 'score_logit'\?\)"):
         ScoreRouter('score_logits')
+
+def test_a_glimpse_is_of_the_next_step_and_costs_a_token():
+    table, r = toy_table(80), np.random.default_rng(0)
+    entropy = np.where(table.inside, r.random(table.inside.shape), np.nan)
+    ahead = replace(table, obs=np.dstack([table.obs, entropy]), features=(*table.features, 'first_entropy'))
+    times = np.array([next((t for t in range(T - 1) if e[t + 1] > .7), T) for e, T in zip(entropy, table.n_steps)])
+    got, want = glimpse(GlimpRouter(-.7), ahead), table.outcome(times)
+    gone = times < table.n_steps
+    assert 0 < gone.mean() < 1
+    for k in want:
+        extra = {'small_tokens': 1, 'paper_flops': 2*table.params[0], 'full_flops': 2*table.params[0]}.get(k, 0)
+        assert (got[k] == want[k] + extra*gone).all(), k
 
 def test_oracle_router_agrees_with_the_table():
     table = toy_table(60)
