@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from .core import run_async
 from .outcomes import replay, walk_outcomes
-from .rollouts import RoutingTree
 
 # %% ../nbs/04a_bounds.ipynb #random-outcome
 def _hazard(n_steps, width, p): # [p, problem, width]
@@ -25,10 +24,17 @@ def random_outcome(table, p, on_escalate='append')->dict:
     grid, w = table.grid(on_escalate), _hazard(table.n_steps, table.obs.shape[1] + 1, p)
     return {k: (w*v).sum(-1)[0 if np.ndim(p) == 0 else slice(None)] for k, v in grid.items()}
 
-def random_frontier(table, on_escalate='append', p=np.linspace(0, 1, 101), cost='paper_flops')->dict:
-    "Accuracy and cost (a problem) of escalating by chance: arrays [hazard]."
+def random_frontier(
+    table,
+    on_escalate='append',
+    p=np.linspace(0, 1, 101), # hazards
+    cost='paper_flops',       # one of `UNITS`
+    weights=None              # [resample, problem], rows that sum to 1; None: the problems themselves
+)->dict: # cost and accuracy a problem [resample, hazard]; [hazard] without weights
+    "What escalating by chance comes to."
     o = random_outcome(table, p, on_escalate)
-    return dict(p=np.asarray(p), cost=o[cost].mean(1), accuracy=o['correct'].mean(1))
+    def mean(x): return x.mean(1) if weights is None else weights @ x.T
+    return dict(cost=mean(o[cost]), accuracy=mean(o['correct']))
 
 # %% ../nbs/04a_bounds.ipynb #cost-matched
 def cost_matched(table, cost:float, unit:str='paper_flops')->float:
@@ -82,13 +88,19 @@ def extra_cost(table, on_escalate:str, cost:str)->tuple:
     cheapest = price.min(1)
     return cheapest, np.where(grid['correct'] == 1, price, np.inf).min(1) - cheapest
 
-def oracle_frontier(table, on_escalate='append', cost='paper_flops')->dict:
-    "The least cost (a problem) of every accuracy, over all escalation times, from the cheapest policy upwards."
+def oracle_frontier(
+    table,
+    on_escalate='append',
+    cost='paper_flops', # one of `UNITS`
+    weights=None        # [resample, problem], rows that sum to 1; None: the problems themselves
+)->dict: # cost and accuracy a problem [resample, point]; [point] without weights
+    "The least cost of every accuracy, over all escalation times, from the cheapest policy upwards."
     cheapest, extra = extra_cost(table, on_escalate, cost)
-    right = np.sort(extra[np.isfinite(extra)])
-    n, free = len(extra), int((right == 0).sum())
-    spent = cheapest.sum() + np.r_[0., right.cumsum()]
-    return dict(cost=spent[free:]/n, accuracy=np.arange(free, len(right) + 1)/n)
+    w = np.full((1, len(table)), 1/len(table)) if weights is None else weights
+    order, free = np.argsort(extra, kind='stable')[:np.isfinite(extra).sum()], (extra == 0).sum()
+    def bought(x): return np.pad((w[:, order]*x).cumsum(1), ((0, 0), (1, 0)))[:, free:]
+    points = dict(cost=(w @ cheapest)[:, None] + bought(extra[order]), accuracy=bought(1.))
+    return {k: v[0] if weights is None else v for k, v in points.items()}
 
 # %% ../nbs/04a_bounds.ipynb #knows-steps
 def knows_steps(problems, tree, on_escalate='append')->OracleRouter:
@@ -101,19 +113,9 @@ def knows_steps(problems, tree, on_escalate='append')->OracleRouter:
 # %% ../nbs/04a_bounds.ipynb #swept
 LIMIT_COLUMNS = ('benchmark', 'row', 'router', 'on_escalate', 'split', 'point', 'problem', 'paper_flops', 'correct')
 
-def _swept(router, table):
-    "The router at five thresholds spread over the values that pi(escalate) takes, and at its own."
-    from stepwise_routing.policy import decider, policy_inputs
-    inputs = policy_inputs(table.obs, table.features, router.policy.features)
-    sure = 1 - decider(router.policy)(np.nan_to_num(inputs))[..., 1:].sum(-1)
-    sure = np.unique(np.minimum(sure, 1 - 2**-53)[~np.isnan(inputs).any(-1)])
-    quantiles = np.nanquantile(sure, np.linspace(.02, .98, 5)) # a hair above: a value itself does not escalate
-    return [router.at(k) for k in np.r_[1 - quantiles + 2**-52, router.kappa]]
-
-def limit_rows(tables:dict, problems:dict, tree, routers=())->list:
-    "What yardsticks and per-step `PolicyRouter`s come to, by split and problem; the last test point is the router's."
+def limit_rows(tables:dict, problems:dict, tree, policies=())->list:
+    "What yardsticks and per-step `SavedPolicy`s come to, by split and problem; their last test point is their own."
     rows, test = [], problems['test']
-    again = RoutingTree(tree.backends, tree.store, 1, tree.max_steps, tree.grade)
     def add(row, router, split, outcomes):
         for point, o in enumerate(outcomes):
             rows.extend((tables[split].benchmark, row, router.name, router.on_escalate, split, point, p.id, cost, right)
@@ -122,9 +124,9 @@ def limit_rows(tables:dict, problems:dict, tree, routers=())->list:
         knowing = knows_steps(test, tree, e)
         add(row, knowing, 'test', [replay(knowing, tables['test'])])
     large = OracleRouter(np.array([]), name='Drawn again', start=1)
-    add(2, large, 'test', walk_outcomes([(large, test)], again))
-    sweeps = [(row, router, split, _swept(router, tables['calibration']))
-              for row, router in enumerate(routers, 3) for split in ('calibration', 'test')]
+    add(2, large, 'test', walk_outcomes([(large, test)], tree.resampled(1)))
+    sweeps = [(row, p.router, split, [*map(p.router.at, p.sweep[1:-1:4]), p.router])
+              for row, p in enumerate(policies, 3) for split in ('calibration', 'test')]
     walked = iter(walk_outcomes([(r, problems[split]) for *_, split, swept in sweeps for r in swept], tree))
     for row, router, split, swept in sweeps: add(row, router, split, [next(walked) for _ in swept])
     return rows

@@ -17,8 +17,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from .confidence import fit_scaler
 from .core import UNITS, one_of
 from .outcomes import OutcomeTable
-from .policy import BLOCK, ESCALATE, PAPER_FEATURES, Rollouts, escalation_chances, importance_ratio
-from .policy import log_threshold_probs, policy_inputs, vtrace
+from .policy import BLOCK, ESCALATE, PAPER_FEATURES, Rollouts, covered, escalation_chances
+from .policy import importance_ratio, log_threshold_probs, policy_inputs, vtrace
 from .run.config import Policy
 
 # %% ../nbs/03a_cpo.ipynb #cpo-direction
@@ -30,8 +30,9 @@ def cpo_direction(g, b, c, solve, delta=.01): # gradients of cost and misses, mi
     q, r = float(g @ v), float(g @ w)
     s = float(b @ w)
     free = float(np.sqrt(max(q, 1e-300)/(2*delta)))
-    if b @ b <= 1e-16 and c < 0: return Direction(-v/free, free, 0., 4)
-    if b @ b <= 1e-16: return Direction(torch.zeros_like(g), free, 0., 0)
+    idle = np.sqrt(2*delta*max(s, 0.)) <= 1e-12*abs(c) # no step in the ball changes the misses, in whatever unit
+    if idle and c <= 0: return Direction(-v/free, free, 0., 4)
+    if idle: return Direction(torch.zeros_like(g), free, 0., 0)
     reach = 2*delta - c*c/s # > 0: the boundary of the half-space cuts the ball
     if reach <= 1e-12*delta and c < 0: return Direction(-v/free, free, 0., 3)
     if reach <= 1e-12*delta: return Direction(-float(np.sqrt(2*delta/s))*w, 0., float(np.sqrt(s/(2*delta))), 0)
@@ -117,6 +118,7 @@ def fisher_solver(policy, layers, blocks, damping): # -> function: x [parameter]
 # %% ../nbs/03a_cpo.ipynb #line-search
 def line_search(theta, direction, measure, c, delta=.01): # measure: theta -> (divergence from now, cost, miss rate)
     "Backtrack until all three are acceptable: (parameters, fraction of the step, divergence); (theta, 0, 0) if never."
+    if not direction.y.any(): return theta, 0., 0. # to stay is no step
     _, cost, miss = measure(theta)
     for fraction in (.8**j for j in range(15)):
         new = theta + fraction*direction.y
@@ -127,12 +129,15 @@ def line_search(theta, direction, measure, c, delta=.01): # measure: theta -> (d
 
 # %% ../nbs/03a_cpo.ipynb #table-env
 class Environment:
-    "Problems and what happens on them; has mode, n_models, features, scaler, on_escalate, large_right [problem]."
+    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], `large_right`
+    and what misses are counted `against`: the share of the large model's other draws that are right."""
     def __len__(self): return len(self.large_right)
     def risk_curve(self, policy, kappas): # dict of arrays [threshold]: miss, right, cost
         "Means over all problems of what every threshold comes to."
         outcomes = [self.deploy(policy, kappa) for kappa in kappas]
         return {k: np.array([float(o[k].mean()) for o in outcomes]) for k in ('miss', 'right', 'cost')}
+    def fixed_times(self, policy): # the same of routers that escalate after a step, whatever they see [time]
+        return self.risk_curve(policy, [0.]) # at once
 
 class TableEnv(Environment):
     "Problems whose outcomes of every escalation time are known: two models, absorbing escalation."
@@ -148,17 +153,21 @@ class TableEnv(Environment):
         obs = policy_inputs(table.obs, table.features, features)
         _check_table(table, obs, features, unit)
         self.table, self.models, self.features = table, table.models, tuple(features)
-        self.on_escalate, self.scaler = on_escalate, scaler or fit_scaler(obs, features)
+        self.on_escalate, self.unit, self.scaler = on_escalate, unit, scaler or fit_scaler(obs, features)
         self.inside = torch.as_tensor(table.inside)
         self.x = torch.as_tensor(np.nan_to_num(self.scaler(obs)))
         grid = {k: torch.as_tensor(v.astype(float)) for k, v in table.grid(on_escalate).items()}
-        share = float(table.large_only()[unit].mean()) # FLOPs or cents of cost 1
+        share = self.share = float(table.large_only()[unit].mean()) # FLOPs or cents of cost 1
         tokens = grid['small_tokens'] + (grid['small_prompt'] if unit == 'full_flops' else 0.)
         spent = grid['small_cents'] if unit == 'cents' else 2*table.params[0]*tokens
         self.paid = spent[:, :-1]/share                             # for the small steps up to t [problem, step]
         self.cost, self.right = grid[unit]/share, grid['correct']   # [problem, time]; the last column: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
-        self.miss = (1 - self.right)*self.large_right[:, None]
+        again = np.asarray(getattr(table, 'again', ()), float).reshape(len(table), -1) # other draws [problem, draw]
+        self.against = torch.as_tensor(again.mean(1)) if again.size else self.large_right # or the shared one
+        self.miss = 1 - covered(self.right, self.against[:, None])
+
+    def fixed_times(self, policy=None): return {k: getattr(self, k).mean(0).numpy() for k in ('miss', 'right', 'cost')}
 
 # %% ../nbs/03a_cpo.ipynb #check-table
 def _check_table(table, obs, features, unit): # obs [problem, step, feature]
@@ -193,8 +202,8 @@ def sample(self:TableEnv, policy, rows, rng): # rows int [row]
     mu = pi.gather(2, act[..., None])[..., 0].where(seen, torch.tensor(1.).double())
     stay, leave = F.pad(paid[:, 1:] - paid[:, :-1], (0, 1))*inside, self.cost[rows][:, :-1] - paid
     cost = torch.where(act == 1, leave, stay)*seen
-    right, large_right = self.right[rows, stop], self.large_right[rows]
-    return Rollouts(x, torch.zeros_like(act), act, mu, seen, cost, paid[:, 0], right, large_right)
+    ends = self.right[rows, stop], self.large_right[rows], self.miss[rows, stop]
+    return Rollouts(x, torch.zeros_like(act), act, mu, seen, cost, paid[:, 0], *ends)
 
 # %% ../nbs/03a_cpo.ipynb #deploy-table
 @torch.no_grad()
@@ -212,6 +221,10 @@ def deploy(self:TableEnv, policy, kappa, rows=None, pi=None): # dict of arrays [
 
 @patch
 def visited(self:TableEnv, policy): return self.x[self.inside], None # states and current models [state]
+
+@patch
+def highest(self:TableEnv, policy): # largest pi(escalate) of every small chain [problem]
+    return _hazards(self, policy, slice(None)).max(1).values.numpy()
 
 # %% ../nbs/03a_cpo.ipynb #curve
 @patch
@@ -263,7 +276,7 @@ def _estimate(policy, x, at, kappa, temp, evaluate): # log S [state, model] -> (
     return Estimate(g, b, *value, x, at, weight, measure, odds_at, kappa, temp)
 
 # %% ../nbs/03a_cpo.ipynb #exact-estimate
-def exact_estimate(policy, env, rows, kappa, temp, constraint='joint'): # `TableEnv`, int [row] -> `Estimate`
+def exact_estimate(policy, env, rows, kappa, temp, constraint='gap'): # `TableEnv`, int [row] -> `Estimate`
     "Cost, misses and their gradients, summed over every escalation time of every problem."
     inside, costs = env.inside[rows], env.cost[rows]
     misses = env.miss[rows] if constraint == 'joint' else env.large_right[rows, None] - env.right[rows]
@@ -281,7 +294,7 @@ def sampled_estimate(policy, critics, r, kappa, temp, s=Policy()): # (V, V_miss)
     act, mu = r.act[r.inside], r.mu[r.inside]
     def ratio(log_s, clip=torch.inf): return importance_ratio(log_s.gather(1, act[:, None])[:, 0].exp(), mu, clip)
     rho = r.rows(ratio(log_threshold_probs(policy(x, at), kappa, temp)).detach(), fill=1.) # 1 beyond the end
-    final = r.miss if s.constraint == 'joint' else -r.right
+    final = r.miss if s.constraint == 'joint' else r.large_right - r.right
     rewards = r.cost, r.ends*final[:, None]
     targets = [vtrace(r.rows(v(x)), reward, rho, r.inside, s) for v, reward in zip(critics, rewards)]
     adv_cost, adv_miss = (adv[r.inside] for _, adv in targets)
@@ -289,9 +302,8 @@ def sampled_estimate(policy, critics, r, kappa, temp, s=Policy()): # (V, V_miss)
     def evaluate(log_s):
         cost, miss = ratio(log_s, s.rho_bar)*adv_cost, ratio(log_s)*adv_miss
         return cost.sum()/len(r.x), miss.sum()/len(r.x), weight
-    level = (rho.clamp(max=s.rho_bar).prod(1)*final).mean()
-    if s.constraint == 'union': level = level + r.large_right.mean()
-    estimate = _estimate(policy, x, at, kappa, temp, evaluate)._replace(miss=float(level))
+    chances = rho.prod(1)/rho.prod(1).sum()
+    estimate = _estimate(policy, x, at, kappa, temp, evaluate)._replace(miss=float((chances*final).sum()))
     return estimate, [vs[r.inside] for vs, _ in targets]
 
 # %% ../nbs/03a_cpo.ipynb #policy-step

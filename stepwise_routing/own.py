@@ -142,7 +142,7 @@ def _own_inputs(folder, table): # (features, unit of cost)
 # %% ../nbs/06_your_own_models.ipynb #train
 def train(
     folder,                 # of `collect`
-    alpha:float=.02,        # share of problems that may be missed: the large model alone is right, the router is not
+    alpha:float=.02,        # accuracy that may be lost against the large model, as a share of the problems
     on_escalate:str='regenerate', # "regenerate": the large model rewrites the unsure step; "append": the next one
     **settings              # seed, and fields of `Policy`, e.g. steps
 )->dict: # on the training problems, in %: right, missed, and the share of the large model's cost
@@ -154,29 +154,28 @@ def train(
     s = Policy(**dict(alpha=alpha, estimator='exact', batch=None if len(env) <= 500 else 500, steps=80) | settings)
     key = training_key(digest((folder/'train.npz').read_bytes().hex()), features, on_escalate, unit, asdict(s), seed)
     config = fit(env, None, folder/'policy', s, seed, None, key=key, unit=unit)
-    deployed = env.deploy(load_policy(folder/'policy'), config['kappa_trained'])
+    deployed = env.deploy(load_policy(folder/'policy'), config['online'])
     names = {'right': 'right', 'miss': 'missed', 'cost': "of the large model's cost"}
     return {name: round(100*float(deployed[k].mean()), 1) for k, name in names.items()}
 
 # %% ../nbs/06_your_own_models.ipynb #calibrate
 def calibrate(
-    folder,                          # of `collect` and `train`
-    alpha:float|None=None,           # share of problems that may be missed; None = as in training
-    target_accuracy:float|None=None  # instead of alpha: an accuracy between the small and the large model's
-)->Calibration: # kappa; miss rate, accuracy and cost of the calibration problems; whether the bound holds
-    "Choose the threshold on the problems set aside. ValueError where they are too few for alpha."
+    folder,                 # of `collect` and `train`
+    target:str='accuracy',  # "accuracy": on these problems; "miss": a bound for new ones
+    alpha:float|None=None   # accuracy that may be lost, or share that may be missed; None = as in training
+)->Calibration: # kappa; accuracy, misses and cost of the calibration problems; whether the target is met
+    "Choose the threshold on the problems set aside. ValueError where they are too few for a bound."
     tables = [own_table(folder, split) for split in SIDES]
     policy = load_policy(Path(folder)/'policy')
     config = policy.config
     alpha = config['alpha'] if alpha is None else alpha
     options = policy.features, config['on_escalate'], config['unit'], policy.scaler
     env, held_out = (TableEnv(table, *options) for table in tables)
-    limit = alpha if target_accuracy is None else 1 - target_accuracy
-    if 0 < limit < 1 and 1/(len(held_out) + 1) > limit + 1e-12:
-        raise ValueError(f'{folder}: {len(held_out)} calibration problems are too few for {limit:.4g}, which takes '
-                         f'at least {math.ceil(1/limit - 1 - 1e-9)}; collect more problems, or allow more')
-    path = threshold_path(policy, env, 'miss' if target_accuracy is None else 'error')
-    result = calibrate_policy(policy, held_out, alpha, target_accuracy, path)
+    if target == 'miss' and 0 < alpha < 1 and 1/(len(held_out) + 1) > alpha + 1e-12:
+        raise ValueError(f'{folder}: {len(held_out)} calibration problems are too few for {alpha:.4g}, which takes '
+                         f'at least {math.ceil(1/alpha - 1 - 1e-9)}; collect more problems, or allow more')
+    path = threshold_path(policy, env) if target == 'miss' else None
+    result = calibrate_policy(policy, held_out, target, alpha, path)
     save_policy(Path(folder)/'policy', policy, **config | dict(kappa=result.kappa, calibration=asdict(result)))
     return result
 

@@ -97,7 +97,7 @@ def test_four_calls(tmp_path, toys):
     assert got['train'] + got['calibration'] == 120 and got['new steps'] > 240
     assert got['small right'] < got['large right']
     seen = train(folder, .1, steps=20)
-    done = calibrate(folder)
+    done = calibrate(folder, 'miss')
     assert done.met and done.n == got['calibration'] and done.bound <= .1 and seen["of the large model's cost"] > 0
     assert done.bound == pytest.approx((done.n*done.miss + 1)/(done.n + 1))
     answers = route(folder, ['What is 3 + 4?', 'What is 5 + 6?'])
@@ -144,7 +144,7 @@ def test_training_again_asks_for_calibration_again(tmp_path, toys):
     train(tmp_path/'mine', .2, steps=20)
     with pytest.raises(ValueError, match='the threshold is not calibrated yet; call calibrate'):
         route(tmp_path/'mine', 'What is 3 + 4?')
-    assert calibrate(tmp_path/'mine').limit == .2 and route(tmp_path/'mine', 'What is 3 + 4?').steps
+    assert calibrate(tmp_path/'mine').alpha == .2 and route(tmp_path/'mine', 'What is 3 + 4?').steps
 
 def test_a_program_asks_many_times(tmp_path, toys):
     ready(tmp_path/'mine')
@@ -158,10 +158,12 @@ def test_a_program_asks_many_times(tmp_path, toys):
     assert many[:3] == [one]*3 and others[0] == one.steps and len(set(others)) > 1
 
 def test_other_promises(tmp_path, toys):
+    done = ready(tmp_path/'mine', on_escalate='append')
     with pytest.warns(UserWarning, match='no threshold keeps the bound'):
-        assert not ready(tmp_path/'mine', on_escalate='append').met
-    found = calibrate(tmp_path/'mine', target_accuracy=.3)
-    assert found.limit == pytest.approx(.7) and found.accuracy >= .3 and route(tmp_path/'mine', 'What is 3 + 4?').steps
+        assert not calibrate(tmp_path/'mine', 'miss').met
+    found = calibrate(tmp_path/'mine', alpha=.5)
+    assert done.met and found.accuracy >= found.large - .5 and found.cost <= done.cost
+    assert route(tmp_path/'mine', 'What is 3 + 4?').steps
 
 # --- what goes wrong
 
@@ -181,9 +183,9 @@ def test_too_few_problems_for_the_promise(tmp_path, toys):
     train(tmp_path/'mine', .02, steps=5)
     n = len(own_table(tmp_path/'mine', 'calibration'))
     with pytest.raises(ValueError, match=f'{n} calibration problems are too few for 0.02, which takes at least 49'):
-        calibrate(tmp_path/'mine')
-    assert calibrate(tmp_path/'mine', alpha=1/(n + 1)).n == n # just enough
-    with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', alpha=1/(n + 2))
+        calibrate(tmp_path/'mine', 'miss')
+    assert calibrate(tmp_path/'mine', 'miss', 1/(n + 1)).n == n # just enough
+    with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', 'miss', 1/(n + 2))
 
 def test_models_that_have_changed(tmp_path, toys):
     ready(tmp_path/'mine')

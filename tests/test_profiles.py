@@ -64,14 +64,14 @@ def test_the_papers_settings(profile):
     assert (c.models.context, c.data.max_steps) == (4096, dict(default=30, omnimath=100))
     names = [m for m in (*c.open.models, *c.api.models, c.data.grader) if not m.startswith('openai:')]
     assert names and all(re.search('@([0-9a-f]{40})$', m) for m in names)
-    if profile != 'open-lite': assert (c.policy.steps, c.policy.batch) == (1000, 5)
+    if profile != 'open-lite': assert (c.policy.steps, c.policy.batch) == (1000, 50)
     assert bool(c.open.models) != bool(c.api.models)
 
 def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies():
     whole, lite = (settings_of(open_run(p, project=PROJECT).config) for p in ('open', 'open-lite'))
     sections = dict(open=('n_train', 'n_calibration', 'n_test'), policy=('batch', 'steps'),
-                    baselines=('n_walk_calibration', 'walk_thresholds'),
-                    sweep=('alphas', 'ablations', 'most_steps', 'per_step', 'per_step_steps', 'per_step_batch',
+                    baselines=('walk_thresholds',),
+                    sweep=('ablations', 'most_steps', 'per_step', 'per_step_steps', 'per_step_batch',
                            'per_step_problems'))
     fewer = {f'{section}.{name}' for section, names in sections.items() for name in names}
     assert {k for k in whole if whole[k] != lite[k]} <= fewer and lite['open.n_train'] == lite['open.n_test'] == 200
@@ -138,8 +138,7 @@ def reproduced(project, profile, changes):
 
 # Models and what hangs on them; problem counts; fewer policies, policy steps and resamples: nothing else.
 FEW = {'baselines.reward_model': 'micro-prm', 'data.grader': 'math-verify', 'models.context': 2048,
-       'sweep.alphas': [.1], 'policy.steps': 3, 'sweep.most_steps': 3, 'policy.batch': 5,
-       'baselines.n_walk_calibration': 3, 'results.n_boot': 50}
+       'policy.steps': 3, 'sweep.most_steps': 3, 'policy.batch': 5, 'results.n_boot': 50}
 
 @pytest.mark.slow
 @pytest.mark.timeout(1900)

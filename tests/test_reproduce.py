@@ -92,7 +92,7 @@ def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
 def test_the_command_that_continues_has_the_same_settings(changes, alphas, name):
     words = ['reproduce', '--profile', f'{name}.yaml', '--only', '04,05', '--publish']
     for k, v in changes.items(): words += ['-p', f'{k}={v}']
-    words += ['-p', f'sweep.alphas={[f"{a:.12f}" for a in alphas]}'.replace("'", '')]
+    words += ['-p', f'policy.temp={[f"{a:.12f}" for a in alphas]}'.replace("'", '')]
     plan = SimpleNamespace(options=Options(argv=tuple(words)), run=SimpleNamespace(folder=Path('runs/r')))
     line = runner._told(plan, KeyboardInterrupt())
     first, args = cli.build_parser().parse_args(words), shlex.split(line.partition('continue with: ')[2])
@@ -463,7 +463,7 @@ def test_ctrl_c_says_how_to_continue(toy):
 def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_path):
     mine = tmp_path/"my own; 'profile'.yaml"
     mine.write_text('open: {n_test: 30}')
-    changes = '-p', 'results.n_boot=2', '-p', 'policy.lr=1e-5', '-p', 'sweep.alphas=[.1, .2]'
+    changes = '-p', 'results.n_boot=2', '-p', 'policy.lr=1e-5', '-p', 'policy.temp=[.1, .2]'
     line = interrupted(toy, '--profile', str(mine), *changes, '--publish')
     stepwise = tmp_path/'bin'/'stepwise-routing'
     stepwise.parent.mkdir()
@@ -475,7 +475,7 @@ def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_pat
     assert done.returncode == 0, done.stderr
     manifest = Manifest(toy.runs/'r')
     assert manifest['status'] == 'finished' and [p.name for p in toy.runs.glob('*/manifest.json')] == ['manifest.json']
-    values = [manifest['settings'][k] for k in ('open.n_test', 'results.n_boot', 'policy.lr', 'sweep.alphas')]
+    values = [manifest['settings'][k] for k in ('open.n_test', 'results.n_boot', 'policy.lr', 'policy.temp')]
     assert values == [30, 2, 1e-5, [.1, .2]]
     assert (toy.root/'tables/mean.md').read_text() == f'mean of 30 numbers: {sum(i*i for i in range(30))/30:.2f}'
 

@@ -69,10 +69,10 @@ class Api(Open):
 # %% ../../nbs/run/config.ipynb #policy
 class Policy(Section):
     "How a routing policy is trained."
-    alpha: float = .02                # misses allowed: share of problems that the large model gets right, ours not
+    alpha: float = .02                # accuracy that may be lost against the large model, or misses: see constraint
     kappa: float = .25                # threshold at the start
     kappa_step: float = .1            # of the online update (eq. 5), times k^-kappa_decay
-    kappa_decay: float = .6
+    kappa_decay: float = .6           # 0: a constant step
     sign: str = 'corrected'           # of that update; "printed" is the paper's formula
     rho_bar: float = 2.               # clip of the importance ratios
     v_rho_bar: float = 1.             # clips of V-trace
@@ -83,9 +83,8 @@ class Policy(Section):
     steps: int = 1000                 # policy steps
     batch: int|None = 5               # problems a step; None: all
     estimator: str = 'sampled'        # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
-    constraint: str = 'joint'         # "joint": P(router wrong and large right); "union": the paper's bound
-    temp: tuple = (.1, .01)           # temperature of the soft mask: from the first to the second over half the steps
-    window: int = 100                 # problems that the running miss rate of small batches remembers
+    constraint: str = 'gap'           # "gap": accuracy lost (the paper's bound); "joint": P(router wrong, large right)
+    temp: tuple = (.1, .03)           # temperature of the soft mask: from the first to the floor over half the steps
     lr: float = 1e-3                  # of the critics (Adam)
     hidden: tuple = (64, 64)          # units of policy and critics: three linear layers
     p_escalate: float = .1            # of a fresh policy
@@ -93,10 +92,9 @@ class Policy(Section):
 # %% ../../nbs/run/config.ipynb #sweep
 class Sweep(Section):
     "Which policies a run trains."
-    alphas: tuple = (.05, .15)        # calibrated for these besides policy.alpha: the curve of accuracy against cost
     seeds: int = 2                    # policies a variant, open setting
     api_seeds: int = 1                # the same, API setting
-    ablations: bool = True            # also one policy per design choice, at policy.alpha
+    ablations: bool = True            # also policies with one design choice changed
     ablation_seeds: int = 1           # policies of each
     most_steps: int = 20              # cap on the steps of an ablation
     per_step: bool = True             # also policies that may return to the small model, trained on live walks
@@ -109,13 +107,12 @@ class Sweep(Section):
 # %% ../../nbs/run/config.ipynb #baselines
 class Baselines(Section):
     "Which other routers run, and on how much."
-    reward_model: str = 'micro-prm'   # of RSD; '' leaves RSD out
+    reward_model: str = 'micro-prm'   # of RSD and TRIM; '' leaves both out
     specreason: bool = True           # run SpecReason
+    trim: bool = True                 # run TRIM-Agg
     steer_next: bool = True           # run STEER's per-step reading
     ours_next: bool = True            # run the per-step policies, where there are any
-    n_walk_calibration: int = 100     # calibration problems of the threshold grids that walk, at most
-    asking_thresholds: str = 'all'    # thresholds of SpecReason and RSD on test problems: "chosen" (faster) or "all"
-    walk_thresholds: str = 'chosen'   # the same for STEER (next), and the alphas of per-step policies
+    walk_thresholds: str = 'chosen'   # thresholds of what walks on test problems: "chosen", or "all" for curves
 
 class Results(Section):
     "How results are reported."
@@ -138,11 +135,11 @@ class Config(Section):
 # %% ../../nbs/run/config.ipynb #ranges
 RANGES = dict( # of numbers and their tuples; whole numbers without an entry start at 1
     kappa='[0, .5]', gamma='[0, 1]', grader_memory='(0, 1]', memory_shares='(0, 1]', hidden='[1, inf)',
-    **dict.fromkeys('alpha alphas p_escalate'.split(), '(0, 1)'),
+    **dict.fromkeys('alpha p_escalate'.split(), '(0, 1)'),
     **dict.fromkeys('kappa_step rho_bar v_rho_bar c_bar delta damping lr temp'.split(), '(0, inf)'),
     **dict.fromkeys('kappa_decay max_cents ray_gpus redraws seed'.split(), '[0, inf)'))
 CHOICES = dict(engine=('local', 'ray'), sign=('corrected', 'printed'), estimator=('sampled', 'exact'),
-               constraint=('joint', 'union'), asking_thresholds=('chosen', 'all'), walk_thresholds=('chosen', 'all'))
+               constraint=('gap', 'joint'), walk_thresholds=('chosen', 'all'))
 
 def _in_range(x, span):
     "Is x a number within an interval such as (0, 1]?"
