@@ -129,7 +129,7 @@ def line_search(theta, direction, measure, c, delta=.01): # measure: theta -> (d
 
 # %% ../nbs/03a_cpo.ipynb #table-env
 class Environment:
-    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], `large_right`
+    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], large_right
     and what misses are counted `against`: the share of the large model's other draws that are right."""
     def __len__(self): return len(self.large_right)
     def risk_curve(self, policy, kappas): # dict of arrays [threshold]: miss, right, cost
@@ -163,8 +163,7 @@ class TableEnv(Environment):
         self.paid = spent[:, :-1]/share                             # for the small steps up to t [problem, step]
         self.cost, self.right = grid[unit]/share, grid['correct']   # [problem, time]; the last column: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
-        again = np.asarray(getattr(table, 'again', ()), float).reshape(len(table), -1) # other draws [problem, draw]
-        self.against = torch.as_tensor(again.mean(1)) if again.size else self.large_right # or the shared one
+        self.against = torch.as_tensor(table.large_again)
         self.miss = 1 - covered(self.right, self.against[:, None])
 
     def fixed_times(self, policy=None): return {k: getattr(self, k).mean(0).numpy() for k in ('miss', 'right', 'cost')}

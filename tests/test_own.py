@@ -160,7 +160,7 @@ def test_a_program_asks_many_times(tmp_path, toys):
 def test_other_promises(tmp_path, toys):
     done = ready(tmp_path/'mine', on_escalate='append')
     with pytest.warns(UserWarning, match='no threshold keeps the bound'):
-        assert not calibrate(tmp_path/'mine', 'miss').met
+        assert not calibrate(tmp_path/'mine', 'miss', .03).met
     found = calibrate(tmp_path/'mine', alpha=.5)
     assert done.met and found.accuracy >= found.large - .5 and found.cost <= done.cost
     assert route(tmp_path/'mine', 'What is 3 + 4?').steps
