@@ -83,13 +83,13 @@ def grid_search(
 
 # %% ../nbs/04_baselines.ipynb #rows
 COLUMNS = ('benchmark', 'method', 'on_escalate', 'threshold', 'chosen', 'problem', 'sample', 'correct', 'large_correct',
-           'paper_flops', 'full_flops', 'small_tokens', 'large_tokens', 'steps', 'large_steps', 'cents')
+           'large_again', 'paper_flops', 'full_flops', 'small_tokens', 'large_tokens', 'steps', 'large_steps', 'cents')
 
 def outcome_rows(router, table, outcome:dict, threshold:float, chosen=True)->list:
     "A row per problem, in the order of `COLUMNS`, of an outcome reached at a threshold (chosen on calibration?)."
-    columns = [table.correct[:, 0] if k == 'large_correct' else outcome[k] for k in COLUMNS[7:]]
+    columns = outcome | dict(large_correct=table.correct[:, 0], large_again=table.large_again)
     return [(table.benchmark, router.name, router.on_escalate, threshold, int(chosen), *row)
-            for row in zip(table.problem_id, table.sample, *columns)]
+            for row in zip(table.problem_id, table.sample, *(columns[k] for k in COLUMNS[7:]))]
 
 # %% ../nbs/04_baselines.ipynb #save-rows
 def grid_rows(grids)->list: return [row for grid in grids for row in grid.rows()]

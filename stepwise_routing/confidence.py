@@ -58,7 +58,7 @@ def logprob_confidence(step:Step)->float: # $S^{API}$; nan where there are no pr
     return float(np.asarray(step.prob)[math_token_mask(step.text, step.ends)].min())
 
 # %% ../nbs/01_confidence.ipynb #observe
-FEATURES = ('score_logit', 'score_prob', 'index', 'length', 'final', 'model')
+FEATURES = ('score_logit', 'score_prob', 'index', 'length', 'final', 'model', 'first_entropy')
 
 def last_scored(steps):
     "The last step that has tokens, the last one where none has."
@@ -69,7 +69,8 @@ def observe(steps)->np.ndarray: # [step, feature], features in the order of `FEA
     rows = []
     for i, step in enumerate(steps):
         y = last_scored(steps[:i + 1])
-        rows.append((logit_confidence(y), logprob_confidence(y), i, step.generated, step.final, step.model))
+        rows.append((logit_confidence(y), logprob_confidence(y), i, step.generated, step.final, step.model,
+                     np.nan if step.entropy is None else step.entropy))
     return np.array(rows, float).reshape(-1, len(FEATURES))
 
 # %% ../nbs/01_confidence.ipynb #scaler

@@ -9,6 +9,7 @@ __all__ = ['VERSION', 'UnderWay', 'RoutingTree', 'State', 'bill_call', 'Walk', '
 # %% ../nbs/02_rollouts.ipynb #imports
 import asyncio, inspect, json
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from fastcore.basics import patch
@@ -48,12 +49,20 @@ class RoutingTree:
         self.benchmark = store.settings['benchmark']
         self.specs = [ModelSpec(**m['spec']) for m in store.settings['models']]
         self.n_models = len(self.specs)
-        self.drawn, self.tokens = 0, 0      # edges that were not in the store before, and their tokens
+        self.counts = dict(drawn=0, tokens=0) # edges that were not in the store before, and their tokens
         self.pending = UnderWay()           # draws, by edge
         if not backends: return
         check_settings(store.path, store.settings, json.loads(json.dumps(tree_settings(self.benchmark, backends))))
         if [b.index for b in backends] != list(range(min(len(backends), 10))): # a path has one digit per step
             raise ValueError('the models of a tree, at most 10, need index=0, 1, ... in order')
+
+    drawn = property(lambda self: self.counts['drawn'])
+    tokens = property(lambda self: self.counts['tokens'])
+    def resampled(self, sample):
+        "The same trees in another of the independent draws."
+        other = copy(self)
+        other.sample = sample
+        return other
 
 # %% ../nbs/02_rollouts.ipynb #kept
 @patch
@@ -82,8 +91,8 @@ async def draw(self:RoutingTree, problem, path, model, to_end):
     request = Request(problem, self.steps(problem, path), seed, to_end, self.max_steps)
     steps = await self.backends[model].write(request)
     self.store.put_many([(self.key(problem, path + str(model)*i, model), s) for i, s in enumerate(steps)])
-    self.drawn += len(steps)
-    self.tokens += sum(s.generated for s in steps)
+    self.counts['drawn'] += len(steps)
+    self.counts['tokens'] += sum(s.generated for s in steps)
 
 # %% ../nbs/02_rollouts.ipynb #follow
 @patch
@@ -112,7 +121,7 @@ async def read(self:RoutingTree, problem, path, model):
         *prefix, step = self.steps(problem, path)
         step = await self.backends[model].score(Request(problem, tuple(prefix)), step)
         self.store.put_many([(key, step)])
-        self.drawn += 1
+        self.counts['drawn'] += 1
     if self.backends and self.store.get(*key) is None: await self.pending.once(key, reading)
     return self.kept(problem, path, f'read{model}')
 
@@ -282,11 +291,22 @@ async def rollouts(self:RoutingTree, problem)->tuple:
     small = await self.run(problem, '', 0)
     return small, await asyncio.gather(*(self.run(problem, '0'*t, 1) for t in range(len(small))))
 
-def collect_rollouts(problems, tree:RoutingTree)->int:
-    "Draw the rollouts of all problems; returns how many edges are new."
+@patch
+async def redraws(self:RoutingTree, problem, n)->list:
+    "What the large model alone writes in the independent draws 1 to n; draw 0 belongs to the rollouts."
+    return await asyncio.gather(*(self.resampled(i).run(problem, '', 1) for i in range(1, n + 1)))
+
+def collect_rollouts(
+    problems,         # the `Problem`s
+    tree:RoutingTree, # whose store keeps the edges
+    samples:int=1,    # independent draws of all rollouts
+    redraws:int=0     # further draws of the large model alone
+)->int:
+    "Draw the rollouts of all problems; returns how many edges are new. ValueError for more than two models."
     if tree.n_models != 2:
         raise ValueError(f'outcome tables are for two models, this tree has {tree.n_models}; use walk')
-    async def collect(p): await tree.rollouts(p) # what it returns would fill the memory
+    async def collect(p): # what it returned would fill the memory
+        await asyncio.gather(tree.redraws(p, redraws), *(tree.resampled(i).rollouts(p) for i in range(samples)))
     before = tree.drawn
     run_async(gather_progress(map(collect, problems), f'{tree.benchmark} rollouts'))
     return tree.drawn - before
@@ -294,11 +314,13 @@ def collect_rollouts(problems, tree:RoutingTree)->int:
 # %% ../nbs/02_rollouts.ipynb #draw-edges
 def draw_edges(s:Setting, benchmark:str, backends)->dict:
     "Draw all that a benchmark's outcome tables need; edges and tokens of now, edges in the store, US cents so far."
-    problems = [p for split in SPLITS for p in s.problems(benchmark, split)]
+    problems = {split: s.problems(benchmark, split) for split in SPLITS}
     with s.tree(benchmark, backends) as tree:
-        collect_rollouts(problems, tree)
-        return dict(setting=s.name, benchmark=benchmark, problems=len(problems), drawn_now=tree.drawn,
-                    tokens_now=tree.tokens, in_store=len(tree.store), cents=getattr(backends[-1], 'spent', 0.))
+        collect_rollouts(problems['train'], tree, s.part.samples)
+        collect_rollouts(problems['calibration'] + problems['test'], tree, redraws=s.part.redraws)
+        return dict(setting=s.name, benchmark=benchmark, problems=sum(map(len, problems.values())),
+                    drawn_now=tree.drawn, tokens_now=tree.tokens, in_store=len(tree.store),
+                    cents=getattr(backends[-1], 'spent', 0.))
 
 # %% ../nbs/02_rollouts.ipynb #side
 def _numbered(i, work, *job): return i, work(*job)

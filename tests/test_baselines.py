@@ -397,7 +397,8 @@ def test_rows_of_a_policy_are_means_over_its_seeds():
     assert COLUMNS[-1] == 'cents'
     alone = [replay(p.router, test) for p in policies]
     for alpha, outcomes in ((.02, alone[:2]), (.2, alone[2:])):
-        each = [[test.correct[:, 0] if k == 'large_correct' else o[k] for k in COLUMNS[7:]] for o in outcomes]
+        known = dict(large_correct=test.correct[:, 0], large_again=test.large_again)
+        each = [[(o | known)[k] for k in COLUMNS[7:]] for o in outcomes]
         want = np.mean(each, 0).T
         assert np.allclose(by(rows, alpha), want) and want[:, -1].max() > 0
     for seed, o in ((0, alone[0]), (3, alone[1])): assert (by(singles, .02, seed)[:, 0] == o['correct']).all()

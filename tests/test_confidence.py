@@ -93,9 +93,9 @@ def test_scores_of_steps_that_lack_something():
 def test_observe():
     steps = [step_of('so 7', [.9, .9, .5], [1, 2, 3]), step_of(r'\boxed{7}', [.9, .8, .7, .6], [4, 4, 4, 4])]
     obs = observe([steps[0], replace(steps[1], model=1)])
-    assert FEATURES == ('score_logit', 'score_prob', 'index', 'length', 'final', 'model')
-    np.testing.assert_allclose(obs, [[3, .5, 0, 3, 0, 0], [4, .6, 1, 4, 1, 1]])
-    assert observe([]).shape == (0, 6)
+    assert FEATURES == ('score_logit', 'score_prob', 'index', 'length', 'final', 'model', 'first_entropy')
+    np.testing.assert_allclose(obs, [[3, .5, 0, 3, 0, 0, np.nan], [4, .6, 1, 4, 1, 1, np.nan]])
+    assert observe([]).shape == (0, 7)
 
 # ---------------------------------------------------------------- standardising
 @given(st.lists(st.tuples(*[st.floats(-1e3, 1e3)]*3), min_size=1, max_size=30))
@@ -120,7 +120,7 @@ def brute(scores, labels):
     return np.mean(wins)
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40)
+@given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=2, max_size=40)
        .filter(lambda x: len({b for _, b in x}) == 2))
 def test_auroc_is_the_share_of_pairs_in_order(items):
     scores, labels = zip(*items)
@@ -207,7 +207,7 @@ def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_po
                  max_logit=(10., 11., 12., 13., 14.), generated=5)
     full = Step('', 0, 'length', prompt=99) # nothing fitted into the context
     raw = observe((first, full))
-    assert (raw[1, :2] == raw[0, :2]).all() and raw[1, 2:].tolist() == [1, 0, 1, 0]
+    assert (raw[1, :2] == raw[0, :2]).all() and raw[1, 2:6].tolist() == [1, 0, 1, 0]
     state = State(None, 0, (first, full), '00')
     assert (state_inputs(state, FULL_FEATURES) == policy_inputs(raw, FEATURES, FULL_FEATURES)[1]).all()
     steer = STEER((), Mixture((.5, .5), (10., 14.), (1., 1.)))

@@ -79,10 +79,11 @@ def gather(*coroutines):
     return run_async(all_())
 
 def plain(model, ids, tokens):
-    "Largest logit, probability and rank of each token, by one pass of a Hugging Face model."
+    "Largest logit, probability and rank of each token, entropy before the first: one pass of a Hugging Face model."
     with torch.no_grad(): z = model(input_ids=torch.tensor([[*ids, *tokens]])).logits[0, len(ids)-1:-1].double()
     p = z.softmax(-1)[torch.arange(len(tokens)), list(tokens)]
-    return z.amax(-1).tolist(), p.tolist(), [1 + int((row > row[t]).sum()) for row, t in zip(z, tokens)]
+    rank, first = [1 + int((row > row[t]).sum()) for row, t in zip(z, tokens)], z[0].softmax(-1)
+    return z.amax(-1).tolist(), p.tolist(), rank, float(-torch.special.xlogy(first, first).sum())
 
 # the micro pair: as a reader of the package meets it
 
@@ -122,9 +123,10 @@ def test_confidences_are_those_of_a_plain_forward_pass(alone, problems, engines)
     for p in problems:
         ids = list(engines[0].text.prompt(p.question))
         for step in alone[p.id, 0]:
-            top, prob, rank = plain(model, ids, step.ids)
+            top, prob, rank, entropy = plain(model, ids, step.ids)
             np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
             np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
+            np.testing.assert_allclose(step.entropy, entropy, rtol=1e-4, atol=1e-6)
             assert (list(step.rank), step.prompt, step.generated) == (rank, len(ids), len(step.ids))
             ids += step.ids
             checked += len(step.ids)
@@ -206,7 +208,7 @@ def test_any_architecture_with_keys_and_values(kind):
     asked = [Problem('toy', str(i), 'x' * (1 + 7 * i), '') for i in range(5)]
     steps = gather(*(backend.write(Request(p, seed=lambda i, p=p: int(p.id))) for p in asked))
     for p, (step,) in zip(asked, steps):
-        top, prob, rank = plain(oracle, backend.text.prompt(p.question), step.ids)
+        top, prob, rank, entropy = plain(oracle, backend.text.prompt(p.question), step.ids)
         np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
         np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
         assert list(step.rank) == rank
@@ -219,7 +221,7 @@ def test_a_qwen2_in_a_folder_is_computed_by_kernels_as_its_own_code_would(tmp_pa
         assert type(backend.engine.forward).__name__ == 'QwenModel' and backend.spec.params == model.num_parameters()
         asked = [Problem('toy', str(n), 'x' * n, '') for n in (1, 9, 40, 70)]
         for p, (step,) in zip(asked, gather(*(backend.write(Request(p)) for p in asked))):
-            top, prob, rank = plain(model.double(), backend.text.prompt(p.question), step.ids)
+            top, prob, rank, entropy = plain(model.double(), backend.text.prompt(p.question), step.ids)
             np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
             np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
 

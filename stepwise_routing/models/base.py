@@ -135,11 +135,14 @@ def draw_rows(logits, u, temperature, top_p): # logits [row, vocabulary]; number
 
 # %% ../../nbs/models/base.ipynb #confidences
 def confidences(logits, tokens): # raw logits [..., vocabulary], sampled token ids [...]
-    "How sure the model was of each token: [3, ...] of the largest logit, the token's probability and its rank."
+    "How sure the model was: [4, ...] of the largest logit, the token's probability, its rank, the entropy (nats)."
     import torch
     z, top = logits.gather(-1, tokens[..., None]), logits.amax(-1)
-    prob = (z[..., 0] - top).exp_() / (logits - top[..., None]).exp_().sum(-1)
-    return torch.stack((top, prob, 1. + (logits > z).sum(-1)))
+    below = logits - top[..., None]
+    mass = below.exp()
+    total = mass.sum(-1)
+    entropy = total.log() - (mass*below.clamp(min=-1e4)).sum(-1)/total # a logit of -inf has no mass
+    return torch.stack((top, (z[..., 0] - top).exp_()/total, 1. + (logits > z).sum(-1), entropy))
 
 # %% ../../nbs/models/base.ipynb #five-digits
 def five_digits(x)->np.ndarray: # float64, each exactly representable in float32

@@ -20,8 +20,8 @@ class Forward(Protocol):
     "Keys and values of the rows of one model, each at a place, and its forward pass over them."
     def feed(self, place, tokens, start): ...         # a list of tokens from position `start` on; computed when needed
     def logits(self, places, tokens, starts): ...     # the same for several places, now: [all tokens, vocabulary]
-    def confidences(self, logits, tokens): ...        # largest logit, probability and rank of given tokens: [3, token]
-    def decode(self, tokens, at, u, temperature, top_p): ... # draw for places 0, 1, ...: ([row, 4], logits)
+    def confidences(self, logits, tokens): ...        # largest logit, probability, rank, entropy: [4, token]
+    def decode(self, tokens, at, u, temperature, top_p): ... # draw for places 0, 1, ...: ([row, 5], logits)
     def keep(self, place, n): ...                     # a handle, with `nbytes`, to the first n positions of a place
     def load(self, place, kept, n): ...               # take n positions of it over
     def drop(self, kept): ...                         # it is not needed any more
@@ -100,7 +100,7 @@ class Engine:
         self.count, self.limit = np.zeros((2, self.size), int) # tokens of this step, and how many it may have
         self.how = np.zeros((2, self.size))                    # temperature and top_p
         self.u = np.zeros((self.size, self.max_tokens))        # random numbers
-        self.drawn = np.zeros((*self.u.shape, 4))              # token, logit, prob, rank
+        self.drawn = np.zeros((*self.u.shape, 5))              # token, logit, prob, rank, entropy
 
 # %% ../../nbs/models/engine.ipynb #begin
 @patch
@@ -119,7 +119,7 @@ def begin(self:Engine, place):
 
 # %% ../../nbs/models/engine.ipynb #new-step
 def new_step(model, row, drawn, full):
-    "The Step that the drawn tokens [token, 4] make behind `row.ids`; None if it has not ended, and room is left."
+    "The Step that the drawn tokens [token, 5] make behind `row.ids`; None if it has not ended, and room is left."
     ids = tuple(drawn[:, 0].astype(int).tolist())
     text, ended, ends = model.text.parse(ids)
     finish = 'step' if ended else 'length' if full else None
@@ -127,7 +127,8 @@ def new_step(model, row, drawn, full):
     if finish is None: return None
     logit, prob = map(tuple, five_digits(drawn[:, 1:3].T).tolist())
     rank = tuple(drawn[:, 3].astype(int).tolist())
-    return Step(text, model.index, finish, ids, ends, prob, rank, logit, generated=len(ids), prompt=len(row.ids))
+    entropy = float(five_digits(drawn[0, 4]))
+    return Step(text, model.index, finish, ids, ends, prob, rank, logit, entropy, len(ids), len(row.ids))
 
 # %% ../../nbs/models/engine.ipynb #leave
 @patch
@@ -175,7 +176,7 @@ def log_probs(logits, top): # [token, vocabulary]
 # %% ../../nbs/models/engine.ipynb #score-rows
 @patch
 def score_rows(self:Engine, rows, first):
-    "Confidences [3, token] of the answers of rows, which stand from place `first` on, each to its future."
+    "Confidences [4, token] of the answers of rows, which stand from place `first` on, each to its future."
     places, starts = range(first, first + len(rows)), [len(row.ids) - 1 for row in rows]
     logits = self.forward.logits(places, [[row.ids[-1], *row.answers[:-1]] for row in rows], starts)
     scores = self.forward.confidences(logits, np.concatenate([row.answers for row in rows]))

@@ -118,7 +118,7 @@ def logits(self:PaddedModel, places, tokens, starts):
 
 # %% ../../nbs/models/padded.ipynb #decode
 @patch
-def confidences(self:PaddedModel, logits, tokens): # [3, token]
+def confidences(self:PaddedModel, logits, tokens): # [4, token]
     tokens = self.torch.as_tensor(tokens, device=logits.device)
     return confidences(logits.double(), tokens).cpu().numpy()
 

@@ -122,15 +122,16 @@ def _draw(z, u, temperature, mass, power, bits, tokens): # z [row, vocabulary]; 
             if run > u[i]*total: break
 
 @njit(**_NUMBA)
-def _confidences(z, tokens, mass, power, bits, out): # z [row, vocabulary], tokens [row] -> out [3, row]
-    "Largest logit, probability of the token, its rank."
+def _confidences(z, tokens, mass, power, bits, out): # z [row, vocabulary], tokens [row] -> out [4, row]
+    "Largest logit, probability of the token, its rank, entropy of the distribution."
     for i in range(len(z)):
-        row, top, total, rank, n = z[i], z[i, 0], _F(0.), 1, z.shape[1]
+        row, top, total, spread, rank, n = z[i], z[i, 0], _F(0.), _F(0.), 1, z.shape[1]
         for j in range(n): top = max(top, row[j])
         _exponentials(row, top, _F(1.), n, mass, power, bits)
         for j in range(n): total += mass[j]
+        for j in range(n): spread += mass[j]*(row[j] - top)
         for j in range(n): rank += row[j] > row[tokens[i]]
-        out[0, i], out[1, i], out[2, i] = top, mass[tokens[i]]/total, rank
+        out[0, i], out[1, i], out[2, i], out[3, i] = top, mass[tokens[i]]/total, rank, np.log(total) - spread/total
 
 # %% ../../nbs/models/qwen.ipynb #weights
 def fits(config:dict)->bool: # of config.json
@@ -325,8 +326,8 @@ def logits(self:QwenModel, places, tokens, starts):
     return torch.cat([self.read(self.run(*(a[part] for a in flat)))[-len(flat[0][part]):] for part in parts])
 
 @patch
-def confidences(self:QwenModel, logits, tokens): # [3, token]
-    out = np.empty((3, len(logits)))
+def confidences(self:QwenModel, logits, tokens): # [4, token]
+    out = np.empty((4, len(logits)))
     _confidences(logits.numpy(), np.asarray(tokens), self.mass, self.power, self.bits, out)
     return out
 

@@ -212,10 +212,11 @@ async def score_text(backend, request, step, answer=answer_request):
     ids = prefix_ids(backend, request)
     tokens = tuple(backend.text.step_ids(tuple(step.ids), step.text, step.finish))
     room_left(backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}')
-    scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((3, 0))
+    scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((4, 0))
     logit, prob = map(tuple, five_digits(scores[:2]).tolist())
     rank, ends = tuple(scores[2].astype(int).tolist()), backend.text.parse(tokens)[2]
-    return replace(step, ids=tokens, ends=ends, prob=prob, rank=rank, max_logit=logit, generated=0,
+    entropy = float(five_digits(scores[3, 0])) if tokens else None
+    return replace(step, ids=tokens, ends=ends, prob=prob, rank=rank, max_logit=logit, entropy=entropy, generated=0,
                    prompt=len(ids) + len(tokens), cached=0)
 
 TransformersBackend.score = score_text

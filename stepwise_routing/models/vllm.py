@@ -27,12 +27,15 @@ from .transformers import (LocalOptions, check_sampling, choose_reply, context_l
 # %% ../../nbs/models/vllm.ipynb #shown-confidences
 def shown_confidences(
     tokens # per token: its raw logit, and the logits of the likeliest tokens with itself among them
-)->np.ndarray: # [3, token]: largest logit, probability (too high by the mass of what is not shown), rank of the token
+)->np.ndarray: # [4, token]: largest logit, probability (too high by the mass of what is not shown), rank, entropy
     "How sure the model was of each token."
     z = np.array([logit for logit, _ in tokens])
     top = np.array([*zip_longest(*(top for _, top in tokens), fillvalue=-np.inf)]) # [place, token]
     best = top.max(0)
-    return np.stack((best, np.exp(z - best) / np.exp(top - best).sum(0), 1. + (top > z).sum(0)))
+    mass = np.exp(top - best)
+    total, below = mass.sum(0), np.maximum(top - best, -1e4) # a place that is not shown has no mass
+    entropy = np.log(total) - (mass*below).sum(0)/total
+    return np.stack((best, np.exp(z - best)/total, 1. + (top > z).sum(0), entropy))
 
 # %% ../../nbs/models/vllm.ipynb #server-options
 @dataclass(frozen=True)

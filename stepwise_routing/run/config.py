@@ -54,6 +54,8 @@ class Open(Section):
     n_train: int|dict|None = 24       # problems per benchmark that routers learn from; None: all
     n_calibration: int|dict|None = 24 # problems per benchmark that thresholds are chosen on
     n_test: int|dict|None = 24        # problems per benchmark that are reported
+    samples: int = 1                  # independent draws of every training problem
+    redraws: int = 0                  # further draws of the large model on calibration and test problems
 
 # %% ../../nbs/run/config.ipynb #api
 class Api(Open):
@@ -138,7 +140,7 @@ RANGES = dict( # of numbers and their tuples; whole numbers without an entry sta
     kappa='[0, .5]', gamma='[0, 1]', grader_memory='(0, 1]', memory_shares='(0, 1]', hidden='[1, inf)',
     **dict.fromkeys('alpha alphas p_escalate'.split(), '(0, 1)'),
     **dict.fromkeys('kappa_step rho_bar v_rho_bar c_bar delta damping lr temp'.split(), '(0, inf)'),
-    **dict.fromkeys('kappa_decay max_cents ray_gpus seed'.split(), '[0, inf)'))
+    **dict.fromkeys('kappa_decay max_cents ray_gpus redraws seed'.split(), '[0, inf)'))
 CHOICES = dict(engine=('local', 'ray'), sign=('corrected', 'printed'), estimator=('sampled', 'exact'),
                constraint=('joint', 'union'), asking_thresholds=('chosen', 'all'), walk_thresholds=('chosen', 'all'))
 

@@ -52,8 +52,8 @@ def chain_table(split='train'):
     z = np.zeros_like
     return OutcomeTable('chain', split, ('chain small', 'chain large'), (SMALL, LARGE), FEATURES,
                         np.array([f'chain-{i:04d}' for i in range(n)]),
-                        np.zeros(n, int), T, correct, large, z(large), (large > 0)*1, small, z(small), obs,
-                        0.*small, 0.*large)
+                        np.zeros(n, int), T, correct, large, z(large), (large > 0)*1, small, z(small),
+                        np.zeros((n, 0)), obs, 0.*small, 0.*large)
 
 def take(table, rows, split=None):
     "Some rows of a table, or the same one several times, renumbered."

@@ -51,7 +51,7 @@ def frame(correct, large, flops, threshold=0., method='X', cents=None):
     cents = np.asarray(flops)/1e9 if cents is None else cents
     def row(i):
         names = 'b', method, 'append', threshold, 1, f'p{i}', 0
-        return dict(zip(COLUMNS, (*names, correct[i], large[i], flops[i], 2*flops[i], 3, 4, 5, 2, cents[i])))
+        return dict(zip(COLUMNS, (*names, correct[i], large[i], large[i], flops[i], 2*flops[i], 3, 4, 5, 2, cents[i])))
     return pd.DataFrame([row(i) for i in range(len(correct))])
 
 def line(method, correct, flops, threshold=0., chosen=1):
