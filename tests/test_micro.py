@@ -35,8 +35,8 @@ def test_every_equation_of_a_solution_is_true(pick, level, seed):
     for step in steps:
         for left, right in equations(step): assert value(left) == int(right), step; seen += 1
         assert data_micro.equations_hold(step)
-        for a, m, r in re.findall(r'(\d+) mod (\d+): \d+\*\d+=\d+, \d+-\d+=(\d+)', step)
-            assert all(int(r) == int(a) % int(m) for a, m, r in remainders)
+        remainders = re.findall(r'(\d+) mod (\d+): \d+\*\d+=\d+, \d+-\d+=(\d+)', step)
+        assert all(int(r) == int(a) % int(m) for a, m, r in remainders)
     assert seen >= len(steps) - 1 and 2 <= len(steps) <= 18
     assert all(extract_boxed(s) is None for s in steps[:-1]) and extract_boxed(steps[-1]) is not None
 
