@@ -365,6 +365,6 @@ FAMILIES = {
     'micro-math': (_linear, _fraction, _divisors, _modular, _percent, _sequence, _polynomial, _system),
     'micro-omni': (_chain, _power, _recurrence, _digits, _count)}
 LEVELS = {  # how often each level 1..5 occurs in a benchmark's train, calibration and test splits
-    'micro-gsm': (4, 4, 1, 0, 0),
+    'micro-gsm': (2, 1, 0, 0, 0),
     'micro-math': (1, 1, 1, 0, 0),
-    'micro-omni': (2, 2, 2, 1, 1)}
+    'micro-omni': (1, 1, 2, 1, 0)}
