@@ -220,7 +220,8 @@ def _sequence(r, level):
     a, d = r.randint(1, _TOP[level] // 2), r.randint(2, _TIMES[level] + 3)
     n = r.randint(5, (None, 10, 15, 25, 40, 60)[level])
     env, terms = dict(a=a, b=a + d, n=n, one=1, two=2), f'{a}, {a + d}, {a + 2*d}'
-    steps = ['Difference [d = b - a]', 'Steps from the first term: [k = n - one]', 'Their size: [u = k * d]', 'Last term [l = a + u]']
+    steps = ['Difference [d = b - a]', 'Steps from the first term: [k = n - one]',
+             'Their size: [u = k * d]', 'Last term [l = a + u]']
     if level < 3 or r.random() < .5:
         ask = r.choice((f'What is term number {n} of {terms}, ...?', f'A sequence starts {terms}, ... Find term {n}.'))
         return Draft('sequence', level, ask, env, tuple(steps), '{l}')
