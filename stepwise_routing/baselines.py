@@ -241,7 +241,7 @@ def _walking(case, backends, prm, enter):
         for scoring in ('greedy', 'expected'): yield replace(judge, scoring=scoring)
     if prm: yield RSD(answers('rewards', prm), prm)
 
-# %% ../nbs/04_baselines.ipynb #known
+# %% ../nbs/04_baselines.ipynb #trim
 LAMBDAS = .05, .1, .2, .4, .8 # of TRIM-Agg: right answers that the large model's mean cost is worth
 
 def add_trim(case:Case, tree, rsd):
@@ -255,8 +255,7 @@ def add_trim(case:Case, tree, rsd):
 # %% ../nbs/04_baselines.ipynb #walk-all
 def walk_methods(case:Case, methods, run):
     "Grids and rows of methods that walk, (method, its fixed threshold or None) pairs; all of them walk together."
-    b = case.config.baselines
-    shown = None if b.walk_thresholds == 'all' else ()
+    shown = None if case.config.baselines.walk_thresholds == 'all' else ()
     run.ahead((r, 'calibration') for method, _ in methods for routers in method.values() for r in routers)
     grids = [case.choose(method, run, at) for method, at in methods]
     run.ahead((r, 'test') for (method, _), grid in zip(methods, grids) for x, routers in method.items()
@@ -325,4 +324,4 @@ def chosen_frame(cases):
                     large=round(100*g.large_accuracy, 1), threshold=round(g.threshold, 3),
                     accuracy=round(100*accuracy, 1), cost=round(100*cost/g.cost[-1], 1), met=g.met)
     rows = [row(case, g) for case in cases for g in case.grids]
-    return pd.DataFrame(rows).set_index(['setting', 'benchmark', 'method', 'on_escalate'])
+    return pd.DataFrame(rows).set_index(['method', 'on_escalate', 'setting', 'benchmark'])
