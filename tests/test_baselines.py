@@ -69,7 +69,7 @@ def test_random_scores_are_those_of_the_walk_and_uniform():
 
 def test_bare_scores_are_the_observation():
     table, r = toy_table(300, 'calibration'), ScoreRouter('score_logit', 'regenerate')
-    assert (r.name, r.on_escalate) == ('Bare score_logit', 'regenerate')
+    assert (r.name, r.on_escalate) == ('Bare threshold (logit)', 'regenerate')
     assert np.array_equal(r.table_score(table), table.obs[..., 0], equal_nan=True)
     x = score_thresholds(r, table, 10)
     assert len(x) == 11 and (np.diff(x) > 0).all()

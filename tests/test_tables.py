@@ -273,7 +273,7 @@ def test_shortfalls_are_named(flops):
     chosen = steer & (flops.results['chosen'] == 1)
     dear = flops.results.assign(threshold=flops.results['threshold'].mask(chosen, np.inf))
     said = 'STEER (rest); STEER (rest), regenerate was accurate enough and cheaper than the large model alone'
-    assert said in '\n'.join(_shortfalls(replace(flops, results=dear))).replace('; Bare score_logit', '')
+    assert said in '\n'.join(_shortfalls(replace(flops, results=dear))).replace('; Bare threshold (logit)', '')
     far = flops.results.assign(accuracy_vs_large_high=np.where(steer, -.021, 0))
     said = 'STEER (rest); STEER (rest), regenerate: clearly more than 2 points below the large model on test'
     assert said in _shortfalls(replace(flops, results=far))
