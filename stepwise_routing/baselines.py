@@ -19,7 +19,7 @@ from importlib import import_module
 from itertools import groupby
 import numpy as np
 from fastcore.basics import patch
-from .bounds import LIMIT_COLUMNS, OracleRouter, cost_matched, limit_rows, oracle_times, random_outcome
+from .bounds import OracleRouter, cost_matched, knows_steps, oracle_times, random_outcome
 from .core import READINGS, run_async, write_file
 from .data.benchmarks import MICRO, SPLITS
 from .outcomes import replay, walk_outcomes, walk_tables
@@ -181,7 +181,6 @@ class Case:
     rows: list = field(default_factory=list)    # in the order of `COLUMNS`
     grids: list = field(default_factory=list)   # `Grid`s
     singles: list = field(default_factory=list) # in the order of `SEED_COLUMNS`
-    limits: list = field(default_factory=list)  # in the order of `LIMIT_COLUMNS`
 
     @property
     def config(self): return self.s.run.config
@@ -277,7 +276,8 @@ def walk_case(case:Case, backends, grade, prm=None):
                      [(at_sweep(v, alpha, points), alpha) for v in ours], run)
         for policies in ours: case.singles += seed_rows(policies, tables['test'], alpha, run)
         if is_open and case.benchmark in MICRO:
-            case.limits = limit_rows(case.tables, problems, tree, sum(ours, []))
+            for knowing in (knows_steps(problems['test'], tree, e) for e in READINGS):
+                case.rows += outcome_rows(knowing, tables['test'], replay(knowing, tables['test']), .5)
 
 # %% ../nbs/04_baselines.ipynb #walk-case
 @contextmanager
@@ -292,12 +292,11 @@ def reward_model(run):
 
 # %% ../nbs/04_baselines.ipynb #save-case
 def save_case(case:Case):
-    "Write methods/: results, calibration grids, single seeds (ablations among them), receipts and limits."
+    "Write methods/: results, calibration grids, single seeds (ablations among them) and receipts."
     receipts = [(case.benchmark, p.variant, p.router.name, p.router.on_escalate, p.calibration['alpha'], p.seed,
                  *(p.calibration[k] for k in RECEIPT_COLUMNS[6:])) for p in case.policies]
     parts = {'': (case.rows, COLUMNS), '-grid': (grid_rows(case.grids), GRID_COLUMNS),
              '-ablations': (case.singles, SEED_COLUMNS), '-policies': (receipts, RECEIPT_COLUMNS)}
-    if case.limits: parts['-limits'] = case.limits, LIMIT_COLUMNS
     for part, (rows, columns) in parts.items(): save_rows(case.s.files.methods(case.benchmark, part), rows, columns)
 
 # %% ../nbs/04_baselines.ipynb #walk-run

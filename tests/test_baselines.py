@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, LARGE, THRESHOLDS, Case, at_kappa,
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LARGE, THRESHOLDS, Case, at_kappa,
     at_sweep, choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods,
     save_case, save_rows, seed_rows, walk_methods, Walker, at_thresholds)
-from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
+from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, mixing_line,
     oracle_frontier, oracle_times, random_frontier, random_outcome)
 from stepwise_routing.outcomes import escalation_times, replay, take_rows, toy_table, walk_outcome, walk_tables
 from stepwise_routing.routers import (RECEIPT_COLUMNS, GlimpRouter, LargeOnly, Mixture, RandomRouter, SavedPolicy,
@@ -401,23 +401,13 @@ def test_walking_methods_leave_grids_and_rows(world, tmp_path, shown):
     want = method_rows(steer, tables['test'], grid.threshold, run, None if shown == 'all' else ())
     assert case.rows == want + method_rows(two, tables['test'], .3, run)
 
-def test_knowing_the_steps_is_a_walk_and_drawing_again_is_another_sample(world):
-    "Limits: per problem, by walks of their own."
-    from stepwise_routing.rollouts import RoutingTree, walk
+def test_who_knows_the_steps_escalates_after_the_first_wrong_one(world):
     problems, tables, tree = world
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr('stepwise_routing.data.micro.first_wrong', lambda p, steps: 0 if len(steps) > 2 else -1)
-        rows = [dict(zip(LIMIT_COLUMNS, r)) for r in limit_rows(tables, problems, tree, ())]
         knowing = knows_steps(problems['test'], tree, 'append')
     T = tables['test'].n_steps
     assert (escalation_times(knowing, tables['test']) == np.where(T > 2, 0, T)).all()
-    assert [(r['row'], r['router'], r['on_escalate'], r['split'], r['point']) for r in rows[::40]] == [
-        (0, 'Knows the steps', 'append', 'test', 0), (1, 'Knows the steps', 'regenerate', 'test', 0),
-        (2, 'Drawn again', 'append', 'test', 0)]
-    assert [r['paper_flops'] for r in rows[:40]] == replay(knowing, tables['test'])['paper_flops'].tolist()
-    again = walk(problems['test'], LargeOnly(), RoutingTree(tree.backends, tree.store, 1))
-    assert [r['correct'] for r in rows[80:]] == [float(w.correct) for w in again]
-    assert {p for w in again for p in w.path} == {'1'}
 
 # ---- trained policies ----
 SAID = dict(kappa=.9, alpha=.02, n=40, miss=.01, accuracy=.9, bound=.03, met=False)
