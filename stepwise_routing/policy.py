@@ -10,7 +10,7 @@ __all__ = ['PAPER_FEATURES', 'FULL_FEATURES', 'CONTINUE', 'ESCALATE', 'BLOCK', '
 
 # %% ../nbs/03_policy.ipynb #imports
 import json, torch
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 import numpy as np
@@ -208,6 +208,7 @@ class PolicyRouter:
     kappa: float              # threshold, see `calibrate`
     on_escalate: str = 'append'
     name: str = 'Ours'
+    seen: dict = field(default_factory=dict, repr=False, compare=False) # pi of tables, shared with `at` other kappas
 
     decide = cached_property(lambda self: decider(self.policy))
     start = property(lambda self: (self.kappa < 0)*(self.policy.n_models - 1)) # the model that writes the first step
@@ -225,7 +226,10 @@ def escalates(self:PolicyRouter, states): # bool [state]
 @patch
 def table_escalates(self:PolicyRouter, table): # bool [problem, step]
     "The same for every step of an outcome table's small chains; beyond their ends pi is nan, and nothing is chosen."
-    return self.decide(policy_inputs(table.obs, table.features, self.policy.features))[..., ESCALATE] >= self.kappa
+    if id(table) not in self.seen:
+        pi = self.decide(policy_inputs(table.obs, table.features, self.policy.features))[..., ESCALATE]
+        self.seen[id(table)] = table, pi # the table stays, and so does its id
+    return self.seen[id(table)][1] >= self.kappa
 
 @patch
 def choose(self:PolicyRouter, states): # int [state]

@@ -4,20 +4,18 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'METHOD_STYLE', 'REWRITES', 'ABLATED', 'resamples', 'with_intervals', 'Means', 'resampled', 'evaluate',
-           'method_label', 'method_rank', 'ablation_table', 'cost_unit', 'BenchmarkResults', 'load_benchmark',
-           'SettingResults', 'load_run']
+           'method_label', 'style_of', 'method_rank', 'with_calibration', 'ablation_table', 'cost_unit',
+           'BenchmarkResults', 'load_benchmark', 'SettingResults', 'load_run', 'headline']
 
 # %% ../nbs/05_results.ipynb #imports
 from dataclasses import dataclass
 import numpy as np
 from .baselines import COLUMNS, GRID_COLUMNS, SEED_COLUMNS
-from .bounds import LIMIT_COLUMNS
 from .core import UNITS, one_of
 from .outcomes import OutcomeTable, take_rows
-from .routers import RECEIPT_COLUMNS
 from .run.config import Run, Setting
 
-VERSION = 1 # raise it where the same inputs give another result
+VERSION = 2 # raise it where the same inputs give another result
 
 # %% ../nbs/05_results.ipynb #read-csv
 _TEXT = ('benchmark', 'method', 'on_escalate', 'problem') # columns of text
@@ -38,8 +36,9 @@ def _read_rows(path, columns=COLUMNS):
     "Rows of a benchmark: all numbers finite, and the same problems for every method (and seed), each once."
     import pandas as pd
     rows, first = _read_csv(path, columns), None
-    for c in rows.columns.drop(list(_TEXT)):
-        bad = np.flatnonzero(~np.isfinite(pd.to_numeric(rows[c], errors='coerce')))
+    for c in rows.columns.drop(list(_TEXT)): # an infinite threshold leaves all to the large model
+        numbers = pd.to_numeric(rows[c], errors='coerce')
+        bad = np.flatnonzero(~np.isfinite(numbers.replace(np.inf, 0) if c == 'threshold' else numbers))
         if len(bad): raise ValueError(f'{path}, row {bad[0] + 2}: {c} is {rows[c][bad[0]]!r}, not a number')
     for (method, _, threshold, *_), own in rows.groupby([*_KEYS, *columns[len(COLUMNS):]]):
         problems = sorted(zip(own['problem'], own['sample']))
@@ -84,12 +83,14 @@ def resampled(
 )->Means:
     "Resample the problems of `rows`; samples of a problem are averaged first."
     one_of('cost', cost, UNITS)
-    rows = rows.assign(covered=1 - rows['large_correct']*(1 - rows['correct']))
+    wrong = 1 - rows['correct']
+    rows = rows.assign(covered=1 - rows['large_correct']*wrong, missed=rows['large_again']*wrong)
     keys = rows[['benchmark', *_KEYS, 'chosen']].drop_duplicates(_KEYS, ignore_index=True)
-    by_problem = rows.groupby([*_KEYS, 'problem'])[[*COLUMNS[7:], 'covered']].mean().unstack('problem')
+    means = [*COLUMNS[7:], 'covered', 'missed']
+    by_problem = rows.groupby([*_KEYS, 'problem'])[means].mean().unstack('problem')
     by_problem = by_problem.loc[list(keys[_KEYS].itertuples(index=False, name=None))]
     n = counts.shape[1]
-    columns = {c: counts @ by_problem[c].to_numpy(float).T / n for c in (*COLUMNS[7:], 'covered')}
+    columns = {c: counts @ by_problem[c].to_numpy(float).T / n for c in means}
     columns['cost'] = columns[cost]/(1 if cost == 'cents' else unit)
     columns['full_flops'] /= unit
     return Means(keys.assign(n=n, unit=unit, cost_in=cost), columns, counts)
@@ -103,29 +104,37 @@ def evaluate(means:Means): # DataFrame, one row per method and threshold: metric
     if not c['cost'][0, large].any(): raise ValueError('the large model alone costs nothing: choose another cost')
     paid = np.where(c['cost'] == 0, np.nan, c['cost'])
     out = dict(
-        accuracy=c['correct'], coverage=c['covered'], cost=c['cost'], full_flops=c['full_flops'],
+        accuracy=c['correct'], coverage=c['covered'], miss=c['missed'], cost=c['cost'], full_flops=c['full_flops'],
         ac_percent=100*c['correct']/paid, ac_fraction=c['correct']/paid, steps=c['steps'],
         small_tokens=c['small_tokens'], large_tokens=c['large_tokens'], large_share=c['large_steps']/c['steps'])
     out |= {f'{m}_vs_large': out[m] - out[m][:, large] for m in ('accuracy', 'cost')}
-    out['cost_share'] = out['cost']/out['cost'][:, large]
+    out |= dict(cost_share=out['cost']/out['cost'][:, large], excess=out['miss'] - out['miss'][:, large])
     return pd.concat([means.keys, pd.DataFrame(with_intervals(out))], axis=1)
 
 # %% ../nbs/05_results.ipynb #method-style
-METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, external models, rows in the paper's tables
-    'Small only': ('#555555', 's', 'small', '--', ('1.5B Only', '7B Only')),
-    'Large only': ('#555555', 'D', 'large', '--', ('7B Only', 'GPT-4.1-mini')),
-    'Random': ('#949494', 'x', 'random', '--', ()),
-    'SpecReason (greedy)': ('#d8b400', 'v', 'SpecReason greedy', 'no', ('SpecReason',)*2),
-    'SpecReason (expected)': ('#937c00', 'v', 'SpecReason', 'no', ('SpecReason',)*2),
-    'RSD': ('#c04fa8', '^', 'RSD', 'yes', ('RSD',)*2),
-    'STEER (rest)': ('#0173b2', 'o', 'STEER rest', 'no', ('STEER',)*2),
-    'STEER (next)': ('#029e73', 'P', 'STEER next', 'no', ('STEER',)*2),
-    'Ours': ('#d55e00', '*', 'ours', 'no', ('Ours',)*2),
-    'Ours (full)': ('#603000', 'h', 'ours, full', 'no', ()),
-    'Ours (per step)': ('#2020e8', '<', 'ours per step', 'no', ()),
-    'Ours (per step, full)': ('#180070', '>', 'ours per step, full', 'no', ()),
-    'Oracle': ('#000000', '+', 'oracle', '--', ())}
-METHOD_STYLE = {m: dict(zip(('color', 'marker', 'label', 'external', 'paper'), s)) for m, s in METHOD_STYLE.items()}
+_GREY = '#767676'
+METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, external models, family
+    'Small only': ('#404040', 's', 'small', '--', ''),
+    'Large only': ('#404040', 'D', 'large', '--', ''),
+    'Random': (_GREY, 'x', 'random', '--', ''),
+    'Bare threshold (probability)': ('#c1272d', 'd', 'bare probability', 'no', 'Bare threshold (probability)'),
+    'Bare threshold (logit)': (_GREY, '8', 'bare logit', 'no', 'Bare threshold (logit)'),
+    'SpecReason (greedy)': ('#004d40', 'v', 'SpecReason greedy', 'no', 'SpecReason'),
+    'SpecReason (expected)': ('#004d40', 'v', 'SpecReason', 'no', 'SpecReason'),
+    'RSD': ('#7a3e9d', '^', 'RSD', 'yes', 'RSD'),
+    'STEER (rest)': ('#1e9bd7', 'o', 'STEER', 'no', 'STEER'),
+    'STEER (next)': ('#1e9bd7', 'P', 'STEER per step', 'no', 'STEER'),
+    'TRIM-Agg': (_GREY, '<', 'TRIM-Agg', 'yes', 'TRIM-Agg'),
+    'GlimpRouter': (_GREY, '>', 'GlimpRouter', 'no', 'GlimpRouter'),
+    'Ours': ('#5a0000', 'X', 'ours', 'no', 'Ours'),
+    'Ours (full)': ('#d55e00', '*', 'ours (full)', 'no', 'Ours'),
+    'Ours (online kappa)': (_GREY, '1', 'ours, online κ', 'no', ''),
+    'Ours (bound)': (_GREY, '2', 'ours, bound', 'no', ''),
+    'Ours (per step)': (_GREY, '3', 'ours per step', 'no', ''),
+    'Ours (per step, full)': (_GREY, '4', 'ours per step (full)', 'no', ''),
+    'Oracle': (_GREY, '+', 'oracle', '--', ''),
+    'Knows the steps': (_GREY, 'p', 'knows the steps', '--', '')}
+METHOD_STYLE = {m: dict(zip(('color', 'marker', 'label', 'external', 'family'), s)) for m, s in METHOD_STYLE.items()}
 REWRITES = ('SpecReason (greedy)', 'SpecReason (expected)', 'RSD') # they know no other reading than "regenerate"
 
 # %% ../nbs/05_results.ipynb #method-label
@@ -133,51 +142,55 @@ def method_label(method, on_escalate):
     "Name of a row; the paper's reading (append) goes without saying, and so does the only one a method has."
     note = {'Random': ', at the cost of STEER (rest)', 'Oracle': ', in hindsight'}.get(method, '')
     if on_escalate == 'regenerate' and method not in REWRITES: note += ', regenerate'
-    return method.replace('Bare', 'Bare threshold on') + note
+    return method + note
+
+def style_of(method): # of `METHOD_STYLE`, or plain
+    return METHOD_STYLE.get(method, dict(color=_GREY, marker='.', label=method, external='no', family=''))
 
 def method_rank(method):
     "Place of a method in every table; what `METHOD_STYLE` does not have comes last."
     return [*METHOD_STYLE, method].index(method)
 
-# %% ../nbs/05_results.ipynb #ablation
-ABLATED = dict(cost_share='Cost, % of large', coverage='Coverage, %', accuracy='Accuracy, %')
+# %% ../nbs/05_results.ipynb #calibrated
+def with_calibration(results, grid, large): # of `evaluate`; calibration grid; the large model's cost there, a problem
+    "Results with the accuracy and the share of the large model's cost that each setting had on calibration."
+    numbers = grid[['method', 'on_escalate', 'threshold', 'accuracy', 'cost']].assign(cost=grid['cost']/large)
+    numbers = numbers.rename(columns=dict(accuracy='calibration_accuracy', cost='calibration_cost_share'))
+    return results.merge(numbers, 'left', ['method', 'on_escalate', 'threshold'])
 
-def ablation_table(p): # DataFrame, one row per policy: `ABLATED` and miss with _low, _high, _min, _max
-    "Policies of `BenchmarkResults` at one alpha: means over seeds, intervals over problems, the range over seeds."
+# %% ../nbs/05_results.ipynb #ablation
+ABLATED = dict(cost_share='Cost, % of large', excess='Excess misses, %', accuracy='Accuracy, %')
+
+def ablation_table(p): # DataFrame, one row per policy: `ABLATED` with _low, _high, _min, _max
+    "Policies of `BenchmarkResults` at their own thresholds: means over seeds, intervals over problems, seeds' range."
     import pandas as pd
     if p.singles.empty: return p.singles
     large, counts, cost = p.rows[p.rows['method'] == 'Large only'], p.means.counts, p.means.keys['cost_in'][0]
-    keys, metrics = ['method', 'on_escalate'], (*ABLATED, 'miss')
-    def measured(policies, counts):
-        table = evaluate(resampled(pd.concat([large, policies]), counts, cost=cost))
-        coverage = dict(miss='coverage', miss_low='coverage_high', miss_high='coverage_low')
-        return table.assign(**{m: 1 - table[c] for m, c in coverage.items()}).query('method != "Large only"')
-    out = measured(p.singles, counts).rename(columns=dict(threshold='alpha'))
-    seeds = p.singles.assign(threshold=p.singles['seed']) # the seed in place of the threshold
-    each = measured(seeds, counts[:2]).groupby(keys, sort=False)
-    ends = [each[m].agg(end).rename(f'{m}_{end}') for m in metrics for end in ('min', 'max')]
-    out = out.merge(pd.concat([each.size().rename('seeds'), *ends], axis=1), on=keys)
+    keys = ['method', 'on_escalate']
+    def measured(threshold, counts):
+        rows = pd.concat([large, p.singles.assign(threshold=threshold)])
+        return evaluate(resampled(rows, counts, cost=cost)).query('method != "Large only"')
+    each = measured(p.singles['seed'], counts[:2]).groupby(keys, sort=False) # the seed in place of the threshold
+    ends = [each[m].agg(end).rename(f'{m}_{end}') for m in ABLATED for end in ('min', 'max')]
+    out = measured(0., counts).merge(pd.concat([each.size().rename('seeds'), *ends], axis=1), on=keys)
     out = out.sort_values('method', key=lambda names: names.map(method_rank), kind='stable')
-    numbers = [f'{m}{end}' for m in metrics for end in ('', '_low', '_high', '_min', '_max')]
-    return out[['benchmark', *keys, 'alpha', 'n', 'seeds', *numbers]]
+    numbers = [f'{m}{end}' for m in ABLATED for end in ('', '_low', '_high', '_min', '_max')]
+    return out[['benchmark', *keys, 'n', 'seeds', *numbers]]
 
 # %% ../nbs/05_results.ipynb #benchmark-results
 def cost_unit(table):
     "FLOPs per unit in tables and figures: 10^12 as in the paper, 10^6 for models under a hundred million parameters."
     return 1e6 if max(table.params) < 1e8 else 1e12
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BenchmarkResults:
     "What a setting of a run left about one benchmark; a DataFrame has no rows where there is nothing."
     table: OutcomeTable       # of the test split, problems in the order of their ids
-    calibration: OutcomeTable
     rows: object              # of every method, threshold and problem, columns `COLUMNS`
     grid: object              # calibration grids
     singles: object           # rows of single seeds
-    receipts: object          # calibrations of the policies
-    limits: object            # what yardsticks and per-step policies come to, problem by problem
     means: Means              # of `resampled`
-    results: object           # of `evaluate`
+    results: object           # of `evaluate`, `with_calibration`
 
 # %% ../nbs/05_results.ipynb #load-benchmark
 def load_benchmark(s:Setting, benchmark)->BenchmarkResults:
@@ -185,19 +198,19 @@ def load_benchmark(s:Setting, benchmark)->BenchmarkResults:
     table, file = s.table(benchmark, 'test'), lambda part: s.files.methods(benchmark, part)
     table = take_rows(table, np.argsort(table.problem_id, kind='stable'))
     rows, singles = _read_rows(file('')), _read_rows(file('-ablations'), SEED_COLUMNS)
-    grid, receipts = _read_csv(file('-grid'), GRID_COLUMNS), _read_csv(file('-policies'), RECEIPT_COLUMNS)
+    grid = _read_csv(file('-grid'), GRID_COLUMNS)
     for part, frame in {'': rows, '-grid': grid}.items():
         if frame.empty: raise FileNotFoundError(f'no results at {file(part)}: run nbs/04_baselines.ipynb first')
     for frame in (rows, singles):
         if len(frame) and set(frame['problem']) != set(table.problem_id):
             raise ValueError(f'methods/ and outcomes/ hold different problems of {benchmark}: {_RERUN}')
     counts = resamples(len(table), s.run.config.results.n_boot, s.run.config.seed)
-    means, limits = resampled(rows, counts, cost_unit(table), s.unit), _read_csv(file('-limits'), LIMIT_COLUMNS)
-    return BenchmarkResults(table, s.table(benchmark, 'calibration'), rows, grid, singles, receipts, limits, means,
-                            evaluate(means))
+    means, calibration = resampled(rows, counts, cost_unit(table), s.unit), s.table(benchmark, 'calibration')
+    results = with_calibration(evaluate(means), grid, calibration.large_only()[s.unit].mean())
+    return BenchmarkResults(table, rows, grid, singles, means, results)
 
 # %% ../nbs/05_results.ipynb #results
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SettingResults:
     "One setting of a run, as chapters 02 to 04 left it."
     setting: Setting
@@ -217,3 +230,15 @@ class SettingResults:
 def load_run(run:Run)->dict: # "open", "api" -> `SettingResults`
     "All settings of a run, from its files alone; one clear line where something is missing."
     return {s.name: SettingResults(s, {b: load_benchmark(s, b) for b in s.benchmarks}) for s in run.settings}
+
+# %% ../nbs/05_results.ipynb #headline
+def headline(r)->dict: # family -> (method, on_escalate), in the order of tables
+    "Of every family the variant that is cheapest on calibration; of ours the paper's own one, too."
+    chosen = r.results.query('chosen == 1').dropna(subset='calibration_cost_share')
+    cost = chosen.groupby(['method', 'on_escalate'])['calibration_cost_share'].mean().to_dict()
+    rows = sorted(cost, key=lambda row: (method_rank(row[0]), row[1]))
+    family = {row: style_of(row[0])['family'] for row in rows}
+    best = {f: min((row for row in rows if family[row] == f), key=cost.get) for f in family.values() if f}
+    own = 'Ours', 'append'
+    if own in cost and best['Ours'] != own: best |= {'Ours': own, 'Ours, best': best['Ours']}
+    return best

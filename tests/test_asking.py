@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing.baselines import COLUMNS, THRESHOLDS, choose_threshold, grid_search, method_rows, Walker
+from stepwise_routing.baselines import COLUMNS, LARGE, THRESHOLDS, choose_threshold, grid_search, method_rows, Walker
 from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed, score_messages
 from stepwise_routing.models.base import Choice, Request
-from stepwise_routing.outcomes import outcome_table, walk_outcome, walk_outcomes
+from stepwise_routing.outcomes import outcome_table, replay, toy_table, walk_outcome, walk_outcomes
 from stepwise_routing.rollouts import RoutingTree, State, Walk, collect_rollouts, walk
-from stepwise_routing.routers import RSD, SpecReason, asking_settings
+from stepwise_routing.routers import (RSD, TRIM_FEATURES, SmallOnly, SpecReason, asking_settings, fit_trim,
+    reward_table)
 from stepwise_routing.run.store import RolloutStore, tree_settings
 
 METHODS = 'rsd', 'greedy', 'expected'
@@ -388,6 +389,20 @@ def test_all_thresholds_together_ask_each_question_once(tmp_path, method):
     assert len(together.tree.store) == len(alone.tree.store) == together.tree.drawn
 
 @pytest.mark.parametrize('method', METHODS)
+def test_equal_walks_of_a_grid_are_taken_once(tmp_path, monkeypatch, method):
+    "As many walks as there are different bills, a problem; whatever the order of the thresholds."
+    from stepwise_routing import rollouts
+    s, problems, taken = Setting(tmp_path, method, end=.15), toy_problems(12), Counter()
+    walk_one = rollouts.walk_one
+    async def counted(problem, router, tree): taken[problem.id] += 1; return await walk_one(problem, router, tree)
+    alone = {x: s.walk(problems, x) for x in THRESHOLDS}
+    monkeypatch.setattr(rollouts, 'walk_one', counted)
+    routers = [s.router.at(x) for x in (*THRESHOLDS[::2], *THRESHOLDS[1::2])]
+    rollouts.walk_together([(p, routers) for p in problems], s.tree, lambda r, *walked: walked)
+    different = {p.id: len({(ws[i].path, ws[i].calls) for ws in alone.values()}) for i, p in enumerate(problems)}
+    assert taken == different and sum(taken.values()) < 11*12
+
+@pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('threshold', [0., .5])
 def test_who_keeps_every_draft_asks_about_the_whole_chain_at_once(tmp_path, monkeypatch, method, threshold):
     "With the questions of threshold 0, and of no other; so nothing is asked in vain."
@@ -532,23 +547,25 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
     run, walked = Walker(problems, s.tree), Counter()
     def counted(router, table): walked[table.split] += 1; return run(router, table)
     grid = grid_search(s.router, tables['calibration'], cost=unit, run=counted)
-    rows = method_rows(s.router, tables['test'], grid.threshold, counted, 'chosen')
-    assert walked == dict(calibration=11, test=1)
-    assert grid.thresholds == THRESHOLDS
+    rows = method_rows(s.router, tables['test'], grid.threshold, counted, ())
+    if grid.threshold == LARGE: assert len(rows) == 15 and walked == dict(calibration=11)
+    else: assert walked == dict(calibration=11, test=1)
+    assert grid.thresholds == (*THRESHOLDS, LARGE)
     prices = {0: None, 1: 'gpt-4.1-mini'}
-    for x, accuracy, cost in zip(grid.thresholds, grid.accuracy, grid.cost):
+    for x, accuracy, cost in zip(THRESHOLDS, grid.accuracy, grid.cost):
         hand = [by_hand(s, p, x) for p in problems['calibration']]
         assert cost == pytest.approx(np.mean([bill(calls, SIZE, prices)[UNITS.index(unit)] for _, calls in hand]),
                                      rel=1e-12)
         assert accuracy == np.mean([rf'\boxed{{{p.answer}}}' in chain[-1].text for p,
                                     (chain, _) in zip(problems['calibration'], hand)])
-    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, tables['calibration'].correct[:, 0].mean())
+    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost)
     assert (grid.unit, grid.n) == (unit, 15)
     assert (grid.method, grid.on_escalate) == (s.router.name, 'regenerate') and len(rows) == 15
-    column = COLUMNS.index(unit)
-    for r, p in zip(rows, problems['test']):
-        assert r[column] == pytest.approx(bill(by_hand(s, p, grid.threshold)[1], SIZE, prices)[UNITS.index(unit)],
-                                          rel=1e-12)
+    for x in {grid.threshold, .5} - {LARGE}:
+        rows = method_rows({x: [s.router.at(x)]}, tables['test'], x, run)
+        for r, p in zip(rows, problems['test']):
+            hand = bill(by_hand(s, p, x)[1], SIZE, prices)[UNITS.index(unit)]
+            assert r[COLUMNS.index(unit)] == pytest.approx(hand, rel=1e-12)
 
 def test_the_test_split_chooses_nothing(world):
     s, problems, tables = world
@@ -557,6 +574,41 @@ def test_the_test_split_chooses_nothing(world):
     with pytest.raises(ValueError, match='choosing a threshold on toy was handed the test split') as e:
         grid_search(s.router, tables['test'], run=run)
     assert '\n' not in str(e.value) and len(s.log) == asked
+
+def test_rewards_join_the_outcome_table_with_their_bill(tmp_path):
+    "Against RSD's own walks at threshold 0, and against minima and products by hand."
+    s, problems = Setting(tmp_path, 'rsd', prices=(None, 'gpt-4.1-mini'), end=.15), toy_problems(15)
+    collect_rollouts(problems, s.tree, samples=2)
+    table = outcome_table(problems, s.tree, 'train', samples=2)
+    read = reward_table(table, problems, s.tree, s.router)
+    kept, small = s.outcome(s.walk(problems, 0.)), replay(SmallOnly(), read)
+    assert all(np.allclose(small[k][table.sample == 0], kept[k]) for k in ('correct', *UNITS))
+    at_once, plain = (t.outcome(np.zeros(30, int))['full_flops'] for t in (read, table))
+    for i, (p, k) in enumerate(zip(table.problem_id, table.sample)):
+        p = next(q for q in problems if q.id == p)
+        chain = asyncio.run(s.tree.resampled(int(k)).run(p, '', 0))
+        rewards = [s.asked.value(p, chain[:t + 1]) for t in range(len(chain))]
+        for t in range(len(chain)):
+            before = rewards[:t] or [1.]
+            assert np.allclose(read.obs[i, t], (min(before), np.prod(before), rewards[t], chain[t].generated, t))
+        first = len(p.question)//2 + weight(chain[0].text)
+        assert at_once[i] - plain[i] == pytest.approx(2*SIZE[-1]*first)
+    assert np.isnan(read.obs[~table.inside]).all()
+
+def test_trim_earns_what_a_look_at_every_policy_could():
+    "One step a chain and one reward that tells all: escalate where the reward is low, if the price is right."
+    table, r = toy_table(200, 'train'), np.random.default_rng(0)
+    one, wrong = np.ones(200, int), r.random(200) < .5
+    columns = dict(n_steps=one, correct=np.c_[one, ~wrong], **{k: getattr(table, k)[:, :2] for k in (
+        'large_tokens', 'large_prompt', 'large_steps', 'large_cents')})
+    columns |= {k: getattr(table, k)[:, :1] for k in ('small_tokens', 'small_prompt', 'small_cents')}
+    columns['large_tokens'] = np.c_[10*one, 0*one]
+    obs = np.stack([one, one, np.where(wrong, .1, .9), 9*one, 0*one], -1)[:, None].astype(float)
+    read = replace(table, obs=obs, features=TRIM_FEATURES, **columns)
+    for lam, escalates in ((0.01, wrong), (.5, wrong), (1.5, 0*wrong)):
+        o = replay(fit_trim(read, lam), read)
+        assert (o['large_tokens'] == 10*escalates).all(), lam
+    with pytest.raises(ValueError, match='was handed the test split'): fit_trim(replace(read, split='test'), .1)
 
 def test_a_reward_model_must_be_paid_for(world):
     s, problems, tables = world

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LIMIT_COLUMNS, THRESHOLDS, Case, at_points,
-    choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods, save_case,
-    save_rows, seed_rows, Walker, at_thresholds, known_walks)
-from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, limit_rows, mixing_line,
+from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LARGE, THRESHOLDS, Case, at_kappa,
+    at_sweep, choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods,
+    save_case, save_rows, seed_rows, walk_methods, Walker, at_thresholds)
+from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, mixing_line,
     oracle_frontier, oracle_times, random_frontier, random_outcome)
-from stepwise_routing.outcomes import escalation_times, replay, toy_table, walk_outcome, walk_tables
-from stepwise_routing.routers import (RECEIPT_COLUMNS, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter,
-    SmallOnly, fit_mixture, fit_steer, load_policies, score_thresholds)
-from stepwise_routing.run.config import Config, Run
+from stepwise_routing.outcomes import escalation_times, replay, take_rows, toy_table, walk_outcome, walk_tables
+from stepwise_routing.routers import (RECEIPT_COLUMNS, GlimpRouter, LargeOnly, Mixture, RandomRouter, SavedPolicy,
+    ScoreRouter, SmallOnly, fit_mixture, fit_steer, glimpse, load_policies, score_thresholds)
+from stepwise_routing.run.config import Config, Run, Setting, changed
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
@@ -69,18 +69,27 @@ def test_random_scores_are_those_of_the_walk_and_uniform():
 
 def test_bare_scores_are_the_observation():
     table, r = toy_table(300, 'calibration'), ScoreRouter('score_logit', 'regenerate')
-    assert (r.name, r.on_escalate) == ('Bare score_logit', 'regenerate')
+    assert (r.name, r.on_escalate) == ('Bare threshold (logit)', 'regenerate')
     assert np.array_equal(r.table_score(table), table.obs[..., 0], equal_nan=True)
     x = score_thresholds(r, table, 10)
     assert len(x) == 11 and (np.diff(x) > 0).all()
-    scores = table.obs[..., 0][~np.isnan(table.obs[..., 0])]
-    share = [(scores < t).mean() for t in x[:-1]]
-    assert np.allclose(share, np.arange(10)/10, atol=2/len(scores)), 'the grid is even in the scores'
-    assert (escalation_times(r.at(x[0]), table) == table.n_steps).all()
-    assert (escalation_times(r.at(x[-1]), table) == 0).all()
+    share = [(escalation_times(r.at(t), table) < table.n_steps).mean() for t in x]
+    assert np.allclose(share, np.arange(11)/10, atol=1.5/300), 'the grid is even in the chains'
     with pytest.raises(ValueError, match='was handed the test split'): score_thresholds(r, toy_table(20))
     with pytest.raises(ValueError, match=r"unknown feature 'score_logits' \(did you mean 'score_logit'\?\)"):
         ScoreRouter('score_logits')
+
+def test_a_glimpse_is_of_the_next_step_and_costs_a_token():
+    table, r = toy_table(80), np.random.default_rng(0)
+    entropy = np.where(table.inside, r.random(table.inside.shape), np.nan)
+    ahead = replace(table, obs=np.dstack([table.obs, entropy]), features=(*table.features, 'first_entropy'))
+    times = np.array([next((t for t in range(T - 1) if e[t + 1] > .7), T) for e, T in zip(entropy, table.n_steps)])
+    got, want = glimpse(GlimpRouter(-.7), ahead), table.outcome(times)
+    gone = times < table.n_steps
+    assert 0 < gone.mean() < 1
+    for k in want:
+        extra = {'small_tokens': 1, 'paper_flops': 2*table.params[0], 'full_flops': 2*table.params[0]}.get(k, 0)
+        assert (got[k] == want[k] + extra*gone).all(), k
 
 def test_oracle_router_agrees_with_the_table():
     table = toy_table(60)
@@ -136,6 +145,23 @@ def test_random_frontier_is_what_coins_come_to(on_escalate):
         mean, error = np.mean(draws, 0), np.std(draws, 0)/np.sqrt(400)
         assert abs(mean[0] - exact['accuracy'][i]) <= 4*error[0] + 1e-12
         assert abs(mean[1] - exact['cost'][i]) <= 4*error[1] + 1.
+
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_frontiers_of_a_resample_are_those_of_its_problems(on_escalate):
+    "Weights count problems as often as a table that repeats them."
+    table, r = toy_table(40), np.random.default_rng(1)
+    rows = r.integers(0, 40, (3, 40))
+    weights = np.array([np.bincount(x, minlength=40)/40 for x in rows])
+    for frontier in (random_frontier, oracle_frontier):
+        got, own = frontier(table, on_escalate, weights=weights), frontier(table, on_escalate)
+        even = frontier(table, on_escalate, weights=np.ones((1, 40))/40)
+        assert all(np.allclose(even[k], own[k]) for k in ('cost', 'accuracy'))
+        for i, x in enumerate(rows):
+            want = frontier(take_rows(table, x), on_escalate)
+            at = np.linspace(want['cost'][0], want['cost'][-1], 50)
+            lines = [np.interp(at, np.maximum.accumulate(f['cost']), f['accuracy'])
+                     for f in (want, {k: v[i] for k, v in got.items()})]
+            assert np.allclose(*lines, atol=1e-9)
 
 def test_hashed_coin_agrees_with_its_expectation():
     table = toy_table(2000)
@@ -261,12 +287,10 @@ def test_steer_scopes():
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=11), st.integers(0, 20))
 @settings(max_examples=300, deadline=None)
 def test_choice_is_the_cheapest_that_is_good_enough(points, large):
-    accuracy, cost, alpha = [a/20 for a, _ in points], [c for _, c in points], .1
-    i = choose_threshold(accuracy, cost, large/20, alpha)
-    good = [j for j in range(len(points)) if points[j][0] >= large - 2]
-    if good: assert i in good and cost[i] == min(cost[j] for j in good)
-    else:
-        assert accuracy[i] == max(accuracy) and cost[i] == min(c for a, c in zip(accuracy, cost) if a == max(accuracy))
+    accuracy, cost, alpha = [a/20 for a, _ in points] + [large/20], [c for _, c in points] + [5], .1
+    i = choose_threshold(accuracy, cost, alpha)
+    good = [j for j, a in enumerate([*(a for a, _ in points), large]) if a >= large - 2]
+    assert i in good and cost[i] == min(cost[j] for j in good)
 
 class Poison:
     "A test table: any look at it fails."
@@ -284,16 +308,18 @@ def test_nothing_is_chosen_or_fitted_on_test():
 def test_grid_search_reports_the_whole_grid(unit):
     table, steer = toy_table(200, 'calibration'), fit_steer(toy_table(200, 'train'))
     grid = grid_search(steer, table, cost=unit)
-    for x, a, c in zip(grid.thresholds, grid.accuracy, grid.cost):
-        o = replay(steer.at(x), table)
+    routers = [steer.at(x) for x in THRESHOLDS] + [LargeOnly()]
+    for r, a, c in zip(routers, grid.accuracy, grid.cost):
+        o = replay(r, table)
         assert (a, c) == (o['correct'].mean(), o[unit].mean())
+    assert grid.thresholds == (*THRESHOLDS, LARGE)
     rows = [dict(zip(GRID_COLUMNS, r)) for r in grid_rows([grid])]
     assert [(r['threshold'], r['accuracy'], r['cost'], r['unit']) for r in rows] == [(x, a, c, unit) for x, a,
         c in zip(grid.thresholds, grid.accuracy, grid.cost)]
-    assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(11)]
+    assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(12)]
     assert GRID_COLUMNS[-4:] == ('accuracy', 'cost', 'chosen', 'unit')
-    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, table.correct[:, 0].mean(), .02)
-    assert grid.threshold == THRESHOLDS[grid.chosen]
+    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, .02) and grid.met
+    assert grid.large_accuracy == table.correct[:, 0].mean()
     assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
 
 # ---- walks ----
@@ -341,11 +367,13 @@ def test_thresholds_are_chosen_on_calibration_and_reported_on_test(world):
     few = dict(problems, calibration=problems['calibration'][:20])
     part, steer, run = walk_tables(few, tables), fit_steer(tables['train'], 'next'), Walker(few, tree)
     grid = grid_search(steer, part['calibration'], run=run)
-    rows = method_rows(steer, part['test'], grid.threshold, run, 'chosen')
-    assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 11)
-    assert {r[3] for r in rows} == {grid.threshold} and [r[5] for r in rows] == [p.id for p in problems['test']]
-    every = method_rows(steer, part['test'], grid.threshold, run)
+    rows = method_rows(steer, part['test'], .5, run, ())
+    assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 12)
+    assert {r[3] for r in rows} == {.5} and [r[5] for r in rows] == [p.id for p in problems['test']]
+    every = method_rows(steer, part['test'], .5, run)
     assert len(every) == 11*40 and [r for r in every if r[4]] == rows
+    (large,) = {r[3:5] for r in method_rows(steer, part['test'], LARGE, run, ())}
+    assert large == (LARGE, 1) and len(method_rows(steer, part['test'], LARGE, run)) == 12*40
     with pytest.raises(ValueError, match='holds other problems than these'):
         walk_tables(dict(few, test=problems['train']), tables)
 
@@ -354,30 +382,32 @@ def test_walks_ahead_are_the_walks_that_are_asked_for(world):
     few = {split: ps[:6] for split, ps in problems.items()}
     part, routers = walk_tables(few, tables), at_thresholds(fit_steer(tables['train'], 'next'))
     run, alone = Walker(few, tree), Walker(few, tree)
-    run.ahead(known_walks([(routers, 'chosen', None)]))
-    assert len(run.done) == len(THRESHOLDS) == sum(split == 'calibration' for _, split in run.done)
+    run.ahead((r, split) for split in few for each in routers.values() for r in each)
+    assert len(run.done) == 3*len(THRESHOLDS)
     assert grid_search(routers, part['calibration'], run=run) == grid_search(routers, part['calibration'], run=alone)
-    assert len(run.done) == len(alone.done) == 11
-    run.ahead(known_walks([(routers, 'all', None)]))
+    assert len(run.done) == 33 and len(alone.done) == 11
     assert method_rows(routers, part['test'], .5, run) == method_rows(routers, part['test'], .5, alone)
 
-def test_knowing_the_steps_is_a_walk_and_drawing_again_is_another_sample(world):
-    "Limits: per problem, by walks of their own."
-    from stepwise_routing.rollouts import RoutingTree, walk
+@pytest.mark.parametrize('shown', ['chosen', 'all'])
+def test_walking_methods_leave_grids_and_rows(world, tmp_path, shown):
+    "What is chosen is chosen on calibration; a method with a fixed threshold keeps it; all walks are taken once."
+    problems, tables, tree = world
+    steer, two = fit_steer(tables['train'], 'next'), {.3: [RandomRouter(i, mode='per_step') for i in (0, 1)]}
+    config = changed(Config(), {'baselines.walk_thresholds': shown})
+    case, run = Case(Setting(Run('toy', config, tmp_path, tmp_path), 'open'), 'toy', tables, []), Walker(problems, tree)
+    walk_methods(case, [(at_thresholds(steer), None), (two, .3)], run)
+    grid = grid_search(steer, tables['calibration'], run=run)
+    assert case.grids[0] == grid and (case.grids[1].threshold, case.grids[1].method) == (.3, 'Random')
+    want = method_rows(steer, tables['test'], grid.threshold, run, None if shown == 'all' else ())
+    assert case.rows == want + method_rows(two, tables['test'], .3, run)
+
+def test_who_knows_the_steps_escalates_after_the_first_wrong_one(world):
     problems, tables, tree = world
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr('stepwise_routing.data.micro.first_wrong', lambda p, steps: 0 if len(steps) > 2 else -1)
-        rows = [dict(zip(LIMIT_COLUMNS, r)) for r in limit_rows(tables, problems, tree, ())]
         knowing = knows_steps(problems['test'], tree, 'append')
     T = tables['test'].n_steps
     assert (escalation_times(knowing, tables['test']) == np.where(T > 2, 0, T)).all()
-    assert [(r['row'], r['router'], r['on_escalate'], r['split'], r['point']) for r in rows[::40]] == [
-        (0, 'Knows the steps', 'append', 'test', 0), (1, 'Knows the steps', 'regenerate', 'test', 0),
-        (2, 'Drawn again', 'append', 'test', 0)]
-    assert [r['paper_flops'] for r in rows[:40]] == replay(knowing, tables['test'])['paper_flops'].tolist()
-    again = walk(problems['test'], LargeOnly(), RoutingTree(tree.backends, tree.store, 1))
-    assert [r['correct'] for r in rows[80:]] == [float(w.correct) for w in again]
-    assert {p for w in again for p in w.path} == {'1'}
 
 # ---- trained policies ----
 SAID = dict(kappa=.9, alpha=.02, n=40, miss=.01, accuracy=.9, bound=.03, met=False)
@@ -389,7 +419,8 @@ def coin(seed, kappa, variant='append', e='append', name='Ours', sweep=()):
 def test_rows_of_a_policy_are_means_over_its_seeds():
     test, cal = toy_table(50), toy_table(40, 'calibration')
     policies = [coin(0, .9, sweep=(.05,)), coin(3, .7, sweep=(.15,))]
-    own, singles = at_points(policies), seed_rows(policies, test)
+    own, singles = at_sweep(policies), seed_rows(policies, test)
+    swept = [replay(p.router.at(p.sweep[0]), test) for p in policies]
     rows, grid = method_rows(own, test, .02), grid_search(own, cal)
     extra = range(len(COLUMNS), len(COLUMNS) + 1)
     def by(rows, *key):
@@ -397,7 +428,6 @@ def test_rows_of_a_policy_are_means_over_its_seeds():
         return np.array([r[7:len(COLUMNS)] for r in own], float)
     assert COLUMNS[-1] == 'cents'
     alone = [replay(p.router, test) for p in policies]
-    swept = [replay(p.router.at(p.sweep[0]), test) for p in policies]
     for alpha, outcomes in ((.02, alone), (1, swept)):
         known = dict(large_correct=test.correct[:, 0], large_again=test.large_again)
         each = [[(o | known)[k] for k in COLUMNS[7:]] for o in outcomes]
@@ -405,18 +435,21 @@ def test_rows_of_a_policy_are_means_over_its_seeds():
         assert np.allclose(by(rows, alpha), want) and want[:, -1].max() > 0
     for seed, o in ((0, alone[0]), (3, alone[1])): assert (by(singles, .02, seed)[:, 0] == o['correct']).all()
     assert {r[3] for r in singles} == {.02} and {(r[3], r[4]) for r in rows} == {(.02, 1), (1, 0)}
-    assert (grid.method, grid.n, grid.thresholds, grid.alpha) == ('Ours', 40, (.02, 1), .02)
+    assert (grid.method, grid.n, grid.thresholds, grid.alpha) == ('Ours', 40, (.02, 1, LARGE), .02)
     assert np.isclose(grid.accuracy[1], np.mean([replay(p.router.at(p.sweep[0]), cal)['correct'] for p in policies]))
     for unit in UNITS:
         grid = grid_search(own, cal, cost=unit)
         mean = np.mean([replay(p.router, cal)[unit].mean() for p in policies[:2]])
         assert grid.unit == unit and np.isclose(grid.cost[0], mean)
-    assert method_rows(own, test, .02, shown='chosen') == [r for r in rows if r[4]]
-    assert at_points(policies, .02, 'chosen') == {.02: own[.02]}
+    assert method_rows(own, test, .02, shown=()) == [r for r in rows if r[4]]
+    assert at_sweep(policies, .02, 0) == {.02: own[.02]}
+    for which, name, kappa in (('online', 'Ours (online kappa)', .4), ('bound', 'Ours (bound)', .2)):
+        ((x, routers),) = at_kappa(policies, which).items()
+        assert x == .02 and [(r.name, r.threshold) for r in routers] == [(name, kappa)]*2
 
 def test_policies_choose_nothing_here():
     with pytest.raises(ValueError, match='was handed the test split'):
-        grid_search(at_points([coin(0, .9)]), toy_table(30))
+        grid_search(at_sweep([coin(0, .9)]), toy_table(30))
 
 def setting(folder): return Run('toy', Config(), folder, folder/'store').settings[0]
 
@@ -494,7 +527,7 @@ def test_policies_walk_as_they_replay(world):
     few = {s: problems[s][:25] for s in ('calibration', 'test')}
     part, policies, run = walk_tables(few, tables), [coin(i, .8) for i in (0, 1)], Walker(few, tree)
     def found(policies, **run):
-        own = at_points(policies)
+        own = at_sweep(policies)
         return (method_rows(own, part['test'], .02, **run), seed_rows(policies, part['test'], **run),
                 grid_search(own, part['calibration'], **run))
     walked, replayed = found(policies, run=run), found(policies)
@@ -511,16 +544,18 @@ def test_a_case_gathers_its_rows(tmp_path):
     for split, table in tables.items(): table.save(s.files.outcomes('toy', split))
     case, per_step = replay_case(s, 'toy'), coin(0, .9, 'per_step')
     n, grids = len(case.rows), len(case.grids)
-    case.policies = [coin(0, .9, 'ablation-short', name='short'), coin(0, .9), coin(1, .8),
-                     replace(per_step, router=replace(per_step.router, mode='per_step'))]
-    case.add_policies('absorbing', tables)
-    assert [(r[1], r[-1]) for r in case.singles[::60]] == [('short', 0), ('Ours', 0), ('Ours', 1)]
-    assert {r[1] for r in case.rows[n:]} == {'Ours'} and [g.method for g in case.grids[grids:]] == ['Ours']
+    full = coin(0, .9, 'regenerate-full', 'regenerate', 'Ours (full)')
+    case.policies = [coin(0, .9, 'ablation-short', name='short'), coin(0, .9), coin(1, .8), per_step, full]
+    case.add_own()
+    assert [(r[1], r[-1]) for r in case.singles[::60]] == [('short', 0), ('Ours', 0), ('Ours', 1), ('Ours (full)', 0)]
+    methods = ['Ours', 'Ours (full)', 'Ours (online kappa)', 'Ours (bound)']
+    assert [g.method for g in case.grids[grids:]] == list(dict.fromkeys(r[1] for r in case.rows[n:])) == methods
+    assert {(g.threshold, g.on_escalate == 'append') for g in case.grids[grids:]} == {(.02, True), (.02, False)}
     save_case(case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
     assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-policies.csv', 'toy.csv']
     columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
-    assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 3
+    assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 4
     assert short == 'toy,ablation-short,short,append,0.02,0,0.9,40,0.01,0.9,0.03,0'
 
 # ---- files and imports ----

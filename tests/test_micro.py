@@ -35,7 +35,9 @@ def test_every_equation_of_a_solution_is_true(pick, level, seed):
     for step in steps:
         for left, right in equations(step): assert value(left) == int(right), step; seen += 1
         assert data_micro.equations_hold(step)
-    assert seen >= len(steps) and 1 <= len(steps) <= 15
+        remainders = re.findall(r'(\d+) mod (\d+): \d+\*\d+=\d+, \d+-\d+=(\d+)', step)
+        assert all(int(r) == int(a) % int(m) for a, m, r in remainders)
+    assert seen >= len(steps) - 1 and 2 <= len(steps) <= 18
     assert all(extract_boxed(s) is None for s in steps[:-1]) and extract_boxed(steps[-1]) is not None
 
 # Answers worked out from the question alone, by other means than the program.
@@ -120,9 +122,23 @@ def test_first_wrong_finds_the_injected_slip(pick, level, seed):
     assert data_micro.first_wrong(problem, right) == -1 and data_micro.first_wrong(problem, []) == -1
     wrong, at = data_micro.corrupt(draft, r)
     assert data_micro.first_wrong(problem, wrong) == at and data_micro.first_wrong(problem, wrong[:at]) == -1
-    repaired = right[:at] + [data_micro.REPAIR + right[at]] + right[at + 1:]
-    assert data_micro.first_wrong(problem, repaired) == -1
-    if at: assert data_micro.first_wrong(problem, right[:at] + [data_micro.REPAIR + right[at - 1]] + right[at:]) == -1
+
+@settings(max_examples=300, deadline=None)
+@given(**anyone)
+def test_a_check_puts_right_what_it_covers_and_nothing_else(pick, level, seed):
+    r = random.Random(seed)
+    draft = pick[1](r, level)
+    problem, right = data_micro.as_problem(pick[0], draft), solve(draft)
+    wrong, at = data_micro.corrupt(draft, r)
+    n, back = r.randint(at + 1, len(right) - 1), r.randint(1, 4) # taken over after n steps
+    style = r.choice((lambda step: step, lambda step: step + '.'))
+    chain = [*map(style, wrong[:n]), data_micro.check_line(right, n, back), *map(style, right[n + 1:])]
+    covered = n - back <= at
+    assert data_micro.right_steps(problem, chain) == [True]*at + [False]*(n - at) + [covered]*(len(right) - n)
+    assert data_micro.first_wrong(problem, chain) == at
+    sound = [*map(style, right[:n]), data_micro.check_line(right, n, back), *right[n + 1:]]
+    assert data_micro.first_wrong(problem, sound) == -1
+    if at: assert data_micro.first_wrong(problem, right[:at] + right[at - 1:]) == -1 # word for word, again
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.integers(0, 1000))

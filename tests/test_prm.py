@@ -195,7 +195,7 @@ def test_any_order_of_calls_gives_the_rewards_of_a_full_pass(data):
     prm, expected = SHARED['prm'], SHARED['expected']
     paths = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
     cases = data.draw(st.lists(st.tuples(st.integers(0, 2), paths), min_size=1, max_size=6))
-    words = lambda path: [CHAIN[i] if w else f'Wait: {CHAIN[i]}' for i, w in enumerate(path)]
+    words = lambda path: [CHAIN[i] if w else f'Check: {CHAIN[i]}' for i, w in enumerate(path)]
     for (i, path), answer in zip(cases, asked(prm, *((PROBLEMS[i], words(path)) for i, path in cases))):
         if (i, path) not in expected:
             expected[i, path] = oracle(SHARED['folder'], qwen_ids(PROBLEMS[i].question, words(path)))

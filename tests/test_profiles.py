@@ -70,7 +70,7 @@ def test_the_papers_settings(profile):
 def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies():
     whole, lite = (settings_of(open_run(p, project=PROJECT).config) for p in ('open', 'open-lite'))
     sections = dict(open=('n_train', 'n_calibration', 'n_test'), policy=('batch', 'steps'),
-                    baselines=('n_walk_calibration', 'walk_thresholds'),
+                    baselines=('walk_thresholds',),
                     sweep=('ablations', 'most_steps', 'per_step', 'per_step_steps', 'per_step_batch',
                            'per_step_problems'))
     fewer = {f'{section}.{name}' for section, names in sections.items() for name in names}
@@ -138,8 +138,7 @@ def reproduced(project, profile, changes):
 
 # Models and what hangs on them; problem counts; fewer policies, policy steps and resamples: nothing else.
 FEW = {'baselines.reward_model': 'micro-prm', 'data.grader': 'math-verify', 'models.context': 2048,
-       'policy.steps': 3, 'sweep.most_steps': 3, 'policy.batch': 5,
-       'baselines.n_walk_calibration': 3, 'results.n_boot': 50}
+       'policy.steps': 3, 'sweep.most_steps': 3, 'policy.batch': 5, 'results.n_boot': 50}
 
 @pytest.mark.slow
 @pytest.mark.timeout(1900)

@@ -1,22 +1,24 @@
-"Gains, comparisons and what is made of them: closed forms, by hand and against the frontiers."
+"What sweeps win, comparisons and claims: closed forms, by hand, and against the frontiers."
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings, strategies as st
+from scipy.integrate import trapezoid
+from scipy.stats import norm
 
-from stepwise_routing.baselines import grid_search
-from stepwise_routing.bounds import LIMIT_COLUMNS, oracle_frontier, random_frontier, random_outcome
-from stepwise_routing.outcomes import replay, take_rows, toy_table
-from stepwise_routing.report.gains import (_area, _compare, _share, compare_with, comparison_markdown, gain_markdown,
-    limits, routing_gain)
-from stepwise_routing.report.tables import ablation_markdown, report
-from stepwise_routing.results import ablation_table, load_benchmark, load_run, resamples
-from stepwise_routing.routers import fit_steer
+from stepwise_routing.bounds import oracle_frontier, random_frontier, random_outcome
+from stepwise_routing.outcomes import take_rows, toy_table
+from stepwise_routing.report.claims import CLAIMS, against, alone, claims_markdown, claims_table, collect_facts, verdict
+from stepwise_routing.report.gains import (METRICS, _area, _curve, _integral, _least_cost, _measures, _p_value, compare,
+    comparison_markdown, comparisons, holm, metrics, metrics_markdown)
+from stepwise_routing.report.tables import ablation_markdown
+from stepwise_routing.results import ablation_table, resamples, with_intervals
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
-from toy_runs import frame, line, means_of, save_methods, setting
+from toy_runs import frame, line, means_of, settled
 
-# ---- the recovered share --------------------------------------------------------------------------------------------
+# ---- what a sweep wins ----------------------------------------------------------------------------------------------
 def oracle_points(table, e):
     "(cost, correct) [point, problem] of hindsight: problems are made right one by one, the cheapest extra cost first."
     grid = table.grid(e)
@@ -30,195 +32,223 @@ def oracle_points(table, e):
         out.append([grid[k][rows, t] for k in ('paper_flops', 'correct')])
     return [np.stack(v) for v in zip(*out)]
 
+def measured(area, *points): return with_intervals(_measures(area, *_curve(area, *points)))
+
 @pytest.mark.parametrize('e', ['append', 'regenerate'])
 def test_hindsight_recovers_everything_and_chance_nothing(e):
     table, hazards = toy_table(150), np.linspace(0, 1, 201)
     best, area = oracle_points(table, e), _area(table, resamples(150, 50), e)
-    got = _share(area, [v.mean(1) for v in best], best)
-    assert np.isclose(got['share'], 1, atol=1e-6) and .9 < got['share_low'] <= got['share_high'] < 1 + 1e-6
+    got = measured(area, [v.mean(1) for v in best], best)
+    assert np.isclose(got['share'], 1, atol=1e-9) and .9 < got['share_low'] <= got['share_high'] < 1 + 1e-6
     chance = random_outcome(table, hazards, e)
-    got = _share(area, (hazards, hazards), [chance[k] for k in ('paper_flops', 'correct')])
-    assert np.allclose([got['share'], got['share_low'], got['share_high']], 0, atol=1e-9) and got['points'] == 201
+    got = measured(area, (hazards, hazards), [chance[k] for k in ('paper_flops', 'correct')])
+    assert np.allclose([got['share'], got['share_low'], got['share_high']], 0, atol=1e-9)
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1)), min_size=1, max_size=8), st.floats(-1, 20))
+@settings(max_examples=200, deadline=None)
+def test_an_integral_is_the_one_over_all_knots(points, end):
+    x, y = np.cumsum([p[0] for p in points]).astype(float), np.array([p[1] for p in points])
+    first, last = sorted((x[0], end))
+    at = np.unique(np.r_[first, x[(x > first) & (x < last)], last]) # trapezoids are exact between knots
+    want = np.sign(end - x[0])*trapezoid(np.interp(at, x, y), at)
+    assert np.isclose(_integral(x[None], y[None], np.array([end]))[0], want, atol=1e-9)
+
+def test_a_step_upwards_takes_no_room():
+    x, y = np.array([[0., 1, 1, 2]]), np.array([[0., 0, 1, 1]])
+    assert np.isclose(_integral(x, y, np.array([2.])), 1)
 
 def points_of(table, times):
     outcomes = [table.outcome(np.minimum(t, table.n_steps), 'append') for t in times]
     return [np.stack([o[k] for o in outcomes]) for k in ('paper_flops', 'correct')]
 
-def test_the_share_is_the_area_between_straight_lines():
-    "Against the frontiers of chapter 04a and an integral written out."
+def test_the_share_and_apgr_are_areas_between_straight_lines():
+    "Against the frontiers of chapter 04a and integrals over a fine grid."
     table = toy_table(120)
     points = points_of(table, (0, 1, 3))
     cal = (np.array([3., 2., 1.]), np.array([.9, .8, .85])) # the second is beaten on calibration
     chance, best = random_frontier(table, p=np.linspace(0, 1, 201)), oracle_frontier(table)
     small, large = table.outcome(table.n_steps, 'append'), table.large_only()
-    start, end = small['paper_flops'].mean(), max(chance['cost'][-1], large['paper_flops'].mean())
-    x = np.linspace(start, end, 401)
+    start, full = (o['paper_flops'].mean() for o in (small, large))
+    end = max(chance['cost'][-1], full)
     knots = sorted([(start, small['correct'].mean())] + [(points[0][i].mean(), points[1][i].mean()) for i in (0, 2)])
-    area = lambda y: ((y[1:] + y[:-1])/2).sum()
-    low = np.interp(x, np.maximum.accumulate(chance['cost']), chance['accuracy'])
-    high, mine = np.interp(x, best['cost'], best['accuracy']), np.interp(x, *zip(*knots))
-    got = _share(_area(table, resamples(120, 20)), cal, points)
-    assert np.isclose(got['share'], area(mine - low)/area(high - low), rtol=1e-9) and got['points'] == 2
+    def area(x, y, end):
+        at = np.linspace(start, end, 100_001)
+        return trapezoid(np.interp(at, x, y), at)
+    low = area(np.maximum.accumulate(chance['cost']), chance['accuracy'], end)
+    got = measured(_area(table, resamples(120, 20)), cal, points)
+    share = (area(*zip(*knots), end) - low)/(area(best['cost'], best['accuracy'], end) - low)
+    alone_, all_ = small['correct'].mean(), large['correct'].mean()
+    apgr = (area(*zip(*knots), full)/(full - start) - alone_)/(all_ - alone_)
+    assert np.isclose(got['share'], share, rtol=1e-5) and np.isclose(got['apgr'], apgr, rtol=1e-5)
 
-def test_the_share_knows_no_order_of_problems():
+def test_measures_know_no_order_of_problems():
     table, order = toy_table(80), np.random.default_rng(0).permutation(80)
     points, cal = points_of(table, (0, 2)), ([2, 1], [2, 1])
     counts = resamples(80, 40)
-    a = _share(_area(table, counts), cal, points)
-    b = _share(_area(take_rows(table, order), counts[:, order]), cal, [v[:, order] for v in points])
-    assert all(np.isclose(a[k], b[k]) for k in a)
+    a = measured(_area(table, counts), cal, points)
+    b = measured(_area(take_rows(table, order), counts[:, order]), cal, [v[:, order] for v in points])
+    assert all(np.isclose(a[k], b[k], equal_nan=True) for k in a)
 
-def test_routing_gain_reads_the_rows(with_ours):
+def test_least_costs_by_hand():
+    "From (1, .5) over (3, .7) to (5, .6): a curve may fall; what it never reaches is infinite."
+    cost, right = np.array([[1., 3, 5]]), np.array([[.5, .7, .6]])
+    least = lambda target: _least_cost(cost, right, np.array([target]))[0]
+    assert np.allclose([least(.4), least(.5), least(.6), least(.7)], [1, 1, 2, 3]) and least(.71) == np.inf
+
+def test_pgr_by_hand():
+    "Small: cost 1, accuracy 0; large: 9, .8; one point: 3, .6; level from there on."
+    ends = dict(small=(np.array([1.]), np.array([0.])), large=(np.array([9.]), np.array([.8])))
+    area = ends | dict(end=np.array([9.]), chance=np.array([0.]), best=np.array([8.]))
+    got = _measures(area, np.array([[1., 3]]), np.array([[0., .6]]))
+    want = dict(share=4.2/8, apgr=4.2/8/.8, cpt50=(1 + 4/3)/9, cpt80=np.inf, cpt95=np.inf, qnc=np.inf)
+    assert got.keys() == METRICS.keys() and all(np.isclose(got[k][0], want[k]) for k in want)
+
+def test_metrics_read_the_rows(with_ours):
     part = with_ours.parts['toy']
-    gain = routing_gain(part)
-    assert gain[['method', 'on_escalate']].values.tolist() == [
-        ['STEER (rest)', 'append'], ['STEER (rest)', 'regenerate'], ['Ours', 'append'], ['Ours (full)', 'regenerate'],
-        ['Bare score_logit', 'append'], ['Bare score_logit', 'regenerate']]
-    steer = fit_steer(toy_table(60, 'train'))
-    grid = grid_search(steer, part.calibration)
-    outcomes = [replay(steer.at(x), part.table) for x in grid.thresholds]
-    points = [np.stack([o[k] for o in outcomes]) for k in ('paper_flops', 'correct')]
-    want = _share(_area(part.table, part.means.counts), (grid.cost, grid.accuracy), points)
-    assert all(np.isclose(gain.iloc[0][k], want[k]) for k in want)
-    shuffled = part.rows.sample(frac=1, random_state=0)
-    pd.testing.assert_frame_equal(gain, routing_gain(replace(part, rows=shuffled)))
-    md = gain_markdown(gain)
-    assert '| Bare threshold on score_logit, regenerate | ' in md and f'{100*gain["share"][0]:.1f}<br><sub>[' in md
-    assert '</sub> (1) |' in md
+    table = metrics(part)
+    rows = table[['method', 'on_escalate']].values.tolist()
+    assert ['STEER (rest)', 'append'] in rows and ['Ours', 'append'] in rows and ['Ours (full)', 'regenerate'] in rows
+    assert not {m for m, _ in rows} & {'Small only', 'Large only', 'Oracle', 'Random', 'Ours (bound)'}
+    shuffled = replace(part, rows=part.rows.sample(frac=1, random_state=0))
+    pd.testing.assert_frame_equal(table, metrics(shuffled))
+    md = metrics_markdown(table)
+    assert '| toy | STEER (rest), regenerate' in md and 'not reached' in md and '∞' not in md
 
-def test_routing_gain_in_cents(cents):
-    gain = routing_gain(cents)
-    steer = fit_steer(toy_table(60, 'train'))
-    grid = grid_search(steer, cents.calibration, cost='cents')
-    outcomes = [replay(steer.at(x), cents.table) for x in grid.thresholds]
-    points = [np.stack([o[k] for o in outcomes]) for k in ('cents', 'correct')]
-    want = _share(_area(cents.table, cents.means.counts, cost='cents'), (grid.cost, grid.accuracy), points)
-    assert all(np.isclose(gain.iloc[0][k], want[k]) for k in want)
+def test_metrics_in_cents_have_their_own_frontiers(cents, flops):
+    in_cents, in_flops = (metrics(p).set_index(['method', 'on_escalate'])['share'] for p in (cents, flops))
+    assert (in_cents != in_flops).any() and in_cents.between(-1, 1).all()
 
-def test_limits_by_hand(tmp_path):
-    "The large model drawn again is the large model; a sweep counts with the points that calibration leaves."
-    s = setting(tmp_path)
-    save_methods(s)
-    save_methods(setting(tmp_path, 'api'), 'cents')
-    assert report(load_run(s.run), 'limits').startswith('Nothing to report')
-    table, rows = toy_table(60), []
-    def add(row, router, split, points):
-        for i, (cost, right) in enumerate(zip(*points)):
-            rows.extend(('toy', row, router, 'append', split, i, *x) for x in zip(table.problem_id, cost, right))
-    large, points = table.large_only(), points_of(table, (0, 1, 3))
-    add(0, 'Drawn again', 'test', [large[k][None] for k in ('paper_flops', 'correct')])
-    for split in ('calibration', 'test'): add(1, 'Ours (per step)', split, points)
-    pd.DataFrame(rows, columns=LIMIT_COLUMNS).to_csv(s.files.methods('toy', '-limits'), index=False)
-    part = load_benchmark(s, 'toy')
-    first, second = limits(part).to_dict('records')
-    assert (first['cost_share'], first['misses'], first['accuracy']) == (1, 0, first['large_accuracy'])
-    assert np.isnan(first['share']) and second['accuracy'] == points[1][-1].mean()
-    want = _share(_area(table, part.means.counts), [v.mean(1) for v in points], points)
-    assert np.isclose(second['share'], want['share']) and np.isclose(second['share_low'], want['share_low'])
-    assert '| toy | Ours (per step) | append | ' in report(load_run(s.run), 'limits')
-    columns = 'benchmark,router,on_escalate,n,accuracy,large_accuracy,misses,cost_share,share,share_low,share_high'
-    assert (s.run.tables/'limits.csv').read_text().startswith(f'{columns}\ntoy,Drawn again,append,60,')
-
-# ---- equal accuracy -------------------------------------------------------------------------------------------------
-def compared(rows, n_boot=20, cost='paper_flops', **pair):
-    return _compare(means_of(rows, n_boot, cost=cost), **pair)
-
-def everyone(rows): return compare_with(means_of(rows, 20))
+# ---- ours against the others ----------------------------------------------------------------------------------------
+OURS, STEER = ('Ours', 'append'), ('STEER (rest)', 'append')
 
 def two(ours, flops, **others):
-    "Two problems; STEER goes from (cost 1, accuracy 0) over (4, .5) to (6, 1); the large model costs 10."
+    "Two problems; STEER goes from (cost 1, accuracy 0) over (4, .5), its choice, to (6, 1); the large model costs 10."
     return pd.concat([
         line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [10, 10]),
         line('STEER (rest)', [0, 0], [1, 1], 0., 0), line('STEER (rest)', [.5, .5], [4, 4], .5),
         line('STEER (rest)', [1, 1], [6, 6], 1., 0), line('Ours', ours, flops),
         *(line(m, *of) for m, of in others.items())])
 
-@pytest.mark.parametrize('ours, flops, ratio, difference', [
-    ([.75, .75], [2, 2], 2/5, .75 - 1/6), # at .75 STEER costs 5; for 2 it reaches a third of the way to .5
-    ([.5, .5], [4, 4], 1., 0.),           # a point of STEER's own
-    ([1, 1], [8, 8], 8/6, 0.),            # no dearer point helps it
-    ([0, 0], [1, 1], 1., 0.)])
-def test_equal_accuracy_by_hand(ours, flops, ratio, difference):
+def compared(rows, cost='paper_flops', ours=OURS, other=STEER):
+    return compare(means_of(rows, 20, cost=cost), ours, other)
+
+@pytest.mark.parametrize('ours, flops, equal', [
+    ([.75, .75], [2, 2], 2/5), # at .75 STEER costs 5
+    ([.5, .5], [4, 4], 1.),    # a point of STEER's own
+    ([1, 1], [8, 8], 8/6),     # no dearer point helps it
+    ([0, 0], [1, 1], 1.)])
+def test_comparisons_by_hand(ours, flops, equal):
     got = compared(two(ours, flops))
     for k in ('', '_low', '_high'): # both problems are the same: every resample is
-        assert np.isclose(got[f'cost_ratio{k}'], ratio) and np.isclose(got[f'accuracy_difference{k}'], difference)
-        assert np.isclose(got[f'cost_difference{k}'], flops[0] - flops[0]/ratio)
-    assert (got['n'], got['points'], got['wins']) == (2, 3, ratio < 1)
+        assert np.isclose(got[f'cost_ratio{k}'], flops[0]/4) and np.isclose(got[f'equal_ratio{k}'], equal)
+        assert np.isclose(got[f'accuracy_difference{k}'], ours[0] - .5)
+    assert got['n'] == 2 and got['p_cost'] == float(flops[0] == 4), 'no doubt, or no difference'
 
 def test_comparisons_are_paired():
     "Ours costs half of STEER on every problem, however much problems differ: the ratio is known exactly."
     r = np.random.default_rng(0)
     flops, right = np.exp(r.normal(0, 2, 50)), (r.random(50) < .7).astype(int)
     of = lambda m, c, f: frame(c, [1]*50, 1e6*f, method=m)
-    rows = pd.concat([of('Small only', [0]*50, .01*flops), of('Large only', [1]*50, 9*flops),
-                      of('STEER (rest)', right, flops), of('Ours', right, .5*flops)])
-    got = compared(rows, 100)
+    got = compared(pd.concat([of('Small only', [0]*50, .01*flops), of('Large only', [1]*50, 9*flops),
+                              of('STEER (rest)', right, flops), of('Ours', right, .5*flops)]))
     assert np.isclose(got['cost_ratio_low'], .5) and np.isclose(got['cost_ratio_high'], .5)
-    assert got['cost_high'] > 1.5*got['cost_low'] and got['wins']
+    assert got['accuracy_difference_low'] == got['accuracy_difference_high'] == 0 and got['p_accuracy'] == 1
 
 def test_an_accuracy_out_of_reach():
     rows = two([1, 1], [3, 3])
     rows.loc[rows['method'].isin(['Large only', 'STEER (rest)']) & (rows['correct'] == 1), 'correct'] = .9
-    got = compared(rows)
-    assert np.allclose([got['other_cost'], got['cost_ratio'], got['cost_difference']], [6, .5, -3])
-    assert not got['reached'] and got['wins']
-    assert '**† 0.50<br><sub>[0.50, 0.50]' in comparison_markdown(pd.DataFrame([got]))
-    got = compared(rows.assign(paper_flops=rows['paper_flops'].mask(rows['method'] == 'Ours', .5e6)))
-    assert np.isclose(got['accuracy_difference'], 1.), 'nothing is that cheap: the cheapest spot stands in'
-    with pytest.raises(ValueError, match=r'no rows of Ours \(full\)'):
-        compared(rows, ours=('Ours (full)', 'append'))
-    with pytest.raises(ValueError, match=r'no rows of STEER \(next\)'):
-        compared(rows, other=('STEER (next)', 'append'))
-
-def test_comparisons_in_cents_by_hand():
-    "The same two problems, priced apart from their FLOPs: the small model is free."
-    rows = two([.75, .75], [2, 2])
-    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: .3, 6e6: .5, 2e6: .1})
-    got = compared(rows, cost='cents')
-    numbers = got['cost'], got['other_cost'], got['cost_ratio'], got['accuracy_difference']
-    assert np.allclose(numbers, [.1, .4, .25, .75 - 1/6]) and got['wins']
+    assert np.isclose(compared(rows)['equal_ratio'], .5), 'its most accurate spot stands in'
+    with pytest.raises(ValueError, match=r'no rows of Ours \(full\)'): compared(rows, ours=('Ours (full)', 'append'))
+    with pytest.raises(ValueError, match=r'no rows of STEER \(next\)'): compared(rows, other=('STEER (next)', 'append'))
 
 def test_nothing_for_nothing_is_a_tie_and_something_for_nothing_is_not():
     rows = two([0, 0], [1, 1])
-    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: .3, 6e6: .5})
+    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: 0., 6e6: .5})
     got = compared(rows, cost='cents')
-    assert (got['cost_ratio'], got['cost_ratio_low'], got['cost_ratio_high']) == (1, 1, 1)
-    assert not got['wins'] and not got['loses']
-    rows.loc[rows['method'] == 'Ours', 'cents'] = .3 # as accurate as the small model, which is free
+    assert (got['cost_ratio'], got['equal_ratio'], got['p_cost']) == (1, 1, 1)
+    rows.loc[rows['method'] == 'Ours', 'cents'] = .3
     got = compared(rows, cost='cents')
-    assert got['cost_ratio'] == got['cost_ratio_low'] == np.inf and got['loses']
-    assert '∞<br><sub>[∞, ∞]' in comparison_markdown(pd.DataFrame([got]))
+    assert got['cost_ratio'] == got['cost_ratio_low'] == np.inf and got['p_cost'] == 0
 
-def test_comparisons_are_with_everyone_there():
-    others = {'RSD': ([1, 1], [2, 2]), 'SpecReason (greedy)': ([.5, .5], [5, 5]), 'Ours (full)': ([1, 1], [3, 3]),
-              'Ours (per step)': ([0, 0], [3, 3]), 'Random': ([1, 1], [1, 1]), 'Oracle': ([1, 1], [1, 1])}
-    rows = two([.75, .75], [2, 2], **others)
-    pairs = everyone(rows)
+def test_p_values_are_uniform_where_nothing_differs():
+    r, W = np.random.default_rng(0), resamples(80, 300)
+    p = np.array([_p_value(W @ r.normal(0, 1, 80)/80) for _ in range(400)])
+    assert .02 <= (p < .05).mean() <= .09 and .4 <= (p < .5).mean() <= .6
+    assert np.isclose(_p_value(np.r_[1.96, norm.ppf(np.linspace(1e-6, 1 - 1e-6, 10**5))]), .05, atol=1e-3)
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(.001, .999))
+@settings(max_examples=200, deadline=None)
+def test_holm_rejects_step_by_step(p, level):
+    "By its definition: go up from the smallest, stop at the first above level/(tests left)."
+    rejected, left = set(), len(p)
+    for i in np.argsort(p, kind='stable'):
+        if p[i]*left > level: break
+        rejected.add(i)
+        left -= 1
+    got = holm(p)
+    assert {i for i, x in enumerate(got) if x <= level} == rejected and (got >= p).all() and (got <= 1).all()
+
+def many(n=100, **costs):
+    "Rows of methods with these costs and a right answer in nine of ten, noise in both."
+    r = np.random.default_rng(0)
+    def of(m, cost, right): return frame(right, [1]*n, 1e6*cost*r.uniform(.8, 1.2, n), method=m)
+    rows = [of('Small only', 1, r.random(n) < .6), of('Large only', 10, np.ones(n))]
+    return pd.concat(rows + [of(m, cost, r.random(n) < .9) for m, cost in costs.items()])
+
+def test_comparisons_are_corrected_for_all_of_them():
+    r = settled(many(**{'Ours': 4, 'Ours (full)': 3, 'STEER (rest)': 5, 'RSD': 3.02, 'short': 1}), n_boot=500)
+    pairs = comparisons(r)
     assert pairs[['ours', 'other']].values.tolist() == [
-        [o, m] for o in ('Ours', 'Ours (full)', 'Ours (per step)')
-        for m in ('SpecReason (greedy)', 'RSD', 'STEER (rest)')]
+        ['Ours', 'RSD'], ['Ours', 'STEER (rest)'], ['Ours (full)', 'RSD'], ['Ours (full)', 'STEER (rest)']]
+    raw = [compare(p.means, (o, 'append'), (m, 'append')) for p in r.parts.values()
+           for o, m in pairs[['ours', 'other']].values]
+    want = holm([x for row in raw for x in (row['p_cost'], row['p_accuracy'])]).reshape(-1, 2)
+    assert np.allclose(pairs[['p_cost', 'p_accuracy']], want)
+    assert pairs['cheaper'].tolist() == [False, True, False, True] and not pairs['worse'].any()
     md = comparison_markdown(pairs)
-    assert md.splitlines()[0] == ('| Benchmark | Method | against SpecReason (greedy) (chosen threshold only) | '
-                                  'against STEER (rest) | against RSD, an external model (chosen threshold only) |')
-    assert '| b | Ours | ' in md and '| b | Ours (full) | ' in md and '| b | Ours (per step)' not in md
-    assert '- against STEER (rest): ours wins 2 of 2, is clearly behind in 0.' in md
-    assert 'an external model (chosen threshold only): ours wins 0 of 2, is clearly behind in 1.' in md
-    rest = pairs[(pairs['ours'] == 'Ours (per step)') & (pairs['other'] == 'STEER (rest)')]
-    later = md.split('The .csv also has')[1]
-    assert f'- against STEER (rest): ours wins 0 of 1, is clearly behind in {rest["loses"].sum()}.' in later
+    assert 'over all 8 tests' in md and '- against STEER (rest): ours wins 2 of 2, is clearly less accurate in 0.' in md
+    assert md.count('**0.') == 2 and '- against RSD: ours wins 0 of 2' in md
 
-def test_comparisons_say_where_ours_does_not_win():
-    pairs = everyone(two([.75, .75], [2, 2]))
-    assert 'ours wins 1 of 1, is clearly behind in 0.\n' in comparison_markdown(pairs)
-    assert '**0.40<br><sub>[0.40, 0.40]' in comparison_markdown(pairs)
-    pairs = pd.concat([pairs, everyone(two([1, 1], [8, 8])).assign(benchmark='c')], ignore_index=True)
-    md = comparison_markdown(pairs)
-    assert 'ours wins 1 of 2, is clearly behind in 0.' in md and '| c | Ours | 1.33<br><sub>' in md
-    assert 'ours wins 0 of 1, is clearly behind in 1.' in comparison_markdown(everyone(two([.5, .5], [5, 5])))
-    assert everyone(pd.concat([line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [9, 9])])).empty
+def test_no_comparisons_without_ours(): assert comparisons(settled(many(**{'STEER (rest)': 5}))).empty
 
-# ---- ablations ---------------------------------------------------------------------------------------------------
+# ---- claims ---------------------------------------------------------------------------------------------------------
+def facts_of(monkeypatch, rows, **more):
+    monkeypatch.setattr('stepwise_routing.report.claims.metrics', lambda p: pd.DataFrame()) # no outcome table
+    return collect_facts(dict(open=settled(rows, n_boot=300)) | more)
+
+def test_verdicts_follow_the_results(monkeypatch):
+    "The same claim holds, does not hold, or cannot be tested, as planted costs say."
+    rows = {'SpecReason (greedy)': 8, 'STEER (rest)': 6, 'Ours': 9, 'Ours (full)': 3}
+    facts = facts_of(monkeypatch, many(**rows).assign(benchmark='micro-gsm'))
+    check = against(['STEER', 'SpecReason'])
+    assert [verdict(check, facts[k])[1] for k in ('ours', 'best')] == ['does not hold', 'holds']
+    assert verdict(check, facts['ours'])[0].count('✗') == 2 and '✗' not in verdict(check, facts['best'])[0]
+    for nothing in (against(['RSD']), alone(bool, word='omni'), against(['STEER'], setting='api'), None):
+        assert verdict(nothing, facts['ours']) == ('', 'cannot be tested here')
+
+def test_every_claim_is_tested_or_says_why_not(monkeypatch):
+    rows = many(**{'STEER (rest)': 6, 'Ours': 4, 'Ours (full)': 3, 'Ours (online kappa)': 4})
+    table = claims_table(facts_of(monkeypatch, rows.assign(benchmark='micro-gsm')))
+    assert len(table) == len(CLAIMS) and table['claim'].is_unique and (table['rule'].str.len() > 5).all()
+    by = table.set_index('claim')['verdict']
+    assert by['recovers the large model\'s reasoning ability at materially lower cost'] == 'does not hold' # .9 of 1
+    errata = table[table['source'].str.startswith('Erratum') & (table['source'] != 'Erratum, eq. 5')]
+    assert len(errata) == 3 and (errata['verdict'] == 'does not hold').all(), 'they need no run'
+    assert f'Of {len(CLAIMS)} claims: ' in claims_markdown(table)
+
+def test_the_sign_of_kappas_update(monkeypatch):
+    "Misses rise with kappa, as fewer chains escalate: a kappa that rises after a miss runs away."
+    rows = [many(**{'Ours': 4})]
+    for i, (cost, right) in enumerate(((2, .6), (9, 1.)), 1):
+        sweep = many(**{'Ours': cost}).query('method == "Ours"').assign(threshold=float(i), chosen=0)
+        rows.append(sweep.assign(correct=(np.random.default_rng(i).random(len(sweep)) < right).astype(int)))
+    facts = facts_of(monkeypatch, pd.concat(rows).assign(benchmark='micro-gsm'))
+    check, = (check for source, _, _, check in CLAIMS if source == 'Erratum, eq. 5')
+    numbers, said = verdict(check, facts['ours'])
+    assert said == 'does not hold' and numbers.startswith('micro-gsm: 0.0 % at the least kappa, ')
+
+# ---- ablations ------------------------------------------------------------------------------------------------------
 def test_ablations_show_intervals_and_seeds(with_ours):
     md = ablation_markdown(with_ours.whole(ablation_table))
-    assert '| toy | Ours (full), regenerate | 0.02 | 60 | 1 | ' in md and '| toy | short | ' in md
+    assert '| toy | Ours (full), regenerate | 60 | 1 | ' in md and '| toy | short | ' in md
     assert md.count('–') == 2*3 + 1

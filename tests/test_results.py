@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepwise_routing.baselines import COLUMNS, SEED_COLUMNS, outcome_rows, save_rows
-from stepwise_routing.bounds import LIMIT_COLUMNS
 from stepwise_routing.outcomes import replay, toy_table
 from stepwise_routing.report.gains import _undominated
-from stepwise_routing.results import (_read_rows, ablation_table, load_benchmark, load_run, resamples, with_intervals)
-from stepwise_routing.routers import RECEIPT_COLUMNS, SmallOnly
+from stepwise_routing.results import (METHOD_STYLE, _read_rows, ablation_table, headline, load_benchmark, load_run,
+    resamples, with_calibration, with_intervals)
+from stepwise_routing.routers import SmallOnly
 from stepwise_routing.run.config import changed
-from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting
+from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting, settled
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
@@ -63,6 +63,18 @@ def test_every_metric_by_hand():
     assert (r['steps'], r['small_tokens'], r['large_tokens'], r['n']) == (5, 3, 4, 4)
     assert r['accuracy_vs_large'] == -.25 and r['cost_vs_large'] == -2.5
     assert (r['cost_in'], r['unit'], r['cost_share']) == ('paper_flops', 1e6, 1.5/4)
+
+def test_misses_are_counted_against_other_draws():
+    "The large model, half right when drawn again, misses a quarter of that; a router that is right misses nothing."
+    large, again = [1, 1, 0, 0], [1., .5, .5, 0.]
+    rows = pd.concat([frame(large, large, [4e6]*4, method='Large only', large_again=again),
+                      frame([0]*4, large, [1e6]*4, method='Small only', large_again=again),
+                      frame([1]*4, large, [1e6]*4, large_again=again)])
+    r = evaluated(rows).set_index('method')
+    assert r['miss'].to_dict() == {'Large only': .125, 'Small only': .5, 'X': 0.}
+    assert r['excess'].to_dict() == {'Large only': 0., 'Small only': .375, 'X': -.125}
+    assert r['coverage'].to_dict() == {'Large only': 1., 'Small only': .5, 'X': 1.}
+    assert (r.loc['Large only', 'excess_low'], r.loc['Large only', 'excess_high']) == (0, 0), 'paired'
 
 def test_cost_is_a_choice():
     "Every metric that knows a cost follows it; the others stay. Cents are never divided by the unit of FLOPs."
@@ -127,16 +139,16 @@ def test_the_frontier_is_what_nothing_beats(points):
 def test_ablations_by_hand():
     large = line('Large only', [1, 1], [10, 10])
     seeds = enumerate((([1, 1], [2, 4]), ([1, 0], [5, 5])))
-    single = pd.concat([line('short', c, f, .02).assign(seed=i) for i, (c, f) in seeds])
+    single = pd.concat([line('short', c, f, .1*i).assign(seed=i) for i, (c, f) in seeds])
     rows = pd.concat([large, single.drop(columns='seed').assign(method='Ours')])
     def table(rows, single, **kw):
         part = SimpleNamespace(rows=rows, singles=single, means=means_of(rows, 200, **kw))
         return ablation_table(part).iloc[0]
     r = table(rows, single)
-    assert (r['method'], r['alpha'], r['n'], r['seeds']) == ('short', .02, 2, 2)
+    assert (r['method'], r['n'], r['seeds']) == ('short', 2, 2), 'whatever the thresholds of the seeds'
     assert (r['accuracy'], r['accuracy_min'], r['accuracy_max']) == (.75, .5, 1.)
     assert np.isclose(r['cost_share'], .4) and np.allclose([r['cost_share_min'], r['cost_share_max']], [.3, .5])
-    assert r['miss'] == .25 and (r['miss_low'], r['miss_high'], r['miss_min'], r['miss_max']) == (0., .5, 0., .5)
+    assert [r[f'excess{end}'] for end in ('', '_low', '_high', '_min', '_max')] == [.25, 0., .5, 0., .5]
     assert (r['accuracy_low'], r['accuracy_high']) == (.5, 1.), 'resamples of the mean over seeds: 1 and .5 a problem'
     money = table(large.assign(cents=.1), single.assign(cents=.03), cost='cents')
     assert np.isclose(money['cost_share'], .3)
@@ -145,7 +157,7 @@ def test_ablations_come_from_their_file(with_ours, run):
     part = load_benchmark(with_ours, 'toy')
     table = ablation_table(part)
     assert table[['method', 'seeds']].values.tolist() == [['Ours', 2], ['Ours (full)', 1], ['short', 2]]
-    assert len(part.receipts) == 5 and load_benchmark(run, 'toy').singles.empty
+    assert load_benchmark(run, 'toy').singles.empty
     path = with_ours.files.methods('toy', '-ablations')
     text = path.read_text()
     changes = {"has no column 'seed': run nbs/04_baselines.ipynb again": text.replace(',seed\n', ',sede\n'),
@@ -163,22 +175,66 @@ def test_a_run_has_one_setting_or_two(run):
     costs = {name: set(r.results['cost_in']) for name, r in results.items()}
     assert costs == dict(open={'paper_flops'}, api={'cents'})
     first = results['open'].parts['toy']
-    parts = first.receipts, first.singles, first.limits, results['open'].whole(lambda p: p.limits)
-    assert [len(p) for p in parts] == [0]*4
+    assert len(first.singles) == len(results['open'].whole(lambda p: p.singles)) == 0
     assert first.table.problem_id.tolist() == sorted(first.table.problem_id), 'in the order of the resamples'
     alone = replace(run.run, config=changed(run.run.config, {'api.models': []}))
     assert list(load_run(alone)) == ['open']
 
-def test_files_without_policies_are_no_policies(tmp_path):
-    s = setting(tmp_path)
-    save_methods(s)
-    for part, columns in (('-ablations', SEED_COLUMNS), ('-policies', RECEIPT_COLUMNS)):
-        save_rows(s.files.methods('toy', part), [], columns)
-    part = load_benchmark(s, 'toy')
-    assert part.singles.empty and part.receipts.empty
-    save_rows(s.files.methods('toy', '-limits'), [('toy', 2, 'Drawn again', 'append', 'test', 0)], LIMIT_COLUMNS[:6])
-    with pytest.raises(ValueError, match="toy-limits.csv has no column 'problem': run nbs/04_baselines.ipynb again"):
-        load_benchmark(s, 'toy')
+def test_settings_stand_beside_what_they_were_on_calibration(run):
+    part, keys = load_benchmark(run, 'toy'), ['method', 'on_escalate', 'threshold']
+    both = part.results.merge(part.grid, on=keys)
+    assert len(both) and (both['calibration_accuracy'] == both['accuracy_y']).all()
+    large = part.grid.loc[np.isinf(part.grid['threshold']), 'cost'].iloc[0]
+    assert np.allclose(both['calibration_cost_share'], both['cost_y']/large)
+    assert part.results.query('method == "Small only"')['calibration_accuracy'].isna().all()
+
+def test_an_infinite_threshold_is_one(run, tmp_path):
+    path = tmp_path/'toy.csv'
+    path.write_text(run.files.methods('toy').read_text().replace('Small only,append,0.5', 'Small only,append,inf'))
+    rows = _read_rows(path)
+    assert np.isinf(rows['threshold']).any() and np.isinf(evaluated(rows, 20)['threshold']).any()
+
+# ---- what Table 1 prints --------------------------------------------------------------------------------------------
+def family(*costs): # of (method, reading, cost of its chosen threshold)
+    rows = [line('Small only', [0, 1], [1, 1]), line('Large only', [1, 1], [10, 10])]
+    rows += [line(m, [1, 1], [cost, cost]).assign(on_escalate=e) for m, e, cost in costs]
+    return headline(settled(pd.concat(rows)))
+
+def test_the_cheapest_variant_on_calibration_is_printed():
+    rows = family(('STEER (rest)', 'append', 5), ('STEER (rest)', 'regenerate', 4), ('STEER (next)', 'append', 6),
+                  ('Ours', 'append', 7), ('Ours (full)', 'append', 3), ('Ours (bound)', 'append', 1))
+    assert rows == {'STEER': ('STEER (rest)', 'regenerate'), 'Ours': ('Ours', 'append'),
+                    'Ours, best': ('Ours (full)', 'append')}
+    assert family(('Ours', 'append', 3), ('Ours (full)', 'append', 4)) == {'Ours': ('Ours', 'append')}
+    assert family(('short', 'append', 3)) == {}
+
+def test_a_variant_is_the_same_on_all_benchmarks():
+    "The mean over benchmarks decides: 4 and 4 against 1 and 8."
+    def part(benchmark, a, b):
+        r = settled(pd.concat([line('Large only', [1, 1], [10, 10]), line('STEER (rest)', [1, 1], [a, a]),
+                               line('STEER (next)', [1, 1], [b, b])]).assign(benchmark=benchmark))
+        return r.parts[benchmark]
+    r = settled(line('Large only', [1, 1], [10, 10]))
+    r.parts.clear()
+    r.parts.update(a=part('a', 4, 1), b=part('b', 4, 8))
+    assert headline(r) == {'STEER': ('STEER (rest)', 'append')}
+
+def test_six_colours_are_told_apart():
+    "As colour-blind readers see them (Machado et al., 2009, severity 1), in CIELAB; and from the grey of all others."
+    colours = {s['color'] for m, s in METHOD_STYLE.items() if not m.endswith('only')}
+    assert len(colours) == 7
+    linear = np.array([[int(c[i:i + 2], 16)/255 for i in (1, 3, 5)] for c in sorted(colours)])
+    linear = np.where(linear <= .04045, linear/12.92, ((linear + .055)/1.055)**2.4)
+    seen = [np.eye(3),
+            np.array([[.152286, 1.052583, -.204868], [.114503, .786281, .099216], [-.003882, -.048116, 1.051998]]),
+            np.array([[.367322, .860646, -.227968], [.280085, .672501, .047413], [-.01182, .04294, .968881]])]
+    xyz = np.array([[.4124, .3576, .1805], [.2126, .7152, .0722], [.0193, .1192, .9505]])/[[.95047], [1], [1.08883]]
+    for eye in seen:
+        f = np.clip(linear @ eye.T, 0, 1) @ xyz.T
+        f = np.where(f > .008856, np.cbrt(f), 7.787*f + 16/116)
+        lab = np.c_[116*f[:, 1] - 16, 500*(f[:, 0] - f[:, 1]), 200*(f[:, 1] - f[:, 2])]
+        distance = np.linalg.norm(lab[:, None] - lab[None], axis=-1)
+        assert distance[~np.eye(7, dtype=bool)].min() >= 15
 
 @pytest.mark.parametrize('change, message', [
     (lambda t: t.replace('large_correct', 'big_correct', 1),

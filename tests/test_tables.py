@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.report.figures import draw_accuracy_cost, figure_caption, paper_style, save_figure
+from stepwise_routing.report.figures import (draw_accuracy_cost, drawn_methods, figure_caption, frontiers, paper_style,
+    save_figure, seed_points, sweep_points)
 from stepwise_routing.report.gains import _shortfalls, shortfalls
-from stepwise_routing.report.tables import (PAPER_TABLES, _paper_rows, billed_as, details, paper_table, report,
-    report_paper, report_shortfalls, to_markdown, to_tex)
+from stepwise_routing.report.tables import (PAPER_TABLES, billed_as, details, paper_rows, paper_table, printed_results,
+    report, report_paper, report_shortfalls, to_markdown, to_tex)
 from stepwise_routing.report.writer import interval, numbers, save_table
-from stepwise_routing.results import METHOD_STYLE, load_run
+from stepwise_routing.results import load_run
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
 from toy_runs import evaluated, frame
 
@@ -19,7 +20,7 @@ from toy_runs import evaluated, frame
 @pytest.mark.parametrize('cost, factor', [('paper_flops', 1), ('cents', 100)])
 def test_the_papers_accuracy_per_cost_follows_from_its_columns(cost, factor):
     "Every printed A/C but the one misprint; Table 1 is in percent, Table 2 a fraction."
-    rows = _paper_rows(cost)
+    rows = paper_rows(cost)
     free = rows['ac_text'] == '--'
     assert len(rows) == 18 and (rows['cost'][free] == 0).all() and rows['ac'][free].isna().all()
     odd = rows[~free & ((rows['accuracy']/factor/rows['cost'] - rows['ac']).abs() >= .02*rows['ac'])]
@@ -27,8 +28,8 @@ def test_the_papers_accuracy_per_cost_follows_from_its_columns(cost, factor):
     assert odd == ([['RSD', 'OmniMath', '1.52‡']] if cost == 'cents' else [])
 
 def test_the_papers_tables_are_complete():
-    for i, paper in enumerate(PAPER_TABLES.values()):
-        assert {s['paper'][i] for s in METHOD_STYLE.values() if s['paper']} == set(paper['rows'])
+    for paper in PAPER_TABLES.values():
+        assert [*paper['rows']][2:] == ['SpecReason', 'RSD', 'STEER', 'Ours']
         assert [r[0] for r in paper['rows'].values()] == ['--', '--', 'no', 'yes', 'no', 'no']
         assert all(len(r) == 4 for r in paper['rows'].values())
     texts = ''.join(cell for row in PAPER_TABLES['cents']['rows'].values() for cell in row)
@@ -111,7 +112,7 @@ def test_table_2_says_whose_money_it_is(cents, tmp_path):
 
 def test_details_show_what_the_table_leaves_out(flops, cents):
     open_, priced = details(flops.results), details(cents.results)
-    assert all(f'| {c} | ' in open_ for c in ('threshold', 'coverage', 'cost_share', 'full_flops', 'ac_fraction'))
+    assert all(f'| {c} | ' in open_ for c in ('threshold', 'calibration_accuracy', 'excess', 'coverage', 'cost_share'))
     small, large = priced.splitlines()[2:4]
     assert ' | 0<br><sub>[0, 0]</sub> | ' in small and ' | – | – | ' in small
     assert ' | 1.00<br><sub>[1.00, 1.00]</sub> | ' in large
@@ -129,9 +130,18 @@ def test_tables_hold_this_run_and_the_paper_apart(flops):
     assert table.loc[table['source'] == 'this run', 'accuracy_low'].notna().all()
     mine, paper = to_markdown(table).split('**Table 1 of the paper')
     assert 'toy profile' in mine and 'GSM8K' not in mine and 'GSM8K' in paper and 'toy' not in paper
-    order = [l.split(' | ')[0][2:] for l in mine.splitlines()[4:] if l.startswith('| ')]
-    assert order == ['Small only', 'Large only', 'Random, at the cost of STEER (rest)', 'STEER (rest)',
-                     'STEER (rest), regenerate', 'Oracle, in hindsight', 'Oracle, in hindsight, regenerate']
+
+def test_table_1_prints_a_row_a_family_and_the_full_table_all(with_ours, run):
+    def labels(text): return [l.split(' | ')[0][2:] for l in text.splitlines()[4:] if l.startswith('| ')]
+    mine = to_markdown(paper_table(printed_results(with_ours), 'toy')).split('**Table 1 of the paper')[0]
+    rows = labels(mine)
+    assert rows[:2] == ['Small only', 'Large only'] and sum(r.startswith('STEER') for r in rows) == 1
+    assert rows[3:] in (['Ours'], ['Ours', 'Ours (full), regenerate'])
+    report_paper(dict(open=with_ours))
+    full = (with_ours.setting.run.tables/'full.md').read_text()
+    for label in ('STEER (rest)', 'STEER (rest), regenerate', 'Random, at the cost of STEER (rest)',
+                  'Oracle, in hindsight', 'Oracle, in hindsight, regenerate', 'Ours (full), regenerate'):
+        assert f'| toy | {label} | ' in full
 
 def test_csv_keeps_ten_digits(flops, tmp_path):
     back = pd.read_csv(save_table(tmp_path/'t', paper_table(flops.results, 'toy'))[0])
@@ -154,7 +164,7 @@ def test_same_results_same_bytes(flops, cents, tmp_path):
         for name in 'ab':
             made = paper_table(part.results, 'toy')
             paths = save_table(tmp_path/name/'table1', made, tex=to_tex(made), md=to_markdown(made))
-            fig = draw_accuracy_cost(part.results, dict(toy=part.table))
+            fig = draw_accuracy_cost(part.results, frontiers(part))
             paths += save_figure(fig, tmp_path/name/'figure', figure_caption(part.results, 'toy'))
             written.append({p.name: p.read_bytes() for p in paths})
         names = {'table1.csv', 'table1.tex', 'table1.md', 'figure.pdf', 'figure.png', 'figure.md'}
@@ -165,46 +175,55 @@ def judged(results):
     "With rows of the methods that ask another model, standing in: their sweeps lie elsewhere."
     rows = results[(results['method'] == 'STEER (rest)') & (results['on_escalate'] == 'regenerate')]
     def moved(method, by, more):
-        costs = {f'cost{k}': rows[f'cost{k}']*by for k in ('', '_low', '_high')}
+        costs = {f'cost_share{k}': rows[f'cost_share{k}']*by for k in ('', '_low', '_high')}
         return rows.assign(method=method, accuracy=(rows['accuracy'] + more).clip(upper=1), **costs)
-    greedy, expected = moved('SpecReason (greedy)', 1.3, 0), moved('SpecReason (expected)', 1.4, 0)
+    greedy, expected = moved('SpecReason (greedy)', 1.3, 0), moved('SpecReason (expected)', 1.9, 0)
     return pd.concat([results, greedy, expected, moved('RSD', .8, .03)])
 
 @pytest.mark.parametrize('width, panels', [(2.7, 1), (5.5, 3)])
-@pytest.mark.parametrize('source, labels', [('flops', 7), ('with_ours', 9), ('cents', 7)])
-@pytest.mark.parametrize('more', [0, 2], ids=['', 'judged'])
-def test_labels_do_not_overlap_and_stay_inside(request, width, panels, source, labels, more):
-    part = request.getfixturevalue(source)
-    part = part.parts['toy'] if source == 'with_ours' else part
-    results, variant = part.results, part.results[part.results['method'] == 'Ours']
-    hidden = [variant.assign(method=m) for m in ('Ours (per step)', 'Ours (full)')] # not drawn
-    results = pd.concat([results, *hidden])
-    if more: results = judged(results) # two of the three are drawn
-    names = [f'toy{i}' for i in range(panels)]
-    many = pd.concat([results.assign(benchmark=b) for b in names])
-    fig = draw_accuracy_cost(many, {b: part.table for b in names}, width)
+@pytest.mark.parametrize('readings', [1, 2])
+def test_labels_do_not_overlap_and_stay_inside(with_ours, width, panels, readings):
+    part, names = with_ours.parts['toy'], [f'toy{i}' for i in range(panels)]
+    results = judged(part.results)
+    methods = [*drawn_methods(with_ours), ('SpecReason (expected)', 'regenerate'), ('RSD', 'regenerate')]
+    many, curves = (pd.concat([f.assign(benchmark=b) for b in names]) for f in (results, frontiers(part)))
+    fig = draw_accuracy_cost(many, curves, [methods] if readings == 1 else None, width=width, height=3*readings)
     with paper_style(): fig.draw_without_rendering()
     texts = fig.legends[0].get_texts()
     boxes = [t.get_window_extent() for t in texts]
-    assert fig.get_size_inches()[0] == width and len(texts) == labels + more
+    labels = {t.get_text() for t in texts}
+    assert fig.get_size_inches()[0] == width and len(fig.axes) == panels*readings
+    assert labels >= {'small', 'large', 'SpecReason', 'RSD', 'ours', 'random', 'oracle'}
+    assert readings == 2 or len(methods) - 2 <= 6, 'at most six colours'
     assert all(t.get_fontsize() >= 6.5 for t in texts)
     bottom = min(ax.get_tightbbox().y0 for ax in fig.axes)
     for i, a in enumerate(boxes):
         assert fig.bbox.x0 <= a.x0 and a.x1 <= fig.bbox.x1 and fig.bbox.y0 <= a.y0 and a.y1 <= bottom
         assert not any(a.overlaps(b) for b in boxes[:i])
 
-def test_cents_start_at_nothing_on_a_linear_axis(flops, cents):
-    for part, scale in ((flops, 'log'), (cents, 'linear')):
-        ax = draw_accuracy_cost(part.results, dict(toy=part.table)).axes[0]
-        assert ax.get_xscale() == scale and ('US cents' in ax.get_xlabel()) == (scale == 'linear')
-        if scale == 'log': continue
-        assert ax.get_xlim()[0] < 0 and 0 in ax.get_xticks()
-        assert all(np.isfinite(l.get_xdata()).all() for l in ax.get_lines())
+def test_costs_are_shares_and_what_is_too_dear_stands_at_the_edge(flops, cents):
+    for part in (flops, cents):
+        results = judged(part.results)
+        dear = results['method'] == 'SpecReason (expected)'
+        results.loc[dear, 'cost_share'] += 3
+        ax = draw_accuracy_cost(results, frontiers(part), [[('Small only', 'append'), ('Large only', 'append'),
+                                                            ('SpecReason (expected)', 'regenerate')]]).axes[0]
+        assert ax.get_xscale() == 'linear' and '% of the large' in ax.get_xlabel() and ax.get_xlim()[1] <= 160
+        marked = [line for line in ax.get_lines() if line.get_marker() not in ('None', '.')]
+        marks = {line.get_label(): line.get_xdata()[0] for line in marked}
+        assert np.isclose(marks['large'], 100) and marks['SpecReason'] == 150 and len(ax.texts) == 1
+        assert (marks['small'] == 0) == (part is cents)
 
-def test_captions_say_how_the_judged_are_drawn(flops):
-    plain, caption = figure_caption(flops.results, 'toy'), figure_caption(judged(flops.results), 'toy')
-    assert 'SpecReason' not in plain and caption.startswith(plain)
-    assert 'SpecReason is drawn with its expected grade.' in caption
+def test_marker_and_line_are_one_thing(with_ours):
+    "The marker of a baseline is a point of its line; ours stands at its own threshold, and the line is the sweep."
+    part = with_ours.parts['toy']
+    for (method, _), points in part.results.groupby(['method', 'on_escalate']):
+        sweep, own = sweep_points(points), method.startswith('Ours') and (points['chosen'] == 0).any()
+        assert len(sweep) == len(points) - own and (sweep['chosen'].sum() == 0) == own
+    rows = part.singles.query('method == "Ours"').groupby('seed')['correct'].mean()
+    assert np.allclose([y for _, y in seed_points(part)['Ours', 'append']], rows)
+    mean = part.results.query('method == "Ours" and chosen == 1').iloc[0]
+    assert np.allclose(np.mean(seed_points(part)['Ours', 'append'], 0), mean[['cost_share', 'accuracy']].astype(float))
 
 def test_style_is_not_left_behind():
     import matplotlib
@@ -219,51 +238,59 @@ import sys
 from pathlib import Path
 from stepwise_routing.results import load_run
 from stepwise_routing.run.config import Config, Run, changed
+from stepwise_routing.report.claims import report_claims
 from stepwise_routing.report.figures import report_accuracy_cost
 from stepwise_routing.report.tables import REPORTS, report, report_paper, report_shortfalls
 config = changed(Config(), {{'data.benchmarks': ['toy'], 'results.n_boot': 50}})
 results = load_run(Run('toy', config, Path({str(run.folder)!r}), Path({str(run.folder)!r})))
 report_paper(results); report_shortfalls(results)
 for stem in REPORTS: report(results, stem)
+report_claims(results)
 for r in results.values(): report_accuracy_cost(r)
 assert not [m for m in ("torch", "transformers", "sklearn") if m in sys.modules]'''
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     names = {p.name for p in run.tables.iterdir()}
-    assert {'evaluation.csv', 'evaluation_api.csv', 'table1.tex', 'table2.md', 'routing_gain.md'} <= names
-    assert (run.figures/'accuracy_cents_toy.pdf').is_file()
+    assert {'evaluation.csv', 'evaluation_api.csv', 'table1.tex', 'table2.md', 'full.md', 'full_api.md', 'metrics.md',
+            'claims.csv'} <= names
+    assert (run.figures/'accuracy_cents_full.pdf').is_file()
 
 def test_a_report_says_what_a_run_does_not_have(with_ours, loaded):
     alone = dict(open=with_ours)
-    assert 'This run has no open setting.' == report(dict(api=with_ours), 'limits')
+    assert 'This run has no open setting.' == report(dict(api=with_ours), 'ablations')
     assert report(loaded, 'ablations').startswith('Nothing to report')
     assert 'This run has no api setting.' in report_shortfalls(alone)
-    with pytest.raises(ValueError, match="did you mean 'limits'"): report(alone, 'limit')
+    with pytest.raises(ValueError, match="did you mean 'metrics'"): report(alone, 'metric')
 
 # ---- what falls short -----------------------------------------------------------------------------------------------
 def test_shortfalls_are_named(flops):
     text = '\n'.join(_shortfalls(flops))
-    assert '60 test problems, fewer than 300' in text
-    assert 'no rows for SpecReason (greedy); SpecReason (expected); RSD; STEER (next); Ours; Ours (full); ' in text
-    fewer = pd.concat([flops.grid, flops.grid.assign(method='RSD', on_escalate='regenerate', n=20)], ignore_index=True)
-    few = 'the thresholds of RSD, which walk, were chosen on 20 calibration problems, those of the others on 60'
-    assert few in _shortfalls(replace(flops, grid=fewer)) and 'which walk' not in text
-    far = 'no threshold of STEER (rest); STEER (rest), regenerate came as near to the large model on calibration'
-    assert far in '\n'.join(_shortfalls(replace(flops, grid=flops.grid.assign(accuracy=0.))))
-    good = flops.grid.assign(accuracy=flops.grid['large_accuracy'])
-    assert 'came as near' not in '\n'.join(_shortfalls(replace(flops, grid=good)))
+    assert '60 test problems, fewer than 300' in text and 'not drawn again' not in text
+    assert '; SpecReason (expected); RSD; STEER (next); TRIM-Agg; GlimpRouter; Ours; Ours (full); ' in text
+    once = replace(flops, table=replace(flops.table, again=flops.table.again[:, :0]))
+    assert 'the large model was not drawn again' in '\n'.join(_shortfalls(once))
+    steer = flops.results['method'] == 'STEER (rest)'
+    chosen = steer & (flops.results['chosen'] == 1)
+    dear = flops.results.assign(threshold=flops.results['threshold'].mask(chosen, np.inf))
+    said = 'STEER (rest); STEER (rest), regenerate was accurate enough and cheaper than the large model alone'
+    assert said in '\n'.join(_shortfalls(replace(flops, results=dear))).replace('; Bare threshold (logit)', '')
+    far = flops.results.assign(accuracy_vs_large_high=np.where(steer, -.021, 0))
+    said = 'STEER (rest); STEER (rest), regenerate: clearly more than 2 points below the large model on test'
+    assert said in _shortfalls(replace(flops, results=far))
 
-def test_shortfalls_of_ours_are_named(with_ours):
+def test_shortfalls_of_the_bound_are_named(with_ours):
     part = with_ours.parts['toy']
     text = '\n'.join(shortfalls(with_ours))
-    assert 'toy: no bound on the misses of Ours was within alpha on calibration, at least for one seed (0.040' in text
-    assert 'no rows for SpecReason (greedy)' in text and '; Ours;' not in text and 'No ablations' not in text
-    ours = part.results['method'] == 'Ours'
-    low = part.results.assign(coverage_high=np.where(ours, .979, .981))
-    sentences = _shortfalls(replace(part, results=low))
-    assert 'the coverage of Ours on test lies clearly below 1 - alpha' in sentences
+    assert '; RSD; ' in text and '; Ours;' not in text and 'No ablations' not in text
+    low = part.results.assign(coverage_high=np.where(part.results['method'] == 'Ours (bound)', .979, .981))
+    said = [s for s in _shortfalls(replace(part, results=low)) if s.startswith('the coverage of Ours (bound)')]
+    assert len(said) == 1 and said[0].endswith(' on test lies clearly below 1 - alpha')
 
 def test_shortfalls_of_the_api_setting_say_so(loaded):
     sentences = shortfalls(loaded['api'])
     assert sentences and all(s.startswith('API setting, toy: ') for s in sentences)
     assert shortfalls(loaded['open'])[-1] == 'No ablations of the policy on toy.'
+
+def test_the_same_shortfall_is_said_once(flops, loaded):
+    two = replace(loaded['open'], parts=dict(a=flops, b=flops))
+    assert shortfalls(two)[0] == 'a, b: 60 test problems, fewer than 300; the intervals are wide.'

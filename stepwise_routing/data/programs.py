@@ -9,7 +9,6 @@ __all__ = ['EQUATION', 'NAME', 'Draft', 'evaluate', 'shown_operand', 'write_step
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
 
 # %% ../../nbs/data/programs.ipynb #draft
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Draft:
 # %% ../../nbs/data/programs.ipynb #evaluate
 EQUATION = re.compile(r'\[(\w+) (:?=) ([^\]]+)\]')
 NAME = re.compile(r'[a-z]\w*')
-_FUNCTIONS = dict(gcd=gcd, dsum=lambda n: sum(map(int, str(abs(n)))))
+_FUNCTIONS = dict(dsum=lambda n: sum(map(int, str(abs(n)))))
 
 @lru_cache(None)
 def _code(expr): return compile(expr if '//' in expr else expr.replace('/', '//'), expr, 'eval')
@@ -36,15 +35,19 @@ def evaluate(expr:str, env:dict)->int:
     except ZeroDivisionError: return 0
 
 # %% ../../nbs/data/programs.ipynb #shown
+def _operand(name, env, first):
+    value = env.get(name, name)
+    return f'({value})' if not first and name in env and value < 0 else str(value)
+
 def shown_operand(expr:str, env:dict)->str:
     "An expression as a step writes it: names replaced by their values, e.g. \"3*4\"."
-    def operand(m):
-        v = env.get(m[0], m[0])
-        return f'({v})' if m.start() and m[0] in env and v < 0 else str(v)
     if expr.startswith('dsum('): return '+'.join(str(abs(env[expr[5:-1]])))
+    if ' % ' in expr:
+        a, m = (env[name] for name in expr.split(' % '))
+        part = a // m * m if m else 0
+        return f'{a} mod {m}: {a // m if m else 0}*{m}={part}, {a}-{part}'
     if '//' in expr: expr = 'floor({}/{})'.format(*expr.split(' // '))
-    text = NAME.sub(operand, expr)
-    return text.replace(' % ', ' mod ') if '%' in text else text.replace(' ', '')
+    return NAME.sub(lambda m: _operand(m[0], env, not m.start()), expr).replace(' ', '')
 
 # %% ../../nbs/data/programs.ipynb #write-step
 def write_step(template:str, env:dict, slip=None)->str:
@@ -57,10 +60,11 @@ def write_step(template:str, env:dict, slip=None)->str:
     return EQUATION.sub(equation, template).format_map(env)
 
 # %% ../../nbs/data/programs.ipynb #solve
-def ending(draft, env): return f' Answer: \\boxed{{{draft.answer.format_map(env)}}}'
+def ending(draft:Draft, env:dict)->str:
+    "The last step, which states the answer."
+    return f'Answer: \\boxed{{{draft.answer.format_map(env)}}}'
 
 def solve(draft:Draft)->list:
-    "The worked solution, step by step; the last one ends in \\boxed{}."
+    "The worked solution, step by step; the answer stands in a step of its own."
     env = dict(draft.env)
-    steps = [write_step(t, env) for t in draft.steps]
-    return steps[:-1] + [steps[-1] + ending(draft, env)]
+    return [write_step(t, env) for t in draft.steps] + [ending(draft, env)]

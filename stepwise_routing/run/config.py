@@ -107,13 +107,12 @@ class Sweep(Section):
 # %% ../../nbs/run/config.ipynb #baselines
 class Baselines(Section):
     "Which other routers run, and on how much."
-    reward_model: str = 'micro-prm'   # of RSD; '' leaves RSD out
+    reward_model: str = 'micro-prm'   # of RSD and TRIM; '' leaves both out
     specreason: bool = True           # run SpecReason
+    trim: bool = True                 # run TRIM-Agg
     steer_next: bool = True           # run STEER's per-step reading
     ours_next: bool = True            # run the per-step policies, where there are any
-    n_walk_calibration: int = 100     # calibration problems of the threshold grids that walk, at most
-    asking_thresholds: str = 'all'    # thresholds of SpecReason and RSD on test problems: "chosen" (faster) or "all"
-    walk_thresholds: str = 'chosen'   # the same for STEER (next), and the sweep of per-step policies
+    walk_thresholds: str = 'chosen'   # thresholds of what walks on test problems: "chosen", or "all" for curves
 
 class Results(Section):
     "How results are reported."
@@ -140,7 +139,7 @@ RANGES = dict( # of numbers and their tuples; whole numbers without an entry sta
     **dict.fromkeys('kappa_step rho_bar v_rho_bar c_bar delta damping lr temp'.split(), '(0, inf)'),
     **dict.fromkeys('kappa_decay max_cents ray_gpus redraws seed'.split(), '[0, inf)'))
 CHOICES = dict(engine=('local', 'ray'), sign=('corrected', 'printed'), estimator=('sampled', 'exact'),
-               constraint=('gap', 'joint'), asking_thresholds=('chosen', 'all'), walk_thresholds=('chosen', 'all'))
+               constraint=('gap', 'joint'), walk_thresholds=('chosen', 'all'))
 
 def _in_range(x, span):
     "Is x a number within an interval such as (0, 1]?"

@@ -30,8 +30,8 @@ Work = namedtuple('Work', 'setting benchmark model calls tokens cents') # of one
 def _walks(setting, held_out:int, test:int)->int: # problems of calibration and test
     "Chains that walking routers draw besides the outcome tables."
     b = setting.run.config.baselines
-    grids = [b.walk_thresholds]*b.steer_next + [b.asking_thresholds]*(b.specreason + bool(b.reward_model))
-    return sum(2*min(b.n_walk_calibration, held_out) + test*(1 + (grid == 'all')) for grid in grids)
+    walkers = b.steer_next + b.specreason + bool(b.reward_model)
+    return walkers*(2*held_out + test*(1 + (b.walk_thresholds == 'all')))
 
 def estimate(run)->list:
     "The `Work` that a run will ask of its models: settings, benchmarks and models in their order."

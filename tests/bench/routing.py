@@ -72,7 +72,11 @@ class Clock:
 def forget(models):
     "Empty the caches of the models."
     for m in models:
-        if hasattr(m, 'engine'): m.engine.prefixes = type(m.engine.prefixes)(m.engine.prefixes.budget)
+        if hasattr(m, 'engine'):
+            cache = m.engine.prefixes
+            for handle, *_ in cache.entries.values(): cache.forget(handle)
+            cache.entries.clear(), cache.index.clear()
+            cache.used = 0
         else: urllib.request.urlopen(m.base_url.removesuffix('/v1') + '/reset_prefix_cache', data=b'').read()
 
 def row(name, baseline, tokens, pairs, note):

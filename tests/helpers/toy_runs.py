@@ -1,5 +1,6 @@
 "Runs as chapters 02a and 04 leave them, on the toy pair, and rows written by hand."
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -7,7 +8,8 @@ import pytest
 
 from stepwise_routing.baselines import COLUMNS, Case, replay_methods, save_case
 from stepwise_routing.outcomes import toy_table
-from stepwise_routing.results import evaluate, load_run, resampled, resamples
+from stepwise_routing.results import (BenchmarkResults, SettingResults, evaluate, load_run, resampled, resamples,
+    with_calibration)
 from stepwise_routing.routers import RandomRouter, SavedPolicy
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
@@ -43,19 +45,31 @@ def save_policies(s):
     "The same with policies: two of Ours, one of its variant, two of an ablation."
     case = save_methods(s)
     case.policies = POLICIES
-    case.add_policies('absorbing', case.tables)
+    case.add_own()
     save_case(case)
     return s
 
-def frame(correct, large, flops, threshold=0., method='X', cents=None):
+def frame(correct, large, flops, threshold=0., method='X', cents=None, **columns): # others, as `large_again`
     cents = np.asarray(flops)/1e9 if cents is None else cents
+    columns = dict(cents=cents, large_again=large) | columns
     def row(i):
-        names = 'b', method, 'append', threshold, 1, f'p{i}', 0
-        return dict(zip(COLUMNS, (*names, correct[i], large[i], large[i], flops[i], 2*flops[i], 3, 4, 5, 2, cents[i])))
+        names, others = ('b', method, 'append', threshold, 1, f'p{i}', 0), {k: v[i] for k, v in columns.items()}
+        return dict(zip(COLUMNS, (*names, correct[i], large[i], 0, flops[i], 2*flops[i], 3, 4, 5, 2, 0))) | others
     return pd.DataFrame([row(i) for i in range(len(correct))])
 
 def line(method, correct, flops, threshold=0., chosen=1):
-    return frame(correct, [1, 1], [1e6*f for f in flops], threshold, method).assign(chosen=chosen)
+    return frame(correct, [1]*len(correct), [1e6*f for f in flops], threshold, method).assign(chosen=chosen)
+
+def settled(rows, name='open', n_boot=50, cost='paper_flops'):
+    "`SettingResults` of rows written by hand, in which calibration looks like the test."
+    means = means_of(rows, n_boot, cost=cost)
+    results = evaluate(means)
+    sweeps = results[~results['method'].isin(('Small only', 'Large only'))]
+    grid = sweeps[['benchmark', 'method', 'on_escalate', 'n', 'threshold', 'accuracy', 'cost_share', 'chosen']]
+    grid = grid.rename(columns=dict(cost_share='cost')).assign(alpha=.02, large_accuracy=1., unit=cost)
+    singles, run = rows[:0].assign(seed=0), SimpleNamespace(config=Config(), profile='toy')
+    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, with_calibration(results, grid, 1.))
+    return SettingResults(SimpleNamespace(name=name, run=run, unit=cost), {rows['benchmark'].iloc[0]: part})
 
 # ---- fixtures of the tests of reports and tables
 @pytest.fixture(scope='module')
