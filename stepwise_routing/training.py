@@ -159,7 +159,7 @@ def least_risk(env, policy, constraint='gap'): # "gap": accuracy lost, "joint": 
 def _check_feasible(env, policy, s): # -> `least_risk`
     "Warn where training could only chase a constraint out of reach."
     least = least_risk(env, policy, s.constraint)
-    if least > s.alpha:
+    if least > s.alpha + 1e-9:
         lost = 'misses' if s.constraint == 'joint' else 'loses accuracy'
         other = ' or constraint="gap"'*(s.constraint == 'joint')
         warnings.warn(f'alpha={s.alpha:g} is out of reach on these {len(env)} problems: even the best fixed time of '

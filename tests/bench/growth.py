@@ -1,8 +1,8 @@
 """How does cost grow? `python tests/bench/growth.py [--problems 250 500 1000 2000 4000]`
 
-Drawing all rollouts of micro-gsm problems and reading their outcome table, in a fresh store each time: processor seconds
-of this process, bytes of the store, peak memory, each also per problem; and walks of a random router over two and three
-models (the third is the large one again). Linear growth is a constant column per problem."""
+Drawing all rollouts of micro-gsm problems and reading their outcome table, in a fresh store each time: processor
+seconds of this process, bytes of the store, peak memory, each also per problem; and walks of a random router over two
+and three models (the third is the large one again). Linear growth is a constant column per problem."""
 import argparse, resource, time
 from pathlib import Path
 from tempfile import TemporaryDirectory
