@@ -63,10 +63,10 @@ class Step:
     prob: tuple = ()             # per token, probability of the sampled token at temperature 1
     rank: tuple = ()             # per token, its rank among the vocabulary by probability (1 = likeliest)
     max_logit: tuple|None = None # per token, $\max_v z_v$; None where the server gives no raw logits
-    entropy: float|None = None   # of the distribution of its first token, nats; None where it is not known
     generated: int = 0           # generated tokens, as billed
     prompt: int = 0              # prompt tokens of the call: template, problem and all steps before
     cached: int = 0              # of these, tokens the server says it read from its cache
+    entropy: float|None = None   # of the distribution of its first token, nats; None where it is not known
 
     @property
     def final(self): return self.finish != 'step' or extract_boxed(self.text) is not None

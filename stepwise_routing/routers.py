@@ -80,7 +80,10 @@ class ScoreRouter(ThresholdRouter):
     threshold: float = .5
 
     def __post_init__(self): one_of('feature', self.feature, FEATURES)
-    name = property(lambda self: f'Bare threshold ({self.feature.removeprefix("score_").replace("prob", "probability")})')
+    @property
+    def name(self):
+        score = self.feature.removeprefix('score_').replace('prob', 'probability')
+        return f'Bare threshold ({score})'
     def score(self, states): return np.array([observe(s.steps)[-1, FEATURES.index(self.feature)] for s in states])
     def table_score(self, table): return table.obs[..., table.features.index(self.feature)]
 

@@ -433,7 +433,7 @@ def test_options_by_their_first_token(first):
 def pair():
     torch = pytest.importorskip('torch')
     torch.set_num_threads(1)
-    options = dict(price='gpt-4.1-mini', top_logprobs=5, temperature=.9)
+    options = dict(price='gpt-4.1-mini', top_logprobs=5, temperature=2.)
     with open_models(['micro-large', 'served:micro-large'], **options) as models: yield models
 
 def problems(): return [p for b in ('micro-gsm', 'micro-math', 'micro-omni') for p in load_problems(b, 'test', n=8)]

@@ -347,6 +347,5 @@ def test_the_shipped_model_is_small_and_reported():
     folder = micro_path('small').parent/'prm'
     assert sum(f.stat().st_size for f in folder.iterdir()) < 2.5e6
     report = json.loads((folder/'report.json').read_text())
-    assert set(report['benchmarks']) == set(FAMILIES) and report['split'] == 'test'
-    spec = reward.load_prm().spec
-    assert (spec.name, spec.params) == ('micro-prm', report['parameters'])
+    assert set(report) == set(FAMILIES) and all(row['AUROC'][0] > .75 for row in report.values())
+    assert reward.load_prm().spec.name == 'micro-prm'

@@ -95,8 +95,9 @@ logits = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12, unique=
 @given(st.lists(st.tuples(logits, st.integers(0, 99)), min_size=1, max_size=5))
 def test_all_alternatives_are_exact(rows):
     tokens = [(row[i % len(row)], row) for row, i in rows]
-    top, prob, rank = shown_confidences(tokens)
-    for (z, row), t, p, r in zip(tokens, top, prob, rank):
+    for (z, row), t, p, r, h in zip(tokens, *shown_confidences(tokens)):
+        shares = np.exp(np.array(row) - max(row))/np.exp(np.array(row) - max(row)).sum()
+        assert np.isclose(h, -(shares*np.log(np.maximum(shares, 1e-300))).sum(), atol=1e-6)
         assert t == max(row) and r == sorted(row, reverse=True).index(z) + 1
         assert np.isclose(p, np.exp(z) / np.exp(row).sum())
 
@@ -104,7 +105,7 @@ def test_all_alternatives_are_exact(rows):
 @given(logits, st.integers(0, 99), st.integers(1, 12))
 def test_fewer_alternatives_are_an_upper_bound(row, i, k):
     z = row[i % len(row)]
-    top, prob, rank = shown_confidences([(z, list({z, *sorted(row, reverse=True)[:k]}))])
+    top, prob, rank, _ = shown_confidences([(z, list({z, *sorted(row, reverse=True)[:k]}))])
     exact, = shown_confidences([(z, row)])[1]
     assert top == max(row) and prob[0] >= exact * (1 - 1e-12) and prob[0] <= 1
     assert rank[0] == min(sorted(row, reverse=True).index(z), k) + 1
@@ -238,7 +239,8 @@ def test_close_while_writing():
             await b.close()
             return await asyncio.gather(*tasks, return_exceptions=True)
         broken = f'the vLLM server at {SERVER["url"]}: Connection error.'
-        assert {str(e) for e in run_async(close())} <= {'small is closed', broken}
+        late = 'Cannot send a request, as the client has been closed.'
+        assert {str(e) for e in run_async(close())} <= {'small is closed', broken, late}
         with pytest.raises(RuntimeError, match='small is closed'): run_async(b.write(Request(PROBLEMS[0])))
         run_async(b.close())
 

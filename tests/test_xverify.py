@@ -343,11 +343,13 @@ def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
 def test_a_micro_model_can_be_the_judge(tmp_path):
     "A real model behind a real server: it gives verdicts on steps, and a rerun without it gives the same."
     from stepwise_routing.core import VERIFY_PROMPT
+    from stepwise_routing.data.benchmarks import load_problems
     from stepwise_routing.models.serve import served
     template = VERIFY_PROMPT.replace('{prefix}', 'The answer is {answer}.')
     template = template.replace('{answer}\n\nVerdict', '{output}\n\nVerdict')
-    pairs = [(Problem('toy', f'toy-{i}', f'Ann has {i} apples and buys {i}. How many?', str(2*i)),
-              f'{i} + {i} = {2*i + i % 2}') for i in range(3, 11)]
+    first_lines = [(p, p.solution.split('\n\n')[0]) for p in load_problems('micro-math', 'train', 12)]
+    pairs = [(p, (line if i % 2 else re.sub(r'\d$', lambda m: str((int(m[0]) + 3) % 10), line)) + '.')
+             for i, (p, line) in enumerate(first_lines)]
     with served('micro-large') as url:
         with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.db') as grade:
             first = dict(grade_pairs(grade, pairs))

@@ -128,7 +128,7 @@ def new_step(model, row, drawn, full):
     logit, prob = map(tuple, five_digits(drawn[:, 1:3].T).tolist())
     rank = tuple(drawn[:, 3].astype(int).tolist())
     entropy = float(five_digits(drawn[0, 4]))
-    return Step(text, model.index, finish, ids, ends, prob, rank, logit, entropy, len(ids), len(row.ids))
+    return Step(text, model.index, finish, ids, ends, prob, rank, logit, len(ids), len(row.ids), entropy=entropy)
 
 # %% ../../nbs/models/engine.ipynb #leave
 @patch

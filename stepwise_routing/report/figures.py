@@ -47,7 +47,7 @@ def save_figure(fig, stem, caption)->list:
     files = dict(pdf=_drawn(fig, 'pdf'), png=_drawn(fig, 'png'), md=caption + '\n')
     return [write_file(f'{stem}.{ending}', data) for ending, data in files.items()]
 
-def preview(fig, dpi=120):
+def preview(fig, dpi=100):
     "A figure as it will be saved, for a notebook: 64 colours, a quarter of the bytes."
     from IPython.display import Image
     from PIL import Image as Picture

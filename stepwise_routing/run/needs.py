@@ -20,7 +20,7 @@ from ..models.vllm import vllm_on_cpu
 # steps and tokens of a small chain, tokens of a large one and of the prompt, problems in train, calibration and test
 Load = namedtuple('Load', 'steps small large prompt counts', defaults=[(0, 0, 0)])
 LOADS = {
-    'micro-gsm': Load(3.4, 52, 55, 68), 'micro-math': Load(4.1, 57, 60, 48), 'micro-omni': Load(6.3, 108, 108, 64),
+    'micro-gsm': Load(4.25, 51, 50, 68), 'micro-math': Load(5.15, 71, 70, 48), 'micro-omni': Load(8.4, 135, 131, 64),
     'gsm8k': Load(324/53, 324, 316, 89, (5967, 1506, 1319)), 'math500': Load(607/53, 607, 650, 99, (5986, 1500, 500)),
     'omnimath': Load(907/53, 907, 969, 114, (1736, 868, 1736))}
 
