@@ -15,7 +15,7 @@ from stepwise_routing.outcomes import outcome_table
 from stepwise_routing.rollouts import RoutingTree, collect_rollouts
 from stepwise_routing.run.store import RolloutStore, tree_settings
 
-pytestmark = pytest.mark.skipif(sys.platform == 'win32', reason='kills processes by signal')
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == 'win32', reason='kills processes by signal')]
 NAMES = ['micro-small', 'micro-large']
 
 # ---------------------------------------------------------------- bad input

@@ -100,8 +100,10 @@ def save_table(
     return [write_file(f'{stem}.{ending}', text) for ending, text in texts.items()]
 
 class Report(str):
-    "Markdown that a notebook shows as such."
+    "Markdown that a notebook shows as such, and stores once."
     def _repr_markdown_(self): return str(self)
+    def __repr__(self): return f'Report of {len(self)} characters'
+    def _repr_pretty_(self, printer, cycle): printer.text(repr(self))
 
 # %% ../../nbs/report/writer.ipynb #numbers
 _SHARES = 'accuracy', 'coverage', 'cost_share', 'large_share', 'accuracy_vs_large'
