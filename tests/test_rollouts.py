@@ -580,6 +580,7 @@ def test_an_interrupt_ends_the_workers(tmp_path):
     def pids(): return [int(p.stem) for p in tmp_path.glob('*.pid')]
     while len(pids()) < 2 and process.poll() is None: time.sleep(.1)
     workers = [psutil.Process(pid) for pid in pids()]
+    time.sleep(2) # until it waits for them: Python may lose an interrupt in a callback
     process.send_signal(signal.SIGINT) # to this process alone, as Jupyter does
     assert 'KeyboardInterrupt' in process.communicate(timeout=60)[1] and len(workers) == 2
     assert psutil.wait_procs(workers, 60)[1] == []
