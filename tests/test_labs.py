@@ -5,7 +5,7 @@ import nbformat
 import pytest
 
 LABS = Path(__file__).parents[1]/'nbs'/'labs'
-TINY = {'01_micro_models': dict(steps=20, documents_at_once=512, pool_problems=60, chain_files=1, chain_problems=40,
+TINY = {'01_micro_models': dict(steps=20, documents_at_once=512, pool_problems=60, chain_files=1, chain_problems=250,
                                 test_problems=4, context=512)}
 
 def test_every_lab_has_a_tiny_setting_and_exports_nothing():
