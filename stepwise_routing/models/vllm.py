@@ -217,7 +217,11 @@ async def complete(self:VLLMBackend, prompt, most:int, **more)->tuple:
     body = dict(model=self.served_name, prompt=list(prompt), max_tokens=most, logprobs=self.top, top_k=0, min_p=0.,
                 repetition_penalty=1., stop_token_ids=list(self.text.eos), include_stop_str_in_output=True,
                 return_token_ids=True, return_tokens_as_token_ids=True)
-    choice, = (await _ask(self.client.post('/completions', body=body | more, cast_to=object), self.base_url))['choices']
+    try: reply = await _ask(self.client.post('/completions', body=body | more, cast_to=object), self.base_url)
+    except RuntimeError:
+        self.client # where it was closed meanwhile, this says so
+        raise
+    choice, = reply['choices']
     ids, logs = choice.get('token_ids'), choice['logprobs']
     if not (ids and logs): raise RuntimeError(f'{self.base_url} sends no token ids: is it vLLM, and a recent one?')
     rows = zip(ids, logs['token_logprobs'], logs['top_logprobs'])
