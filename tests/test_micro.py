@@ -113,23 +113,23 @@ def test_questions_have_one_answer(benchmark, family):
         assert seen.setdefault(draft.question, solution[-1]) == solution[-1]
     assert len(seen) > 150
 
+def slipped(pick, level, seed):
+    "A generator, a problem, its right lines, and the steps of a chain with a slip and where that is."
+    r = random.Random(seed)
+    draft = pick[1](r, level)
+    return r, data_micro.as_problem(pick[0], draft), solve(draft), *data_micro.corrupt(draft, r)
+
 @settings(max_examples=300, deadline=None)
 @given(**anyone)
 def test_first_wrong_finds_the_injected_slip(pick, level, seed):
-    r = random.Random(seed)
-    draft = pick[1](r, level)
-    problem, right = data_micro.as_problem(pick[0], draft), solve(draft)
+    r, problem, right, wrong, at = slipped(pick, level, seed)
     assert data_micro.first_wrong(problem, right) == -1 and data_micro.first_wrong(problem, []) == -1
-    wrong, at = data_micro.corrupt(draft, r)
     assert data_micro.first_wrong(problem, wrong) == at and data_micro.first_wrong(problem, wrong[:at]) == -1
 
 @settings(max_examples=300, deadline=None)
 @given(**anyone)
 def test_a_check_puts_right_what_it_covers_and_nothing_else(pick, level, seed):
-    r = random.Random(seed)
-    draft = pick[1](r, level)
-    problem, right = data_micro.as_problem(pick[0], draft), solve(draft)
-    wrong, at = data_micro.corrupt(draft, r)
+    r, problem, right, wrong, at = slipped(pick, level, seed)
     n, back = r.randint(at + 1, len(right) - 1), r.randint(1, 4) # taken over after n steps
     style = r.choice((lambda step: step, lambda step: step + '.'))
     chain = [*map(style, wrong[:n]), data_micro.check_line(right, n, back), *map(style, right[n + 1:])]

@@ -10,8 +10,8 @@ __all__ = ['VERSION', 'PAPER_TABLES', 'NOTES', 'REPORTS', 'paper_rows', 'printed
 # %% ../../nbs/report/tables.ipynb #imports
 import numpy as np
 from ..core import PRICES, one_of, write_file
-from .gains import (comparison_markdown, comparisons, listed, metrics, metrics_markdown,
-                                           shortfalls)
+from .gains import comparison_markdown, comparisons, listed, metrics, metrics_markdown
+from .gains import shortfalls
 from .writer import PERCENT, Report, interval, interval_table, label, markdown, percent
 from .writer import save_table, tabular, tex
 from ..results import ABLATED, ablation_table, headline, method_label, method_rank, style_of
