@@ -171,7 +171,8 @@ def comparisons(r): # DataFrame, a row per pair and benchmark; `cheaper`, `worse
     rows = headline(r)
     ours = [rows[f] for f in rows if f.startswith('Ours')]
     pairs = [(a, b) for a in ours for b in rows.values() if b not in ours]
-    out = pd.DataFrame([compare(p.means, a, b) for p in r.parts.values() for a, b in pairs])
+    there = {p: set(zip(p.results['method'], p.results['on_escalate'])) for p in r.parts.values()}
+    out = pd.DataFrame([compare(p.means, *pair) for p in there for pair in pairs if there[p].issuperset(pair)])
     if out.empty: return out
     tests = ['p_cost', 'p_accuracy']
     out[tests] = holm(out[tests].to_numpy().ravel()).reshape(-1, 2)
