@@ -1,0 +1,63 @@
+"""What of the results hangs on the last bits? `python tests/bench/perturbed.py RUN [--noise 1e-6] [--times 2]`
+
+Another processor rounds sums differently, so confidences differ there in their last digits. Here the observations in a
+run's outcome tables get relative noise of that size; policies are trained again, every method that the tables can replay
+chooses again, and its test row is computed again. Printed is, for every row of which anything moved, how often the
+chosen setting moved, and by how much at most the test accuracy (points) and the cost (% of the large model's)."""
+import argparse
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+
+import stepwise_routing.models.xverify # noqa: F401 a method of `Setting`
+from stepwise_routing.baselines import COLUMNS, replay_case
+from stepwise_routing.data.benchmarks import SPLITS
+from stepwise_routing.run.config import open_run
+from stepwise_routing.run.policies import fit_tables
+
+KEYS = ['setting', 'benchmark', 'method', 'on_escalate']
+
+def chosen_rows(run):
+    "The chosen setting, test accuracy and cost of every method that tables can replay."
+    rows = []
+    for s, b in ((s, b) for s in run.settings for b in s.benchmarks):
+        case, large = replay_case(s, b), s.table(b, 'test').large_only()[s.unit].mean()
+        means = pd.DataFrame(case.rows, columns=COLUMNS).groupby(['method', 'on_escalate', 'threshold']).mean('correct')
+        for g in case.grids:
+            own = means.loc[g.method, g.on_escalate, g.threshold]
+            rows.append((s.name, b, g.method, g.on_escalate, g.threshold, 100*own['correct'], 100*own[s.unit]/large))
+    return pd.DataFrame(rows, columns=[*KEYS, 'chosen', 'accuracy', 'cost']).set_index(KEYS)
+
+def perturbed(run, folder, noise, seed):
+    "The run with noise on what its tables observed, in another folder, and policies trained on that."
+    other, rng = replace(run, folder=folder/'run', store=folder/'store'), np.random.default_rng(seed)
+    for s, copy in zip(run.settings, other.settings):
+        for b, split in ((b, split) for b in s.benchmarks for split in SPLITS):
+            table = s.table(b, split)
+            factor = 1 + noise*rng.standard_normal(table.obs.shape)
+            replace(table, obs=(table.obs*factor).astype(table.obs.dtype)).save(copy.files.outcomes(b, split))
+    fit_tables(other)
+    return other
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument('run', help='folder of a finished run of the micro profile')
+    args.add_argument('--noise', type=float, default=1e-6)
+    args.add_argument('--times', type=int, default=2)
+    args = args.parse_args()
+    warnings.simplefilter('ignore')
+    run = open_run('micro', args.run)
+    before, after = chosen_rows(run), []
+    for seed in range(args.times):
+        with TemporaryDirectory() as folder: after.append(chosen_rows(perturbed(run, Path(folder), args.noise, seed)))
+    apart = pd.concat([(rows - before).abs().fillna(0) for rows in after])
+    moved = apart.assign(chosen=apart['chosen'] > 0).groupby(level=KEYS, sort=False)
+    moved = moved.agg(times_chosen=('chosen', 'sum'), accuracy=('accuracy', 'max'), cost=('cost', 'max'))
+    print(f'{len(before)} rows, noise {args.noise:g}, {args.times} times')
+    print(moved[(moved > 0).any(axis=1)].round(3).to_string())
+
+if __name__ == '__main__': main()
