@@ -359,7 +359,7 @@ def keys(book): return [key for key, in book.read('SELECT DISTINCT key FROM repl
 def test_every_reply_is_kept_and_the_last_one_counts(tmp_path):
     with Ledger(tmp_path/'ledger') as book:
         for text in ('first', 'second \ud800 √'):
-            book.settle(run_async(book.reserve('a', 7)), 5, reply=dict(text=text))
+            run_async(book.settle(run_async(book.reserve('a', 7)), 5, reply=dict(text=text)))
         assert book.reply('a') == dict(text=text) and book.reply('b') is None and keys(book) == ['a']
     with Ledger(tmp_path/'ledger') as book:
         assert book.reply('a') == dict(text=text) and len(book.rows('reply')) == 2 # the other one stays as evidence

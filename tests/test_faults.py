@@ -109,7 +109,7 @@ def test_a_closed_ledger_takes_no_call(tmp_path):
 def test_what_is_closed_is_one_durable_file(tmp_path):
     with Ledger(tmp_path/'l') as book:
         assert book.read('PRAGMA synchronous') == [(2,)] # FULL: each commit reaches the disk
-        book.settle(run_async(book.reserve('a', 7)), 5, reply=dict(text='x'))
+        run_async(book.settle(run_async(book.reserve('a', 7)), 5, reply=dict(text='x')))
     assert [f.name for f in tmp_path.iterdir() if 'wal' in f.name or 'journal' in f.name] == []
     (tmp_path/'copy').write_bytes((tmp_path/'l').read_bytes())
     with Ledger(tmp_path/'copy') as book: assert (book.reply('a'), book.units) == (dict(text='x'), 5)

@@ -27,8 +27,8 @@ class Ledger(Database):
             raise ValueError(f'max_cents={max_cents}: give a number of US cents from 0 up')
         self.cap = math.inf if max_cents is None else int(Fraction(str(max_cents))*CENT)
         self.reserved, self.pending, self.clients = {}, {}, [] # call -> (key, units); key -> task
-        self.unsaved, self.broken = {}, None # calls that the disk had no room for; the error that ends the run
-        self.closing, self.changed = asyncio.Event(), asyncio.Event()
+        self.unsaved, self.broken = {}, None # calls that are not on file yet; the error that ends the run
+        self.closing, self.changed, self.saving = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         super().__init__(path, {})
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -70,30 +70,35 @@ async def reserve(self:Ledger, key, most):
 
 # %% ../../nbs/models/ledger.ipynb #settle
 @patch
-def record(self:Ledger, call, key, most, units, notes, reply=None):
-    "Put a call on file, with what the disk had no room for before. OSError: there is none; it stays in memory."
-    self.unsaved[call] = (call, key, most, units, json.dumps(notes)), reply and (call, key, json.dumps(reply))
-    try: self.save()
-    except OSError as e: self.broken = e; raise
+async def record(self:Ledger, call, key, most, units, notes, reply=None):
+    "Put a call on file, in one transaction with all others that wait. OSError: no room; it stays in memory."
+    row = (call, key, most, units, json.dumps(notes)), reply and (call, key, json.dumps(reply))
+    self.unsaved[call] = row
+    async with self.saving:
+        if self.unsaved.get(call) is not row: return # whoever came before has taken it along
+        rows = dict(self.unsaved)
+        try: await asyncio.to_thread(self.save, rows)
+        except OSError as e: self.broken = e; raise
+        self.unsaved = {k: row for k, row in self.unsaved.items() if rows.get(k) is not row}
 
 @patch
-def save(self:Ledger):
-    calls, replies = zip(*self.unsaved.values()) if self.unsaved else ((), ())
+def save(self:Ledger, rows):
+    calls, replies = zip(*rows.values())
     self.write('REPLACE', call=calls, reply=filter(None, replies))
-    self.unsaved.clear()
 
 @patch
-def send(self:Ledger, call): # its request leaves now
-    if (most := self.reserved[call])[1]: self.record(call, *most, None, {})
+async def send(self:Ledger, call): # its request leaves now
+    if (most := self.reserved[call])[1]: await self.record(call, *most, None, {})
 
 @patch
-def settle(self:Ledger, call, units, reply=None, **notes):
+async def settle(self:Ledger, call, units, reply=None, **notes):
     "Put down what a call cost, in units, and its reply; on a full disk both stay in memory and no new call is made."
     key, most = self.reserved.pop(call)
     self.units += units
     self.changed.set()
     self.changed = asyncio.Event()
-    with contextlib.suppress(OSError): self.record(call, key, most, units, {k: v for k, v in notes.items() if v}, reply)
+    notes = {k: v for k, v in notes.items() if v}
+    with contextlib.suppress(OSError): await self.record(call, key, most, units, notes, reply)
 
 @patch
 def stop(self:Ledger, error):
@@ -121,7 +126,7 @@ def close(self:Ledger):
         self.thread.join()
         self.loop.close()
     try:
-        if self.unsaved: self.save()
+        if self.unsaved: self.save(self.unsaved)
     except OSError as e: raise OSError(f'{len(self.unsaved)} paid calls are not on file: {e}') from None
     finally:
         self.unsaved.clear()

@@ -98,9 +98,10 @@ def _http_client(): # OpenAI's, as a class
     class Client(openai.DefaultAsyncHttpxClient):
         largest = 1 << 26 # bytes of a reply, unpacked
         async def send(self, request, **options):
-            leaves, body = LEAVES.get() or (lambda: None), bytearray()
+            leaves, body = LEAVES.get(), bytearray()
             async def trace(event, facts):
-                if event.endswith('send_request_headers.started') and facts['request'].method == b'POST': leaves()
+                post = event.endswith('send_request_headers.started') and facts['request'].method == b'POST'
+                if post and leaves: await leaves()
             request.extensions['trace'] = trace
             reply = await super().send(request, **options | dict(stream=True))
             try:
@@ -244,16 +245,16 @@ async def _billed(self:OpenAIBackend, key, body):
     prompt = 64 + sum(len(m['content'].encode('utf-8', 'surrogatepass')) + 16 for m in body['messages'])
     worst, outcome = _units(self.spec.price, prompt, body['max_tokens']), _Outcome('interrupted')
     call, sent = await self.ledger.reserve(key, worst), []
-    def leaves():
-        self.ledger.send(call)
+    async def leaves():
+        await self.ledger.send(call)
         sent.append(call)
     LEAVES.set(leaves)
     try: outcome = await self._attempt(body)
     finally:
         if not sent and outcome.units is None: outcome = _Outcome(f'no connection to {self.host}', units=0)
         units = worst if outcome.units is None else outcome.units
-        self.ledger.settle(call, units, outcome.reply, why=outcome.why, answer=outcome.answer[:1 << 16],
-                           uncertain=outcome.units is None)
+        await self.ledger.settle(call, units, outcome.reply, why=outcome.why, answer=outcome.answer[:1 << 16],
+                                 uncertain=outcome.units is None)
     if units <= worst: return outcome
     self.ledger.stop(RuntimeError(f'{self.model}: billed {units/CENT:.4f} cents for a call that could cost '
                                   f'{worst/CENT:.4f}; no new call is made, those in flight count in full'))
