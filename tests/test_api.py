@@ -159,15 +159,21 @@ def test_a_stall_is_bounded():
         fails(lambda: closing(api(server, retries=2, timeout=.2), ask()), 'no reply within 0.2 s')
 
 @pytest.mark.parametrize('fault, line', [('no-logprobs', 'pass top_logprobs=0'), ('no-usage', 'no usage record')])
-def test_records_that_lack_are_refused_after_the_reply_is_kept(fault, line, tmp_path):
-    with Faulty([fault]*9) as server:
-        for _ in range(2): # the second run pays nothing
+def test_records_that_lack_end_a_run_and_the_next_one_asks_again(fault, line, tmp_path):
+    with Faulty([fault]*2) as server:
+        for n in (1, 2):
             backend = api(server, ledger=tmp_path/'ledger')
             fails(lambda: closing(backend, ask()), line)
-        assert len(server.seen) == 1 and backend.ledger.units >= server.cents*CENT
-        if fault == 'no-logprobs':
-            step, = closing(api(server, top_logprobs=0), ask())[0]
-            assert step.prob == () and step.text == wanted(ask())[0] and math.isnan(logprob_confidence(step))
+            assert len(server.seen) == n and backend.ledger.units >= server.cents*CENT
+        for _ in range(2): # the server is repaired, and the reply paid for once
+            backend = api(server, ledger=tmp_path/'ledger')
+            assert closing(backend, ask())[0][0].text == wanted(ask())[0] and len(server.seen) == 3
+    with Ledger(tmp_path/'ledger') as book:
+        evidence = [json.loads(notes).get('answer', '') for *_, notes in book.rows('call')]
+        assert [wanted(ask())[0][:5] in e for e in evidence] == [True, True, False] and len(book.rows('reply')) == 1
+    with Faulty(['no-logprobs']) as server:
+        step, = closing(api(server, top_logprobs=0), ask())[0]
+        assert step.prob == () and step.text == wanted(ask())[0] and math.isnan(logprob_confidence(step))
 
 def test_the_model_and_the_key(monkeypatch):
     with Faulty(key=KEY, models=('toy-model-2', 'other')) as server:
@@ -353,7 +359,7 @@ def keys(book): return [key for key, in book.read('SELECT DISTINCT key FROM repl
 def test_every_reply_is_kept_and_the_last_one_counts(tmp_path):
     with Ledger(tmp_path/'ledger') as book:
         for text in ('first', 'second \ud800 √'):
-            book.settle(run_async(book.reserve('a', 7)), 'a', 5, reply=dict(text=text))
+            run_async(book.settle(run_async(book.reserve('a', 7)), 5, reply=dict(text=text)))
         assert book.reply('a') == dict(text=text) and book.reply('b') is None and keys(book) == ['a']
     with Ledger(tmp_path/'ledger') as book:
         assert book.reply('a') == dict(text=text) and len(book.rows('reply')) == 2 # the other one stays as evidence
@@ -386,9 +392,10 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing_that_was_stored(
         out = run_async(asyncio.wait_for(every(), 20))
         failed = [e for e in out if isinstance(e, Exception)]
         assert failed and all(isinstance(e, OSError) for e in failed)
+        assert len(out) - len(failed) == len(server.seen) - 1 > 0 # what was paid for is returned, and no more asked
         assert all('disk is full' in str(e) and '\n' not in str(e) for e in failed)
         assert not backend.ledger.reserved # nobody waits for ever
-        run_async(backend.close())
+        with pytest.raises(OSError, match='paid calls are not on file: .* disk is full'): run_async(backend.close())
         again = api(server, ledger=path, max_cents=50)
         assert closing(again, ask(1)) == [steps] and again.ledger.units <= 50*CENT
 

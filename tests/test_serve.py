@@ -154,6 +154,32 @@ def test_junk_is_refused(url, raw):
     with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(asked)
     assert e.value.code == 400 and json.load(e.value)['error']['message']
 
+def post(url, body, **head):
+    "Status and error of a request that is sent as it is."
+    head = {'Authorization': f'Bearer {KEY}'} | head
+    try: return urllib.request.urlopen(urllib.request.Request(url + '/chat/completions', body, head)).status, ''
+    except urllib.error.HTTPError as e: return e.code, json.load(e)['error']['message']
+
+def test_half_a_character_is_refused(url):
+    body = json.dumps(dict(model='micro-small', messages=user('a \ud800 b'))).encode()
+    status, line = post(url, body)
+    assert status == 400 and 'half characters' in line
+
+def test_a_long_prompt_is_refused_before_it_is_tokens(url, local):
+    body = json.dumps(dict(model='micro-small', messages=user('x ' * 1_500_000))).encode()
+    status, line = post(url, body)
+    assert status == 400 and 'characters, the context only 700' in line
+    encoded, local.text.encode = local.text.encode, None
+    try:
+        with pytest.raises(models_serve.Refused): models_serve._prompt_ids(local, user('x ' * 1_500_000))
+    finally: local.text.encode = encoded
+
+@pytest.mark.parametrize('head', [dict(Host='evil.example'), dict(Origin='http://evil.example'), dict(Origin='null')])
+def test_a_web_page_is_refused(url, head):
+    body = json.dumps(dict(model='micro-small', messages=user('?'), max_tokens=2)).encode()
+    assert post(url, body, **head) == (403, 'this server answers programs on its own machine, and no web page')
+    assert post(url, body, Origin='http://localhost:8888')[0] == 200
+
 def test_other_addresses_are_told(url):
     request = urllib.request.Request(url + '/embeddings', b'{}', {'Authorization': f'Bearer {KEY}'})
     with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(request)

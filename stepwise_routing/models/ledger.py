@@ -6,7 +6,7 @@
 __all__ = ['CENT', 'Ledger']
 
 # %% ../../nbs/models/ledger.ipynb #imports
-import asyncio, json, math, threading
+import asyncio, contextlib, json, math, threading
 from fractions import Fraction
 from fastcore.basics import patch
 from ..run.store import Database
@@ -26,8 +26,9 @@ class Ledger(Database):
         if not 0 <= (max_cents or 0) < math.inf:
             raise ValueError(f'max_cents={max_cents}: give a number of US cents from 0 up')
         self.cap = math.inf if max_cents is None else int(Fraction(str(max_cents))*CENT)
-        self.reserved, self.pending, self.clients = {}, {}, []
-        self.closing, self.changed = asyncio.Event(), asyncio.Event()
+        self.reserved, self.pending, self.clients = {}, {}, [] # call -> (key, units); key -> task
+        self.unsaved, self.broken = {}, None # calls that are not on file yet; the error that ends the run
+        self.closing, self.changed, self.saving = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         super().__init__(path, {})
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -35,6 +36,8 @@ class Ledger(Database):
 
     @property
     def spent(self): return self.units/CENT # US cents, earlier runs and unknown bills included
+    @property
+    def taken(self): return self.units + sum(most for _, most in self.reserved.values())
 
 # %% ../../nbs/models/ledger.ipynb #ledger-read
 @patch
@@ -47,32 +50,61 @@ def begin(self:Ledger, settings): # called where the file is opened
 
 @patch
 def reply(self:Ledger, key): # the last one to a request, None where there is none
-    rows = self.rows('reply', 'WHERE key = ? ORDER BY call DESC LIMIT 1', [key])
-    return json.loads(rows[0][2]) if rows else None
+    rows = [row for _, row in self.unsaved.values() if row and row[1] == key]
+    rows = rows or self.rows('reply', 'WHERE key = ? ORDER BY call DESC LIMIT 1', [key])
+    return json.loads(rows[-1][2]) if rows else None
 
 # %% ../../nbs/models/ledger.ipynb #reserve
 @patch
 async def reserve(self:Ledger, key, most):
     "Number of a call that may cost `most` units; RuntimeError where the cap cannot allow it."
-    while (taken := self.units + sum(self.reserved.values())) + most > self.cap:
+    while not self.broken and self.taken + most > self.cap:
         if not self.reserved:
-            raise RuntimeError(f'cap reached: {taken/CENT:.4f} of {self.cap/CENT:.4f} cents are spent and the next '
-                               f'call could cost {most/CENT:.4f}; raise max_cents: the ledger keeps every reply')
+            raise RuntimeError(f'cap reached: {self.taken/CENT:.4f} of {self.cap/CENT:.4f} cents are spent and the '
+                               f'next call could cost {most/CENT:.4f}; raise max_cents: the ledger keeps every reply')
         await self.changed.wait()
+    if self.broken: raise self.broken
     self.calls += 1
-    call, self.reserved[self.calls] = self.calls, most
-    if most: self.write('REPLACE', call=[(call, key, most, None, '{}')])
-    return call
+    self.reserved[self.calls] = key, most
+    return self.calls
+
+# %% ../../nbs/models/ledger.ipynb #settle
+@patch
+async def record(self:Ledger, call, key, most, units, notes, reply=None):
+    "Put a call on file, in one transaction with all others that wait. OSError: no room; it stays in memory."
+    row = (call, key, most, units, json.dumps(notes)), reply and (call, key, json.dumps(reply))
+    self.unsaved[call] = row
+    async with self.saving:
+        if self.unsaved.get(call) is not row: return # whoever came before has taken it along
+        rows = dict(self.unsaved)
+        try: await asyncio.to_thread(self.save, rows)
+        except OSError as e: self.broken = e; raise
+        self.unsaved = {k: row for k, row in self.unsaved.items() if rows.get(k) is not row}
 
 @patch
-def settle(self:Ledger, call, key, units, reply=None, **notes):
-    "Put down what a call cost, in units, and its reply."
-    most, row = self.reserved.pop(call), json.dumps({k: v for k, v in notes.items() if v})
+def save(self:Ledger, rows):
+    calls, replies = zip(*rows.values())
+    self.write('REPLACE', call=calls, reply=filter(None, replies))
+
+@patch
+async def send(self:Ledger, call): # its request leaves now
+    if (most := self.reserved[call])[1]: await self.record(call, *most, None, {})
+
+@patch
+async def settle(self:Ledger, call, units, reply=None, **notes):
+    "Put down what a call cost, in units, and its reply; on a full disk both stay in memory and no new call is made."
+    key, most = self.reserved.pop(call)
     self.units += units
     self.changed.set()
     self.changed = asyncio.Event()
-    replies = [(call, key, json.dumps(reply))] if reply else []
-    self.write('REPLACE', call=[(call, key, most, units, row)], reply=replies)
+    notes = {k: v for k, v in notes.items() if v}
+    with contextlib.suppress(OSError): await self.record(call, key, most, units, notes, reply)
+
+@patch
+def stop(self:Ledger, error):
+    "Make no new call and cancel those in flight, which count in full; their callers get the error."
+    self.broken = error
+    for task in self.pending.values(): task.cancel()
 
 # %% ../../nbs/models/ledger.ipynb #ledger-loop
 @patch
@@ -83,7 +115,7 @@ def run(self:Ledger, coro):
 
 @patch
 def close(self:Ledger):
-    "Let the calls in flight come to an end, then close the file."
+    "Let the calls in flight come to an end, then close the file. OSError: the disk has no room for what was paid."
     async def end():
         self.closing.set()
         await asyncio.gather(*self.pending.values(), return_exceptions=True)
@@ -93,7 +125,12 @@ def close(self:Ledger):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
-    Database.close(self)
+    try:
+        if self.unsaved: self.save(self.unsaved)
+    except OSError as e: raise OSError(f'{len(self.unsaved)} paid calls are not on file: {e}') from None
+    finally:
+        self.unsaved.clear()
+        Database.close(self)
 
 # %% ../../nbs/models/ledger.ipynb #once
 @patch
@@ -103,4 +140,5 @@ async def once(self:Ledger, key, draw):
     if key not in self.pending:
         self.pending[key] = asyncio.ensure_future(draw())
         self.pending[key].add_done_callback(lambda _: self.pending.pop(key))
-    return await asyncio.shield(self.pending[key])
+    try: return await asyncio.shield(self.pending[key])
+    except asyncio.CancelledError: raise self.broken or asyncio.CancelledError from None

@@ -11,7 +11,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from fastcore.basics import patch
-from ..core import PRICES, nearest, one_of, run_async
+from ..core import nearest, one_of, run_async
 from .ledger import Ledger
 from .openai import ApiOptions, OpenAIBackend
 from .ray import ray_models
@@ -61,12 +61,12 @@ def _check_options(options):
 def _open_api(kind, rest, index, stack, options):
     "A model behind an API; the server of a `served:` one is left on the stack."
     own, ledger = _fitting(options, ApiOptions), options['ledger']
-    own['price'] = own.get('price') or (rest if rest in PRICES else None)
     if kind == 'openai': return OpenAIBackend(rest, index, ledger, **own)
     url = stack.enter_context(served(rest))
     facts = run_async(first_model(url))
     identity = {k: facts[k] for k in ('weights', 'tokenizer', 'dtype', 'context', 'template')}
-    own |= dict(name=f'served:{rest}', base_url=url, key_env='', identity=identity, params=facts['params'])
+    own |= dict(name=f'served:{rest}', base_url=url, key_env='', identity=identity, params=facts['params'],
+                price=own.get('price') or 'free')
     return OpenAIBackend(facts['id'], index, ledger, **own) # with no key of anybody's
 
 # %% ../../nbs/models/names.ipynb #open-one

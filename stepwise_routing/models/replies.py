@@ -33,29 +33,10 @@ def read_usage(reply)->dict|None:
     whole = all(type(n) is int and n >= 0 for n in usage.values())
     return usage if whole and cached <= usage['prompt'] else None
 
-def _tokens(content):
-    "Per token: bytes (as Latin-1 text), log-probability, rank; and what could have stood in the first place."
-    beside = [t.get('top_logprobs') or [] for t in content]
-    raw = [t['token'].encode() if t.get('bytes') is None else bytes(t['bytes']) for t in content]
-    ranks = [1 + sum(a['logprob'] > t['logprob'] for a in others) for t, others in zip(content, beside)]
-    first = (beside[0] or [content[0]]) if content else []
-    return dict(bytes=[b.decode('latin-1') for b in raw], logs=[float(t['logprob']) for t in content], ranks=ranks,
-                first=[[a['token'], float(a['logprob'])] for a in first])
-
-def read_reply(reply)->dict:
-    "Text, finish, usage, tokens, and `ends` (does the server say what stopped it?). ValueError: it is no reply."
-    try:
-        choice = reply['choices'][0]
-        content = (choice.get('logprobs') or {}).get('content')
-        text, finish = choice['message'].get('content') or '', choice['finish_reason']
-        return dict(text=text, finish=finish, usage=read_usage(reply),
-                    ends=choice['stop_reason'] is None if 'stop_reason' in choice else None,
-                    tokens=None if content is None else _tokens(content))
-    except (LookupError, TypeError, AttributeError, ValueError): raise ValueError('a reply without choices') from None
 
 # %% ../../nbs/models/replies.ipynb #token-ends
 def _token_ends(text, tokens):
-    "Per token, the offset in `text` where it ends; RuntimeError where the tokens do not spell the text."
+    "Per token, the offset in `text` where it ends; ValueError where the tokens do not spell the text."
     raw, at, ends, vague = text.encode(), 0, [], 0 # vague: tokens in a row whose bytes are not in the text
     begun = np.cumsum([b & 0xC0 != 0x80 for b in raw], dtype=int).tolist() # characters begun, per byte
     for token in tokens:
@@ -68,8 +49,33 @@ def _token_ends(text, tokens):
         at, vague = (len(raw) if here < 0 else here + len(b)), 0
         ends.append(at)
     if at < len(raw) and not vague:
-        raise RuntimeError(f'the log-probabilities do not spell the reply (from {text[begun[at] - 1:][:20]!r} on)')
+        raise ValueError(f'the log-probabilities do not spell the reply (from {text[begun[at] - 1:][:20]!r} on)')
     return [begun[e - 1] if e else 0 for e in ends + [len(raw)] * vague]
+
+# %% ../../nbs/models/replies.ipynb #read-whole
+def _tokens(content):
+    "Per token: bytes (as Latin-1 text), log-probability, rank; and what could have stood in the first place."
+    beside = [t.get('top_logprobs') or [] for t in content]
+    if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *beside) for t in row): raise ValueError
+    raw = [t['token'].encode() if t.get('bytes') is None else bytes(t['bytes']) for t in content]
+    ranks = [1 + sum(a['logprob'] > t['logprob'] for a in others) for t, others in zip(content, beside)]
+    first = (beside[0] or [content[0]]) if content else []
+    return dict(bytes=[b.decode('latin-1') for b in raw], logs=[float(t['logprob']) for t in content], ranks=ranks,
+                first=[[a['token'], float(a['logprob'])] for a in first])
+
+def read_reply(reply)->dict:
+    "Text, finish, usage, tokens, and `ends` (does the server say what stopped it?). ValueError: it is no reply."
+    try:
+        choice = reply['choices'][0]
+        content = (choice.get('logprobs') or {}).get('content')
+        text, finish = choice['message'].get('content') or '', choice['finish_reason']
+        text.encode() # it is text, and every character whole
+        tokens = None if content is None else _tokens(content)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        raise ValueError('a reply without choices, or with a text or log-probabilities that are none') from None
+    if tokens: _token_ends(text, tokens['bytes'])
+    ends = choice['stop_reason'] is None if 'stop_reason' in choice else None
+    return dict(text=text, finish=finish, usage=read_usage(reply), ends=ends, tokens=tokens)
 
 # %% ../../nbs/models/replies.ipynb #pieces
 def _pieces(text, finish, most):

@@ -6,7 +6,7 @@
 __all__ = ['continuing', 'Refused', 'cached_tokens', 'serve_forever', 'served']
 
 # %% ../../nbs/models/serve.ipynb #imports
-import asyncio, contextlib, hmac, json, os, secrets, subprocess, sys, threading, time
+import asyncio, contextlib, hmac, json, os, re, secrets, subprocess, sys, threading, time
 from functools import lru_cache
 from pathlib import Path
 import numpy as np
@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from ..core import Problem, digest, nearest
 from .base import Request
 from .engine import answer_request
+from .openai import is_loopback
 from .replies import CONTINUE
 
 # %% ../../nbs/models/serve.ipynb #continuing
@@ -31,7 +32,9 @@ def _prompt_ids(backend, messages):
     "Token ids of a conversation; of a chain that is to be continued, those of its question and of each step."
     def render(messages):
         return backend.text.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    parts = [render(messages)]
+    parts, longest = [render(messages)], backend.context*backend.text.widths.max()
+    if len(parts[0]) > longest: # said without counting tokens, which would take long
+        raise Refused(400, f'the prompt has {len(parts[0])} characters, the context only {backend.context} tokens')
     if len(messages) > 2 and messages[-1]['content'] == CONTINUE:
         chain = messages[-2]['content'] + '\n\n'
         base = parts[0].removesuffix(chain)
@@ -71,7 +74,8 @@ def _check_field(name, value):
 # %% ../../nbs/models/serve.ipynb #checked
 def _is_turn(m):
     roles = 'system', 'user', 'assistant'
-    return isinstance(m, dict) and m.get('role') in roles and isinstance(m.get('content'), str)
+    if not isinstance(m, dict) or m.get('role') not in roles or not isinstance(m.get('content'), str): return False
+    return not re.search('[\ud800-\udfff]', m['content']) # half a character
 
 def _checked(raw, name):
     "The fields of a request's HTTP body, without those that are null; `Refused` names the first bad one."
@@ -85,7 +89,8 @@ def _checked(raw, name):
     if 'top_logprobs' in body and not body.get('logprobs'): raise Refused(400, 'top_logprobs needs logprobs=true')
     turns, model = body.get('messages'), body.get('model')
     if not (isinstance(turns, list) and turns and all(map(_is_turn, turns))):
-        raise Refused(400, 'messages: each has a role, system, user or assistant, and a content, text only')
+        raise Refused(400, 'messages: each has a role, system, user or assistant, and a content: text only, without '
+                           'half characters')
     if model == name: return body
     raise Refused(404, f'no model {model!r} here{nearest(model, [name])}; this server has {name!r}')
 
@@ -140,7 +145,7 @@ class _Chat:
 
     async def complete(self, body):
         "The reply to a checked request."
-        ids, shown = _prompt_ids(self.backend, body['messages']), None
+        ids, shown = await asyncio.to_thread(_prompt_ids, self.backend, body['messages']), None # others go on
         reply, text, finish, stop, sure = await _written(self.backend, body, ids)
         if body.get('logprobs'):
             shown = dict(content=_logprobs(self.backend.text, reply, *sure, body.get('top_logprobs', 0)))
@@ -154,11 +159,14 @@ class _Chat:
 @patch
 async def answer(self:_Chat, request):
     "What is said to a request over HTTP; `Refused` where it gets an error."
-    given, what = request.headers.get('Authorization', '').removeprefix('Bearer '), (request.method, request.path)
+    head, where = request.headers, (request.method, request.path)
+    given, origin = head.get('Authorization', '').removeprefix('Bearer '), head.get('Origin')
+    if not is_loopback(f'http://{head.get("Host", "")}') or origin and not is_loopback(origin):
+        raise Refused(403, 'this server answers programs on its own machine, and no web page')
     if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
         raise Refused(401, 'this server asks for an API key, and that was not it')
-    if what == ('GET', '/v1/models'): return dict(object='list', data=[self.facts])
-    if what == ('POST', '/v1/chat/completions'): return await self.complete(_checked(request.body, self.name))
+    if where == ('GET', '/v1/models'): return dict(object='list', data=[self.facts])
+    if where == ('POST', '/v1/chat/completions'): return await self.complete(_checked(request.body, self.name))
     raise Refused(404, f'nothing is served at {request.path}')
 
 # %% ../../nbs/models/serve.ipynb #application

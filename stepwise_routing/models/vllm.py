@@ -20,7 +20,7 @@ from fastcore.basics import listify, patch
 from ..core import ModelSpec, Step, run_async
 from .base import StepTokenizer
 from .engine import new_step
-from .openai import api_client, read_key, transport
+from .openai import api_client, plain_address, read_key, transport
 from .transformers import (LocalOptions, check_sampling, choose_reply, context_length,
     hub_folder, load_tokenizer, model_folder, prefix_ids, room_left, score_text, text_settings, weights_sha256)
 
@@ -155,6 +155,7 @@ class VLLMBackend:
         **kwargs                # of `VLLMOptions`; context: the server's unless given
     ):
         self.base_url, _, named = base_url.partition('#')
+        plain_address(self.base_url)
         self.options, self.index, self.clients = VLLMOptions(**kwargs), index, WeakKeyDictionary()
         self.key = self.options.key_env and read_key(self.options.key_env, self.base_url)
         facts = run_async(first_model(self.base_url, self.key))

@@ -15,7 +15,7 @@ from fastcore.xdg import xdg_cache_home
 from ..core import digest, nearest, run_async, write_file
 from ..data.grading import MAX_ANSWER, is_right
 from .names import model_kind
-from .openai import OpenAIBackend
+from .openai import OpenAIBackend, plain_address
 from .transformers import hub_folder, model_folder, weights_sha256
 from .vllm import serve_vllm
 from ..run.config import Setting
@@ -80,10 +80,10 @@ class XVerify:
     "Grades by a judge behind a chat endpoint, in as many threads as you like. RuntimeError in one line: no reply."
     def __init__(self, model:str, template=None, ledger=None, workers:int=16, **options):
         "`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `OpenAIBackend`."
-        limits = dict(key_env='XVERIFY_API_KEY', temperature=0., max_tokens=8, top_logprobs=0, timeout=120.) | options
+        limits = dict(key_env='XVERIFY_API_KEY', price='free', temperature=0., max_tokens=8, top_logprobs=0)
         self.template, self.workers = _template(template), workers
         self.unread = {} # replies that are no verdict, by (problem id, answer)
-        self.judge = OpenAIBackend(model, ledger=ledger, concurrency=workers, **limits)
+        self.judge = OpenAIBackend(model, ledger=ledger, concurrency=workers, **limits | dict(timeout=120.) | options)
 
     def __call__(self, problem, answer):
         "Is the answer right?"
@@ -104,6 +104,7 @@ def _place(judge, memory):
     "Where a judge stands, as options of `XVerify`: at its address, or on a vLLM server of its own."
     address, _, model = judge.partition('#')
     if address.startswith(('http://', 'https://')):
+        plain_address(address)
         if not model: raise ValueError(f'grader {judge!r} names no model: write xverify:{address}#MODEL')
         yield dict(model=model, base_url=address)
         return

@@ -1,10 +1,23 @@
 "An OpenAI-compatible server that fails on purpose, and keeps its own book of what it would put on the bill."
-import asyncio, hashlib, json, random, re, socket, struct, threading
+import asyncio, gzip, hashlib, json, random, re, socket, struct, threading
 from fractions import Fraction
 
 PER_MILLION = dict(input=Fraction('0.40'), cached=Fraction('0.10'), output=Fraction('1.60')) # dollars, GPT-4.1 mini
 FREE = '429', '500', '503', '408', 'refused' # nothing is billed for these
 RETRIED = (*FREE, 'reset', 'closed', 'stall', 'malformed', 'no-choices')
+
+BOMB = gzip.compress(b' ' * (1 << 28)) # 256 MiB of nothing
+
+def _logprob(value):
+    def change(reply): reply['choices'][0]['logprobs']['content'][0]['logprob'] = value
+    return change
+def _text(change):
+    def changed(reply):
+        message = reply['choices'][0]['message']
+        message['content'] = change(message['content'])
+    return changed
+WRONG = dict(nan=_logprob(float('nan')), above=_logprob(5.), endless=_logprob(float('inf')),
+             surrogate=_text(lambda text: text + '\ud800'), listed=_text(lambda text: [dict(type='text', text=text)]))
 
 def cents(prompt, cached, generated):
     p = PER_MILLION
@@ -82,6 +95,14 @@ class Faulty:
         await writer.drain()
         return cut is None
 
+    async def _drip(self, writer, body): # a byte now and then
+        writer.write(b'HTTP/1.1 200 X\r\nContent-Length: 9999\r\n\r\n')
+        for _ in range(200):
+            writer.write(b' ')
+            await writer.drain()
+            await asyncio.sleep(.1)
+        return False
+
     def _reset(self, writer):
         writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
         writer.transport.abort()
@@ -111,15 +132,20 @@ class Faulty:
         if fault == 'refused': return await self._send(writer, 409, error('Conflict'))
         if fault == 'quota': return await self._send(writer, 429, error('No money', code='insufficient_quota'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
+        if fault == 'escape': return await self._send(writer, 400, error('\x1b[31mred\x07 \x9b2J'))
         reply = self._reply(fault, body, shown)
+        if fault == 'overbilled': reply['usage']['completion_tokens'] = 20*body['max_tokens']
         usage, name = reply['usage'], hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         cached = usage['prompt_tokens_details']['cached_tokens']
         self.book.append((name, cents(usage['prompt_tokens'], cached, usage['completion_tokens'])))
+        if fault in WRONG: WRONG[fault](reply)
         if fault == 'stall': await asyncio.sleep(30); return False
         if fault == 'closed': return False
         if fault == 'no-usage': del reply['usage']
         if fault == 'no-choices': reply['choices'] = []
         if fault == 'malformed': return await self._send(writer, 200, json.dumps(reply).encode()[:-40])
+        if fault == 'gzip': return await self._send(writer, 200, BOMB, 'Content-Encoding: gzip')
+        if fault == 'drip': return await self._drip(writer, reply)
         if fault == 'reset': await self._send(writer, 200, reply, cut=60); return self._reset(writer)
         return await self._send(writer, 200, reply)
 

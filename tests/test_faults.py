@@ -1,0 +1,153 @@
+"The table of faults, on real processes: nothing is lost, nothing is paid twice, nothing hangs. Then each one closely."
+import asyncio, json, re, socket, subprocess, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import asker
+from asker import ask, request
+from faults import FAULTS, SIGNALS, soak, try_fault
+from faulty import Faulty
+from stepwise_routing.core import run_async
+from stepwise_routing.models.ledger import CENT, Ledger
+from stepwise_routing.models.openai import OpenAIBackend, read_key
+from stepwise_routing.models.vllm import VLLMBackend
+from stepwise_routing.models.xverify import open_grader
+
+pytestmark = pytest.mark.timeout(120)
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_a_fault(fault, tmp_path):
+    row = try_fault(fault, tmp_path)
+    lines = row.pop('lines')
+    assert row['hit'] or fault in SIGNALS
+    assert row | dict(hit=0, runs=0) == dict(fault=fault, tried=12, survived=12, hit=0, lost=0, twice=0, hung=0, runs=0,
+                                             over=0), lines
+    assert all(re.search(FAULTS[fault] or 'nothing', line) for line in lines) and bool(lines) == bool(FAULTS[fault])
+
+@pytest.mark.slow
+@pytest.mark.parametrize('calls, kills', [(60, 2)])
+def test_a_soak(calls, kills, tmp_path):
+    row = soak(tmp_path, calls, kills)
+    assert row['survived'] == row['tried'] and row['hit'] and row['lost'] == row['twice'] == row['hung'] == 0, row
+
+def api(server, **kwargs): return OpenAIBackend('toy-model', **asker.OPTIONS | dict(base_url=server.url) | kwargs)
+
+def closing(backend, *requests):
+    "What comes of some requests at once, errors among them; the backend is closed at the end."
+    async def every():
+        out = await asyncio.gather(*(backend.write(r) for r in requests), return_exceptions=True)
+        await backend.close()
+        return out
+    return run_async(every())
+
+# ---- money
+
+def test_no_cap_without_a_price(tmp_path, monkeypatch):
+    monkeypatch.setenv('TOY_KEY', 'sk-0123456789')
+    with Faulty() as server:
+        for more in (dict(max_cents=1), dict(base_url='https://llm.invalid/v1')):
+            with pytest.raises(ValueError, match="no price is known for 'gpt-4.1'.*price=\"free\""):
+                OpenAIBackend('gpt-4.1', **dict(base_url=server.url, key_env='TOY_KEY', ledger=tmp_path/'l') | more)
+        with Ledger(max_cents=1) as book, pytest.raises(ValueError, match='no price'):
+            api(server, price=None, ledger=book)
+        assert not server.seen and not (tmp_path/'l').exists()
+        dated = OpenAIBackend('gpt-4.1-mini-2025-04-14', base_url=server.url, max_cents=.001)
+        assert dated.spec.price == 'gpt-4.1-mini'
+        assert all('cap reached' in str(e) for e in closing(dated, ask(1), ask(2))) and not server.seen
+    free = OpenAIBackend('gpt-4.1', base_url='https://llm.invalid/v1', key_env='TOY_KEY', price='free')
+    assert free.spec.price is None
+
+def test_a_server_that_bills_too_much_stops_the_run():
+    with Faulty(lambda body: 'overbilled', delay=.2) as server:
+        backend = api(server, concurrency=128, max_cents=50)
+        out = closing(backend, *map(request, range(400)))
+        assert {type(e) for e in out} == {RuntimeError} and all('for a call that could cost' in str(e) for e in out)
+        assert len(server.seen) <= 128 and not backend.ledger.reserved and backend.ledger.units > 0
+
+def test_a_reservation_counts():
+    async def second(book):
+        await book.reserve('a', 6*CENT)
+        with pytest.raises(asyncio.TimeoutError): await asyncio.wait_for(book.reserve('b', 6*CENT), .1)
+    with Ledger(max_cents=10) as book: run_async(second(book))
+
+def test_a_call_that_never_left_costs_nothing(tmp_path):
+    "Killed while the connection is being made: the server never says hello."
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        url = f'https://127.0.0.1:{server.getsockname()[1]}/v1'
+        code = json.dumps(dict(url=url, ledger=str(tmp_path/'l'), n=3, max_cents=50))
+        child = subprocess.Popen([sys.executable, asker.__file__, code], stdout=subprocess.PIPE)
+        server.accept()[0].recv(1)
+        child.kill()
+        child.communicate()
+    with Ledger(tmp_path/'l') as book: assert (book.units, book.rows('call')) == (0, [])
+
+def test_one_request_has_one_spelling(tmp_path):
+    with Faulty() as server:
+        host = f'127.0.0.1:{server.port}'
+        for url, temperature in ((host, 1), (host, 1.), (f'localhost:{server.port}', 1.), (f'{host}/v1/', 1)):
+            url = f'http://{url}' if '/v1' in url else f'http://{url}/v1'
+            backend = api(server, base_url=url, identity=None, temperature=temperature, ledger=tmp_path/'l')
+            steps, = closing(backend, ask())
+        assert len(server.seen) == 1 and steps[0].text
+
+def test_a_server_is_waited_for_a_minute_at_most():
+    with Faulty() as server: backend = api(server)
+    def wait(after):
+        response = SimpleNamespace(headers={'retry-after': after})
+        return run_async(backend._refusal(SimpleNamespace(status_code=429, body='', code='', response=response))).wait
+    assert [wait(a) for a in ('3', '1.5', '600', '1e9', '-1', 'soon', '')] == [3, 1.5, 60, 0, 0, 0, 0]
+
+# ---- the book
+
+def test_a_closed_ledger_takes_no_call(tmp_path):
+    book = Ledger(tmp_path/'l')
+    book.close()
+    with pytest.raises(RuntimeError, match='the ledger of this model is closed'): book.run(book.once('a', None))
+
+def test_what_is_closed_is_one_durable_file(tmp_path):
+    with Ledger(tmp_path/'l') as book:
+        assert book.read('PRAGMA synchronous') == [(2,)] # FULL: each commit reaches the disk
+        run_async(book.settle(run_async(book.reserve('a', 7)), 5, reply=dict(text='x')))
+    assert [f.name for f in tmp_path.iterdir() if 'wal' in f.name or 'journal' in f.name] == []
+    (tmp_path/'copy').write_bytes((tmp_path/'l').read_bytes())
+    with Ledger(tmp_path/'copy') as book: assert (book.reply('a'), book.units) == (dict(text='x'), 5)
+
+# ---- keys and addresses
+
+def test_a_key_is_read_without_its_line_end(monkeypatch):
+    monkeypatch.setenv('TOY_KEY', ' sk-0123456789\n')
+    with Faulty(key='sk-0123456789') as server: assert closing(api(server), ask())[0][0].text
+    for key in ('sk-01 23', 'sk-01\n23', 'sk-ü'):
+        monkeypatch.setenv('TOY_KEY', key)
+        with pytest.raises(ValueError, match='TOY_KEY holds no API key') as e: read_key('TOY_KEY', 'http://127.0.0.1')
+        assert key not in str(e.value)
+
+SECRET = 'http://user:PASSW0RD@llm.invalid/v1', 'http://llm.invalid/v1?api-key=PASSW0RD', 'user:PASSW0RD@llm.invalid'
+
+@pytest.mark.parametrize('url', SECRET)
+def test_an_address_holds_no_secret(url):
+    calls = [lambda: OpenAIBackend('m', base_url=url, price='free'), lambda: VLLMBackend(None, url)]
+    grader = open_grader(f'xverify:{url}', template='{question}{output}{answer}')
+    if url.startswith('http'): calls.append(grader.__enter__)
+    for call in calls:
+        with pytest.raises(ValueError, match='leave out user, password and query') as e: call()
+        assert 'PASSW0RD' not in str(e.value)
+
+def test_a_name_is_no_loopback_address(monkeypatch):
+    monkeypatch.delenv('OPENAI_API_KEY', raising=False)
+    for host in ('127.evil.example', '127.0.0.1.evil.example', 'localhost.evil.example', '[::2]'):
+        with pytest.raises(ValueError, match='no API key'): read_key('OPENAI_API_KEY', f'http://{host}/v1')
+    here = '127.0.0.1', '127.3.2.1:80', '[::1]:80', 'LOCALHOST'
+    assert [read_key('NO_KEY', f'http://{host}/v1') for host in here] == [''] * 4
+
+# ---- what a server says
+
+def test_a_message_of_a_server_has_no_escape_codes():
+    with Faulty(['escape']) as server: error, = closing(api(server), ask())
+    assert str(error).isprintable() and 'red' in str(error)
+
+def test_an_endless_reply_is_not_read(tmp_path):
+    with Faulty(['gzip']*2) as server: error, = closing(api(server, retries=2), ask())
+    assert 'a reply of more than 67108864 bytes' in str(error)
