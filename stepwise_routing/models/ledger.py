@@ -78,7 +78,8 @@ def record(self:Ledger, call, key, most, units, notes, reply=None):
 
 @patch
 def save(self:Ledger):
-    calls, replies = zip(*self.unsaved.values()) if self.unsaved else ((), ())
+    if not self.unsaved: return
+    calls, replies = zip(*self.unsaved.values())
     self.write('REPLACE', call=calls, reply=filter(None, replies))
     self.unsaved.clear()
 
@@ -120,9 +121,10 @@ def close(self:Ledger):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
-    try:
-        if self.unsaved: self.save()
-    except OSError as e: raise OSError(f'{len(self.unsaved)} paid calls are not on file: {e}') from None
+    try: self.save()
+    except OSError as e:
+        n = sum(reply is not None for _, reply in self.unsaved.values())
+        raise OSError(f'{n} paid replies are not on file: {e}') from None
     finally:
         self.unsaved.clear()
         Database.close(self)
