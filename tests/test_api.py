@@ -1,5 +1,5 @@
 "A paid model behind an API that fails in every way: a run ends right or with one line, the money is accounted for."
-import asyncio, json, logging, math, os, random, subprocess, sys, time
+import asyncio, json, logging, math, random, subprocess, sys, time
 from fractions import Fraction
 from pathlib import Path
 
@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+import asker
+from asker import ask
 from faulty import FREE, RETRIED, Faulty, chain, schedule
 from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models import replies
@@ -14,21 +16,16 @@ from stepwise_routing.models.openai import OpenAIBackend
 from stepwise_routing.models.replies import option_probs, read_reply, reply_steps
 from stepwise_routing.models.names import open_models
 from stepwise_routing.confidence import logprob_confidence
-from stepwise_routing.core import Problem, Step, edge_seed, extract_boxed, run_async, split_steps
+from stepwise_routing.core import Step, edge_seed, extract_boxed, run_async, split_steps
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.base import Request, step_text
 from stepwise_routing.run.store import RolloutStore, tree_settings
 from stepwise_routing.rollouts import RoutingTree
 
 KEY = 'sk-test-0123456789abcdef'
-P = Problem('toy', '1', 'How many?', '7')
 
-def api(server, **kwargs):
-    common = dict(base_url=server.url, price='gpt-4.1-mini', key_env='TOY_KEY', pause=0, timeout=5,
-                  identity=dict(toy=1))
-    return OpenAIBackend('toy-model', **common | kwargs)
+def api(server, **kwargs): return OpenAIBackend('toy-model', **asker.OPTIONS | dict(base_url=server.url) | kwargs)
 
-def ask(k=0, steps=(), **kwargs): return Request(P, tuple(steps), lambda i: 1000*k + i, **kwargs)
 def whole(k=0): return ask(k, to_end=True)
 
 def closing(backend, *requests):
@@ -309,38 +306,23 @@ def test_one_backend_serves_loop_after_loop():
         run_async(backend.close())
         with pytest.raises(RuntimeError, match='closed'): run_async(backend.write(ask(9)))
 
-CLIENT = '''
-import asyncio, os, sys
-sys.path.insert(0, os.path.dirname({here!r}))
-from stepwise_routing.core import Problem, run_async
-from stepwise_routing.models.base import Request
-from stepwise_routing.models.openai import OpenAIBackend
-backend = OpenAIBackend('toy-model', base_url={url!r}, price='gpt-4.1-mini', key_env='TOY_KEY', pause=0, timeout=5,
-                      identity=dict(toy=1), ledger={ledger!r}, max_cents={cap}, concurrency=8, retries=20)
-ask = lambda k: Request(Problem('toy', '1', 'How many?', '7'), (), lambda i: 1000*k + i, to_end=k % 2 == 0)
-async def every():
-    return await asyncio.gather(*(backend.write(ask(k)) for k in range({n})))
-print('begun', flush=True)
-steps = run_async(every())
-run_async(backend.close())
-print(sum(len(s) for s in steps), flush=True)
-'''
-
 @pytest.mark.parametrize('seed', range(3))
 def test_nothing_is_lost_or_paid_twice_across_a_kill(seed, tmp_path):
     n, r, ledger = 80, random.Random(seed), str(tmp_path/'ledger')
     with Faulty(schedule(seed, .2, ('429', '500', 'no-choices')), delay=.02, key=KEY) as server:
-        code = CLIENT.format(here=__file__, url=server.url, ledger=ledger, cap=50, n=n)
+        options = dict(url=server.url, ledger=ledger, n=n, max_cents=50, concurrency=8, retries=20)
+        command = [sys.executable, asker.__file__, json.dumps(options)]
         for _ in range(3): # killed at some moment of its work, three times
-            child = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             child.stdout.readline()
             start, more = len(server.seen), r.randint(2, 20)
             while len(server.seen) < start + more and child.poll() is None: time.sleep(.001)
             child.kill()
             child.communicate()
-        done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert int(done.stdout.split()[-1]) == sum(len(wanted(ask(k), None if k % 2 == 0 else 1)) for k in range(n))
+        chains = json.loads(done.stdout.splitlines()[-1])
+        assert chains == [wanted(ask(k), None if k % 2 == 0 else 1) for k in range(n)]
         book = Ledger(ledger)
         assert server.cents*CENT <= book.units <= 50*CENT
         calls = [(most, units, json.loads(notes)) for _, _, most, units, notes in book.rows('call')]
@@ -395,7 +377,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing_that_was_stored(
         assert len(out) - len(failed) == len(server.seen) - 1 > 0 # what was paid for is returned, and no more asked
         assert all('disk is full' in str(e) and '\n' not in str(e) for e in failed)
         assert not backend.ledger.reserved # nobody waits for ever
-        with pytest.raises(OSError, match='paid calls are not on file: .* disk is full'): run_async(backend.close())
+        with pytest.raises(OSError, match='paid replies are not on file: .* disk is full'): run_async(backend.close())
         again = api(server, ledger=path, max_cents=50)
         assert closing(again, ask(1)) == [steps] and again.ledger.units <= 50*CENT
 

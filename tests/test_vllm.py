@@ -367,8 +367,8 @@ def test_nothing_outlives_a_killed_parent():
     sleeper = '[sys.executable, "-c", "import time; time.sleep(600)"]'
     starter = '[sys.executable, "-c", "import subprocess, sys, time; subprocess.Popen(%s); time.sleep(600)"]' % \
         sleeper.replace('"', "'")
-    lines = ['import subprocess, sys, time', 'from stepwise_routing.models.vllm import _watched',
-             f'other = subprocess.Popen({sleeper})', f'watch = _watched({starter})', 'child = watch.__enter__()',
+    lines = ['import subprocess, sys, time', 'from stepwise_routing.models.serve import watched',
+             f'other = subprocess.Popen({sleeper})', f'watch = watched({starter})', 'child = watch.__enter__()',
              'time.sleep(1)', 'print(other.pid, child.pid, flush=True)', 'time.sleep(600)']
     parent = subprocess.Popen([sys.executable, '-c', '\n'.join(lines)], stdout=subprocess.PIPE, text=True)
     other, watcher = (psutil.Process(int(pid)) for pid in parent.stdout.readline().split())

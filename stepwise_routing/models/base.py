@@ -68,8 +68,9 @@ def step_text(raw:str)->tuple: # the step's text, and whether a blank line has e
 # %% ../../nbs/models/base.ipynb #step-tokenizer
 class StepTokenizer:
     "Prompts and steps as token ids, and where a step ends."
-    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply (None: none); embedding's rows
+    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply, beside its own; embedding's rows
         self.hf, self.vocab = tokenizer, vocab
+        eos = [tokenizer.eos_token_id, *np.ravel(eos).tolist()]
         self.eos = tuple(dict.fromkeys(i for i in eos if i is not None))
         pieces = [self.decode([i]) for i in range(vocab)]
         self.widths = np.array([len(p) for p in pieces])

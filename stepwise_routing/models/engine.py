@@ -25,7 +25,7 @@ class Forward(Protocol):
     def keep(self, place, n): ...                     # a handle, with `nbytes`, to the first n positions of a place
     def load(self, place, kept, n): ...               # take n positions of it over
     def drop(self, kept): ...                         # it is not needed any more
-    def move(self, place, to): ...                    # what a place holds goes to another one
+    def move(self, place, to, n): ...                 # its first n positions, which are all, go to another place
     def clear(self, place): ...
 
 # %% ../../nbs/models/engine.ipynb #prefix-cache
@@ -143,7 +143,7 @@ def leave(self:Engine, place):
     self.forward.clear(place)
     if place < end:
         for a in (self.last, self.length, self.count, self.limit, self.how.T, self.u, self.drawn): a[place] = a[end]
-        self.forward.move(end, place)
+        self.forward.move(end, place, self.length[place])
         self.rows[place] = self.rows[end]
     self.rows.pop()
     if not row.future.done(): row.future.set_result((tuple(row.steps), row.beside) if row.most else tuple(row.steps))

@@ -127,7 +127,9 @@ def close(self:Ledger):
         self.loop.close()
     try:
         if self.unsaved: self.save(self.unsaved)
-    except OSError as e: raise OSError(f'{len(self.unsaved)} paid calls are not on file: {e}') from None
+    except OSError as e:
+        n = sum(reply is not None for _, reply in self.unsaved.values())
+        raise OSError(f'{n} paid replies are not on file: {e}') from None
     finally:
         self.unsaved.clear()
         Database.close(self)

@@ -137,7 +137,7 @@ def keep(self:PaddedModel, place, n): # keys and values of their own
 @patch
 def load(self:PaddedModel, place, kept, n): self.cache.kv[:, place, :n] = kept[:, :n]
 @patch
-def move(self:PaddedModel, place, to): self.cache.kv[:, to] = self.cache.kv[:, place]
+def move(self:PaddedModel, place, to, n): self.cache.kv[:, to, :n] = self.cache.kv[:, place, :n]
 @patch
 def clear(self:PaddedModel, place): self.queue = [q for q in self.queue if q[0] != place]
 @patch

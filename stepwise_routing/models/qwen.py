@@ -261,7 +261,7 @@ class QwenModel:
         return out
     def keep(self, place, n): return self.blocks.keep(place, n)
     def drop(self, kept): self.blocks.release(kept.blocks)
-    def move(self, place, to): self.blocks.move(place, to)
+    def move(self, place, to, n): self.blocks.move(place, to)
 
 # %% ../../nbs/models/qwen.ipynb #run
 @patch

@@ -176,8 +176,7 @@ class TransformersBackend:
         self.weights, hf, tokenizer = open_model(model, tokenizer, options)
         self.spec = ModelSpec(name or Path(hf.name_or_path or type(hf).__name__).name, hf.num_parameters())
         self.index, self.context = index, context_length(hf.config, options.context)
-        eos = [tokenizer.eos_token_id, *np.ravel(hf.generation_config.eos_token_id).tolist()]
-        self.text = StepTokenizer(tokenizer, eos, hf.config.vocab_size)
+        self.text = StepTokenizer(tokenizer, hf.generation_config.eos_token_id, hf.config.vocab_size)
         forward = open_forward(hf, options.batch_size, self.context)
         self.engine = Engine(self.spec.name, forward, self.text, replace(options, context=self.context), index)
 

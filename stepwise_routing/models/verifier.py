@@ -7,9 +7,7 @@ __all__ = ['by_equations', 'by_solution', 'verify_steps', 'StepVerifier']
 
 # %% ../../nbs/models/verifier.ipynb #imports
 import json
-
 import numpy as np
-
 from ..core import Step, digest, gather_progress, run_async, step_texts, verdict_messages
 from ..data.micro import equations_hold, first_wrong
 

@@ -16,10 +16,11 @@ from textwrap import shorten
 from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 import numpy as np
-from fastcore.basics import listify, patch
+from fastcore.basics import patch
 from ..core import ModelSpec, Step, run_async
 from .base import StepTokenizer
 from .engine import new_step
+from .serve import watched
 from .openai import api_client, plain_address, read_key, transport
 from .transformers import (LocalOptions, check_sampling, choose_reply, context_length,
     hub_folder, load_tokenizer, model_folder, prefix_ids, room_left, score_text, text_settings, weights_sha256)
@@ -65,25 +66,6 @@ def vllm_on_cpu()->bool:
     "Is the vLLM here the build for CPUs? RuntimeError in one line where there is none."
     if not find_spec('vllm'): raise RuntimeError('vLLM is not installed: pip install "stepwise-routing[gpu]"')
     return any(re.match('vllm(-cpu| .*cpu)', f'{d.name} {d.version}') for d in distributions())
-
-# %% ../../nbs/models/vllm.ipynb #guard
-_WATCH = """
-import os, signal, subprocess, sys, threading, time
-def end():
-    sys.stdin.read()
-    server.terminate() # asks first
-    time.sleep(15)
-    os.killpg(0, signal.SIGKILL)
-server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
-threading.Thread(target=end, daemon=True).start()
-server.wait()
-os.killpg(0, signal.SIGKILL)
-"""
-
-def _watched(command, **kwargs): # its watcher, for a `with` block
-    "Run a command for the time of a `with` block, and no longer than this process lives."
-    command = [sys.executable, '-c', _WATCH, *map(str, command)]
-    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, **kwargs)
 
 # %% ../../nbs/models/vllm.ipynb #last-words
 def _last_words(log:str)->str:
@@ -137,7 +119,7 @@ def serve_vllm(
     command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *flags]
     env = dict(VLLM_LOGGING_LEVEL='ERROR', VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind') | os.environ
     url = f'http://127.0.0.1:{port}/v1'
-    with tempfile.TemporaryFile() as log, _watched(command, stdout=log, stderr=log, env=env) as server:
+    with tempfile.TemporaryFile() as log, watched(command, stdout=log, stderr=log, env=env) as server:
         _wait_until_ready(server, log, name, url, options.timeout)
         yield url
 
@@ -176,7 +158,8 @@ def client(self:VLLMBackend):
     "OpenAI's client for the running event loop."
     loop = asyncio.get_running_loop()
     if self.clients is None: raise RuntimeError(f'{self.spec.name} is closed')
-    if loop not in self.clients: self.clients[loop] = api_client(self.key, self.base_url, self.options.timeout)
+    if loop not in self.clients: # a reply with all logits is large
+        self.clients[loop] = api_client(self.key, self.base_url, self.options.timeout, largest=1 << 36)
     return self.clients[loop]
 
 @patch
@@ -197,8 +180,7 @@ def open_text(self:VLLMBackend, model, name, revision):
     with torch.device('meta'): net = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     with contextlib.suppress(OSError): net.generation_config = GenerationConfig.from_pretrained(folder)
     hf = load_tokenizer(str(folder))
-    eos = [*listify(hf.eos_token_id), *listify(net.generation_config.eos_token_id)]
-    self.text = StepTokenizer(hf, eos, net.config.vocab_size)
+    self.text = StepTokenizer(hf, net.generation_config.eos_token_id, net.config.vocab_size)
     self.spec = ModelSpec(name or Path(model).name, net.num_parameters())
     self.top = min(self.options.top, self.text.vocab)
 

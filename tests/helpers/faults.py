@@ -24,13 +24,15 @@ def key(body): return digest(json.dumps(dict(at=OPTIONS['identity'], body=body),
 class Once:
     "A fault for the first attempt of a share of the requests; good replies are noted."
     def __init__(self, pick): # body, its number -> name of a fault or 'ok'
-        self.pick, self.hit, self.good = pick, {}, []
+        self.pick, self.hit, self.good, self.answered = pick, {}, [], set()
     def __call__(self, body):
         k = key(body)
         fault = 'ok' if k in self.hit else self.pick(body, len(self.hit))
         if fault != 'ok': self.hit[k] = fault
         if fault in ('ok', 'overbilled'): self.good.append(k)
+        self.answered.update(self.good)
         return fault
+    def believed(self): return len(self.hit.keys() - self.answered) # bad replies that were taken for good ones
 
 class Book:
     "The ledger between two processes: no reply may leave it, and none that is in it may be asked for again."
@@ -78,7 +80,8 @@ def try_fault(fault, folder, n=12):
             if status == 0: break
         good = 0 if done is None else sum(c == wanted(k) for k, c in enumerate(chains))
         over = max(float(server.cents) - book.units/CENT, 0.) # billed, and not in the book
-    return row | dict(survived=good, hit=len(faults.hit), lost=book.lost, twice=book.twice, over=over, lines=lines)
+    return row | dict(survived=good, hit=len(faults.hit), lost=book.lost, twice=book.twice, over=over,
+                      believed=faults.believed(), lines=lines)
 
 def run_faults(folder, names=FAULTS): # rows of the table
     return [try_fault(f, Path(folder)/f'fault-{i}') for i, f in enumerate(names)]
@@ -100,4 +103,4 @@ def soak(folder, calls=60, kills=2, seed=0):
         good = 0 if done is None else sum(c == wanted(k) for k, c in enumerate(done[0]))
         over = max(float(server.cents) - book.units/CENT, 0.)
     return dict(fault='soak', tried=calls, survived=good, hit=len(faults.hit), lost=book.lost, twice=book.twice,
-                hung=int(done is None), runs=runs, over=over)
+                hung=int(done is None), runs=runs, over=over, believed=faults.believed())
