@@ -160,6 +160,10 @@ def checked(name:str, value, kind:type):
         raise ValueError(f'{name} must be {names}, not {value!r}')
     parts = value if type(value) is tuple else [value]
     if type(value) is dict: parts = value.values()
+    if type(value) is tuple and not span and not all(type(x) is str for x in value):
+        raise ValueError(f'{name} is {value!r}: give names')
+    if short == 'models' and len(value) not in (0, 2):
+        raise ValueError(f'{name} is {value!r}: give a small and a large model, or none')
     if span and not all(x is None or _in_range(x, span) for x in parts):
         raise ValueError(f'{name} is {value!r}: choose from {span}')
     if options and value not in options:
