@@ -507,6 +507,22 @@ def test_ctrl_c_says_how_to_continue(toy):
     again = f'stepwise-routing reproduce --profile toy --resume --run-id r --project {shlex.quote(str(toy.root))}'
     assert interrupted(toy, '--profile', 'toy') == f'stepwise-routing: run r interrupted; continue with: {again}'
 
+EARLY = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class CtrlC:
+    def find_spec(name, path, target=None):
+        if name == sys.argv[1]: signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, CtrlC)
+from stepwise_routing.run.cli import main; main(['reproduce', '--profile', 'smoke', '--dry-run'])
+"""
+
+@pytest.mark.parametrize('module', ['argparse', 'stepwise_routing.core', 'stepwise_routing.run.reproduce', 'yaml',
+                                    'stepwise_routing.run.needs'])
+def test_ctrl_c_while_it_starts_is_one_line(module):
+    done = subprocess.run([sys.executable, '-c', EARLY, module], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, '', 'stepwise-routing: interrupted\n')
+
 def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_path):
     mine = tmp_path/"my own; 'profile'.yaml"
     mine.write_text('open: {n_test: 30}')

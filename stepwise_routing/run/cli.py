@@ -6,12 +6,18 @@
 __all__ = ['dry_run', 'reproduce', 'Parser', 'build_parser', 'main']
 
 # %% ../../nbs/run/cli.ipynb #imports
-import argparse, logging, re, sys
-from dataclasses import fields
-from .. import __version__
-from ..core import nearest
-from .publish import PUBLISHED, compared, publish, published, write_back
-from .reproduce import Manifest, Options, files_in, plan, run_plan
+import sys
+try:
+    import argparse, logging, re
+    from dataclasses import fields
+    from stepwise_routing import __version__
+    from stepwise_routing.core import nearest
+    from stepwise_routing.run.publish import PUBLISHED, compared, publish, published, write_back
+    from stepwise_routing.run.reproduce import Manifest, Options, files_in, plan, run_plan
+except KeyboardInterrupt: # Ctrl-C before there is a command to interrupt
+    print('stepwise-routing: interrupted', file=sys.stderr)
+    raise SystemExit(130) from None
+
 
 # %% ../../nbs/run/cli.ipynb #dry-run
 def dry_run(plan):

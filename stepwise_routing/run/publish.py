@@ -25,7 +25,7 @@ def publish(plan):
         if not made: continue
         receipt = target/'provenance.json'
         past = []
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError): # without one that can be read all files stay
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError): # else all files stay
             past = [*json.loads(receipt.read_text('utf-8'))['files']]
         for name, path in files_in(target).items():
             if name in past and name not in made: path.unlink()
