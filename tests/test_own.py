@@ -253,7 +253,7 @@ def test_a_foreign_folder_opens_no_model_of_its_choice(tmp_path, toys):
     evil = sent(shutil.copytree(tmp_path/'mine', tmp_path/'evil'), options=options, models=['toy-0', 'openai:m'])
     made = len(toys.made)
     for call in (lambda: route(evil, 'What is 3 + 4?'), lambda: route(evil, 'What?', base_url='http://127.0.0.1:1/v1')):
-        with pytest.raises(ValueError, match=r"was not made here.*'openai:m'.*evil\.example.*AWS_SECRET_ACCESS_KEY") as e:
+        with pytest.raises(ValueError, match="was not made here.*'openai:m'.*evil.example.*AWS_SECRET_ACCESS_KEY") as e:
             call()
         assert '\n' not in str(e.value) and len(toys.made) == made
     for mark in ('', None, 'é', 7, (tmp_path/'mine'/'own.json').read_text()[-70:-5]):
@@ -270,8 +270,8 @@ def test_with_models_of_ours_a_foreign_folder_says_neither_host_nor_key_nor_file
         opened.append((names, options))
         with toys.open(names) as backends: yield backends
     monkeypatch.setattr(own_module, 'open_models', spy)
-    options = dict(base_url='https://evil.example/v1', key_env='HOME', identity={}, temperature=.7, price='gpt-4.1-mini',
-                   max_tokens=['x'], ledger=str(tmp_path/'victim'))
+    options = dict(base_url='https://evil.example/v1', key_env='HOME', identity={}, temperature=.7,
+                   price='gpt-4.1-mini', max_tokens=['x'], ledger=str(tmp_path/'victim'))
     evil = sent(tmp_path/'mine', options=options)
     files = {p: p.read_bytes() for p in evil.rglob('*') if p.is_file()}
     assert route(evil, 'What is 3 + 4?', models=PAIR, key_env='MINE') == before
@@ -294,7 +294,8 @@ def test_the_key_of_the_mark_is_for_its_user_alone(tmp_path, toys, home):
 
 def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, toys, monkeypatch):
     monkeypatch.setenv('SECRET_VARIABLE', 'sk-1234567890')
-    collect(tmp_path/'mine', rows(), PAIR, temperature=.7, base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
+    options = dict(temperature=.7, base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
+    collect(tmp_path/'mine', rows(), PAIR, **options)
     train(tmp_path/'mine', .1, steps=20)
     with pytest.raises(ValueError, match='not calibrated yet'): export(tmp_path/'mine', tmp_path/'out')
     done = calibrate(tmp_path/'mine', 'miss')
@@ -317,7 +318,8 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
     assert '\n' not in str(e.value)
 
 @pytest.mark.parametrize('name, public', [
-    ('micro-large', 'micro-large'), ('Qwen/Qwen2.5@' + 'a'*40, 'Qwen/Qwen2.5@' + 'a'*40), ('/home/me/models/mine', 'mine'),
+    ('micro-large', 'micro-large'), ('Qwen/Qwen2.5@' + 'a'*40, 'Qwen/Qwen2.5@' + 'a'*40),
+    ('/home/me/models/mine', 'mine'),
     ('vllm:/home/me/models/mine', 'vllm:mine'), ('openai:gpt-4.1-mini', 'openai:gpt-4.1-mini'),
     ('vllm-server:http://10.0.0.7:8000/v1', 'vllm-server:a model behind a server'),
     ('vllm-server:http://10.0.0.7:8000/v1#Qwen/Q', 'vllm-server:Qwen/Q'), ('served:/home/me/m', 'served:m'),

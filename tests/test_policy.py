@@ -246,8 +246,8 @@ DAMAGE = dict(half=cut('model.safetensors', .5), tail=cut('model.safetensors', .
     f'other_{k}': rewrite(lambda c, k=k, v=v: c | {k: v})
     for k, v in dict(format='something else', hidden=[7], mode='absorbed', kappa='high', mean=[0.], std=[1.]*4).items()}
 NAN = float('nan')
-for k, v in dict(kappa=NAN, kappa2=-3, kappa3=1.5, mean=[NAN]*5, std=[0.]*5, std2=[NAN]*5, std3=[-1.]*5, mean2=[1e999]*5,
-                 features=['age']*5, weights='0').items():
+for k, v in dict(kappa=NAN, kappa2=-3, kappa3=1.5, mean=[NAN]*5, std=[0.]*5, std2=[NAN]*5, std3=[-1.]*5,
+                 mean2=[1e999]*5, features=['age']*5, weights='0').items():
     DAMAGE[f'out_of_range_{k}'] = rewrite(lambda c, k=k.rstrip('23'), v=v: c | {
         k: v[:len(c[k])] if isinstance(v, list) else v})
 

@@ -87,7 +87,8 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, messa
     ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"),
     ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'),
     ('seed: 1.5', 'seed must be int, not 1.5'),
-    ('1: 2', "unknown setting '1'"), ('expect_seconds: [1,2]', "unknown setting 'expect_seconds'"), ('policy: {lr: 0}', 'policy.lr is 0.0: choose from (0, inf)')])
+    ('1: 2', "unknown setting '1'"), ('expect_seconds: [1,2]', "unknown setting 'expect_seconds'"),
+    ('policy: {lr: 0}', 'policy.lr is 0.0: choose from (0, inf)')])
 def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     (tmp_path/'bad.yaml').write_text(yaml)
     with pytest.raises(SystemExit):
@@ -406,8 +407,10 @@ def test_a_receipt_that_cannot_be_read_removes_nothing(ran, text):
     assert set(bytes_of(tables)) == {'mean.md', 'old.md', 'provenance.json'}
     assert set(json.loads((tables/'provenance.json').read_text())['files']) == {'mean.md'}
 
-BAD_MANIFESTS = ['{"profile": "toy"}', '[1]', 'null', '{', '\udcff', '{"profile": "toy", "started": 3, "status": "failed"}',
-                 '{"profile": "toy", "started": "2020", "status": "done", "notebooks": {"01_count": {"status": "done"}}}',
+BAD_MANIFESTS = ['{"profile": "toy"}', '[1]', 'null', '{', '\udcff',
+                 '{"profile": "toy", "started": 3, "status": "failed"}',
+                 '{"profile": "toy", "started": "2020", "status": "done", "notebooks": {"01_count": '
+                 '{"status": "done"}}}',
                  '{"profile": "toy", "started": "3000", "status": "finished", "notebooks": {"01_count": '
                  '{"status": "done", "artefacts": {"../x": "y"}}}}']
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MICRO', 'RANGES', 'CHOICES', 'SECTIONS', 'KEYS', 'PACKAGE', 'Section', 'Data', 'Models', 'Open', 'Api', 'Policy',
            'Sweep', 'Baselines', 'Results', 'Config', 'checked', 'changed', 'read_yaml', 'Project', 'find_project',
-           'Run', 'Setting', 'Files', 'open_run']
+           'install_line', 'Run', 'Setting', 'Files', 'open_run']
 
 # %% ../../nbs/run/config.ipynb #imports
 import contextlib
@@ -222,6 +222,12 @@ def find_project(start=None)->Project:
     for root in folders:
         if (root/'nbs'/'params').is_dir(): return Project(root)
     raise FileNotFoundError(f'no nbs/params folder in {start or "this folder or above"}: is it a clone?')
+
+# %% ../../nbs/run/config.ipynb #extra
+def install_line(extra:str)->str:
+    "The command that installs an extra in a clone, at the versions tried."
+    return f'pip install -e ".[{extra}]" -c constraints{"-gpu" if extra == "gpu" else ""}.txt (in the clone)'
+
 
 # %% ../../nbs/run/config.ipynb #find-profile
 def _find_profile(profile, project):
