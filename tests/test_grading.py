@@ -220,13 +220,26 @@ LIMITED = """
 import os, resource
 from stepwise_routing.data import grading
 def report(*pair):
-    os.write(1, repr([resource.getrlimit(getattr(resource, f'RLIMIT_{x}')) for x in ('AS', 'FSIZE', 'CORE')]).encode())
+    limits = [resource.getrlimit(getattr(resource, f'RLIMIT_{x}')) for x in ('AS', 'FSIZE', 'CORE')]
+    try: os.system('true')
+    except PermissionError: limits.append('guarded')
+    os.write(1, repr(limits).encode())
 grading._math_verify = report
 grading._judge('1', '1', 5)
 """
-def test_a_process_that_grades_has_little_memory_and_writes_no_file():
+def test_a_process_that_grades_has_little_memory_writes_no_file_and_is_guarded():
     done = subprocess.run([sys.executable, '-c', LIMITED], capture_output=True, text=True, timeout=60)
-    assert eval(done.stdout) == [(3 << 29, 3 << 29), (0, 0), (0, 0)]
+    assert eval(done.stdout) == [(3 << 29, 3 << 29), (0, 0), (0, 0), 'guarded']
+
+SERVED = """
+import os, sympy.parsing.sympy_parser
+from stepwise_routing.data import grading
+grading._serve() # until its input ends
+os.write(2, repr(sympy.parsing.sympy_parser.parse_expr is grading._literal).encode())
+"""
+def test_a_server_reads_numbers_without_evaluating_them():
+    done = subprocess.run([sys.executable, '-c', SERVED], input='', capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr[-4:]) == ('ready\n', 'True')
 
 def test_a_given_up_pair_is_different_and_the_same_server_grades_the_next(hasty):
     assert hasty('3', '10^{10^{10^{10}}}') is False

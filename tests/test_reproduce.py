@@ -56,6 +56,7 @@ def kernels_of(pids):
     ('reproduce --profile fast -p open.n_tset=1', r"unknown setting 'open.n_tset' \(did you mean 'open.n_test'\?\)"),
     ('reproduce --profile fast -p alpha=.05', r"unknown setting 'alpha' \(did you mean 'policy.alpha'\?\)"),
     ('reproduce --profile fast -p policy.alpha=2', r'policy.alpha is 2.0: choose from \(0, 1\)'),
+    ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1.0: choose from \(0, 1\)'),
     ('reproduce --profile fast -p open.n_test=many', r"open.n_test must be int or dict or None, not 'many'"),
     ('reproduce --profile fast -p open.n_test=true', r'open.n_test must be int or dict or None, not True'),
     ('reproduce --profile fast -p run_dir=x', r"unknown setting 'run_dir'"),
@@ -288,6 +289,10 @@ def test_the_manifest_tells_what_was_run_and_nothing_private(whole):
     secrets = [v for k, v in os.environ.items() if len(v) > 5 and re.search('KEY|TOKEN|SECRET', k)]
     private = [str(whole.root), str(Path.home()), sys.prefix, *secrets]
     assert [p for p in private if p != '/' and p in text] == []
+
+def test_a_receipt_names_nobody(ran):
+    runner._begin(planned(ran, run_id='mine', changes={'data.data_dir': str(Path.home()/'data')}))
+    assert Manifest(ran.runs/'mine')['settings']['data.data_dir'] == '~/data'
 
 def test_only_the_published_profile_reaches_the_top_level(whole):
     options = dict(project=str(whole.root), run_id='whole', resume=True)
