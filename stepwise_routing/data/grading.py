@@ -137,8 +137,9 @@ def _guard(event, args):
 # %% ../../nbs/data/grading.ipynb #difference
 def _value(e):
     "A sympy expression to 25 digits; 0 where a thousand digits do not tell it from nought."
+    from sympy import S
     x = e.evalf(25, maxn=1000)
-    return x if not x.is_finite or abs(x).is_comparable else 0
+    return x if not x.is_finite or abs(x).is_comparable else S.Zero
 
 def _difference(a, b):
     "Largest relative difference of two sympy expressions, at four points; None where that means nothing."
