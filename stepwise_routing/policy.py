@@ -17,7 +17,7 @@ import numpy as np
 from fastcore.basics import patch
 from torch.nn import functional as F
 from .confidence import FEATURES, Scaler, last_scored, observe
-from .core import one_of, write_file
+from .core import digest, one_of, write_file
 from .run.config import Policy
 
 # %% ../nbs/03_policy.ipynb #covered
@@ -246,7 +246,8 @@ def save_policy(folder, policy, kappa, **provenance): # what else to keep in con
     scaler = policy.scaler
     config = dict(format=FORMAT, features=policy.features, mean=scaler.mean, std=scaler.std, n_models=policy.n_models,
                   hidden=policy.hidden, mode=policy.mode, kappa=float(kappa)) | provenance
-    write_file(Path(folder)/'model.safetensors', save(policy.state_dict()))
+    config['weights'] = digest((weights := save(policy.state_dict())).hex())
+    write_file(Path(folder)/'model.safetensors', weights)
     write_file(Path(folder)/'config.json', json.dumps(config, indent=1, allow_nan=False, default=float) + '\n')
 
 # %% ../nbs/03_policy.ipynb #load-policy
@@ -262,10 +263,16 @@ def load_policy(
         config = json.loads((Path(folder)/'config.json').read_text('utf-8'))
         one_of('format', config['format'], [FORMAT])
         scaler = Scaler(*(tuple(config[k]) for k in ('features', 'mean', 'std')))
+        for f in scaler.features: one_of('feature', f, FEATURES)
         if {len(scaler.mean), len(scaler.std)} != {len(scaler.features)}: raise ValueError('its scaler is damaged')
+        weights, kappa = file.read_bytes(), float(config['kappa'])
+        if config.get('weights', same := digest(weights.hex())) != same: raise ValueError('these are not its weights')
         policy = RoutingPolicy(scaler, config['n_models'], config['hidden'], mode=config['mode'])
-        policy.load_state_dict(load(file.read_bytes()))
-        policy.kappa, policy.config = float(config['kappa']), config
+        policy.load_state_dict(load(weights))
+        numbers = torch.cat([torch.tensor(scaler.mean + scaler.std), *map(torch.ravel, policy.parameters())])
+        if not numbers.isfinite().all() or min(scaler.std) <= 0: raise ValueError('a number is not finite, or a std 0')
+        if not (0 <= kappa <= 1 or kappa == LARGE_ONLY): raise ValueError(f'kappa is {kappa}: choose from [0, 1]')
+        policy.kappa, policy.config = kappa, config
     except Exception as e:
         reason = f'{type(e).__name__}: {str(e).splitlines()[0]:.120}'
         raise ValueError(f'{folder} is no readable policy ({reason}); save it again') from e

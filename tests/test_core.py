@@ -246,7 +246,8 @@ def test_bad_names_and_numbers(tmp_path):
 
 def test_without_datasets_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[hub\]"'): load_problems('gsm8k', 'test')
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[hub\]" -c constraints\.txt'):
+        load_problems('gsm8k', 'test')
 
 # ---- costs
 tokens = st.integers(0, 5000)

@@ -1,5 +1,5 @@
 """Grading: hostile strings, agreement on known pairs, and the life of the grading processes."""
-import asyncio, json, os, subprocess, sys, threading, time
+import asyncio, contextlib, json, os, signal, subprocess, sys, threading, time
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -29,7 +29,11 @@ EQUAL = [
     ('1 000 000', '1000000'), (r'3\times 10^{5}', '300000'), (r'\{-1,2\}', 'x=-1, x=2'),
     ('-1,2', r'x=-1 \text{ or } x=2'), (r'\$32,\!348', '32348'),
     (r'\frac{2^{n}-1}{8^{n}}', r'\frac{2^n-1}{2^{3n}}'), (r'\sin^2 x', r'(\sin x)^2'), ('2516_8', '2516'),
-    (r'\frac{1}{2n}', r'C_n=\frac{1}{2n}')]
+    (r'\frac{1}{2n}', r'C_n=\frac{1}{2n}'), (r'\sin(\pi)', '0'), ('0', r'e^{100}-e^{100}'), ('1 1/2', '1.5'),
+    ('-1 1/2', '-1.5'), (r'1\frac{1}{2}', '1.5'), ('11111', r'11,\! 111'), ('0.111', '0,111'), ('12/3', '4'),
+    ('3 hours', '3 hrs'), ('3 hours', '3'), ('5', '5 dogs'), ('5 boxes', '5 box'), ('5 inches', r'5\text{ in}'),
+    ('10 cm', r'10\text{ cm}'), ('3 square feet', '3 ft^2'), ('5 red apples', '5 apples'), ('2 xy', '2 yx'),
+    (r'2^{1006} \sqrt{2^{2010}+2}-2^{2011}', r'2^{2011}(\sqrt{1+2^{-2009}}-1)')]
 DIFFERENT = [
     ('5', '6'), ('5', '-5'), ('5', 'x=6'), ('x=5', 'y=5'), ('1/2', '2'), ('(3,4)', '(4,3)'), ('[0,1)', '(0,1)'),
     ('[0,1)', '[0,1]'), ('1,2,3', '1,2'),
@@ -43,7 +47,12 @@ DIFFERENT = [
     ('11:30', '11:31'), (r'\sqrt{x^2}', 'x'), ('1,234', '1,2,3,4'),
     ('4343_6', '4343_7'), ('5', '5 or 6'), ('3/4', '4/3'), ('1000000.1', '1000000.2'), ('2^{1000}', '2^{1000}+1'),
     ('10^{30}', '10^{30}+1'),
-    ('66071772829247409', '66071678686068582'), (r'2\binom{4}{2}', '8'), ('1', '1/0')]
+    ('66071772829247409', '66071678686068582'), (r'2\binom{4}{2}', '8'), ('1', '1/0'),
+    ('3 hours', '3 minutes'), ('12 dollars', '12 cents'), ('10 cm', '10 km'), ('5 m', '5 km'), ('10 cm^2', '10 cm'),
+    (r'3\text{ hours}', r'3\text{ minutes}'), ('7 apples', '7 oranges'), ('60 miles', '60 miles per hour'),
+    ('2 xy', '2 yz'), ('2 xy', '2'), ('2', '2 xy'), ('5', '5 ab'), ('5', '5 AB'), ('5', '5 xyz'), ('5', r'5 \sin x'),
+    ('111', '0,111'), ('1 3/2', '2.5'), ('1 1/2', '11/2'), ('1 1/2', '1/2'), ('1.5', '3.14 1/2'),
+    (r'\sin(\pi)', '1'), ('10^{-20}', r'1.001\cdot 10^{-20}'), (r'\sqrt{2}', '1.4142'), ('1000001', '10^6')]
 
 @pytest.fixture(scope='module')
 def grader():
@@ -103,6 +112,7 @@ def test_hostile_strings(hasty, text): check(hasty, text)
 def test_is_equiv_keeps_its_promise_with_default_limits():
     data_grading._default_grader.cache_clear()
     assert not is_equiv('3', '10^{10^{10^{10}}}') and not is_equiv('3', '{'*1999)
+    assert ('3', '10^{10^{10^{10}}}') in data_grading.given_up()
 
 pieces = st.sampled_from(['{', '}', r'\frac{', r'\boxed{', r'\sqrt', '^', '_', '10', '^{10^{10}}', '!', '(', ')', ',',
                           '=', '<', r'\\', '$', '%', '.', ' ', '\n', '\x00', 'x', 'import',
@@ -171,6 +181,65 @@ def test_server_is_replaced_and_leaves_no_zombie():
         second = g.process
         assert second.pid != first.pid
     assert second.returncode is not None and not alive(second.pid)
+
+def test_a_killed_process_changes_no_verdict():
+    "Killed between two pairs, or in the midst of one: a fresh process is asked."
+    pairs = [(f'x+{i}', f'{i + i % 2}+x') for i in range(12)]
+    with Grader() as g:
+        for i, pair in enumerate(pairs):
+            if g.process and i % 4 == 0: g.process.kill()
+            assert g(*pair) is (i % 2 == 0)
+        g.process.send_signal(signal.SIGSTOP) # it takes the pair and does not answer
+        killer = threading.Timer(.2, g.process.kill)
+        killer.start()
+        assert g('x+1', '1+x') is True and g.given_up == set()
+        killer.join()
+
+def test_a_pair_whose_process_is_killed_twice_is_counted():
+    import psutil
+    pair, killed = ('3', '10^{10^{10^{10}}}'), []
+    with Grader(timeout=20.) as g:
+        assert g('x+1', '1+x')
+        def kill(): # each process that grades a pair; the server alone stays
+            while len(killed) < 2:
+                with contextlib.suppress(psutil.Error, AttributeError): # between two servers
+                    for child in psutil.Process(g.process.pid).children():
+                        if child.pid not in killed: killed.append(child.pid); child.kill()
+                time.sleep(.05)
+        thread = threading.Thread(target=kill)
+        thread.start()
+        assert g(*pair) is False and g.given_up == {pair}
+        thread.join()
+        assert g('x+2', '2+x') and g.given_up == {pair}
+
+def test_only_its_own_timers_end_a_pair_for_good():
+    words = {11: 'yes', 10: 'no', 9: 'gave up', -signal.SIGALRM: 'gave up', -signal.SIGPROF: 'gave up', -9: ''}
+    assert {status: data_grading._word(status) for status in words} == words
+
+LIMITED = """
+import os, resource
+from stepwise_routing.data import grading
+def report(*pair):
+    limits = [resource.getrlimit(getattr(resource, f'RLIMIT_{x}')) for x in ('AS', 'FSIZE', 'CORE')]
+    try: os.system('true')
+    except PermissionError: limits.append('guarded')
+    os.write(1, repr(limits).encode())
+grading._math_verify = report
+grading._judge('1', '1', 5)
+"""
+def test_a_process_that_grades_has_little_memory_writes_no_file_and_is_guarded():
+    done = subprocess.run([sys.executable, '-c', LIMITED], capture_output=True, text=True, timeout=60)
+    assert eval(done.stdout) == [(3 << 29, 3 << 29), (0, 0), (0, 0), 'guarded']
+
+SERVED = """
+import os, sympy.parsing.sympy_parser
+from stepwise_routing.data import grading
+grading._serve() # until its input ends
+os.write(2, repr(sympy.parsing.sympy_parser.parse_expr is grading._literal).encode())
+"""
+def test_a_server_reads_numbers_without_evaluating_them():
+    done = subprocess.run([sys.executable, '-c', SERVED], input='', capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr[-4:]) == ('ready\n', 'True')
 
 def test_a_given_up_pair_is_different_and_the_same_server_grades_the_next(hasty):
     assert hasty('3', '10^{10^{10^{10}}}') is False

@@ -1,4 +1,4 @@
-import contextlib, json, re, signal, subprocess, sys
+import contextlib, json, os, re, shutil, signal, subprocess, sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,13 @@ from stepwise_routing.run.store import RolloutStore
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
+
+@pytest.fixture(autouse=True, scope='module')
+def home(tmp_path_factory):
+    "The key that says which folders were made here lies in a home of its own."
+    with pytest.MonkeyPatch.context() as m:
+        m.setenv('XDG_CONFIG_HOME', str(tmp_path_factory.mktemp('config')))
+        yield Path(os.environ['XDG_CONFIG_HOME'])/'stepwise-routing'/'key'
 
 class Adder(ToyBackend):
     "A toy model that looks at the question alone: nobody tells it the answer."
@@ -231,6 +238,101 @@ class SizeLess(Adder):
     def __init__(self, index):
         super().__init__(index)
         self.spec = replace(self.spec, params=0.)
+
+# --- a folder that somebody sent
+
+def sent(folder, **changes):
+    "As if it came from somebody else: own.json says what they like, without this user's mark or with an invented one."
+    values = json.loads((folder/'own.json').read_text()) | dict(mark='0'*64) | changes
+    (folder/'own.json').write_text(json.dumps(values))
+    return folder
+
+def test_a_foreign_folder_opens_no_model_of_its_choice(tmp_path, toys):
+    ready(tmp_path/'mine')
+    options = dict(base_url='https://evil.example/v1', key_env='AWS_SECRET_ACCESS_KEY')
+    evil = sent(shutil.copytree(tmp_path/'mine', tmp_path/'evil'), options=options, models=['toy-0', 'openai:m'])
+    made = len(toys.made)
+    for call in (lambda: route(evil, 'What is 3 + 4?'), lambda: route(evil, 'What?', base_url='http://127.0.0.1:1/v1')):
+        with pytest.raises(ValueError, match="was not made here.*'openai:m'.*evil.example.*AWS_SECRET_ACCESS_KEY") as e:
+            call()
+        assert '\n' not in str(e.value) and len(toys.made) == made
+    for mark in ('', None, 'é', 7, (tmp_path/'mine'/'own.json').read_text()[-70:-5]):
+        with pytest.raises(ValueError, match='was not made here'): route(sent(evil, mark=mark), 'What?')
+    moved = shutil.move(tmp_path/'mine', tmp_path/'moved')
+    assert route(moved, 'What is 3 + 4?').steps # what the user made stays one call
+
+def test_with_models_of_ours_a_foreign_folder_says_neither_host_nor_key_nor_file(tmp_path, toys, monkeypatch):
+    ready(tmp_path/'mine')
+    before = route(tmp_path/'mine', 'What is 3 + 4?')
+    opened = []
+    @contextlib.contextmanager
+    def spy(names, **options):
+        opened.append((names, options))
+        with toys.open(names) as backends: yield backends
+    monkeypatch.setattr(own_module, 'open_models', spy)
+    options = dict(base_url='https://evil.example/v1', key_env='HOME', identity={}, temperature=.7,
+                   price='gpt-4.1-mini', max_tokens=['x'], ledger=str(tmp_path/'victim'))
+    evil = sent(tmp_path/'mine', options=options)
+    files = {p: p.read_bytes() for p in evil.rglob('*') if p.is_file()}
+    assert route(evil, 'What is 3 + 4?', models=PAIR, key_env='MINE') == before
+    (names, got), = opened
+    assert names == PAIR and not got.pop('ledger').is_relative_to(tmp_path) and got.pop('max_cents') is None
+    assert got == dict(temperature=.7, price='gpt-4.1-mini', key_env='MINE')
+    assert files == {p: p.read_bytes() for p in evil.rglob('*') if p.is_file()} and not (tmp_path/'victim').exists()
+
+def test_the_key_of_the_mark_is_for_its_user_alone(tmp_path, toys, home):
+    collect(tmp_path/'mine', rows(20), PAIR)
+    assert home.stat().st_mode & 0o777 == 0o600 and read_own(tmp_path/'mine')[1]
+    key = home.read_bytes()
+    home.unlink() # another user, or another machine
+    assert not read_own(tmp_path/'mine')[1]
+    collect(tmp_path/'mine', rows(20), PAIR)
+    assert home.read_bytes() != key and read_own(tmp_path/'mine')[1]
+    home.write_text('')
+    with pytest.raises(ValueError, match='key is damaged: delete it'): read_own(tmp_path/'mine')
+    home.unlink()
+
+def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, toys, monkeypatch):
+    monkeypatch.setenv('SECRET_VARIABLE', 'sk-1234567890')
+    options = dict(temperature=.7, base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
+    collect(tmp_path/'mine', rows(), PAIR, **options)
+    train(tmp_path/'mine', .1, steps=20)
+    with pytest.raises(ValueError, match='not calibrated yet'): export(tmp_path/'mine', tmp_path/'out')
+    done = calibrate(tmp_path/'mine', 'miss')
+    files = export(tmp_path/'mine', tmp_path/'out', licence='CC0-1.0')
+    assert files == ['README.md', 'own.json', 'policy/config.json', 'policy/model.safetensors']
+    text = ''.join((tmp_path/'out'/f).read_text() for f in files[:3])
+    private = [str(tmp_path), str(Path.home()), '10.1.2.3', 'SECRET_VARIABLE', 'sk-1234567890', 'base_url', 'http',
+               *(r['question'] for r in rows())]
+    assert [x for x in private if x != '/' and x in text] == []
+    card = (tmp_path/'out'/'README.md').read_text()
+    for fact in ('toy-0', 'toy-1', 'CC0-1.0', 'alpha = 0.1', f'{done.n} calibration', f'{done.bound:.1%}', 'Limits'):
+        assert fact in card
+    with pytest.raises(ValueError, match='was not made here'): route(tmp_path/'out', 'What is 3 + 4?')
+    with open_router(tmp_path/'out', models=PAIR) as router: answer = router.route('What is 3 + 4?')
+    assert answer == route(tmp_path/'mine', 'What is 3 + 4?')
+    with pytest.raises(ValueError, match='is not empty'): export(tmp_path/'mine', tmp_path/'out')
+    toys.change(slip=.3)
+    with pytest.raises(ValueError, match='trained for toy-0 with the weights') as e:
+        route(tmp_path/'out', 'What?', models=PAIR)
+    assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('name, public', [
+    ('micro-large', 'micro-large'), ('Qwen/Qwen2.5@' + 'a'*40, 'Qwen/Qwen2.5@' + 'a'*40),
+    ('/home/me/models/mine', 'mine'),
+    ('vllm:/home/me/models/mine', 'vllm:mine'), ('openai:gpt-4.1-mini', 'openai:gpt-4.1-mini'),
+    ('vllm-server:http://10.0.0.7:8000/v1', 'vllm-server:a model behind a server'),
+    ('vllm-server:http://10.0.0.7:8000/v1#Qwen/Q', 'vllm-server:Qwen/Q'), ('served:/home/me/m', 'served:m'),
+    ('vllm-server:http://me:pw@10.0.0.7/v1#/home/me/m', 'vllm-server:m')])
+def test_a_public_name_says_not_where_a_model_lies(name, public): assert own_module._public(name) == public
+
+@pytest.mark.parametrize('change', [dict(max_steps=0), dict(max_steps='x'), dict(models=['a']), dict(calibration='x'),
+                                    dict(more=1), dict(format=0)])
+def test_a_tampered_own_json_is_one_line(tmp_path, toys, change):
+    ready(tmp_path/'mine')
+    with pytest.raises(ValueError, match=r'own\.json is damaged') as e:
+        route(sent(tmp_path/'mine', **change), 'What?', models=PAIR)
+    assert '\n' not in str(e.value)
 
 # --- interruptions
 

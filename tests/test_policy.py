@@ -245,6 +245,23 @@ DAMAGE = dict(half=cut('model.safetensors', .5), tail=cut('model.safetensors', .
               no_kappa=without('kappa'), no_features=without('features'), no_format=without('format')) | {
     f'other_{k}': rewrite(lambda c, k=k, v=v: c | {k: v})
     for k, v in dict(format='something else', hidden=[7], mode='absorbed', kappa='high', mean=[0.], std=[1.]*4).items()}
+NAN = float('nan')
+for k, v in dict(kappa=NAN, kappa2=-3, kappa3=1.5, mean=[NAN]*5, std=[0.]*5, std2=[NAN]*5, std3=[-1.]*5,
+                 mean2=[1e999]*5, features=['age']*5, weights='0').items():
+    DAMAGE[f'out_of_range_{k}'] = rewrite(lambda c, k=k.rstrip('23'), v=v: c | {
+        k: v[:len(c[k])] if isinstance(v, list) else v})
+
+def flip(folder):
+    data = bytearray((folder/'model.safetensors').read_bytes())
+    data[-3] ^= 1
+    (folder/'model.safetensors').write_bytes(data)
+
+def broken_weights(folder): # with the digest that belongs to them
+    policy = load_policy(folder)
+    next(policy.parameters()).data.view(-1)[0] = NAN
+    save_policy(folder, policy, .3)
+
+DAMAGE |= dict(flipped_bit=flip, weight_nan=broken_weights)
 
 @pytest.mark.parametrize('damage', DAMAGE)
 def test_a_damaged_policy_says_so_in_one_line(tmp_path, damage):

@@ -1,5 +1,6 @@
 "The runner: what it refuses, what it skips, what it survives, and what it leaves behind."
 import contextlib, json, os, random, re, shlex, shutil, signal, subprocess, sys, time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,10 +56,19 @@ def kernels_of(pids):
     ('reproduce --profile fast -p open.n_tset=1', r"unknown setting 'open.n_tset' \(did you mean 'open.n_test'\?\)"),
     ('reproduce --profile fast -p alpha=.05', r"unknown setting 'alpha' \(did you mean 'policy.alpha'\?\)"),
     ('reproduce --profile fast -p policy.alpha=2', r'policy.alpha is 2.0: choose from \(0, 1\)'),
+    ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1.0: choose from \(0, 1\)'),
     ('reproduce --profile fast -p open.n_test=many', r"open.n_test must be int or dict or None, not 'many'"),
     ('reproduce --profile fast -p open.n_test=true', r'open.n_test must be int or dict or None, not True'),
     ('reproduce --profile fast -p run_dir=x', r"unknown setting 'run_dir'"),
     ('reproduce --profile fast -p open.n_test', r'write NAME=VALUE'),
+    ('reproduce --profile fast -p models=[micro-small]', r"unknown setting 'models' \(did you mean 'open.models'\?\)"),
+    ('reproduce --profile fast -p open.models=[micro-small]', r'give a small and a large model, or none'),
+    ('reproduce --profile fast -p open.models=[1,2]', r'open.models is \(1, 2\): give names'),
+    ('reproduce --profile fast --dry-run -p open.n_test=-3', r'open.n_test is -3: choose from \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p policy.batch=0', r'policy.batch is 0: choose from \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p policy.steps=-1', r'policy.steps is -1: choose from \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p data.max_steps=0', r'data.max_steps is 0: choose from \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: choose from \[0, .5\]'),
     ('reproduce --profile fast -p open.n_test=[1', r'is no value'),
     ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
     ('reproduce --profile fast --only 05', r'reads what 01_count wrote, .* --run-id, .* --resume'),
@@ -78,7 +88,8 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, messa
     ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"),
     ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'),
     ('seed: 1.5', 'seed must be int, not 1.5'),
-    ('1: 2', "unknown setting '1'"), ('policy: {lr: 0}', 'policy.lr is 0.0: choose from (0, inf)')])
+    ('1: 2', "unknown setting '1'"), ('expect_seconds: [1,2]', "unknown setting 'expect_seconds'"),
+    ('policy: {lr: 0}', 'policy.lr is 0.0: choose from (0, inf)')])
 def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     (tmp_path/'bad.yaml').write_text(yaml)
     with pytest.raises(SystemExit):
@@ -90,15 +101,15 @@ def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
 @given(st.dictionaries(st.sampled_from(['policy.lr', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
        st.lists(st.floats(1e-9, .99), min_size=1, max_size=30), st.text('ab \'"$&;`\\', min_size=1))
 def test_the_command_that_continues_has_the_same_settings(changes, alphas, name):
-    words = ['reproduce', '--profile', f'{name}.yaml', '--only', '04,05', '--publish']
-    for k, v in changes.items(): words += ['-p', f'{k}={v}']
-    words += ['-p', f'policy.temp={[f"{a:.12f}" for a in alphas]}'.replace("'", '')]
-    plan = SimpleNamespace(options=Options(argv=tuple(words)), run=SimpleNamespace(folder=Path('runs/r')))
-    line = runner._told(plan, KeyboardInterrupt())
-    first, args = cli.build_parser().parse_args(words), shlex.split(line.partition('continue with: ')[2])
-    assert args[0] == 'stepwise-routing'
-    assert vars(cli.build_parser().parse_args(args[1:])) == vars(first) | dict(run_id='r', resume=True)
-    config.changed(config.Config(), dict(first.changes)) # as the settings are read
+    asked = Options(f'{name}.yaml', ('04', '05'), publish=True, project=name,
+                    changes=changes | {'policy.temp': alphas, 'open.n_test': dict(default=3), 'seed': 2})
+    plan = SimpleNamespace(options=asked, run=SimpleNamespace(folder=Path('runs/r')))
+    first, *args = shlex.split(runner._told(plan, KeyboardInterrupt()).partition('continue with: ')[2])
+    got = vars(cli.build_parser().parse_args(args))
+    assert first == 'stepwise-routing' and got.pop('command') == 'reproduce' and not got.pop('dry_run')
+    read = config.changed(config.Config(), dict(got.pop('changes'))) # as the settings are read
+    assert read == config.changed(config.Config(), asked.changes)
+    assert Options(**got) == replace(asked, changes={}, run_id='r', resume=True)
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
     (tmp_path/'toy.yaml').write_text('open: {n_test: 2}')
@@ -260,6 +271,12 @@ def test_versions_are_read_without_an_import(tmp_path):
     (tmp_path/'c.py').write_text('if 1:\n    VERSION = 3\n__version__ = "1"\n')
     assert runner.library_versions(tmp_path) == {'a/b.py': 12}
 
+def test_a_profile_that_is_no_text_is_one_line(toy, tmp_path, capsys):
+    (tmp_path/'bad.yaml').write_bytes(b'seed: 1 # \xff\n')
+    with pytest.raises(SystemExit):
+        cli.main(['--project', str(toy.root), 'reproduce', '--profile', str(tmp_path/'bad.yaml')])
+    assert re.fullmatch(r'stepwise-routing: bad.yaml is not valid YAML: .*\n', capsys.readouterr().err)
+
 def test_the_manifest_tells_what_was_run_and_nothing_private(whole):
     manifest, text = Manifest(whole.runs/'whole'), (whole.runs/'whole/manifest.json').read_text()
     assert manifest['status'] == 'finished'
@@ -272,6 +289,10 @@ def test_the_manifest_tells_what_was_run_and_nothing_private(whole):
     secrets = [v for k, v in os.environ.items() if len(v) > 5 and re.search('KEY|TOKEN|SECRET', k)]
     private = [str(whole.root), str(Path.home()), sys.prefix, *secrets]
     assert [p for p in private if p != '/' and p in text] == []
+
+def test_a_receipt_names_nobody(ran):
+    runner._begin(planned(ran, run_id='mine', changes={'data.data_dir': str(Path.home()/'data')}))
+    assert Manifest(ran.runs/'mine')['settings']['data.data_dir'] == '~/data'
 
 def test_only_the_published_profile_reaches_the_top_level(whole):
     options = dict(project=str(whole.root), run_id='whole', resume=True)
@@ -382,6 +403,40 @@ def test_ci_passes_only_after_a_reproduction_in_time_with_the_committed_numbers(
     assert done.returncode == status and '-m pytest -n 2 -m slow' in done.stdout
     assert (done.stdout + done.stderr).splitlines()[-1] == line
 
+@pytest.mark.parametrize('text', ['', '[1]', 'null', '{"files": 3}', '{"other": {}}', '\udcff'])
+def test_a_receipt_that_cannot_be_read_removes_nothing(ran, text):
+    (tables := ran.root/'tables').mkdir()
+    (tables/'old.md').write_text('mine')
+    (tables/'provenance.json').write_text(text, errors='surrogateescape')
+    cli.reproduce(Options('toy', project=str(ran.root), publish=True))
+    assert set(bytes_of(tables)) == {'mean.md', 'old.md', 'provenance.json'}
+    assert set(json.loads((tables/'provenance.json').read_text())['files']) == {'mean.md'}
+
+BAD_MANIFESTS = ['{"profile": "toy"}', '[1]', 'null', '{', '\udcff',
+                 '{"profile": "toy", "started": 3, "status": "failed"}',
+                 '{"profile": "toy", "started": "2020", "status": "done", "notebooks": {"01_count": '
+                 '{"status": "done"}}}',
+                 '{"profile": "toy", "started": "3000", "status": "finished", "notebooks": {"01_count": '
+                 '{"status": "done", "artefacts": {"../x": "y"}}}}']
+
+@pytest.mark.parametrize('text', BAD_MANIFESTS)
+def test_a_manifest_that_cannot_be_read_is_skipped_with_a_line(ran, text, capsys, monkeypatch):
+    from stepwise_routing.run import needs
+    monkeypatch.setattr(needs, 'report', lambda run: [])
+    monkeypatch.setattr(needs, 'needs', lambda run: [])
+    bad = ran.runs/'older'/'manifest.json'
+    bad.parent.mkdir()
+    bad.write_text(text, errors='surrogateescape')
+    (bad.parent/'mine.txt').write_text('mine')
+    cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--dry-run', '--resume'])
+    out, err = capsys.readouterr()
+    assert err == f'{bad} is damaged or of another version: skipped\n' and 'taken over from whole' in out
+    for more in ('--resume', '--fresh'):
+        with pytest.raises(SystemExit):
+            cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--run-id', 'older', more])
+        assert 'runs/older/manifest.json cannot be read: choose another --run-id' in capsys.readouterr().err
+    assert (bad.parent/'mine.txt').read_text() == 'mine'
+
 def test_publishing_touches_nothing_outside_of_its_folders(whole, tmp_path):
     "Whatever the last receipt says, and whatever the run's own says."
     tables, plan = whole.root/'tables', planned(whole, run_id='whole', resume=True)
@@ -457,8 +512,24 @@ def interrupted(toy, *args):
     return err.strip().splitlines()[-1]
 
 def test_ctrl_c_says_how_to_continue(toy):
-    again = f'stepwise-routing --project {shlex.quote(str(toy.root))} reproduce --run-id r --profile toy --resume'
+    again = f'stepwise-routing reproduce --profile toy --resume --run-id r --project {shlex.quote(str(toy.root))}'
     assert interrupted(toy, '--profile', 'toy') == f'stepwise-routing: run r interrupted; continue with: {again}'
+
+EARLY = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class CtrlC:
+    def find_spec(name, path, target=None):
+        if name == sys.argv[1]: signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, CtrlC)
+from stepwise_routing.run.cli import main; main(['reproduce', '--profile', 'smoke', '--dry-run'])
+"""
+
+@pytest.mark.parametrize('module', ['argparse', 'stepwise_routing.core', 'stepwise_routing.run.reproduce', 'yaml',
+                                    'stepwise_routing.run.needs'])
+def test_ctrl_c_while_it_starts_is_one_line(module):
+    done = subprocess.run([sys.executable, '-c', EARLY, module], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, '', 'stepwise-routing: interrupted\n')
 
 def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_path):
     mine = tmp_path/"my own; 'profile'.yaml"

@@ -72,9 +72,9 @@ def test_the_library_examples_of_the_readme_run(tmp_path):
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
 
-def pins():
+def pins(file='constraints.txt'):
     "Name, version and condition of every line."
-    lines = [l for l in (ROOT/'constraints.txt').read_text('utf-8').splitlines() if l and not l.startswith('#')]
+    lines = [l for l in (ROOT/file).read_text('utf-8').splitlines() if l and not l.startswith('#')]
     return [re.fullmatch(r'([\w.-]+)==([\w.]+)(?:; (python_version [<>=]+ "3\.11"))?', l) for l in lines]
 
 def test_every_constraint_is_an_exact_pin_and_satisfies_pyproject():
@@ -83,10 +83,23 @@ def test_every_constraint_is_an_exact_pin_and_satisfies_pyproject():
     tomllib = pytest.importorskip('tomllib') # Python 3.11
     assert pins() and None not in pins()
     project = tomllib.loads((ROOT/'pyproject.toml').read_text('utf-8'))['project']
-    for requirement in map(Requirement, project['dependencies'] + project['optional-dependencies']['dev']):
+    extras = project['optional-dependencies']
+    for requirement in map(Requirement, project['dependencies'] + [r for e in extras if e != 'gpu' for r in extras[e]]):
         versions = [m[2] for m in pins() if canonicalize_name(m[1]) == canonicalize_name(requirement.name)]
         assert versions, f'{requirement.name} is not pinned'
         assert all(requirement.specifier.contains(v) for v in versions), requirement
+
+def test_the_gpu_extra_has_the_same_pins_but_for_what_vllm_wants_otherwise():
+    common, gpu = ({m[1]: [n[2] for n in pins(f) if n[1] == m[1]] for m in pins(f)}
+                   for f in ('constraints.txt', 'constraints-gpu.txt'))
+    assert {k for k in common if common[k] != gpu.get(k)} == {'lark', 'llvmlite', 'numba', 'numpy'}
+
+@pytest.mark.parametrize('extra', ['gpu', 'ray', 'hub'])
+def test_the_line_that_installs_an_extra_names_what_there_is(extra):
+    from stepwise_routing.run.config import install_line
+    line = install_line(extra)
+    name, file = re.fullmatch(r'pip install -e "\.\[(\w+)\]" -c (\S+) \(in the clone\)', line).groups()
+    assert name == extra and (ROOT/file).is_file() and f'\n{extra} = [' in (ROOT/'pyproject.toml').read_text('utf-8')
 
 def test_the_version_is_the_same_everywhere():
     from stepwise_routing import __version__

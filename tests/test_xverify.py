@@ -291,7 +291,7 @@ def test_a_missing_engine_is_one_line():
     if __import__('importlib').util.find_spec('vllm'): pytest.skip('vLLM is installed here')
     from stepwise_routing.models.transformers import micro_path
     fails(lambda: open_grader(f'xverify:{micro_path("small")}', template=JUDGE_TEMPLATE).__enter__(),
-          'stepwise-routing[gpu]', error=(ImportError, RuntimeError))
+          '-e ".[gpu]" -c constraints-gpu.txt', error=(ImportError, RuntimeError))
 
 def test_the_rules_by_name_are_the_default_grader():
     problems = [Problem('toy', str(i), '?', a) for i, a in enumerate(('1/2', '3', 'x+1'))]

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastcore.basics import patch
 from ..core import Problem, digest, extract_boxed, nearest, one_of
 from .micro import micro_problems
-from ..run.config import MICRO, Setting, find_project
+from ..run.config import MICRO, Setting, find_project, install_line
 
 # %% ../../nbs/data/benchmarks.ipynb #key
 def _key(question):
@@ -57,7 +57,7 @@ def _hub_rows(dataset, revision, configs, split):
     "Rows of a Hub dataset at a pinned revision."
     try: from datasets import load_dataset
     except ImportError as e:
-        hint = 'pip install "stepwise-routing[hub]", or give a folder of copies as data_dir'
+        hint = f'{install_line("hub")}, or give a folder of copies as data_dir'
         raise ImportError(f'{dataset} comes from the Hugging Face Hub: {hint}') from e
     return [row for c in configs for row in load_dataset(dataset, c, split=split, revision=revision)]
 

@@ -13,6 +13,8 @@ from textwrap import shorten
 from ..core import digest
 from .base import Request
 from ..run.store import settings_difference
+from ..run.config import install_line
+
 
 # %% ../../nbs/models/ray.ipynb #travels
 def _pack_request(request:Request)->Request:
@@ -45,7 +47,7 @@ def _start_ray(cpus):
     "Join the cluster at `RAY_ADDRESS`, or start one here; False where Ray runs already. ConnectionError in one line."
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     try: import ray
-    except ImportError: raise ImportError('engine="ray" needs Ray: pip install "stepwise-routing[ray]"') from None
+    except ImportError: raise ImportError(f'engine="ray" needs Ray: {install_line("ray")}') from None
     if ray.is_initialized(): return False
     address, options = os.environ.get('RAY_ADDRESS') or 'local', dict(log_to_driver=False, logging_level='ERROR')
     if address == 'local': options |= dict(num_cpus=cpus, include_dashboard=False, object_store_memory=128 << 20)

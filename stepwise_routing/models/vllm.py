@@ -24,6 +24,8 @@ from .serve import watched
 from .openai import api_client, plain_address, read_key, transport
 from .transformers import (LocalOptions, check_sampling, choose_reply, context_length,
     hub_folder, load_tokenizer, model_folder, prefix_ids, room_left, score_text, text_settings, weights_sha256)
+from ..run.config import install_line
+
 
 # %% ../../nbs/models/vllm.ipynb #shown-confidences
 def shown_confidences(
@@ -64,7 +66,7 @@ def _engine_flags(options:VLLMOptions, cpu:bool, **values)->list:
 
 def vllm_on_cpu()->bool:
     "Is the vLLM here the build for CPUs? RuntimeError in one line where there is none."
-    if not find_spec('vllm'): raise RuntimeError('vLLM is not installed: pip install "stepwise-routing[gpu]"')
+    if not find_spec('vllm'): raise RuntimeError(f'vLLM is not installed: {install_line("gpu")}')
     return any(re.match('vllm(-cpu| .*cpu)', f'{d.name} {d.version}') for d in distributions())
 
 # %% ../../nbs/models/vllm.ipynb #last-words

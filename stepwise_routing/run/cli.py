@@ -6,12 +6,18 @@
 __all__ = ['dry_run', 'reproduce', 'Parser', 'build_parser', 'main']
 
 # %% ../../nbs/run/cli.ipynb #imports
-import argparse, logging, re, sys
-from dataclasses import fields
-from .. import __version__
-from ..core import nearest
-from .publish import PUBLISHED, compared, publish, published, write_back
-from .reproduce import Manifest, Options, files_in, plan, run_plan
+import sys
+try:
+    import argparse, logging, re
+    from dataclasses import fields
+    from stepwise_routing import __version__
+    from stepwise_routing.core import nearest
+    from stepwise_routing.run.publish import PUBLISHED, compared, publish, published, write_back
+    from stepwise_routing.run.reproduce import Manifest, Options, files_in, plan, run_plan
+except KeyboardInterrupt: # Ctrl-C before there is a command to interrupt
+    print('stepwise-routing: interrupted', file=sys.stderr)
+    raise SystemExit(130) from None
+
 
 # %% ../../nbs/run/cli.ipynb #dry-run
 def dry_run(plan):
@@ -76,7 +82,7 @@ def build_parser():
     parser.add_argument('--version', action='version', version=f'stepwise-routing {__version__}')
     parser.add_argument('--dry-run', action='store_true', help='print the plan, what it takes and what is missing')
     kinds = {bool: dict(action='store_true'), str: {}, tuple: dict(type=_names, metavar='NN[,NN]')}
-    for f in fields(Options)[:-2]: # all but `changes` and `argv`
+    for f in fields(Options)[:-1]: # all but `changes`
         option = kinds[f.type] | dict(default=f.default, help=help[f.name])
         parser.add_argument(f'--{f.name.replace("_", "-")}', **option)
     parser.add_argument('-p', '--parameter', dest='changes', action='append', default=[], type=_change,
@@ -88,7 +94,7 @@ def main(argv=None):
     "The console command `stepwise-routing`; ends the process with a status where something went wrong or is missing."
     argv = sys.argv[1:] if argv is None else argv
     try:
-        args = vars(build_parser().parse_args(argv)) | dict(argv=tuple(argv))
+        args = vars(build_parser().parse_args(argv))
         command, dry = args.pop('command'), args.pop('dry_run')
         options = Options(**args | dict(changes=dict(args['changes'])))
         if not dry: reproduce(options)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MICRO', 'RANGES', 'CHOICES', 'SECTIONS', 'KEYS', 'PACKAGE', 'Section', 'Data', 'Models', 'Open', 'Api', 'Policy',
            'Sweep', 'Baselines', 'Results', 'Config', 'checked', 'changed', 'read_yaml', 'Project', 'find_project',
-           'Run', 'Setting', 'Files', 'open_run']
+           'install_line', 'Run', 'Setting', 'Files', 'open_run']
 
 # %% ../../nbs/run/config.ipynb #imports
 import contextlib
@@ -160,6 +160,10 @@ def checked(name:str, value, kind:type):
         raise ValueError(f'{name} must be {names}, not {value!r}')
     parts = value if type(value) is tuple else [value]
     if type(value) is dict: parts = value.values()
+    if type(value) is tuple and not span and not all(type(x) is str for x in value):
+        raise ValueError(f'{name} is {value!r}: give names')
+    if short == 'models' and len(value) not in (0, 2):
+        raise ValueError(f'{name} is {value!r}: give a small and a large model, or none')
     if span and not all(x is None or _in_range(x, span) for x in parts):
         raise ValueError(f'{name} is {value!r}: choose from {span}')
     if options and value not in options:
@@ -218,6 +222,12 @@ def find_project(start=None)->Project:
     for root in folders:
         if (root/'nbs'/'params').is_dir(): return Project(root)
     raise FileNotFoundError(f'no nbs/params folder in {start or "this folder or above"}: is it a clone?')
+
+# %% ../../nbs/run/config.ipynb #extra
+def install_line(extra:str)->str:
+    "The command that installs an extra in a clone, at the versions tried."
+    return f'pip install -e ".[{extra}]" -c constraints{"-gpu" if extra == "gpu" else ""}.txt (in the clone)'
+
 
 # %% ../../nbs/run/config.ipynb #find-profile
 def _find_profile(profile, project):

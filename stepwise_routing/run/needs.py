@@ -15,6 +15,8 @@ from ..core import PRICES
 from ..data.benchmarks import SOURCES, SPLITS, load_problems, of_benchmark
 from ..models.names import check_shares, model_kind
 from ..models.vllm import vllm_on_cpu
+from .config import install_line
+
 
 # %% ../../nbs/run/needs.ipynb #loads
 # steps and tokens of a small chain, tokens of a large one and of the prompt, problems in train, calibration and test
@@ -80,10 +82,10 @@ def _has(package:str)->bool: return find_spec(package) is not None
 def _package_needs(run, served):
     "Packages and keys that are not there; `served` is what vLLM runs here."
     c, hub = run.config, [b for b in run.config.data.benchmarks if b in SOURCES and not run.config.data.data_dir]
-    if served and not _has('vllm'): yield f'vLLM for {served[0]}: pip install "stepwise-routing[gpu]" (Linux)'
-    if c.models.engine == 'ray' and not _has('ray'): yield 'Ray for engine=ray: pip install "stepwise-routing[ray]"'
+    if served and not _has('vllm'): yield f"vLLM for {served[0]} (Linux): {install_line('gpu')}"
+    if c.models.engine == 'ray' and not _has('ray'): yield f"Ray for engine=ray: {install_line('ray')}"
     if hub and not _has('datasets'):
-        yield f'the Hub for {hub[0]}: pip install "stepwise-routing[hub]", or data_dir=FOLDER'
+        yield f"the Hub for {hub[0]}: {install_line('hub')}, or data_dir=FOLDER"
     if any(m.startswith('openai:') for s in run.settings for m in s.models) and not os.environ.get('OPENAI_API_KEY'):
         yield 'an API key in the environment variable OPENAI_API_KEY'
 

@@ -6,7 +6,7 @@
 __all__ = ['PUBLISHED', 'published', 'publish', 'table_differences', 'compared', 'write_back']
 
 # %% ../../nbs/run/publish.ipynb #imports
-import csv, json, math
+import contextlib, csv, json, math
 from itertools import zip_longest
 from .. import __version__
 from ..core import write_file
@@ -24,8 +24,11 @@ def publish(plan):
     for target, made in ((published(plan, kind), files_in(run.folder/kind)) for kind in ('tables', 'figures')):
         if not made: continue
         receipt = target/'provenance.json'
-        past = json.loads(receipt.read_text('utf-8'))['files'] if receipt.is_file() else {}
-        for name in (set(past) - set(made)) & set(files_in(target)): (target/name).unlink()
+        past = []
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError): # else all files stay
+            past = [*json.loads(receipt.read_text('utf-8'))['files']]
+        for name, path in files_in(target).items():
+            if name in past and name not in made: path.unlink()
         for name, path in made.items(): write_file(target/name, path.read_bytes())
         files = {name: file_sha256(path) for name, path in made.items()}
         write_file(receipt, json.dumps(facts | dict(files=files), indent=1, sort_keys=True) + '\n')

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['SINCE', 'DECISIVE', 'notebook_cells', 'declared', 'stages', 'Manifest', 'files_in', 'file_sha256', 'settings_of',
            'library_versions', 'shipped_models', 'Options', 'choose', 'Plan', 'plan', 'sole_runner', 'NotebookFailed',
-           'execute', 'run_plan']
+           'execute', 'command_line', 'run_plan']
 
 # %% ../../nbs/run/reproduce.ipynb #imports
-import ast, contextlib, hashlib, itertools, json, os, platform, re, shlex, shutil, subprocess, sys, tempfile, time
-from dataclasses import dataclass, field, replace
+import ast, contextlib, hashlib, itertools, json, math, os, platform, re, shlex, shutil, subprocess, sys, tempfile, time
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from ..core import nearest, write_file
@@ -31,13 +32,25 @@ def stages(project):
     return [p.stem for p in sorted(project.nbs.glob('[0-9][0-9]*_*.ipynb')) if declared(p)]
 
 # %% ../../nbs/run/reproduce.ipynb #manifest
+def _receipt(file):
+    "What a manifest says; {} without one, or with one that this version cannot read, which is told once."
+    try:
+        if not file.is_file(): return {}
+        data = json.loads(file.read_text('utf-8'))
+        done = [Path(f) for past in data['notebooks'].values() if past['status'] == 'done' for f in past['artefacts']]
+        texts = all(isinstance(data[k], str) for k in ('profile', 'started', 'status'))
+        if texts and not any(f.is_absolute() or '..' in f.parts for f in done): return data
+    except (OSError, ValueError, KeyError, TypeError, AttributeError): pass
+    return _skip(file)
+
+@lru_cache
+def _skip(file):
+    print(f'{file} is damaged or of another version: skipped', file=sys.stderr)
+    return {}
+
 class Manifest:
     "The receipt of a run, `runs/<id>/manifest.json`; empty where there is none."
-    def __init__(self, folder):
-        self.folder, self.data = Path(folder), {}
-        with contextlib.suppress(OSError, ValueError):
-            self.data = json.loads((self.folder/'manifest.json').read_text('utf-8'))
-
+    def __init__(self, folder): self.folder, self.data = Path(folder), _receipt(Path(folder)/'manifest.json')
     def __getitem__(self, key): return self.data[key]
     def stage(self, name): return self.data.get('notebooks', {}).get(name, {})
     def record(self, name, **facts): self.update(notebooks={**self.data.get('notebooks', {}), name: facts})
@@ -45,6 +58,7 @@ class Manifest:
     def update(self, **facts):
         self.data |= facts
         write_file(self.folder/'manifest.json', json.dumps(self.data, indent=1) + '\n')
+
 
 # %% ../../nbs/run/reproduce.ipynb #sha
 def files_in(folder): # relative path -> path
@@ -106,7 +120,7 @@ def _is_finished(manifest, name, mark=None):
 # %% ../../nbs/run/reproduce.ipynb #options
 @dataclass(frozen=True)
 class Options:
-    "What a reproduction is asked for."
+    "What a reproduction is asked for: the words of the command line, see `command_line`."
     profile: str = 'micro'   # a file of nbs/params by name, or a .yaml file; default: micro
     only: tuple = ()         # only these notebooks, of the run that --run-id or --resume names
     resume: bool = False     # continue the newest unfinished run of the profile, or the one named
@@ -116,7 +130,6 @@ class Options:
     publish: bool = False    # copy tables/ and figures/ to the top level whatever the profile
     project: str = ''        # the clone; default: the one we are in
     changes: dict = field(default_factory=dict) # change a setting, e.g. -p policy.alpha=.05; may be repeated
-    argv: tuple = ()         # words of the command line, to say how to continue
 
 # %% ../../nbs/run/reproduce.ipynb #pick-run
 def _past_runs(project, profile):
@@ -139,6 +152,8 @@ def _pick_run(project, profile, options):
     if not name: return _newest_unfinished(project, profile, options)
     if not re.fullmatch(r'\w[\w.-]*', name) or name in ('store', 'lessons'):
         raise ValueError(f'{name!r} cannot name a run: use letters, digits, ".", "-" and "_"')
+    if not past and (project.runs/name/'manifest.json').is_file():
+        raise ValueError(f'runs/{name}/manifest.json cannot be read: choose another --run-id, or delete that run')
     if past and past['profile'] != profile:
         raise ValueError(f'run {name!r} is of profile {past["profile"]}, not {profile}')
     if past and not (options.resume or options.only):
@@ -288,14 +303,24 @@ def _take_over(plan, name, manifest):
     manifest.record(name, **facts)
 
 # %% ../../nbs/run/reproduce.ipynb #told
+def command_line(options:Options)->str:
+    "The command that asks for the same, for a shell."
+    import yaml
+    words = ['stepwise-routing', 'reproduce', '--profile', str(options.profile)]
+    for name, value in asdict(replace(options, profile='', changes={})).items():
+        flag = f'--{name.replace("_", "-")}'
+        if value: words += [flag] if value is True else [flag, value if isinstance(value, str) else ','.join(value)]
+    for k, v in options.changes.items():
+        value = yaml.safe_dump([v if type(v) is not tuple else [*v]], default_flow_style=True, width=math.inf)
+        words += ['-p', f'{k}={value.strip()[1:-1]}']
+    return shlex.join(words)
+
 def _told(plan, error):
     "What ended a run, and the command that continues it with the same settings."
-    options, folder, line = plan.options, plan.run.folder, f'run {plan.run.folder.name} interrupted'
+    folder, line = plan.run.folder, f'run {plan.run.folder.name} interrupted'
     if isinstance(error, NotebookFailed): line = f'{error} (executed copy and log.txt in {plan.project.short(folder)})'
-    words = ['stepwise-routing', *(options.argv or ('reproduce', '--profile', str(options.profile)))]
-    if not (options.argv and options.run_id): words += ['--run-id', folder.name]
-    if not (options.argv and options.resume): words.append('--resume')
-    return f'{line}; continue with: {shlex.join(words)}'
+    return f'{line}; continue with: {command_line(replace(plan.options, run_id=folder.name, resume=True))}'
+
 
 # %% ../../nbs/run/reproduce.ipynb #run
 def run_plan(plan:Plan)->Manifest:

@@ -1,0 +1,157 @@
+"""Small faults put into a copy of the library, one at a time: do the tests notice?
+
+    python tests/mutations.py [--jobs 2] [WORD ...]     only those whose file or text holds a word
+
+Prints a line per fault and those that survived; ends with status 1 where more than one in ten did."""
+import argparse, os, shutil, subprocess, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).resolve().parents[1]
+STORE, GRADING, POLICY = 'tests/test_store.py', 'tests/test_grading.py', 'tests/test_policy.py'
+CONFIG, RUNS = (f'tests/test_reproduce.py -k "{words}"' for words in ('refused or profile', 'not kill and not ctrl_c'))
+LEDGER = 'tests/test_api.py -k "cap or ledger or disk or paid or kept or once or options or tried or records or closed"'
+WALKS = 'tests/test_rollouts.py -k "walk or append or regenerate or choice or models or rescoring or seeds or edge"'
+OWN = 'tests/test_own.py -k "foreign or key or exported or public or own_json or twice or added or promise or fewer"'
+MUTATIONS = { # tests -> (file, old text, new text)
+    STORE: [
+        ('run/store.py', "self.write('IGNORE', edge=", "self.write('REPLACE', edge="), # the last draw wins
+        ('run/store.py', 'if len(self.recent) > _RECENT', 'if False'), # the memory of steps never shrinks
+        ('run/store.py', 'if crc != _checksum(row)]', 'if False]'),
+        ('run/store.py', 'if not readonly: self.lock = one_writer(path)', ''),
+        ('run/store.py', "if theirs != mine: raise", "if False: raise"),
+        ('run/store.py', '        check_settings(self.path, self.settings, settings)\n', '        pass\n'),
+        ('run/store.py', "for sql in ('BEGIN IMMEDIATE', *first)", 'for sql in first'), # no transaction
+        ('run/store.py', 'os.path.realpath(path)', 'os.path.abspath(path)'), # a link is another file
+        ('run/store.py', 'except BaseException: self.close(); raise', 'except BaseException: raise'),
+        ('run/store.py', '?mode={"ro" if readonly else "rwc"}', '?mode=rwc'),
+        ('run/store.py', 'def __del__(self): self.lock and self.lock.close()', 'def __del__(self): pass'),
+        ('run/store.py', 'ORDER BY rowid', 'ORDER BY key'),
+        ('run/store.py', 'tuple(v) if isinstance(v, list) else v', 'v'),
+        ('run/store.py', 'if old == new and type(old) is type(new)', 'if old == new'),
+        ('run/store.py', "'journal_mode=WAL'", "'journal_mode=DELETE'")],
+    LEDGER: [
+        ('models/ledger.py', '+ sum(self.reserved.values())', ''), # a reservation does not count
+        ('models/ledger.py', 'if self.closing.is_set(): coro.close(); raise', 'if False: coro.close(); raise'),
+        ('models/ledger.py', '    self.units += units\n', ''),
+        ('models/ledger.py', 'most if units is None else units', '0 if units is None else units'), # unsettled is free
+        ('models/ledger.py', 'ORDER BY call DESC', 'ORDER BY call'), # the first reply to a request counts
+        ('models/ledger.py', "if most: self.write('REPLACE', call=[(call, key, most, None, '{}')])", ''),
+        ('models/ledger.py', 'replies = [(call, key, json.dumps(reply))] if reply else []', 'replies = []'),
+        ('models/ledger.py', 'if key not in self.pending:', 'if True:'), # one request, many calls
+        ('models/ledger.py', "'ledger', 'FULL'", "'ledger', 'OFF'"),
+        ('models/openai.py', 'min(int(after), 60)', 'min(int(after), 600)'), # Retry-After up to ten minutes
+        ('models/openai.py', 'if units <= worst: return outcome', 'return outcome'), # billed above the worst case
+        ('models/openai.py', 'units = worst if outcome.units is None', 'units = 0 if outcome.units is None')],
+    GRADING: [
+        ('data/grading.py', 'gap < 1e-6)', 'gap < 1e-2)'), # tolerance of the veto
+        ('data/grading.py', 'gap < 1e-12', 'gap < 1e-2'),
+        ('data/grading.py', "(('RLIMIT_AS', 3 << 29), ", "("), # no limit on memory
+        ('data/grading.py', "('RLIMIT_FSIZE', 0), ", ''),
+        ('data/grading.py', '        sys.addaudithook(_guard)\n', ''),
+        ('data/grading.py', "if event not in _HARMLESS: raise", "if False: raise"),
+        ('data/grading.py', 'sympy.parsing.sympy_parser.parse_expr = _literal', 'pass'),
+        ('data/grading.py', 'or self.ask(gold, pred)', ''), # a killed process is not asked again
+        ('data/grading.py', 'self.given_up.add((gold, pred))', 'pass'),
+        ('data/grading.py', '(alike or not u or not v)', 'True'), # units are not compared
+        ('data/grading.py', 'return None if u == v else False', 'return None'), # letters are units
+        ('data/grading.py', 'abs(x).is_comparable', 'True'), # nought has a size
+        ('data/grading.py', 'not 0 < a < b', 'False'),
+        ('data/grading.py', "m['comma'] and whole != '0'", 'False'),
+        ('data/grading.py', 'places >= 6', 'places >= 2'),
+        ('data/grading.py', 'if max(len(gold), len(pred)) > MAX_ANSWER', 'if False'),
+        ('data/grading.py', "timeout, None, threading.Lock()", "99., None, threading.Lock()")],
+    POLICY: [
+        ('policy.py', 'pi >= kappa', 'pi > kappa'),
+        ('policy.py', '[..., ESCALATE] >= self.kappa', '[..., ESCALATE] > self.kappa'),
+        ('policy.py', 'clamp(max=rho_bar)', 'clamp(max=2*rho_bar)'),
+        ('policy.py', "kappa + step if s.sign == 'printed' else kappa - step", 'kappa + step'),
+        ('policy.py', 'k**-s.kappa_decay', 'k**s.kappa_decay'),
+        ('policy.py', "rho.clamp(max=s.c_bar)*inside", 'rho*inside'),
+        ('policy.py', '1 - (1 - right)*large_right', 'right*large_right'),
+        ('policy.py', '.clip(1e-4, 1 - 1e-4)', '.clip(1e-2, 1 - 1e-2)'),
+        ('policy.py', '0 <= kappa <= 1 or kappa == LARGE_ONLY', 'True'),
+        ('policy.py', 'not numbers.isfinite().all() or', ''),
+        ('policy.py', 'min(scaler.std) <= 0', 'False'),
+        ('policy.py', '!= same: raise', '== 0: raise'),
+        ('policy.py', "masked_fill(log_pi == -torch.inf, -torch.inf)", 'clone()')],
+    WALKS: [
+        ('rollouts.py', 'len(w.steps) + 1 >= tree.max_steps', 'len(w.steps) >= tree.max_steps'),
+        ('rollouts.py', "kind='draft'", "kind='step'"),
+        ('rollouts.py', 'w.seen |= without | {m: step.prompt}', 'pass'),
+        ('rollouts.py', 'seen[m] = prompt + generated', 'seen[m] = prompt'),
+        ('rollouts.py', 'if lowest <= to <= self.top: return', 'if True: return'),
+        ('rollouts.py', 'if to > m and (regenerate or last)', 'if to > m and regenerate'),
+        ('rollouts.py', 'not accepted and not (m == w.top and last)', 'not accepted'),
+        ('rollouts.py', "min(seen.get(m, 0), prompt)", 'seen.get(m, 0)')],
+    CONFIG: [
+        ('run/config.py', '(low < x or', '(low <= x or'),
+        ('run/config.py', "span[-1] == ']' and x == high", 'x == high'),
+        ('run/config.py', "alpha p_escalate'.split(), '(0, 1)'", "alpha p_escalate'.split(), '[0, inf)'"),
+        ('run/config.py', "'[1, inf)' if int in kinds else None", 'None'),
+        ('run/config.py', 'if type(value) not in kinds:', 'if not isinstance(value, tuple(kinds)):'),
+        ('run/config.py', 'if options and value not in options:', 'if False:'),
+        ('run/config.py', 'len(value) not in (0, 2)', 'False'),
+        ('run/config.py', 'if k not in KEYS:', 'if False:'),
+        ('run/config.py', "if path.parent != project.params: name +=", 'if False: name +='),
+        ('run/config.py', 'except (UnicodeDecodeError, yaml.YAMLError)', 'except yaml.YAMLError')],
+    RUNS: [
+        ('run/publish.py', 'if name in past and name not in made', 'if name not in made'),
+        ('run/publish.py', 'OSError, ValueError, KeyError, TypeError', 'OSError'),
+        ('run/reproduce.py', "f.is_absolute() or '..' in f.parts", 'f.is_absolute()'),
+        ('run/reproduce.py', "words += ['-p', f'{k}={value.strip()[1:-1]}']", 'pass'),
+        ('run/reproduce.py', "if past.get('status') != 'done' or mark not in", 'if mark not in'),
+        ('run/reproduce.py', 'all(f.is_file() and file_sha256(f) == sha for', 'all(f.is_file() for'),
+        ('run/reproduce.py', "replace(f'{Path.home()}/', '~/')", 'strip()'),
+        ('run/reproduce.py', 'if name not in recorded: path.unlink()', 'pass')],
+    OWN: [
+        ('own.py', 'bool(mark) and hmac.compare_digest(mark.encode(), _mark(own).encode())', 'bool(mark)'),
+        ('own.py', 'here = here and models is None', 'here = models is None'),
+        ('own.py', 'options=_shared(own.options))', 'options=own.options)'),
+        ('own.py', 'place = folder if here else Path(empty)', 'place = folder'),
+        ('own.py', 'if None not in (was, now) and was != now:', 'if False:'),
+        ('own.py', 'models=[_public(m) for m in own.models]', 'models=own.models'),
+        ('own.py', '0o600', '0o644'),
+        ('own.py', "(folder/f'{split}.npz').unlink(missing_ok=True)", 'pass')]}
+
+def lines(mutation): return ' -> '.join(part.strip()[:60] for part in mutation[1:])
+
+def outcome(root, tests, mutation):
+    "Does a copy of the project with this fault pass the tests? One of noticed, survived, gone (no such text)."
+    file, old, new = mutation
+    path = root/'stepwise_routing'/file
+    whole = path.read_text('utf-8')
+    if old not in whole: return 'gone'
+    path.write_text(whole.replace(old, new), 'utf-8')
+    command = f'{sys.executable} -m pytest -q -x -p no:cacheprovider --timeout 120 {tests}'
+    environment = os.environ | dict(PYTHONPATH=str(root), PYTHONDONTWRITEBYTECODE='1')
+    try: done = subprocess.run(command, shell=True, cwd=root, env=environment, capture_output=True, timeout=600)
+    except subprocess.TimeoutExpired: return 'noticed'
+    finally: path.write_text(whole, 'utf-8')
+    return 'survived' if done.returncode == 0 else 'noticed'
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('words', nargs='*')
+    parser.add_argument('--jobs', type=int, default=1)
+    args = parser.parse_args()
+    work = [(tests, m) for tests, every in MUTATIONS.items() for m in every
+            if not args.words or any(word in ' '.join(m) for word in args.words)]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        copies = Queue()
+        for i in range(args.jobs):
+            skip = shutil.ignore_patterns('.git', '.venv', 'runs', '__pycache__')
+            copies.put(Path(shutil.copytree(ROOT, Path(folder)/str(i), ignore=skip)))
+        def tried(tests, mutation):
+            copy = copies.get()
+            try: word = outcome(copy, tests, mutation)
+            finally: copies.put(copy)
+            print(f'{word:9}{mutation[0]}: {lines(mutation)}', flush=True)
+            return word
+        words = list(pool.map(lambda pair: tried(*pair), work))
+    survived = [m for (_, m), word in zip(work, words) if word == 'survived']
+    print(f'{words.count("noticed")} noticed, {len(survived)} survived, {words.count("gone")} gone')
+    return len(survived) > .1*len(work)
+
+if __name__ == '__main__': sys.exit(main())
