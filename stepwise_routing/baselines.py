@@ -15,7 +15,6 @@ from collections import namedtuple
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import import_module
 from itertools import groupby
 import numpy as np
 from fastcore.basics import patch
@@ -55,9 +54,7 @@ def mean_outcome(routers, table, run=replay)->dict:
 GRID_COLUMNS = ('benchmark', 'method', 'on_escalate', 'n', 'alpha', 'large_accuracy', 'threshold', 'accuracy', 'cost',
                 'chosen', 'unit')
 
-_FIELDS = 'benchmark method on_escalate n alpha large_accuracy thresholds accuracy cost chosen unit'
-
-class Grid(namedtuple('Grid', _FIELDS)):
+class Grid(namedtuple('Grid', [c.replace('threshold', 'thresholds') for c in GRID_COLUMNS])):
     """A method on n calibration problems: accuracy and cost (a problem, in FLOPs or US cents) at each of its
     thresholds, the large model alone last, and the index of the chosen one."""
     @property
@@ -300,18 +297,16 @@ def save_case(case:Case):
     for part, (rows, columns) in parts.items(): save_rows(case.s.files.methods(case.benchmark, part), rows, columns)
 
 # %% ../nbs/04_baselines.ipynb #walk-run
-def _walk_part(s, benchmarks):
-    for module in ('models.xverify', 'baselines'): import_module(f'stepwise_routing.{module}') # `Setting`'s methods
-    cases = [replay_case(s, b) for b in benchmarks]
-    with s.grader() as grade, reward_model(s.run) as prm, s.open() as backends:
-        for case in cases:
-            walk_case(case, backends, grade, prm)
-            save_case(case)
-    return [Case(s, case.benchmark, {}, [], grids=case.grids) for case in cases]
-
 def walk_all(run)->list: # a `Case` per setting and benchmark, of which the grids are left
     "All methods of a run, saved."
-    return side_by_side(run, _walk_part, 'walks')
+    def work(s, benchmarks):
+        cases = [replay_case(s, b) for b in benchmarks]
+        with s.grader() as grade, reward_model(s.run) as prm, s.open() as backends:
+            for case in cases:
+                walk_case(case, backends, grade, prm)
+                save_case(case)
+        return [Case(s, case.benchmark, {}, [], grids=case.grids) for case in cases]
+    return side_by_side(run, work, 'walks', 'models.xverify', 'baselines')
 
 # %% ../nbs/04_baselines.ipynb #frames
 def chosen_frame(cases):
