@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from .bounds import OracleRouter, cost_matched, knows_steps, oracle_times, random_outcome
 from .core import READINGS, run_async, write_file
 from .data.benchmarks import MICRO, SPLITS
-from .outcomes import replay, walk_outcomes, walk_tables
+from .outcomes import check_problems, replay, walk_outcomes
 from .rollouts import side_by_side
 from .routers import RECEIPT_COLUMNS, RSD, GlimpRouter, LargeOnly, RandomRouter, ScoreRouter
 from .routers import SmallOnly, SpecReason, asking_settings, fit_steer, fit_trim, glimpse
@@ -262,7 +262,8 @@ def walk_case(case:Case, backends, grade, prm=None):
     "All methods that walk, on all calibration and test problems, added to a `replay_case`; `prm`: RSD's and TRIM's."
     s, b, alpha = case.s, case.config.baselines, case.rule['alpha']
     problems = {split: s.problems(case.benchmark, split) for split in SPLITS[1:]}
-    tables, is_open = walk_tables(problems, case.tables), s.name == 'open'
+    for split, ps in problems.items(): check_problems(case.tables[split], ps)
+    test, is_open = case.tables['test'], s.name == 'open'
     points = None if b.walk_thresholds == 'all' else 0
     with ExitStack() as stack:
         tree = stack.enter_context(s.tree(case.benchmark, backends, grade))
@@ -271,10 +272,10 @@ def walk_case(case:Case, backends, grade, prm=None):
         if prm and b.trim: add_trim(case, tree, routers[-1])
         walk_methods(case, [(at_thresholds(r), None) for r in routers] +
                      [(at_sweep(v, alpha, points), alpha) for v in ours], run)
-        for policies in ours: case.singles += seed_rows(policies, tables['test'], alpha, run)
+        for policies in ours: case.singles += seed_rows(policies, test, alpha, run)
         if is_open and case.benchmark in MICRO:
             for knowing in (knows_steps(problems['test'], tree, e) for e in READINGS):
-                case.rows += outcome_rows(knowing, tables['test'], replay(knowing, tables['test']), .5)
+                case.rows += outcome_rows(knowing, test, replay(knowing, test), .5)
 
 # %% ../nbs/04_baselines.ipynb #walk-case
 @contextmanager

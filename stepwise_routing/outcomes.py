@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'OutcomeTable', 'toy_table', 'table_row', 'outcome_table', 'escalation_times', 'replay', 'walk_row',
-           'walk_outcome', 'walk_outcomes', 'take_rows', 'walk_tables', 'read_tables', 'read_all', 'save_agreement',
+           'walk_outcome', 'walk_outcomes', 'take_rows', 'check_problems', 'read_tables', 'read_all', 'save_agreement',
            'summary']
 
 # %% ../nbs/02a_outcomes.ipynb #imports
@@ -242,14 +242,11 @@ def take_rows(table, rows)->OutcomeTable:
     "Some rows (indices or a slice) of an outcome table."
     return replace(table, **{f.name: getattr(table, f.name)[rows] for f in fields(table) if f.type is np.ndarray})
 
-def walk_tables(problems:dict, tables:dict)->dict:
-    "Per split, the rows of the problems that are walked, its first ones. ValueError where the table has other ones."
-    part = {s: take_rows(tables[s], slice(len(p))) for s, p in problems.items()}
-    for s, t in part.items():
-        if [p.id for p in problems[s]] == t.problem_id.tolist(): continue
-        raise ValueError(f'{t.benchmark} {s}: the outcome table holds other problems than these; '
-                         'run nbs/02a_outcomes.ipynb again')
-    return part
+def check_problems(table, problems):
+    "ValueError unless these are the problems of an outcome table, in its order."
+    if [p.id for p in problems] == table.problem_id.tolist(): return
+    raise ValueError(f'{table.benchmark} {table.split}: the outcome table holds other problems than these; '
+                     'run nbs/02a_outcomes.ipynb again')
 
 # %% ../nbs/02a_outcomes.ipynb #read-tables
 def read_tables(s:Setting, benchmark:str, grade)->tuple: # `grade`: of `Setting.grader`

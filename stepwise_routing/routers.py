@@ -231,8 +231,7 @@ class AskingRouter(ThresholdRouter):
         "At threshold 0 every draft is kept."
         if self.threshold <= 0 and self.model: await self.read(problem, tree)
     async def score(self, states):
-        answers = [self.store.get(*self.key(s)) for s in states]
-        if None in answers: answers = await asyncio.gather(*map(self.answer, states))
+        answers = [await self.answer(s) for s in states]
         scores, calls = zip(*(self.judged(a, s) for a, s in zip(answers, states)))
         return np.array(scores), list(calls)
     async def escalates(self, states):
