@@ -265,6 +265,12 @@ def test_degenerate_fits_fall_back_on_the_pooled_one():
     assert all(steer.mixtures[j] is None for j in index[few]) and steer.mixture(1) is steer.pooled
     assert steer.mixture(99) is steer.pooled
 
+def test_both_readings_of_steer_are_fitted_once():
+    from stepwise_routing.routers import _fitted
+    table, fits = toy_table(123, 'train'), lambda: _fitted.cache_info().misses
+    rest, before = fit_steer(table), fits()
+    assert fit_steer(table, 'next', 'regenerate').mixtures == rest.mixtures and fits() == before > 0
+
 def test_steer_table_and_states_give_the_same_scores():
     from stepwise_routing.core import Step
     table, steer = toy_table(30), fit_steer(toy_table(300, 'train'))
