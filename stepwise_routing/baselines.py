@@ -15,14 +15,13 @@ from collections import namedtuple
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import import_module
 from itertools import groupby
 import numpy as np
 from fastcore.basics import patch
 from .bounds import OracleRouter, cost_matched, knows_steps, oracle_times, random_outcome
 from .core import READINGS, run_async, write_file
 from .data.benchmarks import MICRO, SPLITS
-from .outcomes import replay, walk_outcomes, walk_tables
+from .outcomes import check_problems, replay, walk_outcomes
 from .rollouts import side_by_side
 from .routers import RECEIPT_COLUMNS, RSD, GlimpRouter, LargeOnly, RandomRouter, ScoreRouter
 from .routers import SmallOnly, SpecReason, asking_settings, fit_steer, fit_trim, glimpse
@@ -55,9 +54,7 @@ def mean_outcome(routers, table, run=replay)->dict:
 GRID_COLUMNS = ('benchmark', 'method', 'on_escalate', 'n', 'alpha', 'large_accuracy', 'threshold', 'accuracy', 'cost',
                 'chosen', 'unit')
 
-_FIELDS = 'benchmark method on_escalate n alpha large_accuracy thresholds accuracy cost chosen unit'
-
-class Grid(namedtuple('Grid', _FIELDS)):
+class Grid(namedtuple('Grid', [c.replace('threshold', 'thresholds') for c in GRID_COLUMNS])):
     """A method on n calibration problems: accuracy and cost (a problem, in FLOPs or US cents) at each of its
     thresholds, the large model alone last, and the index of the chosen one."""
     @property
@@ -265,7 +262,8 @@ def walk_case(case:Case, backends, grade, prm=None):
     "All methods that walk, on all calibration and test problems, added to a `replay_case`; `prm`: RSD's and TRIM's."
     s, b, alpha = case.s, case.config.baselines, case.rule['alpha']
     problems = {split: s.problems(case.benchmark, split) for split in SPLITS[1:]}
-    tables, is_open = walk_tables(problems, case.tables), s.name == 'open'
+    for split, ps in problems.items(): check_problems(case.tables[split], ps)
+    test, is_open = case.tables['test'], s.name == 'open'
     points = None if b.walk_thresholds == 'all' else 0
     with ExitStack() as stack:
         tree = stack.enter_context(s.tree(case.benchmark, backends, grade))
@@ -274,10 +272,10 @@ def walk_case(case:Case, backends, grade, prm=None):
         if prm and b.trim: add_trim(case, tree, routers[-1])
         walk_methods(case, [(at_thresholds(r), None) for r in routers] +
                      [(at_sweep(v, alpha, points), alpha) for v in ours], run)
-        for policies in ours: case.singles += seed_rows(policies, tables['test'], alpha, run)
+        for policies in ours: case.singles += seed_rows(policies, test, alpha, run)
         if is_open and case.benchmark in MICRO:
             for knowing in (knows_steps(problems['test'], tree, e) for e in READINGS):
-                case.rows += outcome_rows(knowing, tables['test'], replay(knowing, tables['test']), .5)
+                case.rows += outcome_rows(knowing, test, replay(knowing, test), .5)
 
 # %% ../nbs/04_baselines.ipynb #walk-case
 @contextmanager
@@ -300,18 +298,16 @@ def save_case(case:Case):
     for part, (rows, columns) in parts.items(): save_rows(case.s.files.methods(case.benchmark, part), rows, columns)
 
 # %% ../nbs/04_baselines.ipynb #walk-run
-def _walk_part(s, benchmarks):
-    for module in ('models.xverify', 'baselines'): import_module(f'stepwise_routing.{module}') # `Setting`'s methods
-    cases = [replay_case(s, b) for b in benchmarks]
-    with s.grader() as grade, reward_model(s.run) as prm, s.open() as backends:
-        for case in cases:
-            walk_case(case, backends, grade, prm)
-            save_case(case)
-    return [Case(s, case.benchmark, {}, [], grids=case.grids) for case in cases]
-
 def walk_all(run)->list: # a `Case` per setting and benchmark, of which the grids are left
     "All methods of a run, saved."
-    return side_by_side(run, _walk_part, 'walks')
+    def work(s, benchmarks):
+        cases = [replay_case(s, b) for b in benchmarks]
+        with s.grader() as grade, reward_model(s.run) as prm, s.open() as backends:
+            for case in cases:
+                walk_case(case, backends, grade, prm)
+                save_case(case)
+        return [Case(s, case.benchmark, {}, [], grids=case.grids) for case in cases]
+    return side_by_side(run, work, 'walks', 'models.xverify', 'baselines')
 
 # %% ../nbs/04_baselines.ipynb #frames
 def chosen_frame(cases):

@@ -36,14 +36,11 @@ def _math_chars(text)->np.ndarray: # bool [character]
 
 # %% ../nbs/01_confidence.ipynb #math-token-mask
 @lru_cache(1 << 13) # walks see the same steps again and again
-def _math_tokens(text, ends):
+def math_token_mask(text:str, ends:tuple)->np.ndarray: # bool [token], read only
+    "$M_i$: the tokens, ending at `ends` in a step's text, that overlap mathematics; all where there is none."
     count = np.r_[0, _math_chars(text).cumsum()][np.minimum(np.asarray(ends, int), len(text))]
     mask = count > np.r_[0, count][:-1] # `count`: characters of mathematics up to the end of each token
     return mask if mask.any() else ~mask
-
-def math_token_mask(text:str, ends)->np.ndarray: # bool [token]
-    "$M_i$: the tokens, ending at `ends` in a step's text, that overlap mathematics; all where there is none."
-    return _math_tokens(text, tuple(ends)).copy()
 
 # %% ../nbs/01_confidence.ipynb #logit-confidence
 def logit_confidence(step:Step)->float: # $S^{os}$; nan where the model shows no logits
@@ -91,12 +88,6 @@ def fit_scaler(obs, features=FEATURES)->Scaler: # raw observations [..., feature
     std = np.where(std > 1e-12*np.abs(mean) + 1e-300, std, 1)
     return Scaler(tuple(features), tuple(mean.tolist()), tuple(std.tolist()))
 
-# %% ../nbs/01_confidence.ipynb #auroc-from
-def _area(right, wrong): # how many right and wrong items have each score, the lowest first: [draw, score]
-    "AUROC [draw]; nan where one kind is missing."
-    below = wrong.cumsum(1) - wrong/2
-    with np.errstate(invalid='ignore'): return (right*below).sum(1)/(right.sum(1)*wrong.sum(1))
-
 # %% ../nbs/01_confidence.ipynb #auroc
 def auroc(
     scores,          # [item]; items with a nan score are left out
@@ -113,7 +104,10 @@ def auroc(
     if labels.all() or not labels.any(): return (float('nan'),)*3
     score, n, rng = np.unique(scores[there], return_inverse=True)[1], groups.max() + 1, np.random.default_rng(seed)
     kinds = [coo_array((kind*1., (groups, score))).tocsr() for kind in (labels, ~labels)] # items [group, score]
-    def area(times): return _area(*(times @ kind for kind in kinds)) # of how often each group is drawn, [draw, group]
+    def area(times): # how often each group is drawn [draw, group] -> [draw]
+        right, wrong = (times @ kind for kind in kinds) # items of each score, the lowest first
+        below = wrong.cumsum(1) - wrong/2
+        with np.errstate(invalid='ignore'): return (right*below).sum(1)/(right.sum(1)*wrong.sum(1))
     draws = [area(rng.multinomial(n, np.full(n, 1/n), 50)) for _ in range(-(-n_boot//50))] # 50 at a time
     low, high = np.nanpercentile(np.concatenate(draws)[:n_boot], [2.5, 97.5])
     return float(area(np.ones((1, n)))[0]), float(low), float(high)

@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['VERSION', 'OutcomeTable', 'toy_table', 'table_row', 'outcome_table', 'escalation_times', 'replay', 'walk_row',
-           'walk_outcome', 'walk_outcomes', 'take_rows', 'walk_tables', 'read_tables', 'read_all', 'save_agreement',
+           'walk_outcome', 'walk_outcomes', 'take_rows', 'check_problems', 'read_tables', 'read_all', 'save_agreement',
            'summary']
 
 # %% ../nbs/02a_outcomes.ipynb #imports
 import io, zipfile
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
 import numpy as np
 from fastcore.basics import patch
@@ -209,12 +208,12 @@ def replay(router, table)->dict:
     return table.outcome(escalation_times(router, table), router.on_escalate)
 
 # %% ../nbs/02a_outcomes.ipynb #walk-outcome
-def walk_row(steps, calls, specs, external=None)->dict:
-    "What a walk costs and how long it is, but for whether it is right; parameters as of `walk_outcome`."
-    return {unit: walk_cost(calls, specs, unit, external) for unit in UNITS} | dict(
-        small_tokens=sum(c.generated for c in calls if c.model == 0),
-        large_tokens=sum(c.generated for c in calls if c.model > 0),
-        steps=len(steps), large_steps=sum(s.model > 0 for s in steps))
+def walk_row(w, specs, external=None)->dict: # a `Walk` or `Trajectory`; the rest as of `walk_outcome`
+    "What a walk costs and how long it is, but for whether it is right."
+    return {unit: walk_cost(w.calls, specs, unit, external) for unit in UNITS} | dict(
+        small_tokens=sum(c.generated for c in w.calls if c.model == 0),
+        large_tokens=sum(c.generated for c in w.calls if c.model > 0),
+        steps=len(w.steps), large_steps=sum(s.model > 0 for s in w.steps))
 
 def _columns(rows): return {k: np.array([r[k] for r in rows]) for k in rows[0]}
 
@@ -224,8 +223,7 @@ def walk_outcome(
     external=None # the ModelSpec of a judge or reward model, where one was called
 )->dict: # arrays [problem]
     "What walks come to, as of `OutcomeTable.outcome`."
-    return _columns([dict(correct=float(w.correct)) | walk_row(w.steps, w.calls, specs, external)
-                     for w in trajectories])
+    return _columns([dict(correct=float(w.correct)) | walk_row(w, specs, external) for w in trajectories])
 
 # %% ../nbs/02a_outcomes.ipynb #walk-outcomes
 def walk_outcomes(wanted, tree)->list: # (router, its problems) pairs; an outcome each, as of `walk_outcome`
@@ -233,8 +231,7 @@ def walk_outcomes(wanted, tree)->list: # (router, its problems) pairs; an outcom
     each = {}
     for router, problems in wanted:
         for p in problems: each.setdefault(p.id, (p, []))[1].append(router)
-    def row(router, path, steps, calls):
-        return walk_row(steps, calls, tree.specs, getattr(router, 'external', None))
+    def row(router, w): return walk_row(w, tree.specs, getattr(router, 'external', None))
     rows = [[dict(correct=float(right)) | row for row, _, right in walks]
             for walks in walk_together(list(each.values()), tree, row)]
     left = {p: iter(r) for p, r in zip(each, rows)} # of a problem, in the order of its routers
@@ -245,14 +242,11 @@ def take_rows(table, rows)->OutcomeTable:
     "Some rows (indices or a slice) of an outcome table."
     return replace(table, **{f.name: getattr(table, f.name)[rows] for f in fields(table) if f.type is np.ndarray})
 
-def walk_tables(problems:dict, tables:dict)->dict:
-    "Per split, the rows of the problems that are walked, its first ones. ValueError where the table has other ones."
-    part = {s: take_rows(tables[s], slice(len(p))) for s, p in problems.items()}
-    for s, t in part.items():
-        if [p.id for p in problems[s]] == t.problem_id.tolist(): continue
-        raise ValueError(f'{t.benchmark} {s}: the outcome table holds other problems than these; '
-                         'run nbs/02a_outcomes.ipynb again')
-    return part
+def check_problems(table, problems):
+    "ValueError unless these are the problems of an outcome table, in its order."
+    if [p.id for p in problems] == table.problem_id.tolist(): return
+    raise ValueError(f'{table.benchmark} {table.split}: the outcome table holds other problems than these; '
+                     'run nbs/02a_outcomes.ipynb again')
 
 # %% ../nbs/02a_outcomes.ipynb #read-tables
 def read_tables(s:Setting, benchmark:str, grade)->tuple: # `grade`: of `Setting.grader`
@@ -266,14 +260,12 @@ def read_tables(s:Setting, benchmark:str, grade)->tuple: # `grade`: of `Setting.
     by_id = {p.id: p for part in problems.values() for p in part}
     return tables, agreement([by_id[i] for i, _ in tree.grades], [a for _, a in tree.grades], grade, is_right)
 
-def _read_part(s, benchmarks):
-    for module in ('models.xverify', 'outcomes'): import_module(f'stepwise_routing.{module}') # `Setting`'s methods
-    with s.run.settings[0].grader() as grade: return [read_tables(s, b, grade) for b in benchmarks]
-
 def read_all(run)->dict: # (setting, benchmark) -> what `read_tables` returns
     "Save the outcome tables of a run."
+    def work(s, benchmarks):
+        with s.run.settings[0].grader() as grade: return [read_tables(s, b, grade) for b in benchmarks]
     keys = [(s.name, b) for s in run.settings for b in s.benchmarks]
-    return dict(zip(keys, side_by_side(run, _read_part, 'outcome tables')))
+    return dict(zip(keys, side_by_side(run, work, 'outcome tables', 'models.xverify', 'outcomes')))
 
 def save_agreement(run, agreements:dict): # (setting, benchmark) -> `Agreement` or None; the saved table
     "Write grading/agreement.csv and disagreements.csv, if there is any second grader."

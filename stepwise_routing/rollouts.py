@@ -157,7 +157,7 @@ def bill_call(steps, seen:dict)->Call:
 # %% ../nbs/02_rollouts.ipynb #under-way
 @dataclass
 class Walk:
-    "A walk under way."
+    "A walk under way, or finished."
     problem: Problem
     router: object                            # see `walk`
     tree: RoutingTree
@@ -217,8 +217,8 @@ async def ask(self:Walk, step):
     return to, self.bill_asking(calls, step)
 
 # %% ../nbs/02_rollouts.ipynb #walk-one
-async def walk_one(problem, router, tree:RoutingTree)->tuple:
-    "One walk from the question to the last step: (path, `Step`s that were kept, `Call`s)."
+async def walk_one(problem, router, tree:RoutingTree)->Walk:
+    "One walk from the question to the last step."
     w, m, rewritten = Walk(problem, router, tree), router.start, False
     regenerate, last = router.on_escalate == 'regenerate', False
     never_down = w.absorbing or router.start == w.top and not w.chooses
@@ -239,7 +239,7 @@ async def walk_one(problem, router, tree:RoutingTree)->tuple:
                 continue
         w.steps += step,
         m, rewritten = to, False
-    return w.path, w.steps, tuple(w.calls)
+    return w
 
 # %% ../nbs/02_rollouts.ipynb #alike
 def _families(routers): # -> lists of routers
@@ -265,9 +265,9 @@ async def walk_family(problem, routers, tree:RoutingTree)->dict:
     for r in sorted(routers, key=lambda r: r.threshold):
         if r.threshold > kept:
             noted = _Noted(r)
-            found = await walk_one(problem, noted, tree)
+            w = await walk_one(problem, noted, tree)
             kept = noted.kept
-        walks[id(r)] = found
+        walks[id(r)] = w
     return walks
 
 # %% ../nbs/02_rollouts.ipynb #walk
@@ -279,21 +279,20 @@ def grade_answers(tree:RoutingTree, pairs)->list:
 _WALKS = 1 << 12 # under way at once
 
 async def _walk_problem(problem, families, tree, keep, room):
-    "By id of the router: (parsed answer, what `keep` makes of its walk)."
+    "By id of the router: (what `keep` makes of its walk, parsed answer)."
     async with room:
         ready = (r.prepare(problem, tree) for routers in families for r in routers if hasattr(r, 'prepare'))
         await asyncio.gather(*ready)
         walks = await asyncio.gather(*(walk_family(problem, routers, tree) for routers in families))
-    out, kept = {}, {} # of equal walks what is kept is the same
-    for r, found in ((r, walks[i][id(r)]) for i, routers in enumerate(families) for r in routers):
-        if id(found) not in kept: kept[id(found)] = extract_boxed(found[1][-1].text), keep(r, *found)
-        out[id(r)] = kept[id(found)]
-    return out
+    rows = {} # of equal walks what is kept is the same
+    for r, w in ((r, part[id(r)]) for routers, part in zip(families, walks) for r in routers):
+        if id(w) not in rows: rows[id(w)] = keep(r, w), extract_boxed(w.steps[-1].text)
+    return {k: rows[id(w)] for part in walks for k, w in part.items()}
 
 def walk_together(
     wanted,          # (`Problem`, the routers that walk its tree) pairs
     tree:RoutingTree,
-    keep             # (router, path, steps, calls) -> what to keep of a walk
+    keep             # (router, its `Walk`) -> what to keep of it
 )->list: # per problem and router: (what was kept, parsed answer, is it right?)
     "Let many routers walk the trees of many problems at once. ValueError for a router that cannot walk them."
     for r in {id(r): r for _, routers in wanted for r in routers}.values():
@@ -304,10 +303,10 @@ def walk_together(
     families = [_families(routers) for _, routers in wanted]
     room = asyncio.Semaphore(max(1, _WALKS//max(map(len, families), default=1)))
     each = (_walk_problem(p, f, tree, keep, room) for (p, _), f in zip(wanted, families))
-    found = run_async(gather_progress(each, f'{tree.benchmark} walks'))
-    done = [[walks[id(r)] for r in routers] for (_, routers), walks in zip(wanted, found)]
-    right = iter(grade_answers(tree, [(p, a) for (p, _), walks in zip(wanted, done) for a, _ in walks]))
-    return [[(kept, a, next(right)) for a, kept in walks] for walks in done]
+    walked = run_async(gather_progress(each, f'{tree.benchmark} walks'))
+    done = [[walks[id(r)] for r in routers] for (_, routers), walks in zip(wanted, walked)]
+    right = iter(grade_answers(tree, [(p, a) for (p, _), walks in zip(wanted, done) for _, a in walks]))
+    return [[(row, a, next(right)) for row, a in walks] for walks in done]
 
 # %% ../nbs/02_rollouts.ipynb #walk-several
 def walk(
@@ -316,8 +315,8 @@ def walk(
     tree:RoutingTree # draws the steps, or finds them in its store
 )->list: # one `Trajectory` a problem
     "Let a router walk the trees of all problems at once. Errors as of `walk_together`."
-    walks = walk_together([(p, [router]) for p in problems], tree, lambda _, *walked: walked)
-    return [Trajectory(p, *walked, a, right) for p, [(walked, a, right)] in zip(problems, walks)]
+    walks = walk_together([(p, [router]) for p in problems], tree, lambda _, w: w)
+    return [Trajectory(p, w.path, w.steps, tuple(w.calls), a, right) for p, [(w, a, right)] in zip(problems, walks)]
 
 # %% ../nbs/02_rollouts.ipynb #collect-rollouts
 @patch
@@ -358,10 +357,17 @@ def draw_edges(s:Setting, benchmark:str, backends)->dict:
                     cents=getattr(backends[-1], 'spent', 0.))
 
 # %% ../nbs/02_rollouts.ipynb #side
-def _numbered(i, work, *job): return i, work(*job)
+def _with_modules(modules, work, *job):
+    for module in modules: import_module(f'stepwise_routing.{module}')
+    return work(*job)
 
-def side_by_side(run, work, desc:str)->list: # work(setting, benchmarks) -> a result per benchmark; all of them
-    "Do all benchmarks of all settings, the largest jobs first; errors and interrupts reach everybody."
+def side_by_side(
+    run,      # all benchmarks of all its settings
+    work,     # (setting, benchmarks) -> a result per benchmark
+    desc:str, # of the progress bar
+    *modules  # what a process imports first: they give a `Setting` its methods
+)->list: # the results, setting by setting
+    "Do the largest jobs first, in `models.workers` processes; errors and interrupts reach everybody."
     workers = run.config.models.workers if run.config.data.grader == 'math-verify' else 1
     def parts(s): return [[b] for b in s.benchmarks] if workers > 1 and s.name == 'open' else [list(s.benchmarks)]
     jobs = [(s, part) for s in run.settings for part in parts(s)]
@@ -371,22 +377,20 @@ def side_by_side(run, work, desc:str)->list: # work(setting, benchmarks) -> a re
     from tqdm.auto import tqdm
     sizes = [sum(len(s.problems(b, split)) for b in part for split in SPLITS) for s, part in jobs]
     order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i)) # of equal ones the last: benchmarks get harder
-    todo, done = (delayed(_numbered)(i, work, *jobs[i]) for i in order), {}
+    todo, results = (delayed(_with_modules)(modules, work, *jobs[i]) for i in order), {}
     with tqdm(total=sum(sizes), desc=desc, unit='problem', disable=None) as bar:
         try:
-            for i, results in Parallel(workers, return_as='generator_unordered', batch_size=1)(todo):
-                done[i] = results
+            for i, result in zip(order, Parallel(workers, return_as='generator', batch_size=1)(todo)):
+                results[i] = result
                 bar.update(sizes[i])
         except BaseException: # no process stays behind
             get_reusable_executor().shutdown(kill_workers=True)
             raise
-    return [x for i in range(len(jobs)) for x in done[i]]
+    return [x for i in range(len(jobs)) for x in results[i]]
 
 # %% ../nbs/02_rollouts.ipynb #draw-all
-def _draw_part(s, benchmarks):
-    for module in ('models.names', 'rollouts'): import_module(f'stepwise_routing.{module}') # `Setting`'s methods
-    with s.open() as backends: return [draw_edges(s, b, backends) for b in benchmarks]
-
 def draw_all(run)->list: # a dict as of `draw_edges` per setting and benchmark
     "Draw all that the outcome tables of a run need."
-    return side_by_side(run, _draw_part, 'rollouts')
+    def work(s, benchmarks):
+        with s.open() as backends: return [draw_edges(s, b, backends) for b in benchmarks]
+    return side_by_side(run, work, 'rollouts', 'models.names', 'rollouts')

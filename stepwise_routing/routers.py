@@ -11,6 +11,7 @@ __all__ = ['TRIM_FEATURES', 'POLICY_METHODS', 'RECEIPT_COLUMNS', 'Router', 'Thre
 # %% ../nbs/04b_routers.ipynb #imports
 import asyncio, warnings
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 import numpy as np
 from .confidence import FEATURES, fit_scaler, last_scored, logit_confidence, observe
@@ -139,13 +140,10 @@ class Mixture:
         with np.errstate(over='ignore'): return 1 / (1 + np.exp(log[0] - log[1]))
 
 # %% ../nbs/04b_routers.ipynb #fit-mixture
-def fit_mixture(scores, seed:int=0)->Mixture:
-    "Two-component Gaussian mixture of logits by EM; nan is ignored. ValueError unless two of them differ."
+@lru_cache(256) # both readings of STEER fit the same scores
+def _fitted(scores, seed): # bytes of float64 -> `Mixture`
     from sklearn.mixture import GaussianMixture
-    s = np.asarray(scores, float)
-    s = s[~np.isnan(s)]
-    values = len(np.unique(s))
-    if values < 2: raise ValueError(f'a mixture needs scores that differ, got {len(s)} with {values} different values')
+    s = np.frombuffer(scores)
     centre, scale = s.mean(), s.std()
     em = GaussianMixture(2, n_init=5, random_state=seed, tol=1e-5, max_iter=1000, init_params='k-means++')
     with warnings.catch_warnings():
@@ -153,6 +151,14 @@ def fit_mixture(scores, seed:int=0)->Mixture:
         em.fit(((s - centre)/scale)[:, None])
     columns = em.weights_, em.means_[:, 0]*scale + centre, np.sqrt(em.covariances_[:, 0, 0])*scale
     return Mixture(*(tuple(x[np.argsort(em.means_[:, 0])].tolist()) for x in columns))
+
+def fit_mixture(scores, seed:int=0)->Mixture:
+    "Two-component Gaussian mixture of logits by EM; nan is ignored. ValueError unless two of them differ."
+    s = np.asarray(scores, float)
+    s = s[~np.isnan(s)]
+    values = len(np.unique(s))
+    if values > 1: return _fitted(s.tobytes(), seed)
+    raise ValueError(f'a mixture needs scores that differ, got {len(s)} with {values} different values')
 
 # %% ../nbs/04b_routers.ipynb #is-degenerate
 def is_degenerate(mixture, scores)->bool:
@@ -231,8 +237,7 @@ class AskingRouter(ThresholdRouter):
         "At threshold 0 every draft is kept."
         if self.threshold <= 0 and self.model: await self.read(problem, tree)
     async def score(self, states):
-        answers = [self.store.get(*self.key(s)) for s in states]
-        if None in answers: answers = await asyncio.gather(*map(self.answer, states))
+        answers = [await self.answer(s) for s in states]
         scores, calls = zip(*(self.judged(a, s) for a, s in zip(answers, states)))
         return np.array(scores), list(calls)
     async def escalates(self, states):

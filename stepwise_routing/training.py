@@ -83,9 +83,9 @@ def walks(self:TreeEnv, policy, rows, acts): # acts: one function a row, see `_W
     problems, pi_at = [self.problems[i] for i in rows], decider(policy)
     walkers = [_Walker(self, pi_at, act) for act in acts]
     walking = (walk_one(p, w, self.tree) for p, w in zip(problems, walkers))
-    _, chains, bills = zip(*run_async(gather_progress(walking, 'walks', False)))
-    right = grade_answers(self.tree, [(p, extract_boxed(steps[-1].text)) for p, steps in zip(problems, chains)])
-    paid = [_spent(calls, self.tree.specs, self.unit)/self.share for calls in bills]
+    walks = run_async(gather_progress(walking, 'walks', False))
+    right = grade_answers(self.tree, [(w.problem, extract_boxed(w.steps[-1].text)) for w in walks])
+    paid = [_spent(w.calls, self.tree.specs, self.unit)/self.share for w in walks]
     return [w.notes for w in walkers], np.array(right, float), paid
 
 # %% ../nbs/03b_training.ipynb #sample-tree

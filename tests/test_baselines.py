@@ -13,7 +13,7 @@ from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LARGE, THRESHOLDS
     save_case, save_rows, seed_rows, walk_methods, Walker, at_thresholds)
 from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, mixing_line,
     oracle_frontier, oracle_times, random_frontier, random_outcome)
-from stepwise_routing.outcomes import escalation_times, replay, take_rows, toy_table, walk_outcome, walk_tables
+from stepwise_routing.outcomes import check_problems, escalation_times, replay, take_rows, toy_table, walk_outcome
 from stepwise_routing.routers import (RECEIPT_COLUMNS, GlimpRouter, LargeOnly, Mixture, RandomRouter, SavedPolicy,
     ScoreRouter, SmallOnly, fit_mixture, fit_steer, glimpse, load_policies, score_thresholds)
 from stepwise_routing.run.config import Config, Run, Setting, changed
@@ -265,6 +265,12 @@ def test_degenerate_fits_fall_back_on_the_pooled_one():
     assert all(steer.mixtures[j] is None for j in index[few]) and steer.mixture(1) is steer.pooled
     assert steer.mixture(99) is steer.pooled
 
+def test_both_readings_of_steer_are_fitted_once():
+    from stepwise_routing.routers import _fitted
+    table, fits = toy_table(123, 'train'), lambda: _fitted.cache_info().misses
+    rest, before = fit_steer(table), fits()
+    assert fit_steer(table, 'next', 'regenerate').mixtures == rest.mixtures and fits() == before > 0
+
 def test_steer_table_and_states_give_the_same_scores():
     from stepwise_routing.core import Step
     table, steer = toy_table(30), fit_steer(toy_table(300, 'train'))
@@ -362,10 +368,12 @@ def test_steer_next_walks_and_pays_for_reading(world):
     assert read and all(c.model == 0 and c.generated == 0 and c.prompt > c.cached for c in read)
     assert any('10' in w.path for w in walks), 'per step: back to the small model'
 
+def first_rows(tables, problems): return {s: take_rows(tables[s], slice(len(ps))) for s, ps in problems.items()}
+
 def test_thresholds_are_chosen_on_calibration_and_reported_on_test(world):
     problems, tables, tree = world
     few = dict(problems, calibration=problems['calibration'][:20])
-    part, steer, run = walk_tables(few, tables), fit_steer(tables['train'], 'next'), Walker(few, tree)
+    part, steer, run = first_rows(tables, few), fit_steer(tables['train'], 'next'), Walker(few, tree)
     grid = grid_search(steer, part['calibration'], run=run)
     rows = method_rows(steer, part['test'], .5, run, ())
     assert (grid.n, grid.method, len(grid.thresholds)) == (20, 'STEER (next)', 12)
@@ -374,13 +382,11 @@ def test_thresholds_are_chosen_on_calibration_and_reported_on_test(world):
     assert len(every) == 11*40 and [r for r in every if r[4]] == rows
     (large,) = {r[3:5] for r in method_rows(steer, part['test'], LARGE, run, ())}
     assert large == (LARGE, 1) and len(method_rows(steer, part['test'], LARGE, run)) == 12*40
-    with pytest.raises(ValueError, match='holds other problems than these'):
-        walk_tables(dict(few, test=problems['train']), tables)
 
 def test_walks_ahead_are_the_walks_that_are_asked_for(world):
     problems, tables, tree = world
     few = {split: ps[:6] for split, ps in problems.items()}
-    part, routers = walk_tables(few, tables), at_thresholds(fit_steer(tables['train'], 'next'))
+    part, routers = first_rows(tables, few), at_thresholds(fit_steer(tables['train'], 'next'))
     run, alone = Walker(few, tree), Walker(few, tree)
     run.ahead((r, split) for split in few for each in routers.values() for r in each)
     assert len(run.done) == 3*len(THRESHOLDS)
@@ -522,10 +528,10 @@ def test_a_damaged_policy_is_one_clear_line(trained, tmp_path, name, change, lin
     assert '\n' not in str(e.value) and str(tmp_path) not in str(e.value)
 
 def test_policies_walk_as_they_replay(world):
-    "An absorbing policy's walks are its replays; `Walker` and `walk_tables` serve routers of any mode."
+    "An absorbing policy's walks are its replays; a `Walker` serves routers of any mode."
     problems, tables, tree = world
     few = {s: problems[s][:25] for s in ('calibration', 'test')}
-    part, policies, run = walk_tables(few, tables), [coin(i, .8) for i in (0, 1)], Walker(few, tree)
+    part, policies, run = first_rows(tables, few), [coin(i, .8) for i in (0, 1)], Walker(few, tree)
     def found(policies, **run):
         own = at_sweep(policies)
         return (method_rows(own, part['test'], .02, **run), seed_rows(policies, part['test'], **run),
@@ -535,8 +541,8 @@ def test_policies_walk_as_they_replay(world):
     per_step = [replace(p, router=replace(p.router, mode='per_step')) for p in policies]
     rows, singles, grid = found(per_step, run=run)
     assert len(singles) == 50 and grid.n == 25 and [r[7] for r in rows] != [r[7] for r in replayed[0]]
-    with pytest.raises(ValueError, match='holds other problems than these'):
-        walk_tables(dict(test=problems['train']), tables)
+    with pytest.raises(ValueError, match='holds other problems than these'): check_problems(tables['test'], few['test'])
+    check_problems(part['test'], few['test'])
 
 def test_a_case_gathers_its_rows(tmp_path):
     "Absorbing variants leave rows and grids, ablations single rows only, per-step ones nothing before they walk."

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from slips import corrupt
 from stepwise_routing.data import families as data_families
 from stepwise_routing.data import micro as data_micro
 from stepwise_routing.data.programs import solve
@@ -117,7 +118,7 @@ def slipped(pick, level, seed):
     "A generator, a problem, its right lines, and the steps of a chain with a slip and where that is."
     r = random.Random(seed)
     draft = pick[1](r, level)
-    return r, data_micro.as_problem(pick[0], draft), solve(draft), *data_micro.corrupt(draft, r)
+    return r, data_micro.as_problem(pick[0], draft), solve(draft), *corrupt(draft, r)
 
 @settings(max_examples=300, deadline=None)
 @given(**anyone)

@@ -162,6 +162,14 @@ def test_what_was_remembered_was_used_and_changes_nothing(problems, alone, engin
     assert stats['cached'] > .5 * stats['prompt'] and engines[0].engine.stats['cached'] == 0
     assert stats['generated'] == sum(s.generated for p in problems for s in alone[p.id, 0]) and steps > len(problems)
 
+def test_rows_that_go_on_cost_no_pass_of_their_own(problems, alone):
+    "What they bring is read in the pass that draws, also where they begin in the middle of a block."
+    backend, passes = TransformersBackend(micro_path('small'), max_tokens=60, context=400), []
+    run = backend.engine.forward.run
+    backend.engine.forward.run = lambda tokens, *a, **kw: passes.append(len(tokens)) or run(tokens, *a, **kw)
+    assert gather(*(one_by_one(backend, p, 0) for p in problems)) == [alone[p.id, 0] for p in problems]
+    assert len(passes) == backend.engine.stats['passes']
+
 def test_steps_survive_float32_and_decode_to_their_text(alone, engines):
     for steps in alone.values():
         for s in steps:

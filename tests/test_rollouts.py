@@ -349,7 +349,7 @@ def test_routers_walk_together_as_they_walk_alone(tmp_path, monkeypatch):
     assert together.drawn == len(together.store) > sum(b.steps_written for b in together.backends) # the rest: readings
     monkeypatch.setattr(rollouts, '_WALKS', 30)
     few = make_tree(tmp_path/'c.db')
-    paths = walk_together([(p, routers) for p in problems], few, lambda router, path, *_: path)
+    paths = walk_together([(p, routers) for p in problems], few, lambda router, w: w.path)
     assert [[ws[j].path for ws, (_, ps) in zip(walks, wanted) if len(ps) == 12] for j in range(12)] == [
         [path for (path, *_), (_, ps) in zip(row, wanted) if len(ps) == 12] for row in paths]
 

@@ -308,8 +308,13 @@ def flush(self:QwenModel, most=512, rest=0): # tokens of a pass
     return flat
 
 @patch
+def awaited(self:QwenModel, block): # is something that was fed still to be written there?
+    return any(block in self.blocks.table[p, start//BLOCK:(start + len(tokens) - 1)//BLOCK + 1]
+               for p, tokens, start in self.queue)
+
+@patch
 def load(self:QwenModel, place, kept, n):
-    if n % BLOCK: self.flush()
+    if n % BLOCK and self.awaited(kept.blocks[n//BLOCK]): self.flush() # it is copied now
     self.blocks.load(place, kept, n)
 @patch
 def clear(self:QwenModel, place):

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from stepwise_routing.data.families import FAMILIES
-from stepwise_routing.data.micro import as_problem, corrupt, micro_drafts
+from stepwise_routing.data.micro import as_problem, micro_drafts
 from stepwise_routing.data.programs import solve
 from stepwise_routing.models.reward import load_prm, step_rewards
 from stepwise_routing.models.transformers import micro_path
+
+sys.path.insert(0, str(Path(__file__).parents[1]/'helpers'))
+from slips import corrupt
 
 TOLERANCE = .05  # of a reward; bfloat16 keeps 8 bits of every activation
 
