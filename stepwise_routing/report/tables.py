@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['VERSION', 'PAPER_TABLES', 'NOTES', 'REPORTS', 'paper_rows', 'printed_results', 'billed_as', 'unit_name',
            'paper_table', 'to_markdown', 'to_tex', 'details', 'ablation_markdown', 'report', 'report_paper',
-           'report_shortfalls']
+           'report_shortfalls', 'summary']
 
 # %% ../../nbs/report/tables.ipynb #imports
+from pathlib import Path
 import numpy as np
 from ..core import PRICES, one_of, write_file
 from .gains import comparison_markdown, comparisons, listed, metrics, metrics_markdown
@@ -16,7 +17,7 @@ from .writer import PERCENT, Report, interval, interval_table, label, markdown, 
 from .writer import save_table, tabular, tex
 from ..results import ABLATED, ablation_table, headline, method_label, method_rank, style_of
 
-VERSION = 4 # raise it where the same inputs give another table
+VERSION = 5 # raise it where the same inputs give another table
 
 # %% ../../nbs/report/tables.ipynb #paper-table
 PAPER_TABLES = { # by their cost; read on 2026-11-21
@@ -242,3 +243,22 @@ def report_shortfalls(results)->Report:
     "What falls short in all settings of `load_run`, folded."
     missing = [f'This run has no {name} setting.' for name in ('open', 'api') if name not in results]
     return Report(listed([*missing, *(sentence for r in results.values() for sentence in shortfalls(r))]))
+
+# %% ../../nbs/report/tables.ipynb #summary
+def summary(tables, seconds, files, compared='')->list: # folder; of all stages; where to look; of `publish.compared`
+    "Six lines about a finished run; fewer where it made no tables."
+    import pandas as pd
+    lines, paths = [f'time: {seconds//60:.0f} min {seconds % 60:.0f} s'], sorted(Path(tables).glob('evaluation*.csv'))
+    for path in paths[:1]: # in FLOPs, where there are both
+        results = pd.read_csv(path)
+        chosen, best = results.query('chosen == 1').set_index(['method', 'on_escalate']), headline(results)
+        ours = best.get('Ours, best', best.get('Ours', ('Small only', 'append')))
+        for row in dict.fromkeys([('Small only', 'append'), ('Large only', 'append'), ours]):
+            own = chosen.loc[[row]]
+            right, cost = (' / '.join(map(PERCENT, 100*own[c])) for c in ('accuracy', 'cost_share'))
+            lines.append(f'{method_label(*row)}: {right} % right at {cost} % of the cost, {" / ".join(own["benchmark"])}')
+    lines.append(f'written: {files}')
+    same, _, difference = compared.partition('different from the committed tables: ')
+    verdicts = {'no, differs by ' + difference: difference, 'not compared': not same, 'yes': same.startswith('identical')}
+    verdict = next((text for text, holds in verdicts.items() if holds), same)
+    return [*lines, f'identical to the committed tables: {verdict}']
