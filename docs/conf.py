@@ -12,8 +12,8 @@ nb_execution_mode, nb_merge_streams = 'off', True
 html_math_renderer = 'mathml'
 
 def _visit(as_block):
-    def visit(writer, node):
-        latex = re.sub(r'\\[bB]ig(?![a-z])', '', node.astext()).replace(r'\dots', r'\ldots') # MathML stretches by itself
+    def visit(writer, node): # MathML stretches by itself
+        latex = re.sub(r'\\[bB]ig(?![a-z])', '', node.astext()).replace(r'\dots', r'\ldots')
         writer.body.append(tex2mathml(latex, as_block=as_block))
         raise nodes.SkipNode
     return visit

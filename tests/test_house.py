@@ -21,7 +21,8 @@ LAYERS = '''core run.config run.store data.programs data.families data.micro dat
     models.openai models.serve models.vllm
     models.reward models.ray models.verifier models.names models.xverify rollouts confidence outcomes policy cpo
     training bounds run.policies routers baselines results report.writer report.gains report.tables
-    report.claims report.figures report.transcripts report.slider own run.needs run.reproduce run.publish run.cli'''.split()
+    report.claims report.figures report.transcripts report.slider own
+    run.needs run.reproduce run.publish run.cli'''.split()
 EQUATIONS = '1', '2', '3', '4', '5', '6', 'S^os', 'S^API' # six have numbers, two define the confidences
 
 # ---- modules

@@ -11,7 +11,7 @@ from stepwise_routing.report.figures import (draw_accuracy_cost, drawn_methods, 
     redraw, save_figure, seed_points, sweep_points)
 from stepwise_routing.report.gains import _shortfalls, shortfalls
 from stepwise_routing.report.tables import (PAPER_TABLES, billed_as, details, paper_rows, paper_table, printed_results,
-    report, report_paper, report_shortfalls, to_markdown, to_tex)
+    report, report_paper, report_shortfalls, summary, to_markdown, to_tex)
 from stepwise_routing.report.writer import interval, numbers, save_table, tex
 from stepwise_routing.results import METHOD_STYLE, load_run
 from stepwise_routing.run.publish import PUBLISHED
@@ -97,10 +97,10 @@ def test_the_short_table_is_the_papers(flops):
     assert r'Ours & $\times$ & \textbf{94.5} & 2.03 & 46.55 & \textbf{82.8} & \textbf{5.34} &' in short
     assert r'RSD & $\checkmark$ & 94.4 & 2.27' in short and 'resizebox' not in short and 'shortstack' not in short
 
-@pytest.mark.parametrize('text', ['\\', '{', '}', '$', '^', '~', '%', '_', '&', '#', '<', '>', r'\input{/etc/x}', 'a^{b}~$1$'])
+@pytest.mark.parametrize('text', [*'\\{}$^~%_&#<>', r'\input{/etc/x}', 'a^{b}~$1$'])
 def test_no_character_gets_through_to_latex(text):
     made = tex(text)
-    for own in (r'\textbackslash{}', r'\textasciicircum{}', r'\textasciitilde{}', '$<$', '$>$'): made = made.replace(own, '')
+    made = re.sub(r'\\text(backslash|asciicircum|asciitilde)\{\}|\$[<>]\$', '', made)
     assert not re.search(r'(?<!\\)[{}$%_&#]|\\(?![{}$%_&#])|[\^~<>]', made)
 
 @pytest.mark.skipif(not shutil.which('pdflatex'), reason='no LaTeX here')
@@ -198,7 +198,8 @@ def test_same_results_same_bytes(flops, cents, tmp_path):
             made = paper_table(part.results, 'toy')
             paths = save_table(tmp_path/name/'table1', made, tex=to_tex(made), md=to_markdown(made))
             fig = draw_accuracy_cost(part.results, frontiers(part))
-            paths += save_figure(fig, tmp_path/name/'figure', figure_caption(part.results, facts=dict(profile='toy', billing='paid')))
+            caption = figure_caption(part.results, facts=dict(profile='toy', billing='paid'))
+            paths += save_figure(fig, tmp_path/name/'figure', caption)
             written.append({p.name: p.read_bytes() for p in paths})
         names = {'table1.csv', 'table1.tex', 'table1.md', 'figure.pdf', 'figure.png', 'figure.md'}
         assert written[0] == written[1] and set(written[0]) == names == {p.name for p in (tmp_path/'a').iterdir()}
@@ -337,6 +338,24 @@ def test_a_report_says_what_a_run_does_not_have(with_ours, loaded):
     assert report(loaded, 'ablations').startswith('Nothing to report')
     assert 'This run has no api setting.' in report_shortfalls(alone)
     with pytest.raises(ValueError, match="did you mean 'metrics'"): report(alone, 'metric')
+
+def test_a_run_ends_with_six_lines(with_ours, tmp_path):
+    save_table(tmp_path/'evaluation', with_ours.results)
+    assert summary(tmp_path, 75., 'tables/', 'identical to the committed tables')[-1].endswith('tables: yes')
+    lines = summary(tmp_path, 75., 'tables/', 'different from the committed tables: table1.csv, row 1, n: 2 here')
+    assert len(lines) == 6 and lines[0] == 'time: 1 min 15 s' and lines[4] == 'written: tables/'
+    assert lines[5] == 'identical to the committed tables: no, differs by table1.csv, row 1, n: 2 here'
+    large = with_ours.results.query('method == "Large only"')['accuracy'].item()
+    assert lines[2] == f'Large only: {100*large:.1f} % right at 100.0 % of the cost, toy' and lines[3].startswith('Ours')
+    assert summary(tmp_path/'none', 1., 'x')[-1] == 'identical to the committed tables: not compared'
+
+def test_the_command_draws_the_figures_of_a_clone(tmp_path):
+    (tmp_path/'nbs'/'params').mkdir(parents=True)
+    shutil.copytree(ROOT/'tables', tmp_path/'tables')
+    main = ['-c', 'import sys; from stepwise_routing.run.cli import main; main()', 'figures', '--project', str(tmp_path)]
+    done = subprocess.run([sys.executable, *main], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path/'figures'/'policy.pdf').read_bytes() == (ROOT/'figures'/'policy.pdf').read_bytes()
 
 # ---- what falls short -----------------------------------------------------------------------------------------------
 def test_shortfalls_are_named(flops):

@@ -43,7 +43,8 @@ def _steps(sweeps, markers): # benchmark -> sweep; indices of the markers
     places = sorted(set().union(*(s['threshold'] for s in sweeps.values())))
     def step(place):
         rows = [s.iloc[(s['threshold'] - place).abs().argmin()] for s in sweeps.values()]
-        told = [f'{b}: {PERCENT(100*r["accuracy"])} % at {PERCENT(100*r["cost_share"])} %' for b, r in zip(sweeps, rows)]
+        numbers = [[PERCENT(100*r[c]) for c in ('accuracy', 'cost_share')] for r in rows]
+        told = [f'{b}: {right} % at {cost} %' for b, (right, cost) in zip(sweeps, numbers)]
         moved = dict(x=[[100*r['cost_share']] for r in rows], y=[[100*r['accuracy']] for r in rows])
         return dict(label=f'{place:g}', method='update', args=[moved, {'title.text': '; '.join(told)}, markers])
     return [step(place) for place in places]

@@ -256,9 +256,9 @@ def summary(tables, seconds, files, compared='')->list: # folder; of all stages;
         for row in dict.fromkeys([('Small only', 'append'), ('Large only', 'append'), ours]):
             own = chosen.loc[[row]]
             right, cost = (' / '.join(map(PERCENT, 100*own[c])) for c in ('accuracy', 'cost_share'))
-            lines.append(f'{method_label(*row)}: {right} % right at {cost} % of the cost, {" / ".join(own["benchmark"])}')
+            names = ' / '.join(own['benchmark'])
+            lines.append(f'{method_label(*row)}: {right} % right at {cost} % of the cost, {names}')
     lines.append(f'written: {files}')
     same, _, difference = compared.partition('different from the committed tables: ')
-    verdicts = {'no, differs by ' + difference: difference, 'not compared': not same, 'yes': same.startswith('identical')}
-    verdict = next((text for text, holds in verdicts.items() if holds), same)
-    return [*lines, f'identical to the committed tables: {verdict}']
+    verdict = f'no, differs by {difference}' if difference else same.replace('identical to the committed tables', 'yes')
+    return [*lines, f'identical to the committed tables: {verdict or "not compared"}']

@@ -20,7 +20,7 @@ from ..run.store import RolloutStore, tree_settings
 WRITERS = 'small', 'large'
 _CODES = dict(small='\x1b[36m', large='\x1b[33m', draft='\x1b[9;36m')
 _PAGE = '''<div style="font-family: sans-serif"><p><b>Question.</b> {{t.question}}</p>{% for s in t.steps %}
-<p style="margin: .2em 0; padding: .2em .6em; color: #1a1a1a; border-left: .4em solid {{colours[s.writer]}}">
+<p style="margin: .2em 0; padding: .2em .6em; border-left: .4em solid {{colours[s.writer]}}">
 <b>{{s.writer}}</b>{% if s.note %} <small>{{s.note}}</small>{% endif %}<br>
 {% if s.draft %}<s>{{s.text}}</s>{% else %}{{s.text}}{% endif %}</p>{% endfor %}
 <p><b>{{t.end}}</b></p></div>'''

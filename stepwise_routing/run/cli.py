@@ -51,20 +51,20 @@ def reproduce(options:Options)->Manifest:
     return manifest
 
 # %% ../../nbs/run/cli.ipynb #figures
-def demo():
+def demo(_):
     "Route twenty problems between the shipped models."
     from stepwise_routing.report.transcripts import show_demo
     show_demo()
 
-def figures():
+def figures(options):
     "Draw the committed figures again, from the committed tables alone."
     from stepwise_routing.report.figures import redraw
-    root = find_project().root
+    root = find_project(options.project).root
     for name in PUBLISHED.values():
         tables, drawn = root/'tables'/name, root/'figures'/name
         if (tables/'frontiers.csv').is_file(): print(*redraw(tables, drawn), sep='\n')
 
-COMMANDS = dict(figures=figures, demo=demo) # those without options
+COMMANDS = dict(figures=figures, demo=demo) # they need no run
 
 # %% ../../nbs/run/cli.ipynb #parser
 class Parser(argparse.ArgumentParser):
@@ -113,7 +113,7 @@ def main(argv=None):
         args = vars(build_parser().parse_args(argv)) | dict(argv=tuple(argv))
         command, dry = args.pop('command'), args.pop('dry_run')
         options = Options(**args | dict(changes=dict(args['changes'])))
-        if command in COMMANDS: COMMANDS[command]()
+        if command in COMMANDS: COMMANDS[command](options)
         elif not dry: reproduce(options)
         elif dry_run(plan(options)): raise SystemExit(1)
         return
