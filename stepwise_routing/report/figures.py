@@ -128,16 +128,18 @@ def _draw_panel(ax, points, curves, seeds, style):
     ax.set_title(points['benchmark'].iloc[0])
 
 # %% ../../nbs/report/figures.ipynb #labels
-_SPOTS = sorted(((x, y) for x in range(-90, 91, 3) for y in range(-90, 91, 3)), key=lambda s: (s[0]/4)**2 + s[1]**2)
+_SPOTS = sorted(((x, y) for x in range(-90, 91, 3) for y in range(-90, 91, 3)), key=lambda s: (s[0]/2)**2 + s[1]**2)
 
 def place_labels(ax, size):
     "The name of every marker near it in its colour, at the nearest spot where it covers no other name or marker."
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
     marks = [m for m in ax.get_lines() if m.get_marker() not in ('None', '.')]
     taken = [Bbox.from_extents(*(p - 6), *(p + 6)) for p in (ax.transData.transform(m.get_xydata()[0]) for m in marks)]
     for mark in sorted(marks, key=lambda m: -m.get_ydata()[0]):
         text = ax.annotate(mark.get_label(), mark.get_xydata()[0], (0, 0), textcoords='offset points', zorder=9,
-                           ha='center', va='center', fontsize=size, color=mark.get_color())
+                           ha='center', va='center', fontsize=size, color=mark.get_color(),
+                           path_effects=[withStroke(linewidth=2, foreground='white')])
         home, pixels = text.get_window_extent(), ax.figure.dpi/72
         for spot in _SPOTS:
             box = home.translated(spot[0]*pixels, spot[1]*pixels)
