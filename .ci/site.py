@@ -78,7 +78,7 @@ def source(project, out):
     parts += [toctree('Results', tables), toctree('API', [f'api/{n}' for n in names])]
     parts += [toctree('Project', ['CHANGELOG', 'CONTRIBUTING'])]
     text = (root/'README.md').read_text('utf-8')
-    write_file(out/'index.md', text + '\nMove along kappa: [slider](slider.html).\n\n' + '\n'.join(parts))
+    write_file(out/'index.md', text + '\nMove along kappa: <a href="slider.html">slider</a>.\n\n' + '\n'.join(parts))
     (out/'README.md').unlink()
 
 def mend(out):

@@ -59,6 +59,7 @@ def site():
     return ROOT/'_docs'/'html'
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_address_of_the_site_is_in_the_site(site):
     "Scripts and styles, too: it works from a folder, without a network."
     pages, missing = sorted(site.rglob('*.html')), []
@@ -73,17 +74,19 @@ def test_every_address_of_the_site_is_in_the_site(site):
     assert len(pages) > 80 and missing == []
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')
 def test_the_slider_moves_in_a_browser(site, tmp_path):
     "A headless browser that reaches no network drags the slider: marker and numbers follow, the console is silent."
     for name in ('slider.html', 'plotly.min.js'): shutil.copy(site/name, tmp_path/name)
     drag = """<script>addEventListener('load', () => setTimeout(() => {
-      const plot = document.getElementById('slider'), told = () => [plot.layout.title.text, plot.data[4].x[0]]
-      const before = told(), rail = document.querySelector('.slider-rail-touch-rect').getBoundingClientRect()
+      const plot = document.getElementById('slider'), told = () => [plot.layout.title.text, plot._fullData[4].x[0]]
+      const touch = document.querySelector('.slider-rail-touch-rect'), rail = touch.getBoundingClientRect()
+      const before = told()
       const at = share => ({clientX: rail.left + share*rail.width, clientY: rail.top + rail.height/2, bubbles: true})
-      const grip = document.querySelector('.slider-group')
-      grip.dispatchEvent(new MouseEvent('mousedown', at(.9)))
-      document.dispatchEvent(new MouseEvent('mouseup', at(.9)))
+      touch.dispatchEvent(new MouseEvent('mousedown', at(.5)))
+      plot.dispatchEvent(new MouseEvent('mousemove', at(.9)))
+      plot.dispatchEvent(new MouseEvent('mouseup', at(.9)))
       setTimeout(() => { document.body.dataset.told = JSON.stringify([before, told()]) }, 1500)
     }, 1500))</script></body>"""
     page = (tmp_path/'slider.html').read_text('utf-8')
