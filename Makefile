@@ -3,13 +3,14 @@
 # make ablations   a policy per design choice and per-step policies, to tables/ablations/ and figures/ablations/
 # make bench       speed of the engine, of policy steps, of routed generation, and how cost grows; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
+# make site        the documentation, to _docs/html; needs no network once installed
 # make notebooks   re-run all notebooks (micro profile) and store their outputs
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02a_outcomes|03b_training|04_baselines|05_results
 
-.PHONY: reproduce ablations bench test hooks notebooks
+.PHONY: reproduce ablations bench test hooks notebooks site
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
@@ -32,6 +33,10 @@ notebooks: $(STAMP)
 	$(BIN)/python .ci/lessons.py
 	$(BIN)/nbdev_clean
 	$(BIN)/python .ci/readme.py
+
+site: $(STAMP)
+	$(BIN)/python -m pip install -q -e '.[dev,docs]' -c constraints.txt
+	$(BIN)/python .ci/site.py
 
 hooks:
 	git config core.hooksPath .ci/hooks

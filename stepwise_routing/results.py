@@ -122,12 +122,12 @@ METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, ext
     'SpecReason (greedy)': ('#004d40', 'v', 'SpecReason greedy', 'no', 'SpecReason'),
     'SpecReason (expected)': ('#004d40', 'v', 'SpecReason', 'no', 'SpecReason'),
     'RSD': ('#7a3e9d', '^', 'RSD', 'yes', 'RSD'),
-    'STEER (rest)': ('#1e9bd7', 'o', 'STEER', 'no', 'STEER'),
-    'STEER (next)': ('#1e9bd7', 'P', 'STEER per step', 'no', 'STEER'),
+    'STEER (rest)': ('#047ac9', 'o', 'STEER', 'no', 'STEER'),
+    'STEER (next)': ('#047ac9', 'P', 'STEER per step', 'no', 'STEER'),
     'TRIM-Agg': (_GREY, '<', 'TRIM-Agg', 'yes', 'TRIM-Agg'),
     'GlimpRouter': (_GREY, '>', 'GlimpRouter', 'no', 'GlimpRouter'),
     'Ours': ('#5a0000', 'X', 'ours', 'no', 'Ours'),
-    'Ours (full)': ('#d55e00', '*', 'ours (full)', 'no', 'Ours'),
+    'Ours (full)': ('#c65200', '*', 'ours (full)', 'no', 'Ours'),
     'Ours (online kappa)': (_GREY, '1', 'ours, online κ', 'no', ''),
     'Ours (bound)': (_GREY, '2', 'ours, bound', 'no', ''),
     'Ours (per step)': (_GREY, '3', 'ours per step', 'no', ''),
@@ -232,9 +232,9 @@ def load_run(run:Run)->dict: # "open", "api" -> `SettingResults`
     return {s.name: SettingResults(s, {b: load_benchmark(s, b) for b in s.benchmarks}) for s in run.settings}
 
 # %% ../nbs/05_results.ipynb #headline
-def headline(r)->dict: # family -> (method, on_escalate), in the order of tables
+def headline(results)->dict: # of `evaluate` -> family: (method, on_escalate), in the order of tables
     "Of every family the variant that is cheapest on calibration; of ours the paper's own one, too."
-    chosen = r.results.query('chosen == 1').dropna(subset='calibration_cost_share')
+    chosen = results.query('chosen == 1').dropna(subset='calibration_cost_share')
     cost = chosen.groupby(['method', 'on_escalate'])['calibration_cost_share'].mean().to_dict()
     rows = sorted(cost, key=lambda row: (method_rank(row[0]), row[1]))
     family = {row: style_of(row[0])['family'] for row in rows}

@@ -21,7 +21,8 @@ LAYERS = '''core run.config run.store data.programs data.families data.micro dat
     models.openai models.serve models.vllm
     models.reward models.ray models.verifier models.names models.xverify rollouts confidence outcomes policy cpo
     training bounds run.policies routers baselines results report.writer report.gains report.tables
-    report.claims report.figures own run.needs run.reproduce run.publish run.cli'''.split()
+    report.claims report.figures report.transcripts report.slider own
+    run.needs run.reproduce run.publish run.cli'''.split()
 EQUATIONS = '1', '2', '3', '4', '5', '6', 'S^os', 'S^API' # six have numbers, two define the confidences
 
 # ---- modules
@@ -65,7 +66,8 @@ def test_no_private_name_crosses_modules():
 
 def test_heavy_packages_are_imported_by_what_needs_them():
     "At the top of a module stands only what every user of it needs; training cannot do without torch."
-    heavy = 'torch', 'transformers', 'pandas', 'scipy', 'sklearn', 'matplotlib', 'seaborn', 'openai', 'joblib', 'yaml'
+    heavy = ('torch', 'transformers', 'pandas', 'scipy', 'sklearn', 'matplotlib', 'seaborn', 'openai', 'joblib', 'yaml',
+             'plotly')
     tops = [(name, node) for name, tree in TREES.items() for node in tree.body]
     names = {(name, a.name) for name, node in tops if isinstance(node, ast.Import) for a in node.names}
     names |= {(name, node.module) for name, node in tops if isinstance(node, ast.ImportFrom) and not node.level}

@@ -198,7 +198,7 @@ def test_an_infinite_threshold_is_one(run, tmp_path):
 def family(*costs): # of (method, reading, cost of its chosen threshold)
     rows = [line('Small only', [0, 1], [1, 1]), line('Large only', [1, 1], [10, 10])]
     rows += [line(m, [1, 1], [cost, cost]).assign(on_escalate=e) for m, e, cost in costs]
-    return headline(settled(pd.concat(rows)))
+    return headline(settled(pd.concat(rows)).results)
 
 def test_the_cheapest_variant_on_calibration_is_printed():
     rows = family(('STEER (rest)', 'append', 5), ('STEER (rest)', 'regenerate', 4), ('STEER (next)', 'append', 6),
@@ -217,14 +217,18 @@ def test_a_variant_is_the_same_on_all_benchmarks():
     r = settled(line('Large only', [1, 1], [10, 10]))
     r.parts.clear()
     r.parts.update(a=part('a', 4, 1), b=part('b', 4, 8))
-    assert headline(r) == {'STEER': ('STEER (rest)', 'append')}
+    assert headline(r.results) == {'STEER': ('STEER (rest)', 'append')}
 
 def test_six_colours_are_told_apart():
-    "As colour-blind readers see them (Machado et al., 2009, severity 1), in CIELAB; and from the grey of all others."
+    """As colour-blind readers see them (Machado et al., 2009, severity 1), in CIELAB; and from the grey of all others.
+    Each is dark enough for a name in its colour (WCAG: 4.5 to 1), and names have markers of their own."""
     colours = {s['color'] for m, s in METHOD_STYLE.items() if not m.endswith('only')}
     assert len(colours) == 7
     linear = np.array([[int(c[i:i + 2], 16)/255 for i in (1, 3, 5)] for c in sorted(colours)])
     linear = np.where(linear <= .04045, linear/12.92, ((linear + .055)/1.055)**2.4)
+    assert (1.05/(linear @ [.2126, .7152, .0722] + .05) >= 4.5).all()
+    families = {s['family']: (s['color'], s['marker']) for s in METHOD_STYLE.values() if s['family']}
+    assert len(set(families.values())) == len(families)
     seen = [np.eye(3),
             np.array([[.152286, 1.052583, -.204868], [.114503, .786281, .099216], [-.003882, -.048116, 1.051998]]),
             np.array([[.367322, .860646, -.227968], [.280085, .672501, .047413], [-.01182, .04294, .968881]])]

@@ -46,7 +46,7 @@ def collect_facts(results)->dict: # of `load_run`; "ours", "best" -> `Facts` of 
     "All that claims are tested on."
     import pandas as pd
     def every(make): return pd.concat([make(r).assign(setting=name) for name, r in results.items()], ignore_index=True)
-    pairs, families = every(comparisons), {name: headline(r) for name, r in results.items()}
+    pairs, families = every(comparisons), {name: headline(r.results) for name, r in results.items()}
     pairs['family'] = [style_of(m)['family'] for m in pairs.get('other', ())]
     frames = every(lambda r: r.results), pairs, every(lambda r: r.whole(metrics))
     own = {name: f['Ours'] for name, f in families.items() if 'Ours' in f}

@@ -168,7 +168,7 @@ def compare(means, ours, other)->dict: # (method, on_escalate) each
 def comparisons(r): # DataFrame, a row per pair and benchmark; `cheaper`, `worse`: beyond doubt, after Holm's correction
     "Our rows of `headline` against those of the other families."
     import pandas as pd
-    rows = headline(r)
+    rows = headline(r.results)
     ours = [rows[f] for f in rows if f.startswith('Ours')]
     pairs = [(a, b) for a in ours for b in rows.values() if b not in ours]
     there = {p: set(zip(p.results['method'], p.results['on_escalate'])) for p in r.parts.values()}

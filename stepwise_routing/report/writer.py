@@ -23,18 +23,19 @@ def _digits(x):
 
 # %% ../../nbs/report/writer.ipynb #interval
 def interval(
-    metric:str,     # a column; `metric_low` and `metric_high` are its interval, `metric_text` is what was printed
+    metric:str,     # a column; `metric_low` and `metric_high` are its interval, `metric_text` what was printed
     show=_digits,   # number -> text
     factor:float=1  # 100 makes percent of a fraction
 ): # row -> text: what a cell of a table holds
-    "A number with its interval under it, where there is one."
+    "A number with its interval under it, where there is one; in bold where `metric_best` says so."
     def text(x):
         if np.isnan(x): return '–'
         return '∞' if np.isinf(x) else show(factor*x)
     def cell(row):
-        if isinstance(row.get(f'{metric}_text'), str): return row[f'{metric}_text']
-        low, high = (row.get(f'{metric}{end}', np.nan) for end in ('_low', '_high'))
-        return text(row[metric]) + ('' if np.isnan(low) else f'<br><sub>[{text(low)}, {text(high)}]</sub>')
+        low, high, number = (row.get(f'{metric}{end}', np.nan) for end in ('_low', '_high', '_text'))
+        if not isinstance(number, str): number = text(row[metric])
+        if not np.isnan(low): number += f'<br><sub>[{text(low)}, {text(high)}]</sub>'
+        return f'**{number}**' if row.get(f'{metric}_best', False) else number
     return cell
 
 def percent(metric): return interval(metric, PERCENT, 100) # of a fraction
@@ -69,24 +70,33 @@ def markdown(table)->str:
     return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)
 
 # %% ../../nbs/report/writer.ipynb #tex
-_TEX = { # Markdown -> LaTeX
-    r'([%_&#])': r'\\\1', r'10\^(\d+)': r'$10^{\1}$', r'(.*)<br><sub>(.*)</sub>': r'\\shortstack[r]{\1\\\\\\tiny \2}',
-    '†': r'$^\\dagger$', '‡': r'$^\\ddagger$', '∞': r'$\\infty$', '–': '--', '✗': r'$\\times$', '✓': r'$\\checkmark$',
-    '↑': r'$\\uparrow$', '↓': r'$\\downarrow$'}
+_TEX = {c: f'\\{c}' for c in '{}$%_&#'} | { # character -> LaTeX
+    '\\': r'\textbackslash{}', '^': r'\textasciicircum{}', '~': r'\textasciitilde{}', '<': '$<$', '>': '$>$',
+    '†': r'$^\dagger$', '‡': r'$^\ddagger$', '∞': r'$\infty$', '–': '--', '✗': r'$\times$', '✓': r'$\checkmark$',
+    '↑': r'$\uparrow$', '↓': r'$\downarrow$'}
+_SPECIAL = re.compile(rf'10\^(\d+)|\*\*(.*?)\*\*|[{re.escape("".join(_TEX))}]')
 
 def tex(text):
-    "The text of a cell for LaTeX."
-    for pattern, new in _TEX.items(): text = re.sub(pattern, new, text)
-    return text
+    "The text of a cell for LaTeX: a power of ten, **bold**, an interval under its number, and every character escaped."
+    number, _, below = text.removesuffix('</sub>').partition('<br><sub>')
+    if below: return rf'\shortstack[r]{{{tex(number)}\\\tiny {tex(below)}}}'
+    def new(m):
+        if m[1]: return f'$10^{{{m[1]}}}$'
+        return rf'\textbf{{{tex(m[2])}}}' if m[2] else _TEX.get(m[0], m[0])
+    return _SPECIAL.sub(new, text)
 
-def tabular(table)->str:
-    "A table of `interval_table` for LaTeX (booktabs, amssymb, graphicx), scaled to the line; pandas' Styler writes it."
+# %% ../../nbs/report/writer.ipynb #tabular
+def tabular(table, by=None)->str: # `interval_table`; heading of the column whose groups of rows are kept apart
+    "A table for LaTeX (booktabs, amsfonts); pandas' Styler writes it."
     import pandas as pd
-    heads = pd.MultiIndex.from_tuples([tuple(map(tex, column)) for column in table])
+    heads = pd.MultiIndex.from_tuples([tuple(tex(head).replace(' $', '$') for head in column) for column in table])
     align = 'l'*table.attrs['names'] + 'r'*(table.shape[1] - table.attrs['names'])
     style = table.map(tex).set_axis(heads, axis=1).style.hide(axis='index')
-    body = style.to_latex(hrules=True, multicol_align='c', column_format=align)
-    return '\\resizebox{\\linewidth}{!}{%\n' + body.strip() + '}\n'
+    lines = style.to_latex(hrules=True, multicol_align='c', column_format=align).strip().split('\n')
+    marks, first = table['', by].tolist() if by else [], lines.index(r'\midrule') + 1
+    for i in reversed(range(1, len(marks))):
+        if marks[i] != marks[i-1]: lines.insert(first + i, r'\midrule')
+    return '\n'.join(lines)
 
 # %% ../../nbs/report/writer.ipynb #save-table
 def save_table(

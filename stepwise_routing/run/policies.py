@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['VARIANTS', 'PER_STEP', 'PAPER', 'SAMPLED', 'ABLATIONS', 'Job', 'planned', 'fit_job', 'left_out', 'fit_tables',
-           'fit_trees', 'calibration_table', 'trained_setting', 'sweep_share', 'choices_table', 'draw_training',
-           'training_caption', 'draw_policies', 'policies_caption']
+           'fit_trees', 'calibration_table', 'trained_setting', 'sweep_share', 'choices_table', 'training_curves',
+           'policy_curves']
 
 # %% ../../nbs/run/policies.ipynb #imports
 import shutil
@@ -179,29 +179,20 @@ def choices_table(setting, benchmarks): # -> data frame by benchmark and variant
     return pd.DataFrame(rows).groupby(['benchmark', 'variant'], sort=False).agg(how).round(3)
 
 # %% ../../nbs/run/policies.ipynb #draw-training
-def draw_training(axes, setting, benchmarks): # axes [2, 3]: variant; cost, what is lost, kappa; three benchmarks
+_LABELS = {'append': 'Ours', 'regenerate-full': 'Ours (full), regenerate'} # of the rows whose training is drawn
+
+def training_curves(setting, benchmarks): # DataFrame: row, benchmark, step; cost, lost, kappa, each with _min and _max
     "Training of the rows Ours: mean and range over the seeds, running mean of 5 steps."
     import pandas as pd
-    labels = {'cost': 'cost, share of large', 'lost': 'lost', 'kappa': r'threshold $\kappa$'}
-    for variant, row in zip(('append', 'regenerate-full'), axes):
-        for j, (b, color, dash) in enumerate(zip(benchmarks, ('#0173b2', '#de8f05', '#029e73'), ('-', '--', '-.'))):
-            logs = [pd.read_csv(f/'log.csv', index_col='step') for f in _folders(setting, b, variant)]
-            for (name, label), ax in zip(labels.items(), row):
-                curves = np.array([log[name].rolling(5, min_periods=1).mean() for log in logs])
-                ax.fill_between(logs[0].index, curves.min(0), curves.max(0), color=color, alpha=.2, lw=0)
-                ax.plot(logs[0].index, curves.mean(0), dash, color=color, lw=1)
-                ax.set(ylabel=label)
-            row[2].text(.98, .97 - .12*j, b, color=color, fontsize=6.5, ha='right', va='top',
-                        transform=row[2].transAxes)
-        row[1].axhline(setting.run.config.policy.alpha, color='#555555', lw=.5, ls=':')
-        row[1].set_title(variant)
-    for ax in axes[1]: ax.set_xlabel('step')
-
-def training_caption(setting):
-    return ('Training of the rows Ours (append, paper features) and Ours (full), regenerate; '
-            f'{len(_folders(setting, "", "append"))} seeds: mean and range over the seeds, running mean of 5 steps; '
-            'cost and accuracy lost (the large model\'s minus its own) are those of Gamma on the training batch '
-            f'(batch {setting.run.config.policy.batch}). Dotted: alpha.')
+    def curves(variant, b):
+        logs = [pd.read_csv(f/'log.csv', index_col='step') for f in _folders(setting, b, variant)]
+        seeds = pd.concat([log[['cost', 'lost', 'kappa']].rolling(5, min_periods=1).mean() for log in logs])
+        ends = seeds.groupby(level='step').agg(['mean', 'min', 'max'])
+        ends.columns = [name + f'_{end}'*(end != 'mean') for name, end in ends.columns]
+        s = setting.run.config.policy
+        names = dict(row=_LABELS[variant], benchmark=b, seeds=len(logs), batch=s.batch, alpha=s.alpha)
+        return ends.reset_index().assign(**names)
+    return pd.concat([curves(v, b) for v in _LABELS for b in benchmarks], ignore_index=True)
 
 # %% ../../nbs/run/policies.ipynb #surface
 def _surface(policy, table, steps): # [step index, percentile]
@@ -214,24 +205,13 @@ def _surface(policy, table, steps): # [step index, percentile]
     return decider(policy)(policy_inputs(grid, table.features, policy.features))[..., 1]
 
 # %% ../../nbs/run/policies.ipynb #draw-policies
-def draw_policies(axes, setting, benchmarks): # axes: one a benchmark
-    "What the first regenerate-full policy of every benchmark looks at."
-    import matplotlib.pyplot as plt
-    percentiles = np.linspace(1, 99, 60)
-    for b, ax in zip(benchmarks, axes):
-        policy, table = load_policy(_folders(setting, b, 'regenerate-full')[0]), setting.table(b, 'train')
+def policy_curves(setting, benchmarks): # DataFrame: row, benchmark, step, percentile, escalate, kappa
+    "Where the first full policy of every benchmark escalates."
+    import pandas as pd
+    out, variant = [], 'regenerate-full'
+    for b in benchmarks:
+        policy, table = load_policy(_folders(setting, b, variant)[0]), setting.table(b, 'train')
         steps = range(min(5, table.n_steps.max()))
-        for t, line in zip(steps, _surface(policy, table, steps)):
-            shade, place = plt.get_cmap('viridis')(.9*t/max(1, len(steps) - 1)), int(60*(.12 + .12*t))
-            ax.plot(percentiles, line, color=shade, lw=1)
-            ax.text(percentiles[place], line[place], f'{t}', fontsize=6, color=shade, ha='center', va='center',
-                    bbox=dict(fc='white', ec='none', pad=.5))
-        ax.axhline(policy.kappa, color='#555555', lw=.5, ls=':')
-        ax.text(99, policy.kappa, r'$\kappa$', fontsize=7, color='#555555', ha='right', va='bottom')
-        ax.set(xlabel='percentile of score_prob', ylim=(-.03, 1.03), title=b)
-    axes[0].set_ylabel(r'$\pi$(escalate)')
-
-def policies_caption():
-    return ('Probability of escalating against the percentile of score_prob, by step index (numbers on the '
-            'lines); other features at their median. Policies: regenerate, full features, first seed. '
-            'Dotted: calibrated kappa.')
+        out += [dict(row=_LABELS[variant], benchmark=b, step=t, percentile=x, escalate=y, kappa=policy.kappa)
+                for t, line in zip(steps, _surface(policy, table, steps)) for x, y in zip(np.linspace(1, 99, 60), line)]
+    return pd.DataFrame(out)

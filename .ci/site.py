@@ -1,0 +1,102 @@
+"""Builds the documentation site in _docs/html from notebooks with their stored outputs, tables, figures and docments:
+`python .ci/site.py`. Needs the extra [docs] and no network; a warning of Sphinx is an error."""
+import inspect, json, re, shutil, subprocess, sys
+from importlib import import_module
+from pathlib import Path
+
+from stepwise_routing.core import write_file
+from stepwise_routing.report.slider import slider_page
+from stepwise_routing.run.config import find_project
+
+PARTS = {'Chapters': r'0\d', 'Machinery': r'(data|models|report|run)/', 'Labs': 'labs/'}
+
+def notebook(path):
+    "A notebook as a reader sees it: without directives, hidden cells and escape codes."
+    from nbdev.process import NBProcessor
+    from nbdev.processors import filter_stream_, hide_, hide_line, strip_ansi
+    processor = NBProcessor(path, procs=[hide_, hide_line, filter_stream_, strip_ansi], rm_directives=True)
+    processor.process()
+    cells = [c for c in processor.nb.cells if c.source.strip() and not c.source.startswith('#| default_exp')]
+    names, above = ('id', 'cell_type', 'metadata', 'source', 'outputs', 'execution_count'), path.stem
+    for cell in cells: # a picture's alternative text is what was said to see in it
+        if cell.cell_type == 'markdown': above = re.sub(r'\]\([^)]*\)|[#>*`$\[\]\n]', ' ', cell.source)[-300:].strip()
+        else: cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=above)))
+    return dict(processor.nb, cells=[{k: cell[k] for k in names if k in cell} for cell in cells])
+
+def mended(text, folder):
+    "Links that lead to no page or file of the site, such as to folders, become text."
+    def link(m):
+        target = m[2].split('#')[0]
+        if re.match('https?:|mailto:', m[2]) or not target or (folder/target).is_file(): return m[0]
+        return m[1]
+    return re.sub(r'(?<!!)\[([^\]]*)\]\(([^)\s]+)\)', link, text)
+
+def api(module):
+    "The public names of a module with their docments."
+    from fastcore.docments import docments
+    made = import_module(module)
+    lines = [f'# {module}', '', inspect.getdoc(made) or '', '']
+    for name in getattr(made, '__all__', ()):
+        thing = getattr(made, name)
+        if not callable(thing) or inspect.getmodule(thing) is not made: continue
+        lines += [f'## {name}', '', '```text', f'{name}{_signature(thing)}', '```', '', inspect.getdoc(thing) or '', '']
+        notes = {k: v for k, v in docments(thing).items() if v and k != 'self'}
+        if notes: lines += ['| | |', '|---|---|', *(f'| `{k}` | {_cell(v)} |' for k, v in notes.items()), '']
+    return '\n'.join(lines)
+
+def _signature(thing):
+    try: return re.sub(r' at 0x\w+', '', str(inspect.signature(thing)))
+    except (TypeError, ValueError): return '(...)'
+
+def _cell(text): return ' '.join(text.split()).replace('|', r'\|').replace('<', '&lt;')
+
+def toctree(caption, pages):
+    return '\n'.join(['```{toctree}', f':caption: {caption}', ':maxdepth: 1', '', *pages, '```', ''])
+
+def source(project, out):
+    "Everything that Sphinx reads, laid out as in the clone."
+    root = project.root
+    shutil.copytree(root/'tables', out/'tables', ignore=shutil.ignore_patterns('*.json', 'README.md'))
+    shutil.copytree(root/'figures', out/'figures', ignore=shutil.ignore_patterns('*.json', '*.md'))
+    for path in (out/'tables').rglob('*.md'): # they have no title of their own
+        write_file(path, f'# {path.stem}\n\n' + path.read_text('utf-8'))
+    for name in ('README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE', 'docs/conf.py'):
+        shutil.copy(root/name, out/Path(name).name)
+    books = {p.relative_to(project.nbs).with_suffix('').as_posix(): p for p in sorted(project.nbs.rglob('*.ipynb'))
+             if not re.search(r'(^|/)[._]', p.relative_to(project.nbs).as_posix()) and p.stem != 'index'}
+    for path in books.values():
+        nb = {k: v for k, v in notebook(path).items() if not k.endswith('_')}
+        write_file(out/path.relative_to(root), json.dumps(nb))
+    for path in project.params.glob('*.yaml'): write_file(out/path.relative_to(root), path.read_text('utf-8'))
+    modules = [p for p in sorted((root/'stepwise_routing').rglob('*.py')) if not p.name.startswith('_')]
+    names = ['.'.join(p.relative_to(root).with_suffix('').parts) for p in modules]
+    for name in names: write_file(out/'api'/f'{name}.md', api(name))
+    slider_page(root/'tables', out/'slider.html')
+    groups = {k: [b for b in books if re.match(v, b)] for k, v in PARTS.items()}
+    tables = [p.relative_to(out).with_suffix('').as_posix() for p in sorted((out/'tables').rglob('*.md'))]
+    parts = [toctree(k, [f'nbs/{b}' for b in v]) for k, v in groups.items()]
+    parts += [toctree('Results', tables), toctree('API', [f'api/{n}' for n in names])]
+    parts += [toctree('Project', ['CHANGELOG', 'CONTRIBUTING'])]
+    text = (root/'README.md').read_text('utf-8')
+    write_file(out/'index.md', text + '\nMove along kappa: <a href="slider.html">slider</a>.\n\n' + '\n'.join(parts))
+    (out/'README.md').unlink()
+
+def mend(out):
+    "Links of all pages, after all of them are there."
+    for path in out.rglob('*.md'): write_file(path, mended(path.read_text('utf-8'), path.parent))
+    for path in out.rglob('*.ipynb'):
+        nb = json.loads(path.read_text('utf-8'))
+        for c in nb['cells']:
+            if c['cell_type'] == 'markdown': c['source'] = mended(''.join(c['source']), path.parent)
+        write_file(path, json.dumps(nb))
+
+if __name__ == '__main__':
+    project = find_project()
+    folder = project.root/'_docs'
+    shutil.rmtree(folder, ignore_errors=True)
+    source(project, folder/'source')
+    mend(folder/'source')
+    sphinx = [sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-b', 'html']
+    done = subprocess.run([*sphinx, folder/'source', folder/'html'])
+    for name in ('slider.html', 'plotly.min.js'): shutil.copy(folder/'source'/name, folder/'html'/name)
+    sys.exit(done.returncode)

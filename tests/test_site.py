@@ -1,0 +1,102 @@
+"The documentation: it builds without a warning, every link leads somewhere, every figure says what it shows."
+import json, re, shutil, subprocess, sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from stepwise_routing.run.reproduce import notebook_cells
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOKS = [p for p in sorted((ROOT/'nbs').rglob('*.ipynb')) if not re.search(r'/[._]', p.relative_to(ROOT).as_posix())]
+PAGES = [ROOT/'README.md', ROOT/'CONTRIBUTING.md', ROOT/'CHANGELOG.md', *sorted((ROOT/'tables').rglob('*.md'))]
+
+def texts():
+    "(Path, Markdown) of everything that is read."
+    yield from ((p, p.read_text('utf-8')) for p in PAGES)
+    yield from ((p, c['source']) for p in BOOKS for c in notebook_cells(p) if c['cell_type'] == 'markdown')
+
+def without_code(text): return re.sub(r'```.*?```|`[^`\n]*`|\$[^$\n]+\$', '', text, flags=re.S)
+
+def test_every_link_of_pages_and_notebooks_leads_somewhere():
+    links = [(p, m) for p, text in texts() for m in re.findall(r'\]\(([^)\s]+)\)', without_code(text))]
+    inside = [(p, m.split('#')[0]) for p, m in links if not re.match(r'https?:|mailto:|#', m)]
+    assert len(inside) > 50
+    assert [(p.name, m) for p, m in inside if not (p.parent/m).exists()] == []
+
+def test_every_picture_of_pages_and_notebooks_says_what_it_shows():
+    alts = [(p.name, alt) for p, text in texts() for alt in re.findall(r'!\[([^\]]*)\]\(', text)]
+    assert alts and [pair for pair in alts if len(pair[1]) < 20] == []
+
+def test_the_readme_is_short(): assert len((ROOT/'README.md').read_bytes()) <= 8192
+
+def test_the_code_that_the_readme_names_is_there():
+    "The last column of the map from the paper to the code."
+    modules = '\n'.join(p.read_text('utf-8') for p in sorted((ROOT/'stepwise_routing').rglob('*.py')))
+    rows = re.findall(r'^\|.*\| (`.*) \|$', (ROOT/'README.md').read_text('utf-8'), re.M)
+    names = [n.split('.')[0] for row in rows for n in re.findall(r'`([\w.]+)`', row)]
+    assert len(names) > 15
+    assert [n for n in names if not re.search(rf'^(async )?(def|class) {n}\b', modules, re.M)] == []
+
+# ---- built
+
+class Page(HTMLParser):
+    "Addresses and pictures of a page."
+    def __init__(self, path):
+        super().__init__()
+        self.addresses, self.alts = [], []
+        self.feed(path.read_text('utf-8'))
+    def handle_starttag(self, tag, attributes):
+        a = dict(attributes)
+        if tag == 'img': self.alts.append(a.get('alt') or '')
+        self.addresses += [a[k] for k in ('href', 'src') if a.get(k) and a.get('rel') not in ('canonical',)]
+
+@pytest.fixture(scope='module')
+def site():
+    for package in ('sphinx', 'myst_nb', 'furo', 'plotly', 'nbdev'): pytest.importorskip(package)
+    done = subprocess.run([sys.executable, '.ci/site.py'], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:] # a warning is an error
+    return ROOT/'_docs'/'html'
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_address_of_the_site_is_in_the_site(site):
+    "Scripts and styles, too: it works from a folder, without a network."
+    pages, missing = sorted(site.rglob('*.html')), []
+    for path in pages:
+        page = Page(path)
+        for address in (a.split('#')[0].split('?')[0] for a in page.addresses):
+            if not address or re.match(r'(https?:|mailto:|data:)', address): continue
+            if not (path.parent/address).exists(): missing.append((path.name, address))
+        outside = r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(https?:[^"]+)'
+        assert re.findall(outside, path.read_text('utf-8')) == [], path
+        assert [alt for alt in page.alts if len(alt) < 5] == [], path
+    assert len(pages) > 80 and missing == []
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')
+def test_the_slider_moves_in_a_browser(site, tmp_path):
+    "A headless browser that reaches no network drags the slider: marker and numbers follow, the console is silent."
+    for name in ('slider.html', 'plotly.min.js'): shutil.copy(site/name, tmp_path/name)
+    drag = """<script>addEventListener('load', () => setTimeout(() => {
+      const plot = document.getElementById('slider'), told = () => [plot.layout.title.text, plot._fullData[4].x[0]]
+      const touch = document.querySelector('.slider-rail-touch-rect'), rail = touch.getBoundingClientRect()
+      const before = told()
+      const at = share => ({clientX: rail.left + share*rail.width, clientY: rail.top + rail.height/2, bubbles: true})
+      touch.dispatchEvent(new MouseEvent('mousedown', at(.5)))
+      plot.dispatchEvent(new MouseEvent('mousemove', at(.9)))
+      plot.dispatchEvent(new MouseEvent('mouseup', at(.9)))
+      setTimeout(() => { document.body.dataset.told = JSON.stringify([before, told()]) }, 1500)
+    }, 1500))</script></body>"""
+    page = (tmp_path/'slider.html').read_text('utf-8')
+    (tmp_path/'slider.html').write_text(drag.join(page.rsplit('</body>', 1)), 'utf-8')
+    command = ['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr',
+               f'--user-data-dir={tmp_path}/u',
+               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=8000', '--dump-dom']
+    done = subprocess.run([*command, (tmp_path/'slider.html').as_uri()], capture_output=True, text=True, timeout=240)
+    told = re.search(r'data-told="([^"]+)"', done.stdout)
+    assert told, done.stderr[-2000:]
+    (title, place), (title_after, place_after) = json.loads(told[1].replace('&quot;', '"'))
+    assert title != title_after and place != place_after
+    assert 'CONSOLE' not in done.stderr
