@@ -56,6 +56,7 @@ def kernels_of(pids):
     ('reproduce --profile fast -p open.n_tset=1', r"unknown setting 'open.n_tset' \(did you mean 'open.n_test'\?\)"),
     ('reproduce --profile fast -p alpha=.05', r"unknown setting 'alpha' \(did you mean 'policy.alpha'\?\)"),
     ('reproduce --profile fast -p policy.alpha=2', r'policy.alpha is 2.0: choose from \(0, 1\)'),
+    ('reproduce --profile fast -p policy.sign=correct', r"policy.sign is 'correct' \(did you mean 'corrected'\?\)"),
     ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1.0: choose from \(0, 1\)'),
     ('reproduce --profile fast -p open.n_test=many', r"open.n_test must be int or dict or None, not 'many'"),
     ('reproduce --profile fast -p open.n_test=true', r'open.n_test must be int or dict or None, not True'),

@@ -144,6 +144,7 @@ def test_other_settings_are_refused_in_one_line(tmp_path):
         assert field in line and str(path) in line and '\n' not in line and len(line) < 400
     with RolloutStore(path, SETTINGS): pass # a refusal leaves no lock behind
     assert settings_difference(SETTINGS, SETTINGS) is None
+    assert settings_difference(dict(a=1), dict(a=True)) == ('settings.a', 1, True) # equal in Python, not in JSON
 
 def test_another_file_is_left_alone(tmp_path):
     path = tmp_path/'notes.txt'
