@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.names import setting_options
 from stepwise_routing.run import cli, needs
 from stepwise_routing.run.config import Project, open_run, read_yaml
 from stepwise_routing.run.policies import planned
@@ -91,6 +92,12 @@ def test_every_profile_differs_from_the_defaults_where_it_says_so():
         config, default = (settings_of(open_run(p, project=PROJECT).config) for p in (profile, 'smoke'))
         assert set(read_yaml(PROJECT.params/f'{profile}.yaml')) <= set(config)
         assert profile == 'smoke' or config != default
+
+def test_a_real_model_is_billed_by_its_own_row_or_refused():
+    def run(large): return open_run('api', changes={'api.models': ['micro-small', large]}, project=PROJECT)
+    assert {x: setting_options(run(x).settings[-1])['price'] for x in ('openai:gpt-4o-mini-2024-07-18', 'served:x')} == {
+        'openai:gpt-4o-mini-2024-07-18': 'gpt-4o-mini', 'served:x': 'gpt-4.1-mini'}
+    assert 'needs a price: gpt-4.1 is none of gpt-4.1-mini, gpt-4o-mini' in needs.needs(run('openai:gpt-4.1'))
 
 # ---- as written, with other models (slow: a minute or two each)
 

@@ -119,8 +119,8 @@ def setting_options(s:Setting)->dict:
     limits, api = s.run.config.models, s.part
     local = {k: v for k in ('max_tokens', 'context', 'memory_shares') if (v := getattr(limits, k))}
     if s.name == 'api':
-        paid = {k: getattr(api, k) for k in ('price', 'max_cents', 'max_reply', 'concurrency')}
-        return local | paid | dict(ledger=s.files.ledger())
+        paid = {k: getattr(api, k) for k in ('max_cents', 'max_reply', 'concurrency')}
+        return local | paid | dict(price=api.billed, ledger=s.files.ledger())
     if limits.engine != 'ray': return local
     return local | dict(engine='ray', workers=limits.ray_workers, num_gpus=limits.ray_gpus)
 

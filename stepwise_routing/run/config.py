@@ -8,7 +8,7 @@ __all__ = ['MICRO', 'RANGES', 'CHOICES', 'SECTIONS', 'KEYS', 'PACKAGE', 'Section
            'install_line', 'Run', 'Setting', 'Files', 'open_run']
 
 # %% ../../nbs/run/config.ipynb #imports
-import contextlib
+import contextlib, re
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 import stepwise_routing
@@ -61,10 +61,15 @@ class Open(Section):
 class Api(Open):
     "A small model here, a large one that is paid in US cents (Table 2)."
     models: tuple = ('micro-small', 'served:micro-large') # () leaves this setting out
-    price: str = 'gpt-4.1-mini'       # row of the price list by which the large model is billed
+    price: str = ''                   # row of PRICES; '': the model's own, of a local stand-in gpt-4.1-mini's
     max_cents: float = 100.           # never spend more, US cents, earlier runs with the same store included
     max_reply: int = 512              # longest rest of a chain, tokens
     concurrency: int = 32             # calls in flight
+
+    @property
+    def billed(self): # row of PRICES
+        if self.price or not self.models[-1].startswith('openai:'): return self.price or 'gpt-4.1-mini'
+        return re.sub(r'-\d{4}-\d\d-\d\d$', '', self.models[-1].removeprefix('openai:')) # a dated name is its family's
 
 # %% ../../nbs/run/config.ipynb #policy
 class Policy(Section):

@@ -37,7 +37,7 @@ def _walks(setting, held_out:int, test:int)->int: # problems of calibration and 
 
 def estimate(run)->list:
     "The `Work` that a run will ask of its models: settings, benchmarks and models in their order."
-    out, price = [], PRICES.get(run.config.api.price)
+    out, price = [], PRICES.get(run.config.api.models and run.config.api.billed)
     for s, b in ((s, b) for s in run.settings for b in s.benchmarks if b in LOADS):
         x, asked = LOADS[b], [of_benchmark(s.n(split), b, f'n_{split}') for split in SPLITS]
         counts = [every if n is None else n for n, every in zip(asked, x.counts)]
@@ -93,7 +93,7 @@ def _package_needs(run, served):
 def _data_needs(run, work):
     "Prices, money, data and disk that are not there; `work` is the estimate."
     c, bill = run.config, sum(w.cents for w in work)
-    if c.api.models and c.api.price not in PRICES: yield f'a price: api.price is none of {", ".join(PRICES)}'
+    if c.api.models and c.api.billed not in PRICES: yield f'a price: {c.api.billed} is none of {", ".join(PRICES)}'
     if bill > c.api.max_cents: yield f'{bill:,.0f} cents by this estimate: api.max_cents is {c.api.max_cents:g}'
     for s, b in ((s, b) for s in run.settings for b in s.benchmarks if c.data.data_dir or b not in SOURCES):
         try: [load_problems(b, x, s.n(x) and 1, data_dir=b in SOURCES and c.data.data_dir) for x in SPLITS]
