@@ -353,13 +353,13 @@ def test_last_digits_are_forgiven_and_more_is_found(tmp_path_factory, rows, rand
         f't.csv, row {i + 1}, {"abc"[j]}: {off[i][j]} here, {rows[i][j]} committed']
 
 def test_a_reproduction_says_how_its_tables_compare(ran, capsys):
-    def said():
+    def verdict():
         cli.reproduce(Options('toy', project=str(ran.root), publish=True))
-        return re.findall('^tables: (.*)', capsys.readouterr().out, re.M)
-    assert said() == ['no committed tables to compare with']
-    assert said() == ['identical to the committed tables']
+        return re.findall('^identical to the committed tables: (.*)', capsys.readouterr().out, re.M)
+    assert verdict() == ['no committed tables to compare with']
+    assert verdict() == ['yes']
     table(ran.root/'tables', [('a',), (1,)])
-    assert said() == ['different from the committed tables: t.csv, row 1, a: nothing here, 1 committed']
+    assert verdict() == ['no, differs by t.csv, row 1, a: nothing here, 1 committed']
 
 def test_the_tables_of_ablations_have_a_folder_of_their_own(ran, monkeypatch):
     (ran.root/'tables').mkdir()

@@ -331,7 +331,7 @@ def test_failures(monkeypatch):
     with pytest.raises(RuntimeError, match='Connection error'): VLLMBackend(None, 'http://127.0.0.1:9/v1')
     with pytest.raises(FileNotFoundError, match='no model folder'): VLLMBackend(SMALL.parent/'smal', SERVER['url'])
     monkeypatch.setitem(sys.modules, 'vllm', None)
-    with pytest.raises(RuntimeError, match=r'pip install "stepwise-routing\[gpu\]"'), serve_vllm(SMALL): pass
+    with pytest.raises(RuntimeError, match=r'pip install -e "\.\[gpu\]" -c constraints-gpu'), serve_vllm(SMALL): pass
 
 def test_a_server_that_shows_less():
     assert 'more than 5 logprobs' in one_line(dict(most='5'))

@@ -1,9 +1,9 @@
 """What of the results hangs on the last bits? `python tests/bench/perturbed.py RUN [--noise 1e-6] [--times 2]`
 
 Another processor rounds sums differently, so confidences differ there in their last digits. Here the observations in a
-run's outcome tables get relative noise of that size; policies are trained again, every method that the tables can replay
-chooses again, and its test row is computed again. Printed is, for every row of which anything moved, how often the
-chosen setting moved, and by how much at most the test accuracy (points) and the cost (% of the large model's)."""
+run's outcome tables get relative noise of that size; policies are trained again, every method that the tables can
+replay chooses again, and its test row is computed again. Printed is, for every row of which anything moved, how often
+the chosen setting moved, and by how much at most the test accuracy (points) and the cost (% of the large model's)."""
 import argparse
 import warnings
 from dataclasses import replace
