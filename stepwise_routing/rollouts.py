@@ -7,14 +7,14 @@ __all__ = ['VERSION', 'UnderWay', 'RoutingTree', 'State', 'bill_call', 'Walk', '
            'walk_together', 'walk', 'collect_rollouts', 'draw_edges', 'side_by_side', 'draw_all']
 
 # %% ../nbs/02_rollouts.ipynb #imports
-import asyncio, inspect, json
+import asyncio, inspect, json, os
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from fastcore.basics import patch
 from .core import READINGS, Call, ModelSpec, Problem, Trajectory, one_of
-from .core import edge_seed, extract_boxed, gather_progress, run_async
+from .core import edge_seed, end_with_parent, extract_boxed, gather_progress, run_async
 from .data.benchmarks import SPLITS, step_limit
 from .data.grading import grade_pairs, is_right
 from .models.base import Request
@@ -357,7 +357,8 @@ def draw_edges(s:Setting, benchmark:str, backends)->dict:
                     cents=getattr(backends[-1], 'spent', 0.))
 
 # %% ../nbs/02_rollouts.ipynb #side
-def _with_modules(modules, work, *job):
+def _in_worker(parent, modules, work, *job):
+    end_with_parent(parent)
     for module in modules: import_module(f'stepwise_routing.{module}')
     return work(*job)
 
@@ -377,7 +378,7 @@ def side_by_side(
     from tqdm.auto import tqdm
     sizes = [sum(len(s.problems(b, split)) for b in part for split in SPLITS) for s, part in jobs]
     order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i)) # of equal ones the last: benchmarks get harder
-    todo, results = (delayed(_with_modules)(modules, work, *jobs[i]) for i in order), {}
+    todo, results = (delayed(_in_worker)(os.getpid(), modules, work, *jobs[i]) for i in order), {}
     with tqdm(total=sum(sizes), desc=desc, unit='problem', disable=None) as bar:
         try:
             for i, result in zip(order, Parallel(workers, return_as='generator', batch_size=1)(todo)):

@@ -572,7 +572,8 @@ def sleeper(s, benchmarks):
     (s.run.folder.parent/f'{os.getpid()}.pid').write_text('')
     time.sleep(600)
 
-def test_an_interrupt_ends_the_workers(tmp_path):
+@pytest.mark.parametrize('end', [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_its_parent(tmp_path, end):
     import psutil
     (tmp_path/'go.py').write_text(SLEEPERS)
     process = subprocess.Popen([sys.executable, tmp_path/'go.py', tmp_path, Path(__file__).parent, *sys.path],
@@ -581,8 +582,9 @@ def test_an_interrupt_ends_the_workers(tmp_path):
     while len(pids()) < 2 and process.poll() is None: time.sleep(.1)
     workers = [psutil.Process(pid) for pid in pids()]
     time.sleep(2) # until it waits for them: Python may lose an interrupt in a callback
-    process.send_signal(signal.SIGINT) # to this process alone, as Jupyter does
-    assert 'KeyboardInterrupt' in process.communicate(timeout=60)[1] and len(workers) == 2
+    process.send_signal(end) # to this process alone, as Jupyter does
+    errors = process.communicate(timeout=60)[1]
+    assert len(workers) == 2 and ('KeyboardInterrupt' in errors or end == signal.SIGKILL)
     assert psutil.wait_procs(workers, 60)[1] == []
 
 def test_no_torch_is_needed():
