@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['READINGS', 'Price', 'PRICES', 'UNITS', 'VERIFY_PROMPT', 'chat_prompt', 'split_steps', 'extract_boxed', 'Problem',
            'Step', 'Call', 'Trajectory', 'ModelSpec', 'digest', 'edge_seed', 'nearest', 'one_of', 'write_file',
-           'run_async', 'end_with_parent', 'gather_progress', 'api_cost', 'generation_flops', 'walk_cost', 'step_texts',
+           'run_async', 'gather_progress', 'api_cost', 'generation_flops', 'walk_cost', 'step_texts',
            'verdict_messages', 'score_messages']
 
 # %% ../nbs/00_core.ipynb #imports
-import asyncio, difflib, hashlib, os, re, threading, time
+import asyncio, difflib, hashlib, os, re
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,14 +145,6 @@ def run_async(coro):
     except RuntimeError: return asyncio.run(coro)
     from anyio.from_thread import start_blocking_portal
     with start_blocking_portal() as portal: return portal.call(lambda: coro)
-
-# %% ../nbs/00_core.ipynb #end-with-parent
-def end_with_parent(parent:int): # its process number
-    "End this process soon after its parent has gone, however that was."
-    def wait():
-        while os.getppid() == parent: time.sleep(.5)
-        os._exit(1)
-    threading.Thread(target=wait, daemon=True).start()
 
 # %% ../nbs/00_core.ipynb #together
 async def gather_progress(

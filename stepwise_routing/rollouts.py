@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from fastcore.basics import patch
 from .core import READINGS, Call, ModelSpec, Problem, Trajectory, one_of
-from .core import edge_seed, end_with_parent, extract_boxed, gather_progress, run_async
+from .core import edge_seed, extract_boxed, gather_progress, run_async
 from .data.benchmarks import SPLITS, step_limit
 from .data.grading import grade_pairs, is_right
 from .models.base import Request
 from .run.config import Setting
-from .run.store import RolloutStore, check_settings, tree_settings
+from .run.store import RolloutStore, check_settings, end_with_parent, tree_settings
 
 VERSION = 1 # raise it where the same inputs give other draws or other bills
 
