@@ -31,7 +31,7 @@ def test_paid_models_are_refused_before_ray_starts(monkeypatch):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, 'ray', None)
-    with pytest.raises(ImportError, match=r'pip install "stepwise-routing\[ray\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[ray\]" -c constraints'):
         ray_models(NAMES, open_models).__enter__()
 
 @pytest.mark.parametrize('address', ['127.0.0.1:1', 'ray://127.0.0.1:1'])

@@ -244,8 +244,9 @@ def save_points(r):
         if len(frame): save_table(r.setting.run.tables/f'{stem}{r.suffix}', frame)
 
 def read_points(tables, suffix='')->dict: # folder; "_api" in cents -> arguments of `draw_accuracy_cost`, and `facts`
-    "The points of a run's figures, from its tables."
+    "The points of a run's figures, from its tables; in cents, too, where there are no others."
     import pandas as pd
+    if not (Path(tables)/'evaluation.csv').is_file(): suffix = '_api'
     paths = {k: Path(tables)/f'{stem}{suffix}.csv' for k, stem in
              dict(points='evaluation', frontiers='frontiers', seeds='seeds').items()}
     out = {k: pd.read_csv(path) if path.is_file() else None for k, path in paths.items()}
@@ -334,7 +335,7 @@ def redraw(tables, figures)->list: # folders; paths written
 # %% ../../nbs/report/figures.ipynb #report
 def tables_of(run):
     "The folder of a run's tables, or of the committed ones where it has none yet."
-    return run.tables if (run.tables/'frontiers.csv').is_file() else find_project().root/'tables'
+    return run.tables if list(run.tables.glob('frontiers*.csv')) else find_project().root/'tables'
 
 def save_and_show(made, figures, dpi=100)->list: # of `accuracy_figures`; folder
     "Save figures, and show all but those of every method."
