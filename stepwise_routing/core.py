@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['READINGS', 'Price', 'PRICES', 'UNITS', 'VERIFY_PROMPT', 'chat_prompt', 'split_steps', 'extract_boxed', 'Problem',
            'Step', 'Call', 'Trajectory', 'ModelSpec', 'digest', 'edge_seed', 'nearest', 'one_of', 'write_file',
-           'run_async', 'gather_progress', 'api_cost', 'generation_flops', 'walk_cost', 'step_texts',
+           'run_async', 'gather_progress', 'undated', 'api_cost', 'generation_flops', 'walk_cost', 'step_texts',
            'verdict_messages', 'score_messages']
 
 # %% ../nbs/00_core.ipynb #imports
@@ -163,6 +163,10 @@ async def gather_progress(
 Price = namedtuple('Price', 'input cached output as_of') # of prompt tokens, cached ones, generated ones; the month
 
 PRICES = {'gpt-4.1-mini': Price(0.40, 0.10, 1.60, '2025-04'), 'gpt-4o-mini': Price(0.15, 0.075, 0.60, '2024-10')}
+
+def undated(model:str)->str:
+    "The name of a model without the date of its version, as price lists have it."
+    return re.sub(r'-\d{4}-\d\d-\d\d$', '', model)
 
 # %% ../nbs/00_core.ipynb #api-cost
 def _spec_of(call, specs, external):

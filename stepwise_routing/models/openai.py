@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from fastcore.basics import patch
-from ..core import ModelSpec, PRICES, chat_prompt, digest, nearest, one_of
+from ..core import ModelSpec, PRICES, chat_prompt, digest, nearest, one_of, undated
 from . import replies
 from .base import Choice
 from .ledger import CENT, Ledger
@@ -81,7 +81,7 @@ def read_key(key_env, base_url)->str:
 
 def price_row(model:str, price:str|None, must:bool)->str|None:
     "The row of `PRICES` that a model is billed by, None for a free one. ValueError where there `must` be one."
-    family = re.sub(r'-\d{4}-\d\d-\d\d$', '', model)
+    family = undated(model)
     if price == 'free': return None
     if price or family in PRICES: return price or family
     if not must: return None

@@ -8,11 +8,11 @@ __all__ = ['MICRO', 'RANGES', 'CHOICES', 'SECTIONS', 'KEYS', 'PACKAGE', 'Section
            'install_line', 'Run', 'Setting', 'Files', 'open_run']
 
 # %% ../../nbs/run/config.ipynb #imports
-import contextlib, re
+import contextlib
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 import stepwise_routing
-from ..core import digest, nearest
+from ..core import digest, nearest, undated
 
 # %% ../../nbs/run/config.ipynb #section
 class Section:
@@ -69,7 +69,7 @@ class Api(Open):
     @property
     def billed(self): # row of PRICES
         if self.price or not self.models[-1].startswith('openai:'): return self.price or 'gpt-4.1-mini'
-        return re.sub(r'-\d{4}-\d\d-\d\d$', '', self.models[-1].removeprefix('openai:')) # a dated name is its family's
+        return undated(self.models[-1].removeprefix('openai:'))
 
 # %% ../../nbs/run/config.ipynb #policy
 class Policy(Section):
