@@ -1,6 +1,6 @@
 """The routing tree, walks and outcome tables: against a second implementation, by hand, and against each other to the
 last bit."""
-import asyncio, os, random, signal, subprocess, sys, time, zipfile
+import asyncio, contextlib, os, random, signal, subprocess, sys, time, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -581,9 +581,10 @@ def test_no_worker_outlives_its_parent(tmp_path, end):
     def pids(): return [int(p.stem) for p in tmp_path.glob('*.pid')]
     while len(pids()) < 2 and process.poll() is None: time.sleep(.1)
     workers = [psutil.Process(pid) for pid in pids()]
-    time.sleep(2) # until it waits for them: Python may lose an interrupt in a callback
-    process.send_signal(end) # to this process alone, as Jupyter does
-    errors = process.communicate(timeout=60)[1]
+    while process.poll() is None: # Python may lose an interrupt in a callback: then press it again
+        process.send_signal(end) # to this process alone, as Jupyter does
+        with contextlib.suppress(subprocess.TimeoutExpired): process.wait(10)
+    errors = process.stderr.read()
     assert len(workers) == 2 and ('KeyboardInterrupt' in errors or end == signal.SIGKILL)
     assert psutil.wait_procs(workers, 60)[1] == []
 
