@@ -62,47 +62,40 @@ def _rotate(x, at, cos, sin, blocks, q, K, V): # x [token, all heads * width], a
                 K[block, g, d, j], K[block, g, half + d, j] = a*c[d] - b*s[d], b*c[d] + a*s[d]
             for d in range(D): V[block, g, j, d] = x[i, v + d]
 
-# %% ../../nbs/models/qwen.ipynb #scores
-@lru_cache(None)
-def _kernels(D): # width of a head, known when the kernels are compiled
-    "Both products of attention over one block of keys [width, position] or values [position, width]."
-    @njit(**_NUMBA)
-    def score(q, k, s): # s [position] = q k
-        for j in range(BLOCK): s[j] = _F(0.)
-        for d in range(0, D, 8):
-            for j in range(BLOCK):
-                s[j] += (q[d]*k[d, j] + q[d+1]*k[d+1, j] + q[d+2]*k[d+2, j] + q[d+3]*k[d+3, j]
-                         + q[d+4]*k[d+4, j] + q[d+5]*k[d+5, j] + q[d+6]*k[d+6, j] + q[d+7]*k[d+7, j])
-    @njit(**_NUMBA)
-    def collect(s, v, out): # out [width] += s v
-        for j in range(0, BLOCK, 4):
-            for d in range(D): out[d] += s[j]*v[j, d] + s[j+1]*v[j+1, d] + s[j+2]*v[j+2, d] + s[j+3]*v[j+3, d]
-    return score, collect
-
 # %% ../../nbs/models/qwen.ipynb #attention
 @lru_cache(None)
-def attention(D):
+def attention(D): # width of a head, known when the kernel is compiled
     "The attention of one token after the other, each over the blocks of its own row."
-    score, collect = _kernels(D)
     @njit(**_NUMBA)
-    def attend(q, K, V, table, rows, lengths, order, s, power, bits, out): # s [query heads of a key head, position]
+    def attend(q, K, V, table, rows, lengths, order, s, power, bits, out): # s [position]
         heads = q.shape[1]//K.shape[1]
         for i in order: # tokens that share blocks one after the other, while these are near
             n, blocks = lengths[i], table[rows[i]]
             used = (n + BLOCK - 1)//BLOCK
-            for g in range(K.shape[1]):
-                for b in range(used):
-                    for h in range(heads): score(q[i, g*heads + h], K[blocks[b], g], s[h, b*BLOCK:(b + 1)*BLOCK])
-                for h in range(heads):
-                    z, top, total = s[h], s[h, 0], _F(0.)
-                    for j in range(n): top = max(top, z[j])
-                    _exponentials(z, top, _F(1.), used*BLOCK, z, power, bits)
-                    for j in range(n): total += z[j]
-                    for j in range(used*BLOCK): z[j] = z[j]/total if j < n else _F(0.)
-                    out[i, g*heads + h] = _F(0.)
-                for b in range(used):
-                    for h in range(heads): collect(s[h, b*BLOCK:(b + 1)*BLOCK], V[blocks[b], g], out[i, g*heads + h])
+            for h in range(q.shape[1]):
+                g, x, y = h//heads, q[i, h], out[i, h]
+                for b in range(used): # s = x K
+                    at, k = b*BLOCK, blocks[b]
+                    for j in range(at, at + BLOCK): s[j] = _F(0.)
+                    for d in range(0, D, 8):
+                        for j in range(BLOCK):
+                            s[at+j] += (x[d]*K[k, g, d, j] + x[d+1]*K[k, g, d+1, j] + x[d+2]*K[k, g, d+2, j]
+                                        + x[d+3]*K[k, g, d+3, j] + x[d+4]*K[k, g, d+4, j] + x[d+5]*K[k, g, d+5, j]
+                                        + x[d+6]*K[k, g, d+6, j] + x[d+7]*K[k, g, d+7, j])
+                top, total = s[0], _F(0.)
+                for j in range(n): top = max(top, s[j])
+                _exponentials(s, top, _F(1.), used*BLOCK, s, power, bits)
+                for j in range(n): total += s[j]
+                for j in range(used*BLOCK): s[j] = s[j]/total if j < n else _F(0.)
+                for d in range(D): y[d] = _F(0.)
+                for b in range(used): # y = s V
+                    at, k = b*BLOCK, blocks[b]
+                    for j in range(0, BLOCK, 4):
+                        for d in range(D):
+                            y[d] += (s[at+j]*V[k, g, j, d] + s[at+j+1]*V[k, g, j+1, d]
+                                     + s[at+j+2]*V[k, g, j+2, d] + s[at+j+3]*V[k, g, j+3, d])
     return attend
+
 
 # %% ../../nbs/models/qwen.ipynb #sample
 @njit(**_NUMBA)
@@ -188,7 +181,7 @@ class _Kept:
 class Blocks:
     "Keys and values in blocks of sixteen positions; rows and handles that begin alike share theirs."
     def __init__(self, layers, groups, width, rows, context):
-        n = 8*rows # at first
+        n = max(8*rows, (1 << 26)//(layers*groups*width*BLOCK)) # at first; memory is taken when it is written
         self.K, self.V = (np.zeros((layers, n, groups, *s), np.float32) for s in ((width, BLOCK), (BLOCK, width)))
         self.table, self.used = np.zeros((rows, context//BLOCK + 1), np.int64), np.zeros(rows, int) # blocks of each row
         self.owners, self.free = np.zeros(n, int), list(range(n))
@@ -252,7 +245,6 @@ class QwenModel:
         self.least, self.attend = steady_size([w for w in self.layers[0] if w.dim() == 2]), attention(self.width)
         groups, longest = config['num_key_value_heads'], max(context + BLOCK, len(self.embed))
         self.blocks = Blocks(n, groups, self.width, rows, context)
-        self.scores = np.zeros((self.heads//groups, context + BLOCK), np.float32)
         self.power, self.mass = np.zeros((2, longest), np.float32)
         self.bits = self.power.view(np.int32)
     def norm(self, x, weight):
@@ -279,8 +271,8 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
             first = min(skip + len(more), len(x) - self.least)
             x, q, places, at = x[first:], q[first:], places[first:], at[first:]
         o = np.empty_like(q)
-        order = np.argsort(b.table[places, 0], kind='stable')
-        self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, order, self.scores, self.power, self.bits, o)
+        order = np.lexsort(b.table[places, :at.max()//BLOCK + 1].T[::-1])
+        self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, order, self.mass, self.power, self.bits, o)
         x = x + F.linear(torch.from_numpy(o).flatten(1), out)
         gate, y = F.linear(self.norm(x, norm_2), up).chunk(2, -1)
         x = x + F.linear(F.silu(gate)*y, down)
