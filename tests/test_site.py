@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from stepwise_routing.report.figures import read_points
+from stepwise_routing.report.slider import show_slider
+from stepwise_routing.results import headline
 from stepwise_routing.run.reproduce import notebook_cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +40,29 @@ def test_the_code_that_the_readme_names_is_there():
     names = [n.split('.')[0] for row in rows for n in re.findall(r'`([\w.]+)`', row)]
     assert len(names) > 15
     assert [n for n in names if not re.search(rf'^(async )?(def|class) {n}\b', modules, re.M)] == []
+
+@pytest.mark.parametrize('plotly', [True, False])
+def test_the_slider_of_a_notebook_is_small_and_has_a_picture(plotly, monkeypatch, capsys):
+    if plotly: pytest.importorskip('plotly')
+    else: monkeypatch.setitem(sys.modules, 'plotly.subplots', None)
+    shown = []
+    monkeypatch.setattr('IPython.display.display', lambda data, raw: shown.append(data))
+    show_slider(ROOT/'tables')
+    bundle, = shown
+    assert bundle['image/png'][1:4] == b'PNG' and len(bundle['image/png']) < 100_000
+    assert ('application/vnd.plotly.v1+json' in bundle) == plotly
+    assert len(json.dumps(bundle.get('application/vnd.plotly.v1+json', ''), default=str)) < 100_000
+
+def test_the_best_row_of_the_readme_is_the_one_that_the_rule_chose():
+    "The rule may choose another variant with other numbers; then nbs/index.ipynb is to name that one."
+    source = '\n'.join(c['source'] for c in notebook_cells(ROOT/'nbs/index.ipynb'))
+    for suffix in ('', '_api'):
+        rows = headline(read_points(ROOT/'tables', suffix)['points'])
+        pairs = [rows['Ours, best'], *([] if suffix else [rows['Bare threshold (probability)']])]
+        for method, on_escalate in pairs:
+            slug = '_'.join(re.findall(r'[a-z]+', method.lower()))
+            asked = set(re.findall(rf'{{{{evaluation{suffix}\.\w+\.{slug}\.(\w+)\.', source))
+            assert asked == {on_escalate}, (method, suffix)
 
 # ---- built
 
