@@ -8,13 +8,13 @@ __all__ = ['COMMANDS', 'dry_run', 'reproduce', 'demo', 'figures', 'Parser', 'bui
 # %% ../../nbs/run/cli.ipynb #imports
 import sys
 try:
-    import argparse, logging, re
+    import argparse, logging, re, textwrap
     from dataclasses import fields
     from stepwise_routing import __version__
     from stepwise_routing.core import nearest
-    from stepwise_routing.run.config import find_project
+    from stepwise_routing.run.config import Config, find_project
     from stepwise_routing.run.publish import PUBLISHED, compared, publish, published, write_back
-    from stepwise_routing.run.reproduce import Manifest, Options, files_in, plan, run_plan
+    from stepwise_routing.run.reproduce import Manifest, Options, files_in, plan, run_plan, settings_of
 except KeyboardInterrupt: # Ctrl-C before there is a command to interrupt
     print('stepwise-routing: interrupted', file=sys.stderr)
     raise SystemExit(130) from None
@@ -27,11 +27,15 @@ def dry_run(plan):
     from stepwise_routing.run.needs import needs, report
     short, run = plan.project.short, plan.run
     size = sum(path.stat().st_size for path in files_in(run.store).values()) / 1e6
-    todo = [f'{"run" if name in plan.todo else "skip":8} {name}{plan.why_not(name)}' for name in plan.stages]
+    todo = [f'run      {name}{plan.took(name)}' if name in plan.todo else f'skip     {name}{plan.why_not(name)}'
+            for name in plan.stages]
+    usual = settings_of(Config())
+    other = ', '.join(f'{k}={v}' for k, v in settings_of(run.config).items() if v != usual[k]) or 'the defaults'
     with working_directory(plan.project.nbs): # that of the notebooks
         lines, missing = report(run), needs(run)
-    print(f'profile  {run.profile}', f'run      {short(run.folder)} ({plan.note})',
-          f'store    {short(run.store)}: {size:,.1f} MB', *todo, *lines, *missing, sep='\n')
+    print(f'profile  {run.profile}', textwrap.fill(f'settings {other}', 110, subsequent_indent=' '*9),
+          f'run      {short(run.folder)} ({plan.note})', f'store    {short(run.store)}: {size:,.1f} MB',
+          *todo, *lines, *missing, sep='\n')
     return missing
 
 # %% ../../nbs/run/cli.ipynb #reproduce
