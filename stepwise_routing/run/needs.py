@@ -28,7 +28,7 @@ LOADS = {
     'omnimath': Load(907/53, 907, 969, 114, (1736, 868, 1736))}
 
 # %% ../../nbs/run/needs.ipynb #estimate
-Work = namedtuple('Work', 'setting benchmark model problems calls tokens cents') # of one model: tokens written, US cents
+Work = namedtuple('Work', 'setting benchmark model problems calls tokens cents') # of one model: tokens written
 
 def _walks(setting, held_out:int, test:int)->int: # problems of calibration and test
     "Chains that walking routers draw besides the outcome tables."
