@@ -24,7 +24,9 @@ def slider(
     fig, color, markers = make_subplots(1, len(sweeps), subplot_titles=list(sweeps)), style_of(row[0])['color'], []
     grey = {'small-large line': 'solid', 'random': 'dot', 'oracle': 'dash'}
     for i, (benchmark, sweep) in enumerate(sweeps.items(), 1):
-        def draw(x, y, **look): fig.add_scatter(x=100*x, y=100*y, showlegend=False, row=1, col=i, **look)
+        def draw(x, y, **look):
+            x, y = ((100*v).round(3).tolist() for v in (x, y))
+            fig.add_scatter(x=x, y=y, showlegend=False, row=1, col=i, **look)
         for name, c in frontiers[frontiers['benchmark'] == benchmark].groupby('curve', sort=False):
             look = dict(color='#767676', dash=grey[name], width=1)
             draw(c['cost_share'], c['accuracy'], name=name, mode='lines', line=look)
@@ -32,10 +34,10 @@ def slider(
         markers.append(len(fig.data))
         draw(sweep['cost_share'][:1], sweep['accuracy'][:1], name='this kappa', mode='markers',
              marker=dict(color=color, size=13, symbol='star'))
-    fig.update_xaxes(title="cost, % of the large model's")
+    fig.update_xaxes(title="cost, % of the large model's", zeroline=False)
     fig.update_yaxes(title='accuracy, %', col=1)
-    bar = dict(steps=_steps(sweeps, markers), pad=dict(t=50), currentvalue=dict(prefix='kappa number '))
-    return fig.update_layout(sliders=[bar], template='simple_white', title=bar['steps'][0]['args'][1]['title.text'])
+    bar = dict(steps=_steps(sweeps, markers), pad=dict(t=70), currentvalue=dict(prefix='kappa number '))
+    return fig.update_layout(sliders=[bar], template='none', title=bar['steps'][0]['args'][1]['title.text'])
 
 # %% ../../nbs/report/slider.ipynb #steps
 def _steps(sweeps, markers): # benchmark -> sweep; indices of the markers
@@ -45,7 +47,7 @@ def _steps(sweeps, markers): # benchmark -> sweep; indices of the markers
         rows = [s.iloc[(s['threshold'] - place).abs().argmin()] for s in sweeps.values()]
         numbers = [[PERCENT(100*r[c]) for c in ('accuracy', 'cost_share')] for r in rows]
         told = [f'{b}: {right} % at {cost} %' for b, (right, cost) in zip(sweeps, numbers)]
-        moved = dict(x=[[100*r['cost_share']] for r in rows], y=[[100*r['accuracy']] for r in rows])
+        moved = {x: [[round(100*r[c], 3)] for r in rows] for x, c in dict(x='cost_share', y='accuracy').items()}
         arguments = [moved, {'title.text': '; '.join(told)}, markers]
         return dict(label=f'{i} of {len(places)}', method='update', args=arguments)
     return [step(i, place) for i, place in enumerate(places, 1)]
@@ -65,7 +67,8 @@ def show_slider(tables): # folder, of `tables_of`
     from IPython.display import display
     data = read_points(tables)
     points, curves, row = data['points'], data['frontiers'], drawn_methods(data['points'])[-1]
-    picture = preview(draw_accuracy_cost(points, curves, [('Small only', 'append'), ('Large only', 'append'), row]))
+    pairs = [('Small only', 'append'), ('Large only', 'append'), row]
+    picture = preview(draw_accuracy_cost(points, curves, pairs, height=2.4), dpi=90)
     bundle = {'image/png': picture.data, 'text/plain': f'{row[0]}, {row[1]}: accuracy against cost at every threshold'}
     try: bundle['application/vnd.plotly.v1+json'] = slider(points, curves, row).to_plotly_json()
     except ImportError: pass
