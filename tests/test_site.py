@@ -105,21 +105,23 @@ def test_every_address_of_the_site_is_in_the_site(site):
 def test_the_slider_moves_in_a_browser(site, tmp_path):
     "A headless browser that reaches no network drags the slider: marker and numbers follow, the console is silent."
     for name in ('slider.html', 'plotly.min.js'): shutil.copy(site/name, tmp_path/name)
-    drag = """<script>addEventListener('load', () => setTimeout(() => {
-      const plot = document.getElementById('slider'), told = () => [plot.layout.title.text, plot._fullData[4].x[0]]
-      const touch = document.querySelector('.slider-rail-touch-rect'), rail = touch.getBoundingClientRect()
-      const before = told()
+    drag = """<script>addEventListener('load', () => { let before; const timer = setInterval(() => {
+      const plot = document.getElementById('slider'), touch = document.querySelector('.slider-rail-touch-rect')
+      if (!touch) return // not drawn yet
+      const now = [plot.layout.title.text, plot._fullData[4].x[0]], rail = touch.getBoundingClientRect()
+      before = before || now
+      document.body.dataset.told = JSON.stringify([before, now])
+      if (now[0] !== before[0]) return clearInterval(timer)
       const at = share => ({clientX: rail.left + share*rail.width, clientY: rail.top + rail.height/2, bubbles: true})
       touch.dispatchEvent(new MouseEvent('mousedown', at(.5)))
       plot.dispatchEvent(new MouseEvent('mousemove', at(.9)))
       plot.dispatchEvent(new MouseEvent('mouseup', at(.9)))
-      setTimeout(() => { document.body.dataset.told = JSON.stringify([before, told()]) }, 1500)
-    }, 1500))</script></body>"""
+    }, 500) })</script></body>"""
     page = (tmp_path/'slider.html').read_text('utf-8')
     (tmp_path/'slider.html').write_text(drag.join(page.rsplit('</body>', 1)), 'utf-8')
     command = ['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr',
                f'--user-data-dir={tmp_path}/u',
-               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=8000', '--dump-dom']
+               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=20000', '--dump-dom']
     done = subprocess.run([*command, (tmp_path/'slider.html').as_uri()], capture_output=True, text=True, timeout=240)
     told = re.search(r'data-told="([^"]+)"', done.stdout)
     assert told, done.stderr[-2000:]
