@@ -2,6 +2,7 @@
 import json, re, shutil, subprocess, sys
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -70,11 +71,12 @@ class Page(HTMLParser):
     "Addresses and pictures of a page."
     def __init__(self, path):
         super().__init__()
-        self.addresses, self.alts = [], []
+        self.addresses, self.alts, self.names = [], [], set()
         self.feed(path.read_text('utf-8'))
     def handle_starttag(self, tag, attributes):
         a = dict(attributes)
         if tag == 'img': self.alts.append(a.get('alt') or '')
+        self.names.add(a.get('id'))
         self.addresses += [a[k] for k in ('href', 'src') if a.get(k) and a.get('rel') not in ('canonical',)]
 
 @pytest.fixture(scope='module')
@@ -88,12 +90,14 @@ def site():
 @pytest.mark.timeout(900)
 def test_every_address_of_the_site_is_in_the_site(site):
     "Scripts and styles, too: it works from a folder, without a network."
-    pages, missing = sorted(site.rglob('*.html')), []
-    for path in pages:
-        page = Page(path)
-        for address in (a.split('#')[0].split('?')[0] for a in page.addresses):
-            if not address or re.match(r'(https?:|mailto:|data:)', address): continue
-            if not (path.parent/address).exists(): missing.append((path.name, address))
+    pages, missing = {path: Page(path) for path in sorted(site.rglob('*.html'))}, []
+    for path, page in pages.items():
+        for address in page.addresses:
+            if re.match(r'(https?:|mailto:|data:)', address): continue
+            file, _, place = address.partition('#')
+            target = (path.parent/file.split('?')[0]).resolve() if file else path
+            there = target.exists() and (not place or target not in pages or unquote(place) in pages[target].names)
+            if not there: missing.append((path.name, address))
         outside = r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(https?:[^"]+)'
         assert re.findall(outside, path.read_text('utf-8')) == [], path
         assert [alt for alt in page.alts if len(alt) < 5] == [], path
