@@ -75,6 +75,9 @@ def figures(options):
         tables, drawn = root/'tables'/name, root/'figures'/name
         if (tables/'frontiers.csv').is_file(): print(*redraw(tables, drawn), sep='\n')
 
+COMMANDS = dict(figures=figures, demo=demo) # they need no run
+
+# %% ../../nbs/run/cli.ipynb #init
 def init(options):
     "Copy the notebooks and profiles of an installed wheel to a new folder, to run and change them there."
     from importlib.metadata import files
@@ -87,7 +90,7 @@ def init(options):
         if place: write_file(out/place, Path(path).read_bytes())
     print(f'Notebooks and profiles: {out/"nbs"}', f'Next: stepwise-routing reproduce {out} --profile smoke', sep='\n')
 
-COMMANDS = dict(figures=figures, demo=demo, init=init) # they need no run
+COMMANDS |= dict(init=init)
 
 # %% ../../nbs/run/cli.ipynb #parser
 class Parser(argparse.ArgumentParser):
@@ -116,8 +119,9 @@ def build_parser():
     from fastcore.docments import docments
     about, help = 'Run the numbered notebooks and keep the receipts.', docments(Options)
     parser = Parser('stepwise-routing', description=about, allow_abbrev=False)
-    parser.add_argument('command', choices=['reproduce', *COMMANDS], help='run the notebooks; draw the figures '
-                        'again from tables/; route twenty problems; copy notebooks and profiles to DIR')
+    parser.add_argument('command', choices=['reproduce', *COMMANDS],
+                        help='run the notebooks; draw the figures again from tables/; route twenty problems; '
+                        'copy notebooks and profiles to DIR')
     parser.add_argument('project', nargs='?', default=argparse.SUPPRESS, metavar='DIR', help='the same as --project')
     parser.add_argument('--version', action='version', version=f'stepwise-routing {__version__}')
     parser.add_argument('--dry-run', action='store_true', help='print the plan, what it takes and what is missing')
