@@ -8,6 +8,7 @@ from stepwise_routing.core import write_file
 from stepwise_routing.report.slider import slider_page
 from stepwise_routing.run.config import find_project
 
+SIZE = 'width="100%" height="520" style="border: 0"'
 PARTS = {'Chapters': r'0\d', 'Machinery': r'(data|models|report|run)/', 'Labs': 'labs/'}
 
 def notebook(path):
@@ -21,6 +22,10 @@ def notebook(path):
     for cell in cells: # a picture's alternative text is what was said to see in it
         if cell.cell_type == 'markdown': above = re.sub(r'\]\([^)]*\)|[#>*`$\[\]\n]', ' ', cell.source)[-300:].strip()
         else: cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=above)))
+        for output in cell.get('outputs', ()): # the slider of a notebook is the page of its own, which has the script
+            if output.get('data', {}).pop('application/vnd.plotly.v1+json', None):
+                up = '../'*len(path.relative_to(find_project().nbs).parts)
+                output['data']['text/html'] = f'<iframe src="{up}slider.html" title="slider" {SIZE}></iframe>'
     return dict(processor.nb, cells=[{k: cell[k] for k in names if k in cell} for cell in cells])
 
 def mended(text, folder):

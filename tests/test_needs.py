@@ -1,14 +1,17 @@
 "What a run would take, and what this machine lacks: for the committed profiles, without calling anybody."
 import csv, json
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stepwise_routing.data.benchmarks import MICRO
+from stepwise_routing.core import Step
+from stepwise_routing.data.benchmarks import MICRO, SPLITS
 from stepwise_routing.run import needs as run_needs
 from stepwise_routing.run.config import Project, open_run
 from stepwise_routing.run.needs import LOADS, estimate, needs, report
+from stepwise_routing.run.store import RolloutStore
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = sorted(p.stem for p in (ROOT/'nbs/params').glob('*.yaml'))
@@ -42,7 +45,10 @@ def test_nothing_is_missing_and_nobody_is_called(offline, machine, profile):
     run = run_of(profile)
     assert needs(run) == []
     lines = report(run)
-    assert lines[0].startswith('estimate ') and all(' calls, ' in line for line in lines[1:len(estimate(run)) + 1])
+    rows = [line.split() for line in lines[2:len(estimate(run)) + 2]]
+    assert lines[0].startswith('estimate ') and lines[1].split()[:4] == ['problems', 'stored', 'calls', 'M']
+    assert [row[:2] for row in rows] == [[w.setting, w.benchmark] for w in estimate(run)]
+    assert all(number.replace(',', '').replace('.', '').isdigit() for row in rows for number in row[3:])
     assert not any(KEY in line for line in lines)
 
 @pytest.mark.parametrize('profile', ('open', 'open-lite', 'api'))
@@ -115,3 +121,22 @@ def test_walks_come_on_top():
     plain = dict(baselines__steer_next=False, baselines__reward_model='', sweep__per_step=False)
     none, one = (estimate(run_of('smoke', baselines__specreason=on, **plain)) for on in (False, True))
     assert all(a.calls < b.calls and a.tokens < b.tokens for a, b in zip(none, one))
+
+def test_what_the_store_holds_is_not_counted_again(tmp_path):
+    "Problems that the large model has answered alone; those whose chain was only begun are still to do."
+    run = replace(run_of('smoke'), store=tmp_path)
+    open_setting, api = run.settings
+    n = sum(open_setting.n(split) for split in SPLITS)
+    def row(): return report(run)[2].split()[3:]
+    before = row()
+    with RolloutStore(open_setting.files.rollouts('micro-gsm'), {}) as store:
+        step = Step('', 0, 'step')
+        store.put_many(((f'p{i}', 0, '', 1), step) for i in range(n//4))
+        store.put_many(((f'q{i}', 0, '', 0), step) for i in range(n))
+        store.put_many(((f'p{i}', 1, '', 1), step) for i in range(n//4))
+    after = row()
+    assert before[:2] == [str(n), '0'] and after[:2] == [str(n), str(n//4)]
+    calls = [float(r[2].replace(',', '')) for r in (before, after)]
+    assert calls[1] == pytest.approx(calls[0]*(1 - n//4/n), abs=1)
+    open_setting.files.rollouts('micro-gsm').write_bytes(b'damaged') # the run itself says so
+    assert row() == before

@@ -1,5 +1,8 @@
 "What sweeps win, comparisons and claims: closed forms, by hand, and against the frontiers."
+import re
 from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -9,11 +12,14 @@ from scipy.integrate import trapezoid
 from scipy.stats import norm
 
 from stepwise_routing.bounds import oracle_frontier, random_frontier, random_outcome
+from stepwise_routing.core import Problem, Step, Trajectory
 from stepwise_routing.outcomes import take_rows, toy_table
+from stepwise_routing.own import Routed
 from stepwise_routing.report.claims import CLAIMS, against, alone, claims_markdown, claims_table, collect_facts, verdict
 from stepwise_routing.report.gains import (METRICS, _area, _curve, _integral, _least_cost, _measures, _p_value, compare,
     comparison_markdown, comparisons, holm, metrics, metrics_markdown)
 from stepwise_routing.report.tables import ablation_markdown
+from stepwise_routing.report.transcripts import Line, Transcript
 from stepwise_routing.results import ablation_table, resamples, with_intervals
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
 from toy_runs import frame, line, means_of, settled
@@ -252,3 +258,34 @@ def test_ablations_show_intervals_and_seeds(with_ours):
     md = ablation_markdown(with_ours.whole(ablation_table))
     assert '| toy | Ours (full), regenerate | 60 | 1 | ' in md and '| toy | short | ' in md
     assert md.count('–') == 2*3 + 1
+
+# ---- transcripts -----------------------------------------------------------------------------------------------------
+HOSTILE = '</p><script>alert(1)</script><img src=x onerror="alert(2)">\'"&{{7*7}}{% raw %}'
+
+def tags(html):
+    "The tags of a page, and the attributes that run or load something."
+    class Page(HTMLParser):
+        names, bad = set(), []
+        def handle_starttag(self, tag, attributes):
+            self.names.add(tag)
+            self.bad += [k for k, _ in attributes if k != 'style']
+    page = Page()
+    page.feed(html)
+    return page.names, page.bad
+
+def test_what_models_and_askers_write_stays_text_in_a_notebook():
+    "Questions, steps, answers and names of models are shown as they are and never become part of the page."
+    steps = [Step(HOSTILE, m, 'stop') for m in (0, 1)]
+    walk = Trajectory(Problem('toy', '0', HOSTILE, '1'), '01', steps, (), HOSTILE, False)
+    routed = Routed(HOSTILE, HOSTILE, (HOSTILE, HOSTILE), '01', (HOSTILE, 'b'), (1, 1), .5, 'cents')
+    transcript = Transcript(HOSTILE, [Line('small', HOSTILE, HOSTILE, True)], HOSTILE)
+    for page, places in ((walk, 3), (routed, 5), (transcript, 4)):
+        html = page._repr_html_()
+        assert tags(html) == ({'div', 'p', 'b', 's', 'small', 'br'} & tags(html)[0], [])
+        assert unescape(html).count(HOSTILE) == places and '49' not in html
+        assert 'small' in html
+
+def test_a_routed_answer_says_who_wrote_what_and_what_it_cost():
+    html = Routed('2+2?', None, ('one', 'two'), '01', ('tiny', 'huge'), (3, 4), 2.5e9, 'paper_flops')._repr_html_()
+    assert re.findall(r'<b>(small|large)</b> <small>(\w+)</small>', html) == [('small', 'tiny'), ('large', 'huge')]
+    assert 'Answer: None; 2.5e+09 FLOPs' in html

@@ -264,7 +264,8 @@ def test_a_dry_run_tells_what_would_be_taken_over(ran, monkeypatch, capsys):
     cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--dry-run', '-p', 'results.n_boot=5'])
     lines = capsys.readouterr().out.splitlines()
     assert 'skip     01_count: unchanged, taken over from whole' in lines
-    assert 'run      05_table' in lines and bytes_of(ran.root) == before
+    assert any(re.fullmatch(r'run      05_table: \d+\.\d min in whole', line) for line in lines)
+    assert 'settings open.n_test=20, results.n_boot=5' in lines and bytes_of(ran.root) == before
 
 def test_versions_are_read_without_an_import(tmp_path):
     (tmp_path/'a').mkdir()

@@ -1,5 +1,5 @@
 "The README says what index and tables say; versions and pins agree. (`.ci/run` compares modules and notebooks.)"
-import importlib.util, json, re, shutil, subprocess, sys
+import importlib.util, json, os, re, shutil, subprocess, sys
 from pathlib import Path
 
 import pytest
@@ -132,3 +132,40 @@ def test_the_router_of_contributing_is_one():
     exec(code[0], names)
     grid = grid_search(names['Patience'](), names['table'])
     assert grid.cost[0] < grid.cost[-1] # from the small model alone to handing over at once
+
+@pytest.mark.slow
+def test_a_wheel_brings_notebooks_and_profiles_to_a_folder_outside_of_a_clone(tmp_path):
+    "Built, installed and asked for a plan, as somebody does who has no clone."
+    listing = ['git', 'ls-files', '-co', '--exclude-standard', '-z']
+    files = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True).stdout
+    for name in filter(None, files.split('\0')): # a build leaves folders behind
+        if (ROOT/name).is_file():
+            (tmp_path/'source'/name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT/name, tmp_path/'source'/name)
+    pip = [sys.executable, '-m', 'pip', '-q']
+    quick = ['--no-deps', '--no-index']
+    subprocess.run([*pip, 'wheel', *quick, '--no-build-isolation', '-w', tmp_path, tmp_path/'source'], check=True)
+    wheel, = tmp_path.glob('*.whl')
+    subprocess.run([*pip, 'install', *quick, '--prefix', tmp_path/'installed', wheel], check=True)
+    site, = (tmp_path/'installed').rglob('site-packages')
+    outside = tmp_path/'elsewhere'
+    outside.mkdir()
+    def command(*args):
+        code = 'from stepwise_routing.run.cli import main; main()'
+        return subprocess.run([sys.executable, '-c', code, *args], cwd=outside, capture_output=True, text=True,
+                              env=os.environ | dict(PYTHONPATH=str(site)))
+    assert 'stepwise-routing init DIR' in command('reproduce', '--dry-run').stderr
+    assert command('init').stderr == 'stepwise-routing: say where to: stepwise-routing init DIR\n'
+    made = command('init', 'mine')
+    assert made.returncode == 0, made.stderr
+    sources = {p.relative_to(ROOT) for p in (*ROOT.glob('nbs/*.ipynb'), *ROOT.glob('nbs/params/*.yaml'))}
+    assert {p.relative_to(outside/'mine') for p in (outside/'mine').rglob('*') if p.is_file()} == sources
+    assert all((outside/'mine'/p).read_bytes() == (ROOT/p).read_bytes() for p in sources)
+    planned = command('reproduce', 'mine', '--profile', 'smoke', '--dry-run')
+    assert planned.returncode == 0 and 'run      05_results' in planned.stdout.splitlines(), planned.stderr
+    assert 'is there already' in command('init', 'mine').stderr
+
+def test_in_a_clone_there_is_nothing_to_copy(tmp_path, capsys):
+    from stepwise_routing.run.cli import main
+    with pytest.raises(SystemExit): main(['init', str(tmp_path/'mine')])
+    assert capsys.readouterr().err == f'stepwise-routing: this is installed from the clone {ROOT}: work there\n'

@@ -210,7 +210,7 @@ def figure_caption(
     "What an accuracy-cost figure shows, sentence by sentence as it was drawn."
     facts, chosen = dict(facts), points[points['chosen'] == 1]
     rows = [r for r in chosen.to_dict('records') if not methods or (r['method'], r['on_escalate']) in methods]
-    counts, cost = points.groupby('benchmark', sort=False)['n'].first(), '2N FLOPs per generated token'
+    counts, cost = points.groupby('benchmark', sort=False)['n'].first(), '2N FLOPs a token for N parameters'
     if points['cost_in'].iloc[0] == 'cents': cost = f'US cents; {facts["billing"]}; the small model costs nothing'
     if Look(**look).xscale == 'log': cost += '; logarithmic axis, linear below 1 %'
     drawn = 'every method; above: append, below: regenerate'
@@ -219,14 +219,15 @@ def figure_caption(
         drawn = 'of each method the variant cheapest on calibration'
     sentences = {
         f"Accuracy against cost (share of the large model's, {cost}), {facts['profile']} profile; {drawn}.": 1,
-        f'Test problems: {", ".join(map("{} {}".format, *zip(*counts.items())))}; one set of draws shared by all '
-        'methods.': 1,
-        'Lines: one score or policy at all its thresholds; markers: chosen on the calibration split; light crosses: '
-        'paired bootstrap 95% intervals.': 1,
-        'Ours is the mean over training seeds, whose own choices are the small dots.': seeds is not None,
-        'An arrow: dearer than shown.': any(100*r['cost_share'] > _EDGE for r in rows),
-        'Solid grey: a coin per problem; dotted: a coin per step; dashed: hindsight, both in the reading append.': 1,
-        'Hollow markers: regenerate, the larger model writes the step again, as SpecReason and RSD always do.':
+        f'Test problems: {", ".join(map("{} {}".format, *zip(*counts.items())))}; all methods see the same draws '
+        'of both models.': 1,
+        'Lines: one score or policy at all its thresholds; markers: the threshold chosen on calibration problems; '
+        'light crosses: its paired bootstrap 95% intervals.': 1,
+        'Ours is the mean over training seeds; small dots: single seeds.': seeds is not None,
+        'An arrow: the cost is higher than shown.': any(100*r['cost_share'] > _EDGE for r in rows),
+        'Grey, solid: chance picks a model for each problem; dotted: chance escalates after each step; dashed: '
+        'hindsight, which knows the answers; in both the large model appends.': 1,
+        'Hollow markers: regenerate, the large model writes the step again, as SpecReason and RSD always do.':
             any(map(is_hollow, rows))}
     return ' '.join(s for s, holds in sentences.items() if holds)
 

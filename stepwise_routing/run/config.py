@@ -226,7 +226,8 @@ def find_project(start=None)->Project:
     folders = [Path(start).resolve()] if start else [Path.cwd(), *Path.cwd().parents, PACKAGE.parent]
     for root in folders:
         if (root/'nbs'/'params').is_dir(): return Project(root)
-    raise FileNotFoundError(f'no nbs/params folder in {start or "this folder or above"}: is it a clone?')
+    raise FileNotFoundError(f'no nbs/params folder in {start or "this folder or above"}: '
+                            'work in a clone, or make a folder with stepwise-routing init DIR')
 
 # %% ../../nbs/run/config.ipynb #extra
 def install_line(extra:str)->str:

@@ -16,6 +16,7 @@ from ..data.benchmarks import SOURCES, SPLITS, load_problems, of_benchmark
 from ..models.names import check_shares, model_kind
 from ..models.vllm import vllm_on_cpu
 from .config import install_line
+from .store import RolloutStore
 
 
 # %% ../../nbs/run/needs.ipynb #loads
@@ -27,7 +28,7 @@ LOADS = {
     'omnimath': Load(907/53, 907, 969, 114, (1736, 868, 1736))}
 
 # %% ../../nbs/run/needs.ipynb #estimate
-Work = namedtuple('Work', 'setting benchmark model calls tokens cents') # of one model: tokens written, US cents
+Work = namedtuple('Work', 'setting benchmark model problems calls tokens cents') # of one model: tokens written
 
 def _walks(setting, held_out:int, test:int)->int: # problems of calibration and test
     "Chains that walking routers draw besides the outcome tables."
@@ -46,7 +47,7 @@ def estimate(run)->list:
         for model, c, t in zip(s.models, calls, tokens):
             paid = price and s.name == 'api' and model.startswith(('openai:', 'served:'))
             read = c*(x.prompt + 20 + x.small/2) # 20 tokens ask to go on, or for a score
-            out.append(Work(s.name, b, model, c, t, (t*price.output + read*price.input)/1e4 if paid else 0.))
+            out.append(Work(s.name, b, model, n, c, t, (t*price.output + read*price.input)/1e4 if paid else 0.))
     return out
 
 # %% ../../nbs/run/needs.ipynb #machine
@@ -127,14 +128,25 @@ def needs(run)->list:
     return [f'needs {x}' for x in dict.fromkeys(lines)]
 
 # %% ../../nbs/run/needs.ipynb #report
+def _stored(setting, benchmark)->int: # problems; 0 without a store
+    try:
+        with RolloutStore(setting.files.rollouts(benchmark), readonly=True) as store: edges = store.keys()
+    except (OSError, ValueError): return 0
+    return sum(edge[1:] == (0, '', 1) for edge in edges) # (problem, sample, path, model): the large model alone
+
 def report(run)->list: # of lines
-    "The estimate in words: a line per setting, benchmark and model, and the totals."
-    work, lines = estimate(run), ['estimate  (chains as in nbs/run/needs.ipynb)']
-    total = Work('', 'all', '', *(sum(w[i] for w in work) for i in (3, 4, 5)))
-    for w in (*work, total):
-        money = f', {w.cents:,.0f} cents' if w.cents else ''
-        where = f'{w.setting} {w.benchmark} {_short(w.model)}'.strip()
-        lines.append(f'  {where:48}{w.calls:,.0f} calls, {w.tokens/1e6:,.1f} M tokens written{money}')
+    "The estimate as a table: a row for every setting, benchmark and model, and the totals."
+    import pandas as pd
+    rows, settings = {}, {s.name: s for s in run.settings}
+    for w in estimate(run):
+        stored = min(_stored(settings[w.setting], w.benchmark), w.problems)
+        new = 1 - stored/w.problems
+        new_work = new*w.calls, new*w.tokens/1e6, new*w.cents
+        rows[f'{w.setting} {w.benchmark} {_short(w.model)}'] = w.problems, stored, *new_work
+    table = pd.DataFrame(rows, ['problems', 'stored', 'calls', 'M tokens', 'cents']).T
+    table.loc['all'] = table.sum()/[2, 2, 1, 1, 1] # both models see the same problems
+    if not table['cents'].any(): del table['cents']
+    show = {k: '{:,.1f}'.format if k == 'M tokens' else '{:,.0f}'.format for k in table}
+    lines = ['estimate for what is not stored (nbs/run/needs.ipynb)', *table.to_string(formatters=show).split('\n')]
     cap = f'never more than max_cents = {run.config.api.max_cents:g}; a local server is free'
-    if total.cents: lines.append(f'  {"":48}{cap}')
-    return lines
+    return lines + [cap]*('cents' in table)

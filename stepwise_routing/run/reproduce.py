@@ -185,6 +185,12 @@ class Plan:
         if name in self.taken: return f': unchanged, taken over from {self.taken[name].name}'
         return '' if name in self.todo else ' is not run again'
 
+    def took(self, name): # '' where it has not run yet
+        "How long a notebook took in the newest run of the profile that has it."
+        for past in _past_runs(self.project, self.run.profile):
+            if seconds := past.stage(name).get('seconds'): return f': {seconds/60:.1f} min in {past.folder.name}'
+        return ''
+
 # %% ../../nbs/run/reproduce.ipynb #unchanged
 def _unchanged(project, run, options, marks):
     "Notebook -> folder of a run that has it and all before it finished: this one if resumed, else the newest other."
