@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_backends, toy_problems
 from stepwise_routing.core import Call, Step, api_cost, edge_seed, extract_boxed, generation_flops
+from stepwise_routing.data.grading import is_equiv, kept_given_up
 from stepwise_routing.outcomes import OutcomeTable, escalation_times, outcome_table, replay, walk_outcome, walk_outcomes
 from stepwise_routing.rollouts import (RoutingTree, State, collect_rollouts, draw_edges, side_by_side, walk,
     walk_together)
@@ -548,6 +549,16 @@ def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
         with pytest.raises(PermissionError) as e: side_by_side(run, stumble, 'jobs')
         assert str(e.value) == 'micro-math: no way in'
 
+def doubtful(s, benchmarks): return [b == 'micro-math' and is_equiv('3', '10^{10^{10^{10}}}') for b in benchmarks]
+
+def test_what_grading_gave_up_comes_back_from_every_process(tmp_path):
+    for n in (1, 2):
+        run = toy_run(tmp_path/str(n), n)
+        assert not any(side_by_side(run, doubtful, 'outcome tables'))
+        side_by_side(run, jobs_of, 'walks') # gives up nothing
+        assert [kept_given_up(s) for s in run.settings] == [{('3', '10^{10^{10^{10}}}')}]*2
+        assert [f.name for f in (run.folder/'grading').iterdir()] == ['given-up-outcome tables.json']
+
 def toy_draw(s, benchmarks): return [draw_edges(s, b, toy_backends()) for b in benchmarks]
 
 def test_draws_do_not_depend_on_the_number_of_workers(tmp_path):
@@ -593,7 +604,6 @@ def test_no_torch_is_needed():
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
 
 def test_table_and_walk_agree_on_the_micro_models(tmp_path):
-    from stepwise_routing.data.grading import is_equiv
     from stepwise_routing.data.benchmarks import load_problems
     from stepwise_routing.core import run_async
     from stepwise_routing.models.transformers import load_micro, micro_path
