@@ -14,6 +14,7 @@ from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.openai import OpenAIBackend, read_key
 from stepwise_routing.models.vllm import VLLMBackend
 from stepwise_routing.models.xverify import open_grader
+from stepwise_routing.run import cli
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,6 +45,14 @@ def test_a_soak(honest, tmp_path):
     assert row['survived'] == row['tried'] == 60 and row['hit'], row
     assert row['lost'] == row['twice'] == row['hung'] == row['believed'] == 0, row
     assert row['over'] <= (0 if honest else row['window']), row
+
+def test_the_table_of_faults_needs_a_clone(tmp_path, capsys):
+    (tmp_path/'nbs'/'params').mkdir(parents=True)
+    words = {('test',): 'write: stepwise-routing test --faults', ('demo', '--faults'): 'write: stepwise-routing test',
+             ('test', '--faults', '--project', str(tmp_path)): f'there are no tests in {tmp_path}: it is no clone'}
+    for line, message in words.items():
+        with pytest.raises(SystemExit) as e: cli.main(line)
+        assert e.value.code == 2 and message in capsys.readouterr().err
 
 def api(server, **kwargs): return OpenAIBackend('toy-model', **asker.OPTIONS | dict(base_url=server.url) | kwargs)
 

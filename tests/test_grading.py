@@ -56,7 +56,8 @@ DIFFERENT = [
     (r'3\text{ hours}', r'3\text{ minutes}'), ('7 apples', '7 oranges'), ('60 miles', '60 miles per hour'),
     ('2 xy', '2 yz'), ('2 xy', '2'), ('2', '2 xy'), ('5', '5 ab'), ('5', '5 AB'), ('5', '5 xyz'), ('5', r'5 \sin x'),
     ('111', '0,111'), ('1 3/2', '2.5'), ('1 1/2', '11/2'), ('1 1/2', '1/2'), ('1.5', '3.14 1/2'),
-    (r'\sin(\pi)', '1'), ('10^{-20}', r'1.001\cdot 10^{-20}'), (r'\sqrt{2}', '1.4142'), ('1000001', '10^6')]
+    (r'\sin(\pi)', '1'), ('10^{-20}', r'1.001\cdot 10^{-20}'), (r'\sqrt{2}', '1.4142'), ('1000001', '10^6'),
+    ('x+1', '1.001+x')]
 
 @pytest.fixture(scope='module')
 def grader():
@@ -308,6 +309,10 @@ def test_from_threads_async_and_a_forked_process():
     if pid == 0: os._exit(0 if is_equiv('3x', '2x+x') else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert is_equiv('4x', '2x+2x')  # the child left this process's server alone
+
+def test_a_comma_is_that_of_a_decimal_behind_nought_only():
+    assert data_grading._number('0,111')[0] == data_grading._number('0.111')[0]
+    assert [data_grading._number(text) for text in (',111', '00,111', '1234,567')] == [None]*3
 
 def test_bad_arguments():
     with pytest.raises(TypeError, match='answers are text, got str and int'): is_equiv('5', 5)

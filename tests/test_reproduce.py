@@ -329,6 +329,7 @@ def test_tables_are_compared_number_by_number(tmp_path, made, committed, lines):
     table(mine, made)
     table(theirs, committed)
     assert publish.table_differences(mine, theirs) == [f't.csv, {line}' for line in lines]
+    (theirs/'faults.md').write_text('of no run')
     same = 'identical' if made == committed else 'equal'
     words = publish.compared(mine, theirs)
     assert words.startswith('different from' if lines else same) and all(f't.csv, {line}' in words for line in lines)
