@@ -42,7 +42,7 @@ def test_a_stage_that_calls_nobody(fault, stage, tmp_path):
 def test_a_soak(honest, tmp_path):
     "The full one, of 2,000 calls: python tests/helpers/faults.py --soak 2000 10"
     row = soak(tmp_path, 60, 2, honest=honest)
-    assert row['survived'] == row['tried'] == 60 and row['hit'], row
+    assert row['survived'] == row['tried'] == 60 and row['hit'] and row['kills'] and row['full'], row
     assert row['lost'] == row['twice'] == row['hung'] == row['believed'] == 0, row
     assert row['over'] <= (0 if honest else row['window']), row
 

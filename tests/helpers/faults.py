@@ -128,23 +128,27 @@ def soak(folder, calls=60, kills=2, seed=0, honest=False):
     calls in flight can be billed."""
     r, kinds = random.Random(seed), ('429', '500', 'reset', 'malformed', 'drip', *['overbilled']*(not honest))
     pick = lambda body, hits: r.choice(kinds) if r.random() < .05*len(kinds) else 'ok'
-    faults, book, runs, cap, over = Once(pick), Book(Path(folder)/'ledger.db'), 0, 1, 0.
-    plan = [dict(kill=r.randint(2, max(calls//(2*kills), 3))) for _ in range(kills)] + [dict(room=300_000)]
+    faults, book, runs, cap, over, ends = Once(pick), Book(Path(folder)/'ledger.db'), 0, 1, 0., Counter()
+    plan = [dict(kill=r.randint(2, 20)) for _ in range(kills)]
+    plan.insert(kills//2, dict(room=120_000 + 100*calls)) # bytes: less than is needed
     with Faulty(faults, delay=.002) as server:
         while True:
             faults.good.clear()
-            first, runs = plan.pop() if plan else {}, runs + 1
+            first, runs = plan[0] if plan else {}, runs + 1
             done = run(server, book.path, calls, **first, limit=600, timeout=4, max_cents=cap)
             over = max(over, float(server.cents) - cap)
             if done is None: break
             book.check(faults.good, ended=done[2] >= 0 and not first and 'for a call' not in done[1])
             if 'cap reached' in done[1]: cap += 4 if honest else 20
+            end = 'kill' if done[2] == -9 else 'full' if 'disk' in done[1] else ''
+            ends[end] += 1
+            if end or done[2] == 0: plan[:1] = [] # it was met, or there is nothing left to meet it
             if done[2] == 0 and not plan: break
         good = 0 if done is None else sum(c == wanted(k) for k, c in enumerate(done[0]))
         window = 4*float(max((c for _, c in server.book), default=0))
     return dict(fault='soak', honest=honest, tried=calls, survived=good, hit=len(faults.hit), lost=book.lost,
-                twice=book.twice, hung=int(done is None), runs=runs, kills=kills, cap=cap, over=over, window=window,
-                attempts=len(server.seen), believed=faults.believed())
+                twice=book.twice, hung=int(done is None), runs=runs, kills=ends['kill'], full=ends['full'], cap=cap,
+                over=over, window=window, attempts=len(server.seen), believed=faults.believed())
 
 # ---- the table
 
@@ -170,16 +174,16 @@ def stamp():
 
 PARTS = '**Faults and stages**', '**Soak**'
 SUITE = """
-A process meets the fault, others go on until all is there. Rollouts and walks: chains asked of a server that fails, the
-fault on the first attempt of some requests; survived are the chains that an undisturbed server gives, lost and paid
-twice are replies of both stages. Training and tables call nobody; survived are repetitions after which every file has
-the bytes of an undisturbed run.
+A process meets the fault, others go on until all is there. Rollouts and walks are what these stages ask of an API:
+whole chains, and single steps; the fault meets the first attempt of some requests. Survived are those that end as an
+undisturbed server would have answered; lost and paid twice are replies of both stages. Training and tables call nobody
+and are those of a toy run; survived are repetitions after which every file has the bytes of an undisturbed run.
 """
 SOAK = """
-Every request's first attempt meets each of 429, 500, reset, bad JSON, a slow drip and (but for the honest server)
-overbilling with 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed server gives, so
-the tables made of them are the same. The cap begins at one cent and is raised when it is reached; over: cents billed
-above it at the worst moment; window: what the four calls in flight can be billed at most.
+The first attempt of each request meets each of 429, 500, reset, bad JSON, a slow drip and (but for the honest server)
+overbilling with 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed server gives: a
+table is a function of them. The cap begins at one cent and is raised each time it is reached, up to what is under Cap;
+Over: cents billed above the cap of that time, at the worst moment; Window: what four calls in flight can be billed.
 """
 def write(part, when, text):
     "Put a part of tables/faults.md in its place; the other stays."
@@ -211,8 +215,8 @@ def long_soak(calls, kills):
         print(row, flush=True)
         rows.append(row | {k: f'{row[k]:.3g}' for k in ('over', 'window')})
     columns = dict(Server='server', Processes='runs', Tried='tried', Attempts='attempts', Faults='hit') | {
-        'kill -9': 'kills', 'Survived': 'survived', 'Lost': 'lost', 'Paid twice': 'twice', 'Hung': 'hung',
-        'Over': 'over', 'Window': 'window'}
+        'kill -9': 'kills', 'Full disks': 'full', 'Survived': 'survived', 'Lost': 'lost',
+        'Paid twice': 'twice', 'Hung': 'hung', 'Cap': 'cap', 'Over': 'over', 'Window': 'window'}
     write(PARTS[1], when, table(rows, columns) + '\n' + SOAK)
     return any(row['survived'] != calls or row['lost'] or row['twice'] or row['hung'] for row in rows)
 
