@@ -13,7 +13,7 @@ from toy import ToyBackend, toy_backends, toy_problems
 from stepwise_routing.core import Call, Step, api_cost, edge_seed, extract_boxed, generation_flops
 from stepwise_routing.data.grading import is_equiv, kept_given_up
 from stepwise_routing.outcomes import OutcomeTable, escalation_times, outcome_table, replay, walk_outcome, walk_outcomes
-from stepwise_routing.rollouts import (RoutingTree, State, collect_rollouts, draw_edges, side_by_side, walk,
+from stepwise_routing.rollouts import (RoutingTree, State, bill_call, collect_rollouts, draw_edges, side_by_side, walk,
     walk_together)
 from stepwise_routing.routers import ThresholdRouter
 from stepwise_routing.run.config import Config, Run, changed
@@ -521,6 +521,12 @@ def test_a_table_without_cents_is_one_clear_line(tmp_path):
                            match=rf'old.npz has no {lacking}: another version wrote it; run notebook 02a again') as e:
             OutcomeTable.load(tmp_path/'old.npz')
         assert '\n' not in str(e.value)
+
+def test_a_bill_after_regenerate_has_no_more_in_the_cache_than_its_prompt():
+    "A model that has read a longer path, since written anew, finds its whole prompt in the cache."
+    step, seen = Step('x', 1, 'step', (1, 2), (1, 1), (.5, .5), (1, 1), None, prompt=10, generated=2), {1: 50, 0: 4}
+    assert bill_call([step, step], seen) == Call(1, 4, 10, 10) and seen == {1: 14, 0: 4}
+    assert bill_call([replace(step, model=0)], seen) == Call(0, 2, 10, 4)
 
 # ---- side by side
 def toy_run(folder, workers, **n):
