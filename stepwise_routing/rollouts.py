@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from .core import READINGS, Call, ModelSpec, Problem, Trajectory, one_of
 from .core import edge_seed, extract_boxed, gather_progress, run_async
 from .data.benchmarks import SPLITS, step_limit
-from .data.grading import grade_pairs, is_right
+from .data.grading import collected, grade_pairs, graded, is_right
 from .models.base import Request
 from .run.config import Setting
 from .run.store import RolloutStore, check_settings, end_with_parent, tree_settings
@@ -357,10 +357,10 @@ def draw_edges(s:Setting, benchmark:str, backends)->dict:
                     cents=getattr(backends[-1], 'spent', 0.))
 
 # %% ../nbs/02_rollouts.ipynb #side
-def _in_worker(parent, modules, work, *job):
+def _in_worker(parent, modules, *job):
     end_with_parent(parent)
     for module in modules: import_module(f'stepwise_routing.{module}')
-    return work(*job)
+    return graded(*job)
 
 def side_by_side(
     run,      # all benchmarks of all its settings
@@ -372,7 +372,7 @@ def side_by_side(
     workers = run.config.models.workers if run.config.data.grader == 'math-verify' else 1
     def parts(s): return [[b] for b in s.benchmarks] if workers > 1 and s.name == 'open' else [list(s.benchmarks)]
     jobs = [(s, part) for s in run.settings for part in parts(s)]
-    if workers == 1: return [x for job in jobs for x in work(*job)]
+    if workers == 1: return collected(desc, jobs, [graded(work, *job) for job in jobs])
     from joblib import Parallel, delayed
     from joblib.externals.loky import get_reusable_executor
     from tqdm.auto import tqdm
@@ -387,7 +387,7 @@ def side_by_side(
         except BaseException: # no process stays behind
             get_reusable_executor().shutdown(kill_workers=True)
             raise
-    return [x for i in range(len(jobs)) for x in results[i]]
+    return collected(desc, jobs, [results[i] for i in range(len(jobs))])
 
 # %% ../nbs/02_rollouts.ipynb #draw-all
 def draw_all(run)->list: # a dict as of `draw_edges` per setting and benchmark

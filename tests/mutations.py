@@ -12,7 +12,8 @@ from queue import Queue
 ROOT = Path(__file__).resolve().parents[1]
 STORE, GRADING, POLICY = 'tests/test_store.py', 'tests/test_grading.py', 'tests/test_policy.py'
 CONFIG, RUNS = (f'tests/test_reproduce.py -k "{words}"' for words in ('refused or profile', 'not kill and not ctrl_c'))
-LEDGER = 'tests/test_api.py -k "cap or ledger or disk or paid or kept or once or options or tried or records or closed"'
+PAID = 'cap or ledger or disk or paid or kept or once or options or tried or records or closed or bills or waited'
+LEDGER = f'tests/test_api.py tests/test_faults.py -k "({PAID}) and not test_a_fault and not test_a_soak and not stage"'
 WALKS = 'tests/test_rollouts.py -k "walk or append or regenerate or choice or models or rescoring or seeds or edge"'
 OWN = 'tests/test_own.py -k "foreign or key or exported or public or own_json or twice or added or promise or fewer"'
 MUTATIONS = { # tests -> (file, old text, new text)

@@ -7,13 +7,14 @@ import pytest
 
 import asker
 from asker import ask, request
-from faults import FAULTS, SIGNALS, soak, try_fault
+from faults import FAULTS, SIGNALS, STAGES, note, soak, try_fault, try_stage
 from faulty import Faulty
 from stepwise_routing.core import run_async
 from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.openai import OpenAIBackend, read_key
 from stepwise_routing.models.vllm import VLLMBackend
 from stepwise_routing.models.xverify import open_grader
+from stepwise_routing.run import cli
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,17 +22,37 @@ pytestmark = pytest.mark.timeout(120)
 def test_a_fault(fault, tmp_path):
     row = try_fault(fault, tmp_path)
     lines = row.pop('lines')
+    note(row)
     assert row['hit'] or fault in SIGNALS
     due = dict(fault=fault, tried=12, survived=12, lost=0, twice=0, hung=0, over=0, believed=0)
     assert {k: row[k] for k in due} == due, lines
     assert all(re.search(FAULTS[fault] or 'nothing', line) for line in lines) and bool(lines) == bool(FAULTS[fault])
 
+@pytest.mark.parametrize('stage', STAGES)
+@pytest.mark.parametrize('fault', SIGNALS)
+@pytest.mark.timeout(300)
+def test_a_stage_that_calls_nobody(fault, stage, tmp_path):
+    row = try_stage(fault, stage, tmp_path)
+    note(row)
+    assert row == dict(row, survived=row['tried'], lost=0, hung=0) and row['hit'], row
+
 @pytest.mark.slow
-@pytest.mark.parametrize('calls, kills', [(60, 2)])
-def test_a_soak(calls, kills, tmp_path):
-    row = soak(tmp_path, calls, kills)
-    assert row['survived'] == row['tried'] == calls and row['hit'], row
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('honest', [True, False])
+def test_a_soak(honest, tmp_path):
+    "The full one, of 2,000 calls: python tests/helpers/faults.py --soak 2000 10"
+    row = soak(tmp_path, 60, 2, honest=honest)
+    assert row['survived'] == row['tried'] == 60 and row['hit'] and row['kills'] and row['full'], row
     assert row['lost'] == row['twice'] == row['hung'] == row['believed'] == 0, row
+    assert row['over'] <= (0 if honest else row['window']), row
+
+def test_the_table_of_faults_needs_a_clone(tmp_path, capsys):
+    (tmp_path/'nbs'/'params').mkdir(parents=True)
+    words = {('test',): 'write: stepwise-routing test --faults', ('demo', '--faults'): 'write: stepwise-routing test',
+             ('test', '--faults', '--project', str(tmp_path)): f'there are no tests in {tmp_path}: it is no clone'}
+    for line, message in words.items():
+        with pytest.raises(SystemExit) as e: cli.main(line)
+        assert e.value.code == 2 and message in capsys.readouterr().err
 
 def api(server, **kwargs): return OpenAIBackend('toy-model', **asker.OPTIONS | dict(base_url=server.url) | kwargs)
 

@@ -4,10 +4,14 @@ import asyncio, contextlib, json, os, signal, subprocess, sys, threading, time
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from stepwise_routing.data.grading import Grader, is_equiv
+from toy import toy_backends, toy_problems
+from stepwise_routing.data.grading import Grader, graded, is_equiv
 from stepwise_routing.core import extract_boxed, split_steps
 from stepwise_routing import core as core_module
 from stepwise_routing.data import grading as data_grading
+from stepwise_routing.outcomes import outcome_table
+from stepwise_routing.rollouts import RoutingTree, collect_rollouts
+from stepwise_routing.run.store import RolloutStore, tree_settings
 
 EQUAL = [
     ('5', 'x=5'), ('5', 'x = 5'), (r'\frac12', '0.5'), ('1/2', r'\frac{1}{2}'), ('50', '50%'), ('0.5', r'50\%'),
@@ -52,7 +56,8 @@ DIFFERENT = [
     (r'3\text{ hours}', r'3\text{ minutes}'), ('7 apples', '7 oranges'), ('60 miles', '60 miles per hour'),
     ('2 xy', '2 yz'), ('2 xy', '2'), ('2', '2 xy'), ('5', '5 ab'), ('5', '5 AB'), ('5', '5 xyz'), ('5', r'5 \sin x'),
     ('111', '0,111'), ('1 3/2', '2.5'), ('1 1/2', '11/2'), ('1 1/2', '1/2'), ('1.5', '3.14 1/2'),
-    (r'\sin(\pi)', '1'), ('10^{-20}', r'1.001\cdot 10^{-20}'), (r'\sqrt{2}', '1.4142'), ('1000001', '10^6')]
+    (r'\sin(\pi)', '1'), ('10^{-20}', r'1.001\cdot 10^{-20}'), (r'\sqrt{2}', '1.4142'), ('1000001', '10^6'),
+    ('x+1', '1.001+x')]
 
 @pytest.fixture(scope='module')
 def grader():
@@ -133,6 +138,9 @@ GUARDED = '''
 import os, sys
 from stepwise_routing import core as core_module
 from stepwise_routing.data import grading as data_grading
+from stepwise_routing.outcomes import outcome_table
+from stepwise_routing.rollouts import RoutingTree, collect_rollouts
+from stepwise_routing.run.store import RolloutStore, tree_settings
 sys.addaudithook(data_grading._guard)
 tried = {}
 def attempt(name, f):
@@ -195,22 +203,51 @@ def test_a_killed_process_changes_no_verdict():
         assert g('x+1', '1+x') is True and g.given_up == set()
         killer.join()
 
-def test_a_pair_whose_process_is_killed_twice_is_counted():
+@contextlib.contextmanager
+def killed(grader, times): # by somebody who watches its server; the server alone stays
+    "Kill the next processes that grade a pair, as a system without memory does."
     import psutil
-    pair, killed = ('3', '10^{10^{10^{10}}}'), []
+    seen = []
+    def kill():
+        while len(seen) < times:
+            with contextlib.suppress(psutil.Error, AttributeError): # between two servers
+                for child in psutil.Process(grader.process.pid).children():
+                    if child.pid not in seen: seen.append(child.pid); child.kill()
+            time.sleep(.02)
+    thread = threading.Thread(target=kill)
+    thread.start()
+    yield
+    thread.join()
+
+def test_a_pair_whose_process_is_killed_twice_is_counted():
+    pair = '3', '10^{10^{10^{10}}}'
     with Grader(timeout=20.) as g:
         assert g('x+1', '1+x')
-        def kill(): # each process that grades a pair; the server alone stays
-            while len(killed) < 2:
-                with contextlib.suppress(psutil.Error, AttributeError): # between two servers
-                    for child in psutil.Process(g.process.pid).children():
-                        if child.pid not in killed: killed.append(child.pid); child.kill()
-                time.sleep(.05)
-        thread = threading.Thread(target=kill)
-        thread.start()
-        assert g(*pair) is False and g.given_up == {pair}
-        thread.join()
+        with killed(g, 2): assert g(*pair) is False and g.given_up == {pair}
         assert g('x+2', '2+x') and g.given_up == {pair}
+
+def graded_table(folder, kills):
+    "An outcome table with its given-up pairs; the processes of one right answer are killed."
+    problems = toy_problems(4)
+    tree = RoutingTree(toy_backends(), RolloutStore(folder/f'{kills}.db', tree_settings('toy', toy_backends())))
+    def grade(problem, answer):
+        if (problem, answer) != (problems[0], problems[0].answer): return is_equiv(problem.answer, answer)
+        long = rf'\sum_{{k=1}}^{{3000}} k^{{2}}-9004500500+{answer}'
+        with killed(data_grading._default_grader(os.getpid()), kills): return is_equiv(long, answer)
+    tree.grade, grade.workers = grade, 1
+    collect_rollouts(problems, tree)
+    table, pairs = graded(lambda s: outcome_table(problems, tree, 'test'), None)
+    table.save(folder/f'{kills}.npz')
+    return table, pairs, (folder/f'{kills}.npz').read_bytes()
+
+def test_a_graded_run_with_a_killed_process_is_the_undisturbed_one(tmp_path):
+    assert is_equiv('x+1', '1+x') # its server is there
+    table, pairs, whole = graded_table(tmp_path, 0)
+    assert pairs == [] and graded_table(tmp_path, 1)[1:] == ([], whole)
+    twice, pairs, _ = graded_table(tmp_path, 2)
+    assert [answer for _, answer in pairs] == [toy_problems(4)[0].answer]
+    lost = (table.correct == 1) & (twice.correct == 0)
+    assert lost[0].any() and not lost[1:].any() and (twice.correct <= table.correct).sum() == table.reach.sum()
 
 def test_only_its_own_timers_end_a_pair_for_good():
     words = {11: 'yes', 10: 'no', 9: 'gave up', -signal.SIGALRM: 'gave up', -signal.SIGPROF: 'gave up', -9: ''}
@@ -272,6 +309,10 @@ def test_from_threads_async_and_a_forked_process():
     if pid == 0: os._exit(0 if is_equiv('3x', '2x+x') else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert is_equiv('4x', '2x+2x')  # the child left this process's server alone
+
+def test_a_comma_is_that_of_a_decimal_behind_nought_only():
+    assert data_grading._number('0,111')[0] == data_grading._number('0.111')[0]
+    assert [data_grading._number(text) for text in (',111', '00,111', '1234,567')] == [None]*3
 
 def test_bad_arguments():
     with pytest.raises(TypeError, match='answers are text, got str and int'): is_equiv('5', 5)

@@ -317,6 +317,15 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
         route(tmp_path/'out', 'What?', models=PAIR)
     assert '\n' not in str(e.value)
 
+def test_an_exported_router_says_not_where_its_models_lie(tmp_path, toys, monkeypatch):
+    ready(tmp_path/'mine')
+    own, here = read_own(tmp_path/'mine')
+    own = replace(own, models=['toy-0', '/home/me/models/mine'])
+    monkeypatch.setattr(own_module, 'read_own', lambda folder: (own, here))
+    files = export(tmp_path/'mine', tmp_path/'out')
+    assert not any(b'/home/me' in (tmp_path/'out'/f).read_bytes() for f in files)
+    assert json.loads((tmp_path/'out'/'own.json').read_text())['models'] == ['toy-0', 'mine']
+
 @pytest.mark.parametrize('name, public', [
     ('micro-large', 'micro-large'), ('Qwen/Qwen2.5@' + 'a'*40, 'Qwen/Qwen2.5@' + 'a'*40),
     ('/home/me/models/mine', 'mine'),

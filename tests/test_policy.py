@@ -327,3 +327,21 @@ def test_local_verdicts_by_hand():
     verdicts = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]], bool)
     went_on = np.array([[1, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
     assert locally_verified(verdicts, went_on).tolist() == [True, True, False, True]
+
+def test_only_what_the_large_model_alone_gets_right_is_missed():
+    assert covered(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])).tolist() == [1, 0, 1, 1]
+    assert covered(0, .25) == .75
+
+@pytest.mark.parametrize('p, seen', [(0., 1e-4), (.001, .001), (.5, .5), (.9995, .9995), (1., 1 - 1e-4)])
+def test_a_probability_is_seen_as_log_odds_between_one_in_ten_thousand_and_its_complement(p, seen):
+    assert np.allclose(policy_inputs([[p, 3.]], ('score_prob', 'index'), ('index', 'score_prob')),
+                       [[3., np.log(seen/(1 - seen))]])
+
+def test_a_walk_escalates_at_the_threshold_as_the_table_does(monkeypatch):
+    table, policy = toy_table(20), tiny_policy()
+    x = policy_inputs(table.obs[:, 0], table.features, policy.features)
+    monkeypatch.setattr(PolicyRouter, 'inputs', lambda self, states: x[states]) # of the first steps
+    router = PolicyRouter(policy, 0.)
+    pi = router.decide(x)[:, 1]
+    for i in range(20): assert router.at(pi[i]).escalates([i]).all() and router.at(pi[i]).table_escalates(table)[i, 0]
+    assert not any(router.at(np.nextafter(pi[i], 1)).escalates([i]).any() for i in range(20))

@@ -108,6 +108,7 @@ def test_the_command_that_continues_has_the_same_settings(changes, alphas, name)
     first, *args = shlex.split(runner._told(plan, KeyboardInterrupt()).partition('continue with: ')[2])
     got = vars(cli.build_parser().parse_args(args))
     assert first == 'stepwise-routing' and got.pop('command') == 'reproduce' and not got.pop('dry_run')
+    assert not got.pop('faults')
     read = config.changed(config.Config(), dict(got.pop('changes'))) # as the settings are read
     assert read == config.changed(config.Config(), asked.changes)
     assert Options(**got) == replace(asked, changes={}, run_id='r', resume=True)
@@ -330,6 +331,7 @@ def test_tables_are_compared_number_by_number(tmp_path, made, committed, lines):
     table(mine, made)
     table(theirs, committed)
     assert publish.table_differences(mine, theirs) == [f't.csv, {line}' for line in lines]
+    (theirs/'faults.md').write_text('of no run')
     same = 'identical' if made == committed else 'equal'
     words = publish.compared(mine, theirs)
     assert words.startswith('different from' if lines else same) and all(f't.csv, {line}' in words for line in lines)

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_backends, toy_problems
 from stepwise_routing.core import Call, Step, api_cost, edge_seed, extract_boxed, generation_flops
+from stepwise_routing.data.grading import is_equiv, kept_given_up
 from stepwise_routing.outcomes import OutcomeTable, escalation_times, outcome_table, replay, walk_outcome, walk_outcomes
-from stepwise_routing.rollouts import (RoutingTree, State, collect_rollouts, draw_edges, side_by_side, walk,
+from stepwise_routing.rollouts import (RoutingTree, State, bill_call, collect_rollouts, draw_edges, side_by_side, walk,
     walk_together)
 from stepwise_routing.routers import ThresholdRouter
 from stepwise_routing.run.config import Config, Run, changed
@@ -521,6 +522,12 @@ def test_a_table_without_cents_is_one_clear_line(tmp_path):
             OutcomeTable.load(tmp_path/'old.npz')
         assert '\n' not in str(e.value)
 
+def test_a_bill_after_regenerate_has_no_more_in_the_cache_than_its_prompt():
+    "A model that has read a longer path, since written anew, finds its whole prompt in the cache."
+    step, seen = Step('x', 1, 'step', (1, 2), (1, 1), (.5, .5), (1, 1), None, prompt=10, generated=2), {1: 50, 0: 4}
+    assert bill_call([step, step], seen) == Call(1, 4, 10, 10) and seen == {1: 14, 0: 4}
+    assert bill_call([replace(step, model=0)], seen) == Call(0, 2, 10, 4)
+
 # ---- side by side
 def toy_run(folder, workers, **n):
     sizes = {f'{s}.n_{split}': n.get(s, 2) for s in ('open', 'api') for split in ('train', 'calibration', 'test')}
@@ -547,6 +554,16 @@ def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
         if n == 1: run = replace(run, config=changed(run.config, {'data.benchmarks': ['micro-math']}))
         with pytest.raises(PermissionError) as e: side_by_side(run, stumble, 'jobs')
         assert str(e.value) == 'micro-math: no way in'
+
+def doubtful(s, benchmarks): return [b == 'micro-math' and is_equiv('3', '10^{10^{10^{10}}}') for b in benchmarks]
+
+def test_what_grading_gave_up_comes_back_from_every_process(tmp_path):
+    for n in (1, 2):
+        run = toy_run(tmp_path/str(n), n)
+        assert not any(side_by_side(run, doubtful, 'outcome tables'))
+        side_by_side(run, jobs_of, 'walks') # gives up nothing
+        assert [kept_given_up(s) for s in run.settings] == [{('3', '10^{10^{10^{10}}}')}]*2
+        assert [f.name for f in (run.folder/'grading').iterdir()] == ['given-up-outcome tables.json']
 
 def toy_draw(s, benchmarks): return [draw_edges(s, b, toy_backends()) for b in benchmarks]
 
@@ -594,7 +611,6 @@ def test_no_torch_is_needed():
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
 
 def test_table_and_walk_agree_on_the_micro_models(tmp_path):
-    from stepwise_routing.data.grading import is_equiv
     from stepwise_routing.data.benchmarks import load_problems
     from stepwise_routing.core import run_async
     from stepwise_routing.models.transformers import load_micro, micro_path

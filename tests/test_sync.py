@@ -84,15 +84,26 @@ def test_every_constraint_is_an_exact_pin_and_satisfies_pyproject():
     assert pins() and None not in pins()
     project = tomllib.loads((ROOT/'pyproject.toml').read_text('utf-8'))['project']
     extras = project['optional-dependencies']
+    assert all('==' in requirement for requirement in extras['gpu'])
     for requirement in map(Requirement, project['dependencies'] + [r for e in extras if e != 'gpu' for r in extras[e]]):
         versions = [m[2] for m in pins() if canonicalize_name(m[1]) == canonicalize_name(requirement.name)]
         assert versions, f'{requirement.name} is not pinned'
         assert all(requirement.specifier.contains(v) for v in versions), requirement
 
+def test_the_licences_are_those_of_what_is_installed():
+    pytest.importorskip('tomllib') # Python 3.11
+    spec = importlib.util.spec_from_file_location('licences', ROOT/'.ci/licences.py')
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = (ROOT/'LICENCES.md').read_text('utf-8')
+    def lines(text): return [line for line in text.splitlines() if not line.startswith('| torch |')] # one a build
+    assert lines(script.page(text)) == lines(text), 'run .ci/licences.py'
+    assert 'not installed' not in text and len(script.direct()) > 30
+
 def test_the_gpu_extra_has_the_same_pins_but_for_what_vllm_wants_otherwise():
     common, gpu = ({m[1]: [n[2] for n in pins(f) if n[1] == m[1]] for m in pins(f)}
                    for f in ('constraints.txt', 'constraints-gpu.txt'))
-    assert {k for k in common if common[k] != gpu.get(k)} == {'lark', 'llvmlite', 'numba', 'numpy'}
+    assert {k for k in common if common[k] != gpu.get(k)} == {'lark', 'llvmlite', 'numba', 'numpy', 'setuptools'}
 
 @pytest.mark.parametrize('extra', ['gpu', 'ray', 'hub'])
 def test_the_line_that_installs_an_extra_names_what_there_is(extra):

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from stepwise_routing.data.grading import collected
 from stepwise_routing.report.figures import (draw_accuracy_cost, drawn_methods, figure_caption, frontiers, paper_style,
     redraw, save_figure, seed_points, sweep_points)
 from stepwise_routing.report.gains import _shortfalls, shortfalls
@@ -16,7 +17,7 @@ from stepwise_routing.report.writer import interval, numbers, save_table, tex
 from stepwise_routing.results import METHOD_STYLE, load_run
 from stepwise_routing.run.publish import PUBLISHED
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
-from toy_runs import evaluated, frame
+from toy_runs import evaluated, frame, save_methods, setting
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -390,3 +391,16 @@ def test_shortfalls_of_the_api_setting_say_so(loaded):
 def test_the_same_shortfall_is_said_once(flops, loaded):
     two = replace(loaded['open'], parts=dict(a=flops, b=flops))
     assert shortfalls(two)[0] == 'a, b: 60 test problems, fewer than 300; the intervals are wide.'
+
+def test_answers_that_grading_gave_up_are_said_under_the_tables(tmp_path):
+    s = setting(tmp_path)
+    save_methods(s)
+    alone = replace(s.run, config=replace(s.run.config, api=replace(s.run.config.api, models=())))
+    def notes():
+        report_paper(load_run(alone))
+        files = [(s.run.tables/f'{name}.md').read_text() for name in ('table1', 'full')]
+        return [line for text in files for line in text.splitlines() if 'gave up' in line]
+    assert notes() == []
+    collected('outcome tables', [(s,)]*2, [([], [('3', '10^{10}')]), ([], [('4', 'x')])])
+    collected('walks', [(s,)], [([], [('4', 'x'), ('5', 'x')])])
+    assert notes() == ['- toy: grading gave up on answers, which count as wrong: 3.']*2

@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from fastcore.net import urlread
 from fastcore.xdg import xdg_cache_home
 from ..core import digest, nearest, run_async, write_file
-from ..data.grading import MAX_ANSWER, is_right
+from ..data.grading import MAX_ANSWER, given_up, is_right
 from .names import model_kind
 from .openai import OpenAIBackend, plain_address
 from .transformers import hub_folder, model_folder, weights_sha256
@@ -133,6 +133,7 @@ def open_grader(
     template = _template(template) # before anything is started
     with _place(judge, memory) as place, XVerify(template=template, **place | options) as grade: yield grade
     if not grade.unread: return
+    given_up().update(grade.unread)
     count, reply = len(grade.unread), next(iter(grade.unread.values()))
     warnings.warn(f'{name}: no verdict in {count} replies, e.g. {reply[:40]!r}: graded as wrong', stacklevel=3)
 

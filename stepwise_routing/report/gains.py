@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 from ..bounds import oracle_frontier, random_frontier
 from ..core import READINGS
+from ..data.grading import kept_given_up
 from .writer import HUNDREDTHS, POINTS, interval, interval_table, label, markdown, percent
 from ..results import METHOD_STYLE, headline, method_label, method_rank, with_intervals
 
@@ -233,6 +234,8 @@ def shortfalls(r)->list: # sentences
     for b, p in r.parts.items():
         for sentence in _shortfalls(p): places.setdefault(sentence, []).append(b)
     out = [f'{", ".join(names)}: {sentence}.' for sentence, names in places.items()]
+    if lost := len(kept_given_up(r.setting)):
+        out.append(f'{", ".join(r.parts)}: grading gave up on answers, which count as wrong: {lost}.')
     if r.setting.name == 'api': return [f'API setting, {sentence}' for sentence in out]
     bare = [b for b, p in r.parts.items() if p.singles['method'].isin(list(METHOD_STYLE)).all()]
     if not bare or not r.setting.run.config.sweep.ablations: return out

@@ -60,10 +60,12 @@ def table_differences(made, committed)->list: # of lines
             for name, mine, theirs in pairs for head in {**theirs, **mine}
             for row, here, there in _differences(mine.get(head, ()), theirs.get(head, ()))]
 
+_OTHERS = 'provenance.json', 'faults.md' # of no run
+
 def compared(made, committed)->str:
     "In one line, how the tables in a folder compare with those in another."
     mine, theirs = ({name: file_sha256(path) for name, path in files_in(folder).items()
-                     if '/' not in name and name != 'provenance.json'} for folder in (made, committed))
+                     if '/' not in name and name not in _OTHERS} for folder in (made, committed))
     if not theirs: return 'no committed tables to compare with'
     if mine == theirs: return 'identical to the committed tables'
     if not (lines := table_differences(made, committed)): return 'equal to the committed tables to the last digits'

@@ -15,7 +15,8 @@ def request(k): return ask(k, to_end=k % 2 == 0) # every other one to its end
 def main(url, ledger, n, room=None, **options): # the most that a file may hold, in bytes
     "Print the texts of each chain, or its error; exit status 1 and a last line where there was one."
     if room: resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-    backend, error = OpenAIBackend('toy-model', base_url=url, ledger=ledger, **OPTIONS | options), None
+    try: backend, error = OpenAIBackend('toy-model', base_url=url, ledger=ledger, **OPTIONS | options), None
+    except OSError as e: sys.exit(f'{type(e).__name__}: {e}') # the disk is full
     async def every():
         return await asyncio.gather(*(backend.write(request(k)) for k in range(n)), return_exceptions=True)
     print('begun', flush=True)

@@ -1,7 +1,11 @@
 """Faults of a paid API: real processes ask a real server that fails. What survives, what is lost, what is paid twice?
-`run_faults()` returns the table as rows; `soak()` goes on for longer, with everything at once."""
-import json, random, subprocess, sys, time
+
+    python tests/helpers/faults.py                  run tests/test_faults.py and write its table to tables/faults.md
+    python tests/helpers/faults.py --soak 2000 10   everything at once: API calls, kill -9s; its rows go there, too
+"""
+import hashlib, json, os, random, subprocess, sys, tempfile, time
 from collections import Counter
+from datetime import date
 from pathlib import Path
 
 from asker import OPTIONS, request
@@ -15,6 +19,8 @@ FAULTS = { # what the server does, or what is done to the process; the line that
     'surrogate': '', 'listed': '', 'overbilled': 'for a call that could cost', 'no-usage': 'no usage record',
     'no-logprobs': 'no log-probabilities', 'kill -9': '', 'disk full': 'full|disk I/O'}
 SIGNALS = 'kill -9', 'disk full'
+STAGES = 'training', 'tables' # they call nobody; rollouts and walks do: chains to their end, and step by step
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60 # seconds for a process
 
 def wanted(k): return chain(dict(messages=replies.step_messages(request(k)), seed=1000*k))[:None if k % 2 == 0 else 1]
@@ -45,18 +51,18 @@ class Book:
         self.twice += len(self.keys & answered.keys()) + (sum(answered.values()) - len(answered) if ended else 0)
         self.keys = there
 
-def run(server, path, n, kill=None, **options):
+def run(server, path, n, kill=None, limit=LIMIT, **options):
     "One process: (texts of the chains, last line of its errors, exit status); None for one that hangs."
     values = dict(url=server.url, ledger=str(path), n=n, max_cents=50, concurrency=4) | options
     code = [sys.executable, str(Path(__file__).parent/'asker.py'), json.dumps(values)]
     child = subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         child.stdout.readline()
-        end, there = time.monotonic() + LIMIT, len(server.seen)
+        end, there = time.monotonic() + limit, len(server.seen)
         while kill and len(server.seen) < there + kill and child.poll() is None and time.monotonic() < end:
             time.sleep(.001)
         if kill: child.kill()
-        out, errors = child.communicate(timeout=LIMIT)
+        out, errors = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired: return None
     finally: child.kill()
     assert 'Traceback' not in errors, errors
@@ -78,29 +84,141 @@ def try_fault(fault, folder, n=12):
             book.check(faults.good, ended=status >= 0 and not full and 'for a call' not in line)
             first, lines = {}, lines + [line] * bool(line)
             if status == 0: break
-        good = 0 if done is None else sum(c == wanted(k) for k, c in enumerate(chains))
+        good = [] if done is None else [c == wanted(k) for k, c in enumerate(chains)]
         over = max(float(server.cents) - book.units/CENT, 0.) # billed, and not in the book
-    return row | dict(survived=good, hit=len(faults.hit), lost=book.lost, twice=book.twice, over=over,
-                      believed=faults.believed(), lines=lines)
+    row |= dict(survived=sum(good), rollouts=sum(good[::2]), walks=sum(good[1::2]), hit=len(faults.hit), over=over)
+    return row | dict(lost=book.lost, twice=book.twice, believed=faults.believed(), lines=lines)
 
-def run_faults(folder, names=FAULTS): # rows of the table
-    return [try_fault(f, Path(folder)/f'fault-{i}') for i, f in enumerate(names)]
+def work(stage, folder, room=None, kill=None):
+    "A process that does a stage, killed after `kill` seconds of work; its exit status, None for one that hangs."
+    values = json.dumps(dict(stage=stage, folder=str(folder), room=room))
+    child = subprocess.Popen([sys.executable, str(Path(__file__).parent/'stage.py'), values], stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL)
+    try:
+        child.stdout.readline()
+        if kill is not None: time.sleep(kill); child.kill()
+        child.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired: return None
+    finally: child.kill()
+    return child.returncode
 
-def soak(folder, calls=60, kills=2, seed=0):
-    "Many calls through a server that fails in every way, with kill -9s and a full disk in between; one row."
-    r, kinds = random.Random(seed), ('429', '500', 'reset', 'malformed', 'drip', 'overbilled')
+def files(folder):
+    paths = (p for p in Path(folder).rglob('*') if p.is_file())
+    return {p.relative_to(folder): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
+
+def try_stage(fault, stage, folder, n=2):
+    "One row: a stage is killed or finds no room and is done again, n times; are its files those of a whole run?"
+    folder, r = Path(folder), random.Random(f'{fault} {stage}')
+    row = dict(fault=fault, stage=stage, tried=n, survived=0, hit=0, lost=0, hung=0)
+    began = time.monotonic()
+    assert work(stage, folder/'whole') == 0
+    took, whole = time.monotonic() - began, files(folder/'whole')
+    for i in range(n):
+        disturbed = dict(room=r.randint(200, 1500)) if fault == 'disk full' else dict(kill=r.uniform(0, took/2))
+        words = [work(stage, folder/str(i), **disturbed), work(stage, folder/str(i))]
+        row['hit'] += words[0] not in (0, None)
+        row['hung'] += words.count(None)
+        row['survived'] += words[1] == 0 and files(folder/str(i)) == whole
+        row['lost'] += sum(files(folder/str(i)).get(name) != sha for name, sha in whole.items())
+    return row
+
+def soak(folder, calls=60, kills=2, seed=0, honest=False):
+    """Many calls through a server that fails in every way, with kill -9s and a full disk in between; one row. The cap
+    is low, and raised each time it is reached; `over`: cents billed above it at the worst moment, `window`: what the
+    calls in flight can be billed."""
+    r, kinds = random.Random(seed), ('429', '500', 'reset', 'malformed', 'drip', *['overbilled']*(not honest))
     pick = lambda body, hits: r.choice(kinds) if r.random() < .05*len(kinds) else 'ok'
-    faults, book, runs = Once(pick), Book(Path(folder)/'ledger.db'), 0
-    plan = [dict(kill=r.randint(2, max(calls//(2*kills), 3))) for _ in range(kills)] + [dict(room=300_000)]
+    faults, book, runs, cap, over, ends = Once(pick), Book(Path(folder)/'ledger.db'), 0, 1, 0., Counter()
+    plan = [dict(kill=r.randint(2, 20)) for _ in range(kills)]
+    plan.insert(kills//2, dict(room=120_000 + 100*calls)) # bytes: less than is needed
     with Faulty(faults, delay=.002) as server:
         while True:
             faults.good.clear()
-            first, runs = plan.pop() if plan else {}, runs + 1
-            done = run(server, book.path, calls, **first, timeout=2, max_cents=500)
+            first, runs = plan[0] if plan else {}, runs + 1
+            done = run(server, book.path, calls, **first, limit=600, timeout=4, max_cents=cap)
+            over = max(over, float(server.cents) - cap)
             if done is None: break
             book.check(faults.good, ended=done[2] >= 0 and not first and 'for a call' not in done[1])
+            if 'cap reached' in done[1]: cap += 4 if honest else 20
+            end = 'kill' if done[2] == -9 else 'full' if 'disk' in done[1] else ''
+            ends[end] += 1
+            if end or done[2] == 0: plan[:1] = [] # it was met, or there is nothing left to meet it
             if done[2] == 0 and not plan: break
         good = 0 if done is None else sum(c == wanted(k) for k, c in enumerate(done[0]))
-        over = max(float(server.cents) - book.units/CENT, 0.)
-    return dict(fault='soak', tried=calls, survived=good, hit=len(faults.hit), lost=book.lost, twice=book.twice,
-                hung=int(done is None), runs=runs, over=over, believed=faults.believed())
+        window = 4*float(max((c for _, c in server.book), default=0))
+    return dict(fault='soak', honest=honest, tried=calls, survived=good, hit=len(faults.hit), lost=book.lost,
+                twice=book.twice, hung=int(done is None), runs=runs, kills=ends['kill'], full=ends['full'], cap=cap,
+                over=over, window=window, attempts=len(server.seen), believed=faults.believed())
+
+# ---- the table
+
+def note(row):
+    "Put a row where the command below finds it, if that runs the tests."
+    if path := os.environ.get('FAULTS_ROWS'):
+        with open(path, 'a', encoding='utf-8') as f: f.write(json.dumps(row) + '\n')
+
+def by_stage(row): # a row of `try_fault` is two of the table
+    if 'stage' in row: return [row]
+    half = row['tried']//2
+    return [row | dict(stage=stage, tried=half, survived=row[stage]) for stage in ('rollouts', 'walks')]
+
+def table(rows, columns):
+    lines = ['| ' + ' | '.join(columns) + ' |', '|---|---|' + '--:|'*(len(columns) - 2)]
+    cells = [[str(row.get(c, '–')) for c in columns.values()] for row in rows]
+    return '\n'.join([*lines, *('| ' + ' | '.join(row) + ' |' for row in cells)])
+
+def stamp():
+    command = ['git', 'describe', '--always', '--dirty', '--exclude=*']
+    git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return f'{date.today()}, commit {git.stdout.strip() or "unknown"}'
+
+PARTS = '**Faults and stages**', '**Soak**'
+SUITE = """
+A process meets the fault, others go on until all is there. Rollouts and walks are what these stages ask of an API:
+whole chains, and single steps; the fault meets the first attempt of some requests. Survived are those that end as an
+undisturbed server would have answered; lost and paid twice are replies of both stages. Training and tables call nobody
+and are those of a toy run; survived are repetitions after which every file has the bytes of an undisturbed run.
+"""
+SOAK = """
+The first attempt of each request meets each of 429, 500, reset, bad JSON, a slow drip and (but for the honest server)
+overbilling with 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed server gives: a
+table is a function of them. The cap begins at one cent and is raised each time it is reached, up to what is under Cap;
+Over: cents billed above the cap of that time, at the worst moment; Window: what four calls in flight can be billed.
+"""
+def write(part, when, text):
+    "Put a part of tables/faults.md in its place; the other stays."
+    path, parts = ROOT/'tables'/'faults.md', {}
+    for piece in (path.read_text('utf-8') if path.is_file() else '').split('\n\n\n'):
+        parts |= {name: piece.strip() for name in PARTS if piece.startswith(name)}
+    parts[part] = f'{part}, {when}\n\n{text}'.strip()
+    print(parts[part])
+    path.write_text('\n\n\n'.join(parts[name] for name in PARTS if name in parts) + '\n', 'utf-8')
+
+def suite():
+    "Run the tests of faults, then write what they measured; their exit status."
+    when = stamp()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder)/'rows'
+        command = [sys.executable, '-m', 'pytest', '-q', str(ROOT/'tests'/'test_faults.py'), '-m', 'not slow']
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | dict(FAULTS_ROWS=str(rows)))
+        measured = [json.loads(line) for line in rows.read_text('utf-8').splitlines()]
+    columns = dict(Fault='fault', Stage='stage', Tried='tried', Survived='survived', Lost='lost') | {
+        'Paid twice': 'twice', 'Hung': 'hung'}
+    write(PARTS[0], when, table([x for row in measured for x in by_stage(row)], columns) + '\n' + SUITE)
+    return done.returncode
+
+def long_soak(calls, kills):
+    when, rows = stamp(), []
+    for honest in (True, False):
+        with tempfile.TemporaryDirectory() as folder: row = soak(folder, calls, kills, honest=honest)
+        row |= dict(server='honest' if honest else 'overbills')
+        print(row, flush=True)
+        rows.append(row | {k: f'{row[k]:.3g}' for k in ('over', 'window')})
+    columns = dict(Server='server', Processes='runs', Tried='tried', Attempts='attempts', Faults='hit') | {
+        'kill -9': 'kills', 'Full disks': 'full', 'Survived': 'survived', 'Lost': 'lost',
+        'Paid twice': 'twice', 'Hung': 'hung', 'Cap': 'cap', 'Over': 'over', 'Window': 'window'}
+    write(PARTS[1], when, table(rows, columns) + '\n' + SOAK)
+    return any(row['survived'] != calls or row['lost'] or row['twice'] or row['hung'] for row in rows)
+
+if __name__ == '__main__':
+    sys.exit(long_soak(*map(int, sys.argv[2:])) if sys.argv[1:2] == ['--soak'] else suite())

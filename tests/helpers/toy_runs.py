@@ -1,5 +1,6 @@
 "Runs as chapters 02a and 04 leave them, on the toy pair, and rows written by hand."
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,7 +70,8 @@ def settled(rows, name='open', n_boot=50, cost='paper_flops'):
     grid = grid.rename(columns=dict(cost_share='cost')).assign(alpha=.02, large_accuracy=1., unit=cost)
     singles, run = rows[:0].assign(seed=0), SimpleNamespace(config=Config(), profile='toy')
     part = BenchmarkResults(toy_table(2), rows, grid, singles, means, with_calibration(results, grid, 1.))
-    return SettingResults(SimpleNamespace(name=name, run=run, unit=cost), {rows['benchmark'].iloc[0]: part})
+    place = SimpleNamespace(name=name, run=run, unit=cost, folder=Path('nowhere'))
+    return SettingResults(place, {rows['benchmark'].iloc[0]: part})
 
 # ---- fixtures of the tests of reports and tables
 @pytest.fixture(scope='module')
