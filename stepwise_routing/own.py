@@ -15,7 +15,7 @@ import numpy as np
 from .core import Problem, digest, nearest, one_of, walk_cost, write_file
 from .cpo import TableEnv
 from .data.benchmarks import file_rows, make_problem
-from .data.grading import is_right
+from .data.grading import given_up, is_right
 from .models.names import model_kind, open_models
 from .outcomes import OutcomeTable, outcome_table
 from .policy import FULL_FEATURES, PolicyRouter, load_policy, save_policy
@@ -121,7 +121,7 @@ def collect(
     grade=is_right,            # (`Problem`, parsed answer) -> bool
     max_cents:float|None=None, # never spend more on paid models, earlier calls included
     **settings                 # calibration, name, max_steps of `Own`; all others are options of `open_models`
-)->dict: # problems per split, how many of them each model solves alone (%), and steps drawn now
+)->dict: # problems per split, how many each model solves alone (%), steps drawn now, answers that grading gave up
     "Draw and grade what a router learns from; again: go on, or add problems. ValueError for what cannot work."
     folder, models = Path(folder), [models] if isinstance(models, str) else models
     fixed = {k: settings.pop(k) for k in ('name', 'max_steps', 'calibration') if k in settings}
@@ -138,13 +138,15 @@ def collect(
         _write_own(folder, own, _mark(own))
         tree = RoutingTree(backends, store, max_steps=own.max_steps, grade=grade)
         new = collect_rollouts(problems, tree)
+        given_up().clear()
         parts = own_split(problems, own.calibration).items()
         tables = [outcome_table(part, tree, split) for split, part in parts if part]
         for t in tables: t.save(folder/f'{t.split}.npz')
     alone = {'small right': [t.outcome(-1) for t in tables], 'large right': [t.large_only() for t in tables]}
     right = {k: np.concatenate([o['correct'] for o in outcomes]).mean() for k, outcomes in alone.items()}
     shares = {k: round(100*float(x), 1) for k, x in right.items()}
-    return {t.split: len(t) for t in tables} | shares | {'new steps': new}
+    lost = {'answers given up': len(given_up())} if given_up() else {}
+    return {t.split: len(t) for t in tables} | shares | {'new steps': new} | lost
 
 # %% ../nbs/06_your_own_models.ipynb #tables
 def own_table(folder, split): # `OutcomeTable`

@@ -365,6 +365,11 @@ own_module.open_models = opened
 own_module.collect({folder!r}, rows(), PAIR)
 '''
 
+def test_collect_says_what_grading_gave_up(tmp_path, toys):
+    def grade(problem, answer): return is_equiv('3', '10^{10^{10^{10}}}')
+    assert collect(tmp_path/'mine', rows(), PAIR, grade=grade)['answers given up'] == 1
+    assert 'answers given up' not in collect(tmp_path/'other', rows(), PAIR)
+
 def test_a_killed_collect_goes_on(tmp_path, toys):
     folder = tmp_path/'mine'
     died = subprocess.run([sys.executable, '-c', CRASH.format(here=str(HERE), left=200, folder=str(folder))],
