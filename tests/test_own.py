@@ -366,7 +366,8 @@ own_module.collect({folder!r}, rows(), PAIR)
 '''
 
 def test_collect_says_what_grading_gave_up(tmp_path, toys):
-    def grade(problem, answer): return is_equiv('3', '10^{10^{10^{10}}}')
+    first = rows()[0]['question']
+    def grade(problem, answer): return problem.question != first or is_equiv('3', '10^{10^{10^{10}}}')
     assert collect(tmp_path/'mine', rows(), PAIR, grade=grade)['answers given up'] == 1
     assert 'answers given up' not in collect(tmp_path/'other', rows(), PAIR)
 
