@@ -1,6 +1,6 @@
 """The routing tree, walks and outcome tables: against a second implementation, by hand, and against each other to the
 last bit."""
-import asyncio, contextlib, os, random, signal, subprocess, sys, time, zipfile
+import asyncio, os, random, signal, subprocess, sys, time, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -577,8 +577,9 @@ def test_draws_do_not_depend_on_the_number_of_workers(tmp_path):
                 assert len(a) and edges(a) == edges(c) and a.settings == c.settings
 
 SLEEPERS = '''
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler) # a shell starts what runs in its background without one
 sys.path[:0] = sys.argv[2:]
 from test_rollouts import sleeper, toy_run
 from stepwise_routing.rollouts import side_by_side
@@ -598,10 +599,9 @@ def test_no_worker_outlives_its_parent(tmp_path, end):
     def pids(): return [int(p.stem) for p in tmp_path.glob('*.pid')]
     while len(pids()) < 2 and process.poll() is None: time.sleep(.1)
     workers = [psutil.Process(pid) for pid in pids()]
-    while process.poll() is None: # Python may lose an interrupt in a callback: then press it again
-        process.send_signal(end) # to this process alone, as Jupyter does
-        with contextlib.suppress(subprocess.TimeoutExpired): process.wait(10)
-    errors = process.stderr.read()
+    time.sleep(2) # until it waits for them: Python may lose an interrupt in a callback
+    process.send_signal(end) # to this process alone, as Jupyter does
+    errors = process.communicate(timeout=60)[1]
     assert len(workers) == 2 and ('KeyboardInterrupt' in errors or end == signal.SIGKILL)
     assert psutil.wait_procs(workers, 60)[1] == []
 
