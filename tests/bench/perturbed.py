@@ -26,7 +26,7 @@ def chosen_rows(run):
     rows = []
     for s, b in ((s, b) for s in run.settings for b in s.benchmarks):
         case, large = replay_case(s, b), s.table(b, 'test').large_only()[s.unit].mean()
-        means = pd.DataFrame(case.rows, columns=COLUMNS).groupby(['method', 'on_escalate', 'threshold']).mean('correct')
+        means = pd.DataFrame(case.rows, columns=COLUMNS).groupby(['method', 'on_escalate', 'threshold']).mean(numeric_only=True)
         for g in case.grids:
             own = means.loc[g.method, g.on_escalate, g.threshold]
             rows.append((s.name, b, g.method, g.on_escalate, g.threshold, 100*own['correct'], 100*own[s.unit]/large))
@@ -55,7 +55,8 @@ def main():
     for seed in range(args.times):
         with TemporaryDirectory() as folder: after.append(chosen_rows(perturbed(run, Path(folder), args.noise, seed)))
     apart = pd.concat([(rows - before).abs().fillna(0) for rows in after])
-    moved = apart.assign(chosen=apart['chosen'] > 0).groupby(level=KEYS, sort=False)
+    near = 10*args.noise*pd.concat([before['chosen'].abs()]*args.times) # a threshold is a score, which has noise itself
+    moved = apart.assign(chosen=apart['chosen'] > near).groupby(level=KEYS, sort=False)
     moved = moved.agg(times_chosen=('chosen', 'sum'), accuracy=('accuracy', 'max'), cost=('cost', 'max'))
     print(f'{len(before)} rows, noise {args.noise:g}, {args.times} times')
     print(moved[(moved > 0).any(axis=1)].round(3).to_string())
