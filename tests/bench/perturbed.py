@@ -55,7 +55,8 @@ def main():
     for seed in range(args.times):
         with TemporaryDirectory() as folder: after.append(chosen_rows(perturbed(run, Path(folder), args.noise, seed)))
     apart = pd.concat([(rows - before).abs().fillna(0) for rows in after])
-    near = 10*args.noise*pd.concat([before['chosen'].abs()]*args.times) # a threshold is a score, which has noise itself
+    # a threshold is a score, which has noise itself
+    near = 10*args.noise*pd.concat([before['chosen'].abs()]*args.times)
     moved = apart.assign(chosen=apart['chosen'] > near).groupby(level=KEYS, sort=False)
     moved = moved.agg(times_chosen=('chosen', 'sum'), accuracy=('accuracy', 'max'), cost=('cost', 'max'))
     print(f'{len(before)} rows, noise {args.noise:g}, {args.times} times')
