@@ -26,7 +26,8 @@ def chosen_rows(run):
     rows = []
     for s, b in ((s, b) for s in run.settings for b in s.benchmarks):
         case, large = replay_case(s, b), s.table(b, 'test').large_only()[s.unit].mean()
-        means = pd.DataFrame(case.rows, columns=COLUMNS).groupby(['method', 'on_escalate', 'threshold']).mean(numeric_only=True)
+        rows_of = pd.DataFrame(case.rows, columns=COLUMNS).groupby(['method', 'on_escalate', 'threshold'])
+        means = rows_of.mean(numeric_only=True)
         for g in case.grids:
             own = means.loc[g.method, g.on_escalate, g.threshold]
             rows.append((s.name, b, g.method, g.on_escalate, g.threshold, 100*own['correct'], 100*own[s.unit]/large))
