@@ -15,7 +15,7 @@ import numpy as np
 from .core import Problem, digest, nearest, one_of, walk_cost, write_file
 from .cpo import TableEnv
 from .data.benchmarks import file_rows, make_problem
-from .data.grading import given_up, is_right
+from .data.grading import graded, is_right
 from .models.names import model_kind, open_models
 from .outcomes import OutcomeTable, outcome_table
 from .policy import FULL_FEATURES, PolicyRouter, load_policy, save_policy
@@ -138,15 +138,14 @@ def collect(
         _write_own(folder, own, _mark(own))
         tree = RoutingTree(backends, store, max_steps=own.max_steps, grade=grade)
         new = collect_rollouts(problems, tree)
-        given_up().clear()
-        parts = own_split(problems, own.calibration).items()
-        tables = [outcome_table(part, tree, split) for split, part in parts if part]
+        parts = [(part, tree, split) for split, part in own_split(problems, own.calibration).items() if part]
+        tables, lost = graded(lambda: [outcome_table(*part) for part in parts])
         for t in tables: t.save(folder/f'{t.split}.npz')
     alone = {'small right': [t.outcome(-1) for t in tables], 'large right': [t.large_only() for t in tables]}
     right = {k: np.concatenate([o['correct'] for o in outcomes]).mean() for k, outcomes in alone.items()}
     shares = {k: round(100*float(x), 1) for k, x in right.items()}
-    lost = {'answers given up': len(given_up())} if given_up() else {}
-    return {t.split: len(t) for t in tables} | shares | {'new steps': new} | lost
+    given_up = {'answers given up': len(lost)} if lost else {}
+    return {t.split: len(t) for t in tables} | shares | {'new steps': new} | given_up
 
 # %% ../nbs/06_your_own_models.ipynb #tables
 def own_table(folder, split): # `OutcomeTable`

@@ -292,10 +292,10 @@ def grade_pairs(grade, pairs):
         yield from zip(distinct, pool.map(lambda pair: bool(grade(*pair)), distinct.values()))
 
 # %% ../../nbs/data/grading.ipynb #noted
-def graded(work, s:Setting, *job)->tuple: # work(s, *job): a list; the pairs that grading gave up in it
+def graded(work, *job)->tuple: # what work(*job) returns; the pairs that grading gave up in it
     "Do a piece of work, and notice what grading gave up."
     given_up().clear()
-    return work(s, *job), sorted(given_up())
+    return work(*job), sorted(given_up())
 
 def collected(stage, jobs, done)->list: # name of a file; (setting, ...) per job; what `graded` returned of each
     "The results of all jobs. The pairs that grading gave up, if any, are kept beside the results of their setting."

@@ -96,7 +96,6 @@ def attention(D): # width of a head, known when the kernel is compiled
                                      + s[at+j+2]*V[k, g, j+2, d] + s[at+j+3]*V[k, g, j+3, d])
     return attend
 
-
 # %% ../../nbs/models/qwen.ipynb #sample
 @njit(**_NUMBA)
 def _draw(z, u, temperature, mass, power, bits, tokens): # z [row, vocabulary]; numbers [row] -> tokens [row]
@@ -263,6 +262,7 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
     tokens, places, at = (np.concatenate((a[more], a)) for a in (tokens, places, at))
     x, blocks = self.embed[torch.from_numpy(tokens)], b.table[places, at//BLOCK]
     q = np.empty((len(tokens), self.heads, self.width), np.float32)
+    order = np.lexsort(b.table[places, :at.max()//BLOCK + 1].T[::-1])
     for i, (norm, qkv, bias, out, norm_2, up, down) in enumerate(self.layers):
         y = F.linear(self.norm(x, norm), qkv, bias)
         _rotate(y.numpy(), at, self.cos, self.sin, blocks, q, b.K[i], b.V[i])
@@ -270,8 +270,8 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
             if skip is None: return
             first = min(skip + len(more), len(x) - self.least)
             x, q, places, at = x[first:], q[first:], places[first:], at[first:]
+            order = order[order >= first] - first
         o = np.empty_like(q)
-        order = np.lexsort(b.table[places, :at.max()//BLOCK + 1].T[::-1])
         self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, order, self.mass, self.power, self.bits, o)
         x = x + F.linear(torch.from_numpy(o).flatten(1), out)
         gate, y = F.linear(self.norm(x, norm_2), up).chunk(2, -1)

@@ -82,8 +82,6 @@ def faults(options):
     if not script.is_file(): raise FileNotFoundError(f'there are no tests in {script.parents[2]}: it is no clone')
     if status := subprocess.run([sys.executable, script]).returncode: raise SystemExit(status)
 
-COMMANDS = dict(figures=figures, demo=demo, test=faults) # they need no run
-
 # %% ../../nbs/run/cli.ipynb #init
 def init(options):
     "Copy the notebooks and profiles of an installed wheel to a new folder, to run and change them there."
@@ -97,7 +95,7 @@ def init(options):
         if place: write_file(out/place, Path(path).read_bytes())
     print(f'Notebooks and profiles: {out/"nbs"}', f'Next: stepwise-routing reproduce {out} --profile smoke', sep='\n')
 
-COMMANDS |= dict(init=init)
+COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init) # they need no run
 
 # %% ../../nbs/run/cli.ipynb #parser
 class Parser(argparse.ArgumentParser):

@@ -137,9 +137,9 @@ def _stored(setting, benchmark)->int: # problems; 0 without a store
 def report(run)->list: # of lines
     "The estimate as a table: a row for every setting, benchmark and model, and the totals."
     import pandas as pd
-    rows, settings = {}, {s.name: s for s in run.settings}
+    rows, held = {}, {(s.name, b): _stored(s, b) for s in run.settings for b in s.benchmarks}
     for w in estimate(run):
-        stored = min(_stored(settings[w.setting], w.benchmark), w.problems)
+        stored = min(held[w.setting, w.benchmark], w.problems)
         new = 1 - stored/w.problems
         new_work = new*w.calls, new*w.tokens/1e6, new*w.cents
         rows[f'{w.setting} {w.benchmark} {_short(w.model)}'] = w.problems, stored, *new_work
