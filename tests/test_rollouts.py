@@ -564,6 +564,8 @@ def test_what_grading_gave_up_comes_back_from_every_process(tmp_path):
         side_by_side(run, jobs_of, 'walks') # gives up nothing
         assert [kept_given_up(s) for s in run.settings] == [{('3', '10^{10^{10^{10}}}')}]*2
         assert [f.name for f in (run.folder/'grading').iterdir()] == ['given-up-outcome tables.json']
+        side_by_side(run, jobs_of, 'outcome tables') # again, and nothing is given up
+        assert [kept_given_up(s) for s in run.settings] == [set()]*2
 
 def toy_draw(s, benchmarks): return [draw_edges(s, b, toy_backends()) for b in benchmarks]
 

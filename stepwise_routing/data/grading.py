@@ -302,7 +302,9 @@ def collected(stage, jobs, done)->list: # name of a file; (setting, ...) per job
     pairs = {}
     for (s, *_), (_, lost) in zip(jobs, done): pairs.setdefault(s.folder, set()).update(lost)
     for folder, lost in pairs.items():
-        if lost: write_file(folder/'grading'/f'given-up-{stage}.json', json.dumps(sorted(lost)))
+        file = folder/'grading'/f'given-up-{stage}.json'
+        file.unlink(missing_ok=True) # of an earlier attempt
+        if lost: write_file(file, json.dumps(sorted(lost)))
     return [x for results, _ in done for x in results]
 
 def kept_given_up(s:Setting)->set:
