@@ -1,5 +1,6 @@
-"""Builds the documentation site in _docs/html from notebooks with their stored outputs, tables, figures and docments:
-`python .ci/site.py`. Needs the extra [docs] and no network; a warning of Sphinx is an error."""
+"""Builds the documentation site in _docs/html, or in the folder that is named, from notebooks with their stored outputs,
+tables, figures and docments: `python .ci/site.py`. Needs the extra [docs] and no network; a warning of Sphinx is an
+error."""
 import inspect, json, re, shutil, subprocess, sys
 from importlib import import_module
 from pathlib import Path
@@ -97,7 +98,7 @@ def mend(out):
 
 if __name__ == '__main__':
     project = find_project()
-    folder = project.root/'_docs'
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else project.root/'_docs'
     shutil.rmtree(folder, ignore_errors=True)
     source(project, folder/'source')
     mend(folder/'source')

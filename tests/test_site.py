@@ -80,11 +80,13 @@ class Page(HTMLParser):
         self.addresses += [a[k] for k in ('href', 'src') if a.get(k) and a.get('rel') not in ('canonical',)]
 
 @pytest.fixture(scope='module')
-def site():
+def site(tmp_path_factory):
+    "The site in a folder of this worker: two may build it at the same time."
     for package in ('sphinx', 'myst_nb', 'furo', 'plotly', 'nbdev'): pytest.importorskip(package)
-    done = subprocess.run([sys.executable, '.ci/site.py'], cwd=ROOT, capture_output=True, text=True)
+    folder = tmp_path_factory.mktemp('site')
+    done = subprocess.run([sys.executable, '.ci/site.py', folder], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:] # a warning is an error
-    return ROOT/'_docs'/'html'
+    return folder/'html'
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
