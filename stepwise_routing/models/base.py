@@ -76,14 +76,15 @@ class StepTokenizer:
         self.widths = np.array([len(p) for p in pieces])
         self.closing = np.array(['\n' in p or i in eos for i, p in enumerate(pieces)]) # no other token can end a step
         self.prompt, self.step_ids = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.step_ids)
+        self.encode = lru_cache(4096)(self.encode)
 
-    def encode(self, text): return self.hf.encode(text, add_special_tokens=False)
+    def encode(self, text): return tuple(self.hf.encode(text, add_special_tokens=False))
     def decode(self, ids): return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    def prompt(self, question): return tuple(self.encode(prompt_text(self.hf, chat_prompt(question))))
+    def prompt(self, question): return self.encode(prompt_text(self.hf, chat_prompt(question)))
     def step_ids(self, ids, text, finish):
         "Token ids of a step with this text: its own, unless another vocabulary wrote it."
         if ids and max(ids) < self.vocab and self.parse(ids)[0] == text: return ids
-        if finish == 'step': return tuple(self.encode(text + '\n\n'))
+        if finish == 'step': return self.encode(text + '\n\n')
         return (*self.encode(text), *self.eos[:finish == 'stop'])
 
 # %% ../../nbs/models/base.ipynb #parse

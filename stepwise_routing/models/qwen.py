@@ -13,7 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from fastcore.basics import patch
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from .base import draw_rows
@@ -34,6 +36,25 @@ def _exponentials(x, top, scale, n, out, power, bits): # float32 [n or more]; `b
         out[j] = _F(1.) + r*(_F(1.) + r*(_F(.5) + r*(_F(1/6) + r*(_F(1/24) + r*(_F(1/120) + r*_F(1/720))))))
         bits[j] = np.int32((whole + _F(127.))*_F(8388608.))
     for j in range(n): out[j] *= power[j]
+
+# %% ../../nbs/models/qwen.ipynb #fetch
+@intrinsic
+def _fetch(typing, array, place): # array.flat[place], to a near cache
+    def build(context, builder, signature, args):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, *3*[number]])
+        prefetch = builder.module.declare_intrinsic('llvm.prefetch', [byte], kind)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        builder.call(prefetch, [place, *map(number, (0, 2, 1))]) # to read, into the second cache, as data
+        return context.get_dummy_value()
+    return types.void(array, place), build
+
+@njit(inline='always', **_NUMBA)
+def _near(blocks, k): # a block of keys or values, sixteen numbers a line
+    n = blocks[0].size
+    for j in range(0, n, 16): _fetch(blocks, k*n + j)
+
 
 # %% ../../nbs/models/qwen.ipynb #normed
 @njit(**_NUMBA)
@@ -68,14 +89,15 @@ def attention(D): # width of a head, known when the kernel is compiled
     "The attention of one token after the other, each over the blocks of its own row."
     @njit(**_NUMBA)
     def attend(q, K, V, table, rows, lengths, order, s, power, bits, out): # s [position]
-        heads = q.shape[1]//K.shape[1]
-        for i in order: # tokens that share blocks one after the other, while these are near
-            n, blocks = lengths[i], table[rows[i]]
-            used = (n + BLOCK - 1)//BLOCK
-            for h in range(q.shape[1]):
+        H, heads = q.shape[1], q.shape[1]//K.shape[1]
+        for o, i in enumerate(order): # tokens that share blocks one after the other, while these are near
+            n, blocks, ahead = lengths[i], table[rows[i]], order[min(o + 1, len(order) - 1)]
+            used, there, more = (n + BLOCK - 1)//BLOCK, (lengths[ahead] + BLOCK - 1)//BLOCK, table[rows[ahead]]
+            for h in range(H):
                 g, x, y = h//heads, q[i, h], out[i, h]
                 for b in range(used): # s = x K
                     at, k = b*BLOCK, blocks[b]
+                    if h == 0: _near(V, k)
                     for j in range(at, at + BLOCK): s[j] = _F(0.)
                     for d in range(0, D, 8):
                         for j in range(BLOCK):
@@ -90,6 +112,7 @@ def attention(D): # width of a head, known when the kernel is compiled
                 for d in range(D): y[d] = _F(0.)
                 for b in range(used): # y = s V
                     at, k = b*BLOCK, blocks[b]
+                    if h == H - 1 and b < there: _near(K, more[b])
                     for j in range(0, BLOCK, 4):
                         for d in range(D):
                             y[d] += (s[at+j]*V[k, g, j, d] + s[at+j+1]*V[k, g, j+1, d]

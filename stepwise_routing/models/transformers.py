@@ -223,7 +223,7 @@ TransformersBackend.score = score_text
 # %% ../../nbs/models/transformers.ipynb #choose-replies
 def _reply_ids(backend, ids, options):
     "Token ids of each option; ValueError where one begins another, or does not fit behind the prompt `ids`."
-    replies = [tuple(backend.text.encode(o)) for o in options]
+    replies = [backend.text.encode(o) for o in options]
     room_left(backend, ids, max(map(len, replies)), f'options {options}')
     for (o, a), (p, b) in permutations(zip(options, replies), 2):
         if b[:len(a)] == a: raise ValueError(f'option {o!r} begins option {p!r}: a reply could be either')
