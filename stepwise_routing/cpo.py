@@ -41,7 +41,7 @@ def cpo_direction(g, b, c, solve, delta=.01): # gradients of cost and misses, mi
 
 # %% ../nbs/03a_cpo.ipynb #dual
 def _peak(top, bottom, low, high): # (lambda, value)
-    "Where $-\\frac12(top/\\lambda + bottom\\,\\lambda)$ is largest between `low` and `high`."
+    "Where $-\\frac{1}{2}(top/\\lambda + bottom\\,\\lambda)$ is largest between `low` and `high`."
     if high <= low: return low, -np.inf
     free = np.sqrt(top/bottom) if bottom > 0 else np.inf
     lam = min(max(free, low, 1e-300), high)
