@@ -7,6 +7,7 @@ __all__ = ['slider', 'slider_page', 'show_slider']
 
 # %% ../../nbs/report/slider.ipynb #imports
 from pathlib import Path
+from ..core import write_file
 from .figures import draw_accuracy_cost, drawn_methods, preview, read_points, sweep_points
 from .writer import PERCENT
 from ..results import style_of
@@ -34,10 +35,11 @@ def slider(
         markers.append(len(fig.data))
         draw(sweep['cost_share'][:1], sweep['accuracy'][:1], name='this kappa', mode='markers',
              marker=dict(color=color, size=13, symbol='star'))
-    fig.update_xaxes(title="cost, % of the large model's", zeroline=False)
+    fig.update_xaxes(zeroline=False).update_xaxes(title="cost, % of the large model's", col=(len(sweeps) + 1)//2)
     fig.update_yaxes(title='accuracy, %', col=1)
     bar = dict(steps=_steps(sweeps, markers), pad=dict(t=70), currentvalue=dict(prefix='kappa number '))
-    return fig.update_layout(sliders=[bar], template='none', title=bar['steps'][0]['args'][1]['title.text'])
+    title = dict(text=bar['steps'][0]['args'][1]['title.text'], font=dict(size=13))
+    return fig.update_layout(sliders=[bar], template='none', title=title)
 
 # %% ../../nbs/report/slider.ipynb #steps
 def _steps(sweeps, markers): # benchmark -> sweep; indices of the markers
@@ -59,6 +61,8 @@ def slider_page(tables, path)->Path: # folder of tables; the page, with plotly's
     data = read_points(tables)
     fig = slider(data['points'], data['frontiers'], drawn_methods(data['points'])[-1])
     fig.write_html(path, include_plotlyjs='directory', div_id='slider', config=dict(displaylogo=False))
+    page = Path(path).read_text('utf-8') # in a frame, margins would make it scroll
+    write_file(path, page.replace('body {height: 100%;}', 'body {height: 100%; margin: 0;}'))
     return Path(path)
 
 # %% ../../nbs/report/slider.ipynb #view
