@@ -28,6 +28,7 @@ def test_a_fault(fault, tmp_path):
     assert {k: row[k] for k in due} == due, lines
     assert all(re.search(FAULTS[fault] or 'nothing', line) for line in lines) and bool(lines) == bool(FAULTS[fault])
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stage', STAGES)
 @pytest.mark.parametrize('fault', SIGNALS)
 @pytest.mark.timeout(300)

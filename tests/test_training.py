@@ -138,6 +138,7 @@ def true_miss(policy, kappas):
     with torch.no_grad(): pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))[:, 1].exp().numpy()
     return tabular.evaluate(pi >= np.reshape(kappas, (-1, 1)), 'regenerate')[1]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('alpha, n, seed', [(.1, 60, 0), (.05, 120, 1)])
 @pytest.mark.parametrize('learnt', [False, True])
 def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed, learnt):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from ..bounds import mixing_line, oracle_frontier, random_frontier
 from ..core import READINGS, write_file
-from .writer import label, save_table
+from .writer import interval_table, label, markdown, save_table
 from ..run.config import find_project
 from ..results import METHOD_STYLE, REWRITES, headline, method_rank, style_of
 
@@ -348,11 +348,17 @@ def report_accuracy_cost(r)->list:
     save_points(r)
     return save_and_show(accuracy_figures(r.setting.run.tables, r.suffix), r.setting.run.figures, 130)
 
+_CHOICES = {'Runs': 'runs', 'Share of the area': 'share', 'Cost': 'cost', 'Cost, online kappa': 'online',
+            'Lost, online kappa': 'lost', 'Frozen': 'frozen', 'Collapsed': 'collapsed'} # heading -> column
+
 def report_training(run)->list:
-    "Write and show the figures of a `Run`'s training and policies; empty where it trained none."
-    from stepwise_routing.run.policies import policy_curves, trained_setting, training_curves
+    "Write tables and figures of a `Run`'s training and policies, and show the latter; empty where it trained none."
+    from stepwise_routing.run.policies import choices_table, policy_curves, trained_setting, training_curves
     setting, benchmarks = trained_setting(run)
     if not benchmarks: return []
     for stem, curves in dict(training=training_curves, policy=policy_curves).items():
         save_table(run.tables/stem, curves(setting, benchmarks).round(5))
+    choices, names = choices_table(setting, benchmarks).reset_index(), {'Benchmark': 'benchmark', 'Policies': 'variant'}
+    cells = {head: lambda r, k=k: f'{r[k]:g}' for head, k in _CHOICES.items()}
+    save_table(run.tables/'choices', choices, md=markdown(interval_table(choices, names, cells)))
     return save_and_show(policy_figures(run.tables), run.figures)
