@@ -240,7 +240,7 @@ def test_every_claim_is_tested_or_says_why_not(monkeypatch):
     assert by['recovers the large model\'s reasoning ability at materially lower cost'] == 'does not hold' # .9 of 1
     errata = table[table['source'].str.startswith('Erratum') & (table['source'] != 'Erratum, eq. 5')]
     assert len(errata) == 3 and (errata['verdict'] == 'does not hold').all(), 'they need no run'
-    assert f'Of {len(CLAIMS)} claims: ' in claims_markdown(table)
+    assert f'Verdicts on {len(CLAIMS)} claims: ' in claims_markdown(table)
 
 def test_the_sign_of_kappas_update(monkeypatch):
     "Misses rise with kappa, as fewer chains escalate: a kappa that rises after a miss runs away."

@@ -241,8 +241,8 @@ def claims_markdown(table)->str:
     def best(row): return '–' if row['best_numbers'] == row['numbers'] else cell('best_')(row)
     rows = {'Where': 'source', 'The paper says': 'claim', 'Test, or why none': 'rule', 'Ours': cell(''),
             'Our best row': best}
-    counts = '; '.join(f'{n} {v}' for v, n in table['verdict'].value_counts().items())
-    return markdown(interval_table(table, rows, {})) + _NOTES + f'\nOf {len(table)} claims: {counts}.\n'
+    counts = ', '.join(f'*{v}* {n}' for v, n in table['verdict'].value_counts().items())
+    return markdown(interval_table(table, rows, {})) + _NOTES + f'\nVerdicts on {len(table)} claims: {counts}.\n'
 
 def report_claims(results)->Report: # of `load_run`
     "Write the claims of a run, and show them."

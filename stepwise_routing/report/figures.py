@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import numpy as np
 from ..bounds import mixing_line, oracle_frontier, random_frontier
-from ..core import READINGS, write_file
+from ..core import READINGS, one_of, write_file
 from .writer import interval_table, label, markdown, save_table
 from ..run.config import find_project
 from ..results import METHOD_STYLE, REWRITES, headline, method_rank, style_of
 
-VERSION = 5 # raise it where the same inputs give another figure
+VERSION = 6 # raise it where the same inputs give other files
 
 # %% ../../nbs/report/figures.ipynb #paper-style
 _STYLE = {
@@ -160,6 +160,10 @@ class Look:
     height:float = 2.9
     style:dict = field(default_factory=lambda: METHOD_STYLE) # method -> color, marker, label
 
+def _look(**look): # ValueError naming the fields there are
+    for name in look: one_of('look', name, [*Look.__dataclass_fields__])
+    return Look(**look)
+
 def _finish(fig, axes, look):
     "Scale of the costs, and names."
     for ax in axes.flat if look.xscale == 'log' else ():
@@ -184,7 +188,7 @@ def draw_accuracy_cost(
     **look        # fields of `Look`, e.g. width=2.7
 ): # matplotlib figure
     "Panels of benchmarks side by side."
-    look, groups = Look(**look), list(points.groupby('benchmark', sort=False))
+    look, groups = _look(**look), list(points.groupby('benchmark', sort=False))
     seeds = points[:0] if seeds is None else seeds
     names = {*zip(points['method'], points['on_escalate'])}
     rows = [methods] if methods else [[m for m in names if m[1] == e or m[0].endswith('only')] for e in READINGS]
@@ -212,7 +216,7 @@ def figure_caption(
     rows = [r for r in chosen.to_dict('records') if not methods or (r['method'], r['on_escalate']) in methods]
     counts, cost = points.groupby('benchmark', sort=False)['n'].first(), '2N FLOPs a token for N parameters'
     if points['cost_in'].iloc[0] == 'cents': cost = f'US cents; {facts["billing"]}; the small model costs nothing'
-    if Look(**look).xscale == 'log': cost += '; logarithmic axis, linear below 1 %'
+    if _look(**look).xscale == 'log': cost += '; logarithmic axis, linear below 1 %'
     drawn = 'every method; above: append, below: regenerate'
     if methods: drawn = '; '.join(dict.fromkeys(map(label, rows)))
     if methods and set(methods) == set(drawn_methods(points)):
