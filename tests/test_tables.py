@@ -281,7 +281,7 @@ def test_a_figure_follows_its_arguments(with_ours):
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
     said = figure_caption(points, few, facts=dict(profile='toy'), **look)
     assert 'logarithmic axis' in said and 'STEER' not in said and 'An arrow' not in said and 'small dots' not in said
-    with pytest.raises(TypeError, match='colour'): draw_accuracy_cost(points, curves, colour='red')
+    with pytest.raises(ValueError, match='colour'): draw_accuracy_cost(points, curves, colour='red')
 
 def committed():
     return [(ROOT/'tables'/name, ROOT/'figures'/name) for name in PUBLISHED.values()
