@@ -99,7 +99,7 @@ def mend(out):
 if __name__ == '__main__':
     project = find_project()
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else project.root/'_docs'
-    shutil.rmtree(folder, ignore_errors=True)
+    for part in ('source', 'html'): shutil.rmtree(folder/part, ignore_errors=True) # whatever else is there stays
     source(project, folder/'source')
     mend(folder/'source')
     sphinx = [sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-b', 'html']

@@ -303,8 +303,8 @@ def collected(stage, jobs, done)->list: # name of a file; (setting, ...) per job
     for (s, *_), (_, lost) in zip(jobs, done): pairs.setdefault(s.folder, set()).update(lost)
     for folder, lost in pairs.items():
         file = folder/'grading'/f'given-up-{stage}.json'
-        file.unlink(missing_ok=True) # of an earlier attempt
         if lost: write_file(file, json.dumps(sorted(lost)))
+        else: file.unlink(missing_ok=True) # of an earlier attempt
     return [x for results, _ in done for x in results]
 
 def kept_given_up(s:Setting)->set:

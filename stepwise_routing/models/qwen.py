@@ -55,7 +55,6 @@ def _near(blocks, k): # a block of keys or values, sixteen numbers a line
     n = blocks[0].size
     for j in range(0, n, 16): _fetch(blocks, k*n + j)
 
-
 # %% ../../nbs/models/qwen.ipynb #normed
 @njit(**_NUMBA)
 def _normed(x, weight, eps, out): # RMSNorm of rows
