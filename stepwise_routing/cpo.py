@@ -116,15 +116,16 @@ def fisher_solver(policy, layers, blocks, damping): # -> function: x [parameter]
     return solve
 
 # %% ../nbs/03a_cpo.ipynb #line-search
-def line_search(theta, direction, measure, c, delta=.01): # measure: theta -> (divergence from now, cost, miss rate)
-    "Backtrack until all three are acceptable: (parameters, fraction of the step, divergence); (theta, 0, 0) if never."
+def line_search(theta, direction, measure, c, delta=.01, slack=0.): # measure: theta -> (divergence, cost, miss rate)
+    """Backtrack until all three are acceptable: (parameters, fraction of the step, divergence); (theta, 0, 0) if never.
+    c: the miss rate above alpha; it may end at `slack`."""
     if not direction.y.any(): return theta, 0., 0. # to stay is no step
     _, cost, miss = measure(theta)
     for fraction in (.8**j for j in range(15)):
         new = theta + fraction*direction.y
         kl, new_cost, new_miss = measure(new)
         cheaper = new_cost <= cost or direction.optim_case <= 1
-        if kl <= delta and cheaper and new_miss - miss <= max(-c, 0.): return new, fraction, kl # false for nan
+        if kl <= delta and cheaper and new_miss - miss <= max(slack - c, 0.): return new, fraction, kl # false for nan
     return theta, 0., 0.
 
 # %% ../nbs/03a_cpo.ipynb #table-env
@@ -312,7 +313,7 @@ def policy_step(
     policy,             # changed in place
     estimate:Estimate,  # at its current parameters
     c:float,            # miss rate minus alpha
-    s:Policy=Policy(),  # delta and damping
+    s:Policy=Policy(),  # delta, damping, slack
     rng=None            # picks the states of the Fisher matrix where there are too many
 )->dict: # kl, lam_star, nu_star, optim_case, accepted
     "One constrained natural-gradient step (paper, eq. 4)."
@@ -326,7 +327,7 @@ def policy_step(
     solve = fisher_solver(policy, jacobian(weights, inputs), blocks, s.damping)
     direction = cpo_direction(estimate.g, estimate.b, c, solve, s.delta)
     theta = parameters_to_vector(policy.parameters()).detach()
-    theta, accepted, kl = line_search(theta, direction, estimate.measure, c, s.delta)
+    theta, accepted, kl = line_search(theta, direction, estimate.measure, c, s.delta, s.slack*s.alpha)
     vector_to_parameters(theta, policy.parameters())
     prices = {k: getattr(direction, k) for k in ('lam_star', 'nu_star', 'optim_case')}
     return dict(kl=kl) | prices | dict(accepted=accepted)

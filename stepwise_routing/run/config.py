@@ -85,6 +85,7 @@ class Policy(Section):
     gamma: float = 1.                 # discount
     delta: float = .01                # trust region (eq. 4)
     damping: float = .1               # of the Fisher matrix
+    slack: float = .1                 # share of alpha that a step may end above it; 0: CPO's line search
     steps: int = 1000                 # policy steps
     batch: int|None = 5               # problems a step; None: all
     estimator: str = 'sampled'        # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
@@ -142,7 +143,7 @@ RANGES = dict( # of numbers and their tuples; whole numbers without an entry sta
     kappa='[0, .5]', gamma='[0, 1]', grader_memory='(0, 1]', memory_shares='(0, 1]', hidden='[1, inf)',
     **dict.fromkeys('alpha p_escalate'.split(), '(0, 1)'),
     **dict.fromkeys('kappa_step rho_bar v_rho_bar c_bar delta damping lr temp'.split(), '(0, inf)'),
-    **dict.fromkeys('kappa_decay max_cents ray_gpus redraws seed'.split(), '[0, inf)'))
+    **dict.fromkeys('kappa_decay max_cents ray_gpus redraws seed slack'.split(), '[0, inf)'))
 CHOICES = dict(engine=('local', 'ray'), sign=('corrected', 'printed'), estimator=('sampled', 'exact'),
                constraint=('gap', 'joint'), walk_thresholds=('chosen', 'all'))
 

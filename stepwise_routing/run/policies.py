@@ -15,6 +15,7 @@ import numpy as np
 from ..bounds import oracle_frontier, random_frontier
 from ..core import digest
 from ..cpo import TableEnv
+from ..outcomes import take_rows
 from ..policy import FULL_FEATURES, PAPER_FEATURES, decider, load_policy, policy_inputs
 from .config import Policy, Setting
 from ..training import TreeEnv, fit, training_key
@@ -29,6 +30,7 @@ class Job:
     s: Policy         # how it is trained
     seed: int         # of its weights, batches and actions
     alpha: float      # accuracy that its calibration may lose, as that of all other rows
+    draws: int|None = None # of every training problem that it sees; None: all
     def folder(self, root): return Path(root)/self.variant/f'alpha{self.s.alpha:g}-seed{self.seed}'
 
 # %% ../../nbs/run/policies.ipynb #variants
@@ -37,13 +39,13 @@ VARIANTS = {'append': ('append', PAPER_FEATURES), 'append-full': ('append', FULL
 PER_STEP = {'per_step': ('append', PAPER_FEATURES), 'per_step-full': ('regenerate', FULL_FEATURES)}
 PAPER = dict(estimator='sampled', batch=5, steps=1000)
 SAMPLED = PAPER | dict(batch=50) # its estimator, with the smallest batch that keeps up with exact gradients everywhere
-ABLATIONS = { # one change each to the training of regenerate-full; "no-FEATURE" leaves that one out
+ABLATIONS = { # one change each to the training of regenerate-full; "one-draw" and "no-FEATURE" to what it sees
     'base': {}, 'joint': dict(constraint='joint'), 'joint-0.1': dict(constraint='joint', alpha=.1),
     'temp-0.01': dict(temp=(.1, .01)), 'temp-0.1': dict(temp=(.1, .1)), 'kappa-constant': dict(kappa_decay=0.),
     'sampled-5': PAPER, 'sampled-10': PAPER | dict(batch=10), 'sampled-25': PAPER | dict(batch=25),
-    'sampled-50': SAMPLED,
-    'exact-5': PAPER | dict(estimator='exact'), 'exact-50': dict(estimator='exact', batch=50, steps=300),
-    'four-layers': dict(hidden=(64, 64, 64)), **{f'no-{f}': {} for f in FULL_FEATURES}}
+    'sampled-50': SAMPLED, 'exact-5': PAPER | dict(estimator='exact'), 'slack-0': dict(slack=0.), 'one-draw': {},
+    'exact-50': dict(estimator='exact', batch=50, steps=300), 'four-layers': dict(hidden=(64, 64, 64)),
+    **{f'no-{f}': {} for f in FULL_FEATURES}}
 
 # %% ../../nbs/run/policies.ipynb #planned
 def _changed(config, changes): # `Policy`
@@ -52,7 +54,8 @@ def _changed(config, changes): # `Policy`
 
 def _ablation(name, config, seed): # key of `ABLATIONS`
     s, features = _changed(config, ABLATIONS[name]), tuple(f for f in FULL_FEATURES if name != f'no-{f}')
-    return Job(f'ablation-{name}', 'regenerate', features, s, seed, config.policy.alpha)
+    draws = 1 if name == 'one-draw' else None
+    return Job(f'ablation-{name}', 'regenerate', features, s, seed, config.policy.alpha, draws)
 
 def planned(setting): # -> `Job`s
     "The policies of a setting: variants and seeds; of the open one also the paper's estimator, ablations, per step."
@@ -83,6 +86,7 @@ def fit_job(setting, benchmark, job, tree=None): # `RoutingTree` to walk; None: 
     "Train one policy, or find it in the store; a batch is at most all problems there are."
     splits = 'train', 'calibration'
     table, held = (setting.table(benchmark, split) for split in splits)
+    if job.draws: table = take_rows(table, table.sample < job.draws)
     job = replace(job, s=replace(job.s, batch=job.s.batch and min(job.s.batch, len(table))))
     env = TableEnv(table, job.features, job.on_escalate, setting.unit)
     envs = env, TableEnv(held, job.features, job.on_escalate, setting.unit, env.scaler)
