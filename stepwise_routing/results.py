@@ -119,7 +119,7 @@ METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, ext
     'Random': (_GREY, 'x', 'random', '--', ''),
     'Bare threshold (probability)': ('#c1272d', 'd', 'bare probability', 'no', 'Bare threshold (probability)'),
     'Bare threshold (logit)': (_GREY, '8', 'bare logit', 'no', 'Bare threshold (logit)'),
-    'SpecReason (greedy)': ('#004d40', 'v', 'SpecReason greedy', 'no', 'SpecReason'),
+    'SpecReason (greedy)': ('#004d40', '<', 'SpecReason greedy', 'no', 'SpecReason'),
     'SpecReason (expected)': ('#004d40', 'v', 'SpecReason', 'no', 'SpecReason'),
     'RSD': ('#7a3e9d', '^', 'RSD', 'yes', 'RSD'),
     'STEER (rest)': ('#047ac9', 'o', 'STEER', 'no', 'STEER'),

@@ -20,7 +20,7 @@ from .writer import interval_table, label, markdown, save_table
 from ..run.config import find_project
 from ..results import METHOD_STYLE, REWRITES, headline, method_rank, style_of
 
-VERSION = 6 # raise it where the same inputs give other files
+VERSION = 7 # raise it where the same inputs give other files
 
 # %% ../../nbs/report/figures.ipynb #paper-style
 _STYLE = {
@@ -220,7 +220,7 @@ def figure_caption(
     drawn = 'every method; above: append, below: regenerate'
     if methods: drawn = '; '.join(dict.fromkeys(map(label, rows)))
     if methods and set(methods) == set(drawn_methods(points)):
-        drawn = 'of each method the variant cheapest on calibration'
+        drawn = 'each method in its variant that was cheapest on calibration'
     sentences = {
         f"Accuracy against cost (share of the large model's, {cost}), {facts['profile']} profile; {drawn}.": 1,
         f'Test problems: {", ".join(map("{} {}".format, *zip(*counts.items())))}; all methods see the same draws '
@@ -231,7 +231,7 @@ def figure_caption(
         'An arrow: the cost is higher than shown.': any(100*r['cost_share'] > _EDGE for r in rows),
         'Grey, solid: chance picks a model for each problem; dotted: chance escalates after each step; dashed: '
         'hindsight, which knows the answers; in both the large model appends.': 1,
-        'Hollow markers: regenerate, the large model writes the step again, as SpecReason and RSD always do.':
+        'Hollow markers: regenerate, the large model writes the step again; so do SpecReason and RSD, filled.':
             any(map(is_hollow, rows))}
     return ' '.join(s for s, holds in sentences.items() if holds)
 
@@ -283,7 +283,7 @@ def training_caption(curves):
     first = curves.iloc[0]
     return (f'Training of the rows {" and ".join(curves["row"].unique())}; {first["seeds"]} seeds: mean and range over '
             'the seeds, running mean of 5 steps; cost and accuracy lost (the large model\'s minus its own) are those '
-            f'of Gamma on the training batch (batch {first["batch"]}). Dotted: alpha.')
+            f'of Gamma on the {first["batch"]} training rows of a step. Dotted: alpha.')
 
 # %% ../../nbs/report/figures.ipynb #draw-policies
 def draw_policies(curves): # of `policy_curves`
@@ -355,6 +355,12 @@ def report_accuracy_cost(r)->list:
 _CHOICES = {'Runs': 'runs', 'Share of the area': 'share', 'Cost': 'cost', 'Cost, online kappa': 'online',
             'Lost, online kappa': 'lost', 'Frozen': 'frozen', 'Collapsed': 'collapsed'} # heading -> column
 
+_CHOICE_NOTES = """
+On calibration problems, means over the runs, as fractions: of the area between chance and hindsight, of the large
+model's cost, of answers lost against it. Frozen: runs without an accepted step in their last fifth. Collapsed: runs
+that hand over nearly all chains, or nearly none.
+"""
+
 def report_training(run)->list:
     "Write tables and figures of a `Run`'s training and policies, and show the latter; empty where it trained none."
     from stepwise_routing.run.policies import choices_table, policy_curves, trained_setting, training_curves
@@ -364,5 +370,5 @@ def report_training(run)->list:
         save_table(run.tables/stem, curves(setting, benchmarks).round(5))
     choices, names = choices_table(setting, benchmarks).reset_index(), {'Benchmark': 'benchmark', 'Policies': 'variant'}
     cells = {head: lambda r, k=k: f'{r[k]:g}' for head, k in _CHOICES.items()}
-    save_table(run.tables/'choices', choices, md=markdown(interval_table(choices, names, cells)))
+    save_table(run.tables/'choices', choices, md=markdown(interval_table(choices, names, cells)) + _CHOICE_NOTES)
     return save_and_show(policy_figures(run.tables), run.figures)

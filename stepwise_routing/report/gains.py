@@ -114,7 +114,7 @@ frontier of the same reading of "escalate"): 0 is chance, 100 is hindsight; comp
 of the gap between the two models is closed, as a mean over all costs between theirs. *CPT(q)*: the least share of the
 large model's cost at which q % of the gap is closed; *QNC*: at which the large model's accuracy is reached. A curve is
 the thresholds that nothing beats on the calibration split, and straight lines between them, from the small model on;
-*not reached* on the way. (1): a single point, whose curve says little.
+*not reached*: it ends before. Above 100: dearer than the large model alone. (1): a single point, which says little.
 """
 
 def metrics_markdown(rows)->str:
@@ -166,7 +166,7 @@ def compare(means, ours, other)->dict: # (method, on_escalate) each
 
 # %% ../../nbs/report/gains.ipynb #comparisons
 @cache
-def comparisons(r): # DataFrame, a row per pair and benchmark; `cheaper`, `worse`: beyond doubt, after Holm's correction
+def comparisons(r): # DataFrame, a row per pair and benchmark; `cheaper`, `worse`: significantly (Holm)
     "Our rows of `headline` against those of the other families."
     import pandas as pd
     rows = headline(r.results)
@@ -183,9 +183,10 @@ def comparisons(r): # DataFrame, a row per pair and benchmark; `cheaper`, `worse
 # %% ../../nbs/report/gains.ipynb #comparison-markdown
 _NOTES = """
 Cost of ours / cost of the other, and accuracy of ours - accuracy of the other, in points, each at the setting chosen on
-calibration [paired bootstrap 95% intervals]; p: two-sided, Holm-corrected over all {n} tests of this table. **Bold**:
-ours is cheaper and not less accurate beyond doubt (p < .05). *At equal accuracy*: the other may choose its spot on the
-test problems, anywhere on the straight lines along its thresholds and to the two single models (not corrected).
+calibration [paired bootstrap 95% intervals]; p: two-sided, Holm-corrected over all {n} tests of this table. **Bold**, a
+win: ours is significantly cheaper and not significantly less accurate (p < .05). *At equal accuracy*: the other may
+choose its spot on the test problems, anywhere on the straight lines along its thresholds and to the two single models
+(not corrected).
 
 """
 
@@ -202,7 +203,7 @@ def comparison_markdown(pairs)->str:
              'Cost ratio at equal accuracy': interval('equal_ratio', HUNDREDTHS)}
     wins = pairs.assign(against=pairs.apply(other, axis=1), wins=pairs['cheaper'] & ~pairs['worse'])
     counts = wins.groupby('against', sort=False)[['wins', 'worse']].agg(['sum', 'size'])
-    text = ''.join(f'- against {name}: ours wins {won} of {n}, is clearly less accurate in {worse}.\n'
+    text = ''.join(f'- against {name}: of {n} rows ours wins {won}, and is significantly less accurate in {worse}.\n'
                    for name, won, n, worse, _ in counts.itertuples())
     return markdown(interval_table(pairs, rows, cells)) + _NOTES.format(n=2*len(pairs)) + text
 

@@ -17,7 +17,7 @@ from .writer import PERCENT, Report, interval, interval_table, label, markdown, 
 from .writer import save_table, tabular, tex
 from ..results import ABLATED, ablation_table, headline, method_label, method_rank, style_of
 
-VERSION = 5 # raise it where the same inputs give another table
+VERSION = 6 # raise it where the same inputs give another table
 
 # %% ../../nbs/report/tables.ipynb #paper-table
 PAPER_TABLES = { # by their cost; read on 2026-11-21
@@ -35,7 +35,7 @@ PAPER_TABLES = { # by their cost; read on 2026-11-21
     'cents': dict(
         name='Table 2', cost='Cost', ac='ac_fraction',
         source='Table 2 of the paper as printed: a Qwen2.5-Math-Instruct model and GPT-4.1-mini; accuracy in %, US '
-               'cents, fraction per cent',
+               'cents, fraction per US cent',
         notes=('† On GSM8K the small model of the paper is the 1.5B one, whose accuracy this is, not the 7B one.',
                '‡ Printed so; the accuracy and the cost beside it give .402/.2932 = 1.37.'),
         rows={
@@ -125,10 +125,16 @@ def _panels(table, external='Ext. models'):
         yield heading, interval_table(part, rows, cells, 'benchmark'), notes
 
 # %% ../../nbs/report/tables.ipynb #to-markdown
+_LEGEND = """
+*Ext. models*: a method that needs a third model. *A/C*: accuracy per cost, in % per unit of FLOPs, as a fraction per
+US cent.
+"""
+
 def to_markdown(table)->str:
     "Table 1 or 2, of `paper_table`, as Markdown."
-    return '\n'.join('\n'.join([f'**{heading}**', '', markdown(text), *(f'{note}\n' for note in notes)])
-                     for heading, text, notes in _panels(table))
+    parts = ['\n'.join([f'**{heading}**', '', markdown(text), *(f'{note}\n' for note in notes)])
+             for heading, text, notes in _panels(table)]
+    return '\n'.join(parts) + _LEGEND
 
 def _without_intervals(table):
     "`paper_table` as the paper prints it: groups by external models, a column's best of a group marked as `_best`."
@@ -168,19 +174,20 @@ def details(results)->str:
 
 # %% ../../nbs/report/tables.ipynb #notes
 _METHOD_NOTES = """
-Every setting is the cheapest one that loses at most 2 points to the large model on the calibration problems; *large
-only*: nothing cheaper did. *Bare threshold*: on the mean top logit or the least sure token's probability of the last
-step, in its own units. *STEER (rest)* hands everything after the first unsure step to the large model; *STEER (next)*
-decides about every step anew. *Regenerate* writes the unsure step again instead of going on after it. *SpecReason* has
-the large model grade every step of the small one with a digit, the likeliest (*greedy*) or the mean over all ten
-(*expected*), and write it again where the grade is low; *RSD* the same by a process reward model, which is also
-TRIM-Thr. *TRIM-Agg* (after TRIM) learns from those rewards; *GlimpRouter* looks at the first token of a step. *Random*
-escalates by chance; the *oracle* sees the answers, *Knows the steps* the first wrong step: both are no methods.
-*Coverage* is one minus the share of problems that only the large model alone gets right, in the draw that methods
-share. A *miss* is counted against independent draws of it, its *excess* is over the misses of the large model itself.
-*Ours* is the policy of chapter 03 on the paper's observation, *(full)* one that also sees the score from token
-probabilities, *(online kappa)* keeps the threshold of training, *(bound)* bounds the misses, *(per step)* decides about
-every step anew. A row of ours is the mean over the training seeds, problem by problem.
+Shares are fractions, *cost* is in {unit}; *large_share*: of the steps, by the large model; *ac*: accuracy per cost. The
+*threshold* of ours is alpha, of which kappa follows. Every setting is the cheapest one that loses at most 2 points to
+the large model on the calibration problems; *large only*: nothing cheaper did. *Bare threshold*: on the mean top logit
+or the least sure token's probability of the last step, in its own units. *STEER (rest)* hands everything after the
+first unsure step to the large model; *STEER (next)* decides about every step anew. *Regenerate* writes the unsure step
+again instead of going on after it. *SpecReason* has the large model grade every step of the small one with a digit, the
+likeliest (*greedy*) or the mean over all ten (*expected*), and write it again where the grade is low; *RSD* the same by
+a process reward model, which is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns from those rewards; *GlimpRouter* looks
+at the first token of a step. *Random* escalates by chance; the *oracle* sees the answers, *Knows the steps* the first
+wrong step: both are no methods. *Coverage* is one minus the share of problems that only the large model alone gets
+right, in the draw that methods share. A *miss* is counted against independent draws of it, its *excess* is over the
+misses of the large model itself. *Ours* is the policy of chapter 03 on the paper's observation, *(full)* one that also
+sees the score from token probabilities, *(online kappa)* keeps the threshold of training, *(bound)* bounds the misses,
+*(per step)* decides about every step anew. A row of ours is the mean over the training seeds, problem by problem.
 """
 NOTES = dict(
     paper_flops=_METHOD_NOTES + """*FLOPs* count generated tokens only, as the paper does: of a grade of SpecReason the
@@ -230,12 +237,13 @@ def report_paper(results)->Report:
     for r in results.values():
         table, cost = paper_table(printed_results(r), r.setting.run.profile, r.large), r.setting.unit
         name, folder, text = PAPER_TABLES[cost]['name'], r.setting.run.tables, to_markdown(table)
-        short, rows = listed(shortfalls(r)), details(r.results)
+        short, rows, units = listed(shortfalls(r)), details(r.results), unit_name(cost, r.results['unit'].iloc[0])
         save_table(folder/f'evaluation{r.suffix}', r.results)
         stem = folder/name.lower().replace(' ', '')
         save_table(stem, table, tex=to_tex(table), md=f'{text}\n{short}')
         write_file(f'{stem}_full.tex', to_tex(table, full=True))
-        write_file(folder/f'full{r.suffix}.md', '\n'.join([f'**All rows of {name}**', '', rows, NOTES[cost], short]))
+        full = [f'**All methods, {r.setting.name} setting**', '', rows, NOTES[cost].format(unit=units), short]
+        write_file(folder/f'full{r.suffix}.md', '\n'.join(full))
         out.append(text)
     return Report('\n'.join(out))
 

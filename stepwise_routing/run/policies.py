@@ -183,7 +183,7 @@ def choices_table(setting, benchmarks): # -> data frame by benchmark and variant
     return pd.DataFrame(rows).groupby(['benchmark', 'variant'], sort=False).agg(how).round(3)
 
 # %% ../../nbs/run/policies.ipynb #draw-training
-_LABELS = {'append': 'Ours', 'regenerate-full': 'Ours (full), regenerate'} # of the rows whose training is drawn
+_LABELS = {'append': 'Ours', 'append-full': 'Ours (full)'} # of the rows whose training is drawn
 
 def training_curves(setting, benchmarks): # DataFrame: row, benchmark, step; cost, lost, kappa, each with _min and _max
     "Training of the rows Ours: mean and range over the seeds, running mean of 5 steps."
@@ -193,8 +193,8 @@ def training_curves(setting, benchmarks): # DataFrame: row, benchmark, step; cos
         seeds = pd.concat([log[['cost', 'lost', 'kappa']].rolling(5, min_periods=1).mean() for log in logs])
         ends = seeds.groupby(level='step').agg(['mean', 'min', 'max'])
         ends.columns = [name + f'_{end}'*(end != 'mean') for name, end in ends.columns]
-        s = setting.run.config.policy
-        names = dict(row=_LABELS[variant], benchmark=b, seeds=len(logs), batch=s.batch, alpha=s.alpha)
+        s, n = setting.run.config.policy, len(setting.table(b, 'train'))
+        names = dict(row=_LABELS[variant], benchmark=b, seeds=len(logs), batch=min(s.batch or n, n), alpha=s.alpha)
         return ends.reset_index().assign(**names)
     return pd.concat([curves(v, b) for v in _LABELS for b in benchmarks], ignore_index=True)
 
@@ -212,7 +212,7 @@ def _surface(policy, table, steps): # [step index, percentile]
 def policy_curves(setting, benchmarks): # DataFrame: row, benchmark, step, percentile, escalate, kappa
     "Where the first full policy of every benchmark escalates."
     import pandas as pd
-    out, variant = [], 'regenerate-full'
+    out, variant = [], 'append-full'
     for b in benchmarks:
         policy, table = load_policy(_folders(setting, b, variant)[0]), setting.table(b, 'train')
         steps = range(min(5, table.n_steps.max()))

@@ -174,16 +174,17 @@ def stamp():
 
 PARTS = '**Faults and stages**', '**Soak**'
 SUITE = """
-A process meets the fault, others go on until all is there. Rollouts and walks are what these stages ask of an API:
+One process meets the fault; new ones go on until all is stored. Rollouts and walks are what these stages ask of an API:
 whole chains, and single steps; the fault meets the first attempt of some requests. Survived are those that end as an
 undisturbed server would have answered; lost and paid twice are replies of both stages. Training and tables call nobody
 and are those of a toy run; survived are repetitions after which every file has the bytes of an undisturbed run.
 """
 SOAK = """
 The first attempt of each request meets each of 429, 500, reset, bad JSON, a slow drip and (but for the honest server)
-overbilling with 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed server gives: a
+overbilling with probability 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed server gives: a
 table is a function of them. The cap begins at one cent and is raised each time it is reached, up to what is under Cap;
-Over: cents billed above the cap of that time, at the worst moment; Window: what four calls in flight can be billed.
+Over: cents billed above the cap of that time, at the worst moment; Window: what four calls in flight can be billed. All three are
+US cents.
 """
 def write(part, when, text):
     "Put a part of tables/faults.md in its place; the other stays."
