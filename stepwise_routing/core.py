@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['READINGS', 'Price', 'PRICES', 'UNITS', 'VERIFY_PROMPT', 'chat_prompt', 'split_steps', 'extract_boxed', 'Problem',
            'Step', 'Call', 'Trajectory', 'ModelSpec', 'digest', 'edge_seed', 'nearest', 'one_of', 'write_file',
-           'run_async', 'gather_progress', 'undated', 'api_cost', 'generation_flops', 'walk_cost', 'step_texts',
-           'verdict_messages', 'score_messages']
+           'run_async', 'note_progress', 'gather_progress', 'undated', 'api_cost', 'generation_flops', 'walk_cost',
+           'step_texts', 'verdict_messages', 'score_messages']
 
 # %% ../nbs/00_core.ipynb #imports
-import asyncio, difflib, hashlib, os, re
+import asyncio, contextlib, difflib, hashlib, itertools, os, re
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,17 +146,24 @@ def run_async(coro):
     from anyio.from_thread import start_blocking_portal
     with start_blocking_portal() as portal: return portal.call(lambda: coro)
 
+def note_progress(text):
+    "Leave word for whoever watches: in the folder STEPWISE_PROGRESS, a file per process."
+    folder = os.environ.get('STEPWISE_PROGRESS')
+    with contextlib.suppress(OSError): # nobody watches any more
+        if folder: Path(folder, str(os.getpid())).write_text(text, 'utf-8')
+
+
 # %% ../nbs/00_core.ipynb #together
-async def gather_progress(
-    coros,        # coroutines; all of them start at once
-    desc:str,     # what the bar says
-    progress=None # show the bar (True), hide it (False), or show it where someone is looking (None)
-)->list: # what they return, in their order
-    "Wait for all coroutines, with a progress bar."
+async def gather_progress(coros, desc:str, progress=None)->list: # what the coroutines return, in their order
+    "Wait for all coroutines, with a bar: shown (True), hidden (False), or shown where someone is looking (None)."
     from tqdm.auto import tqdm
     tasks, hidden = [asyncio.ensure_future(c) for c in coros], None if progress is None else not progress
+    done, often = itertools.count(1), 1 + len(tasks)//100
     with tqdm(total=len(tasks), desc=desc, unit='problem', disable=hidden) as bar:
-        for t in tasks: t.add_done_callback(lambda _: bar.update())
+        def ended(_):
+            bar.update()
+            if (n := next(done)) % often == 0: note_progress(f'{desc}: {n:,} of {len(tasks):,}')
+        for t in tasks: t.add_done_callback(ended)
         return await asyncio.gather(*tasks)
 
 # %% ../nbs/00_core.ipynb #prices

@@ -287,8 +287,9 @@ def summary(table)->dict:
         test = binomtest(int(outcome['correct'].sum()), len(table))
         low, high = test.proportion_ci(method='wilson')
         return f'{100*test.statistic:.1f} [{100*low:.1f}, {100*high:.1f}]'
+    def mean(x, digits=1): return round(float(x.mean()), digits)
     small, large = table.outcome(-1), table.large_only()
     return {'n': len(table), 'small, % right': share(small), 'large, % right': share(large),
-            'small steps': round(small['steps'].mean(), 1), 'small tokens': round(small['small_tokens'].mean(), 1),
-            'large tokens': round(large['large_tokens'].mean(), 1), 'large, cents': round(large['cents'].mean(), 4),
+            'small steps': mean(small['steps']), 'small tokens': mean(small['small_tokens']),
+            'large tokens': mean(large['large_tokens']), 'large, cents': mean(large['cents'], 4),
             'edges': int(table.n_steps.sum() + table.large_steps.sum())}

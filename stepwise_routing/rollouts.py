@@ -7,11 +7,12 @@ __all__ = ['VERSION', 'UnderWay', 'RoutingTree', 'State', 'bill_call', 'Walk', '
            'walk_together', 'walk', 'collect_rollouts', 'draw_edges', 'side_by_side', 'draw_all']
 
 # %% ../nbs/02_rollouts.ipynb #imports
-import asyncio, inspect, json, os
+import asyncio, inspect, json, os, shutil, signal
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from tempfile import TemporaryDirectory
 from fastcore.basics import patch
 from .core import READINGS, Call, ModelSpec, Problem, Trajectory, one_of
 from .core import edge_seed, extract_boxed, gather_progress, run_async
@@ -19,7 +20,7 @@ from .data.benchmarks import SPLITS, step_limit
 from .data.grading import collected, grade_pairs, graded, is_right
 from .models.base import Request
 from .run.config import Setting
-from .run.store import RolloutStore, check_settings, end_with_parent, tree_settings
+from .run.store import RolloutStore, check_settings, tree_settings, wanted_by
 
 VERSION = 1 # raise it where the same inputs give other draws or other bills
 
@@ -357,15 +358,16 @@ def draw_edges(s:Setting, benchmark:str, backends)->dict:
                     cents=getattr(backends[-1], 'spent', 0.))
 
 # %% ../nbs/02_rollouts.ipynb #side
-def _in_worker(parent, modules, *job):
-    end_with_parent(parent)
-    for module in modules: import_module(f'stepwise_routing.{module}')
-    return graded(*job)
+def _in_worker(parent, going, modules, *job):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with wanted_by(parent, going):
+        for module in modules: import_module(f'stepwise_routing.{module}')
+        return graded(*job)
 
 def side_by_side(
     run,      # all benchmarks of all its settings
     work,     # (setting, benchmarks) -> a result per benchmark
-    desc:str, # of the progress bar
+    desc:str, # what is done, for the file of what grading gave up
     *modules  # what a process imports first: they give a `Setting` its methods
 )->list: # the results, setting by setting
     "Do the largest jobs first, in `models.workers` processes; errors and interrupts reach everybody."
@@ -373,21 +375,21 @@ def side_by_side(
     def parts(s): return [[b] for b in s.benchmarks] if workers > 1 and s.name == 'open' else [list(s.benchmarks)]
     jobs = [(s, part) for s in run.settings for part in parts(s)]
     if workers == 1: return collected(desc, jobs, [graded(work, *job) for job in jobs])
-    from joblib import Parallel, delayed
+    from concurrent.futures import as_completed, wait
     from joblib.externals.loky import get_reusable_executor
-    from tqdm.auto import tqdm
     sizes = [sum(len(s.problems(b, split)) for b in part for split in SPLITS) for s, part in jobs]
     order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i)) # of equal ones the last: benchmarks get harder
-    todo, results = (delayed(_in_worker)(os.getpid(), modules, work, *jobs[i]) for i in order), {}
-    with tqdm(total=sum(sizes), desc=desc, unit='problem', disable=None) as bar:
-        try:
-            for i, result in zip(order, Parallel(workers, return_as='generator', batch_size=1)(todo)):
-                results[i] = result
-                bar.update(sizes[i])
-        except BaseException: # no process stays behind
-            get_reusable_executor().shutdown(kill_workers=True)
+    pool = get_reusable_executor(workers, env=dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1'))
+    with TemporaryDirectory(ignore_cleanup_errors=True) as going:
+        futures = {i: pool.submit(_in_worker, os.getpid(), going, modules, work, *jobs[i]) for i in order}
+        try: _ = [f.result() for f in as_completed(futures.values())]
+        except BaseException: # calls under way come to their end, then no process stays behind
+            for f in futures.values(): f.cancel()
+            shutil.rmtree(going)
+            wait(futures.values(), 60)
+            pool.shutdown(kill_workers=True)
             raise
-    return collected(desc, jobs, [results[i] for i in range(len(jobs))])
+    return collected(desc, jobs, [futures[i].result() for i in range(len(jobs))])
 
 # %% ../nbs/02_rollouts.ipynb #draw-all
 def draw_all(run)->list: # a dict as of `draw_edges` per setting and benchmark

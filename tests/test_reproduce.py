@@ -55,9 +55,9 @@ def kernels_of(pids):
     ('reproduce --profile fast --parm x=1', r"'--parm' is not known to .* \(did you mean '--parameter'\?\)"),
     ('reproduce --profile fast -p open.n_tset=1', r"unknown setting 'open.n_tset' \(did you mean 'open.n_test'\?\)"),
     ('reproduce --profile fast -p alpha=.05', r"unknown setting 'alpha' \(did you mean 'policy.alpha'\?\)"),
-    ('reproduce --profile fast -p policy.alpha=2', r'policy.alpha is 2.0: choose from \(0, 1\)'),
+    ('reproduce --profile fast -p policy.alpha=2', r'policy.alpha is 2.0: choose within \(0, 1\)'),
     ('reproduce --profile fast -p policy.sign=correct', r"policy.sign is 'correct' \(did you mean 'corrected'\?\)"),
-    ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1.0: choose from \(0, 1\)'),
+    ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1.0: choose within \(0, 1\)'),
     ('reproduce --profile fast -p open.n_test=many', r"open.n_test must be int or dict or None, not 'many'"),
     ('reproduce --profile fast -p open.n_test=true', r'open.n_test must be int or dict or None, not True'),
     ('reproduce --profile fast -p run_dir=x', r"unknown setting 'run_dir'"),
@@ -65,11 +65,11 @@ def kernels_of(pids):
     ('reproduce --profile fast -p models=[micro-small]', r"unknown setting 'models' \(did you mean 'open.models'\?\)"),
     ('reproduce --profile fast -p open.models=[micro-small]', r'give a small and a large model, or none'),
     ('reproduce --profile fast -p open.models=[1,2]', r'open.models is \(1, 2\): give names'),
-    ('reproduce --profile fast --dry-run -p open.n_test=-3', r'open.n_test is -3: choose from \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p policy.batch=0', r'policy.batch is 0: choose from \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p policy.steps=-1', r'policy.steps is -1: choose from \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p data.max_steps=0', r'data.max_steps is 0: choose from \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: choose from \[0, .5\]'),
+    ('reproduce --profile fast --dry-run -p open.n_test=-3', r'open.n_test is -3: choose within \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p policy.batch=0', r'policy.batch is 0: choose within \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p policy.steps=-1', r'policy.steps is -1: choose within \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p data.max_steps=0', r'data.max_steps is 0: choose within \[1, inf\)'),
+    ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: choose within \[0, .5\]'),
     ('reproduce --profile fast -p open.n_test=[1', r'is no value'),
     ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
     ('reproduce --profile fast --only 05', r'reads what 01_count wrote, .* --run-id, .* --resume'),
@@ -90,7 +90,7 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, messa
     ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'),
     ('seed: 1.5', 'seed must be int, not 1.5'),
     ('1: 2', "unknown setting '1'"), ('expect_seconds: [1,2]', "unknown setting 'expect_seconds'"),
-    ('policy: {lr: 0}', 'policy.lr is 0.0: choose from (0, inf)')])
+    ('policy: {lr: 0}', 'policy.lr is 0.0: choose within (0, inf)')])
 def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     (tmp_path/'bad.yaml').write_text(yaml)
     with pytest.raises(SystemExit):
@@ -107,7 +107,7 @@ def test_the_command_that_continues_has_the_same_settings(changes, alphas, name)
     plan = SimpleNamespace(options=asked, run=SimpleNamespace(folder=Path('runs/r')))
     first, *args = shlex.split(runner._told(plan, KeyboardInterrupt()).partition('continue with: ')[2])
     got = vars(cli.build_parser().parse_args(args))
-    assert first == 'stepwise-routing' and got.pop('command') == 'reproduce' and not got.pop('dry_run')
+    assert Path(first).name == 'stepwise-routing' and got.pop('command') == 'reproduce' and not got.pop('dry_run')
     assert not got.pop('faults')
     read = config.changed(config.Config(), dict(got.pop('changes'))) # as the settings are read
     assert read == config.changed(config.Config(), asked.changes)
@@ -211,8 +211,9 @@ def test_only_the_stages_before_a_changed_one_are_taken_over(ran, capsys):
     plan = planned(ran, changes={'results.n_boot': 3}, run_id='finer')
     assert plan.todo == ('05_table',) and set(plan.taken) == {'01_count'}
     runner.run_plan(plan)
-    assert capsys.readouterr().out.splitlines() == [
-        '[1/2] 01_count: unchanged, taken over from whole', '[2/2] 05_table']
+    *lines, took = capsys.readouterr().out.splitlines()
+    assert lines == ['[1/2] 01_count: unchanged, taken over from whole', '[2/2] 05_table']
+    assert re.fullmatch(r' {6}\d+ s', took)
     assert 'taken_from' not in Manifest(plan.run.folder).stage('05_table')
     assert (plan.run.tables/'mean.md').read_text().endswith('.500') # three decimals
     assert set(planned(ran, changes=dict(seed=1)).taken) == set()
@@ -265,7 +266,7 @@ def test_a_dry_run_tells_what_would_be_taken_over(ran, monkeypatch, capsys):
     cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--dry-run', '-p', 'results.n_boot=5'])
     lines = capsys.readouterr().out.splitlines()
     assert 'skip     01_count: unchanged, taken over from whole' in lines
-    assert any(re.fullmatch(r'run      05_table: \d+\.\d min in whole', line) for line in lines)
+    assert any(re.fullmatch(r'run      05_table: took \d+\.\d min in run whole', line) for line in lines)
     assert 'settings open.n_test=20, results.n_boot=5' in lines and bytes_of(ran.root) == before
 
 def test_versions_are_read_without_an_import(tmp_path):
@@ -517,7 +518,8 @@ def interrupted(toy, *args):
 
 def test_ctrl_c_says_how_to_continue(toy):
     again = f'stepwise-routing reproduce --profile toy --resume --run-id r --project {shlex.quote(str(toy.root))}'
-    assert interrupted(toy, '--profile', 'toy') == f'stepwise-routing: run r interrupted; continue with: {again}'
+    line = interrupted(toy, '--profile', 'toy')
+    assert line.startswith('stepwise-routing: run r interrupted; continue with: ') and line.endswith(again)
 
 EARLY = """
 import signal, sys

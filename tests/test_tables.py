@@ -342,14 +342,14 @@ def test_a_report_says_what_a_run_does_not_have(with_ours, loaded):
 
 def test_a_run_ends_with_six_lines(with_ours, tmp_path):
     save_table(tmp_path/'evaluation', with_ours.results)
-    assert summary(tmp_path, 75., 'tables/', 'identical to the committed tables')[-1].endswith('tables: yes')
-    lines = summary(tmp_path, 75., 'tables/', 'different from the committed tables: table1.csv, row 1, n: 2 here')
-    assert len(lines) == 6 and lines[0] == 'time: 1 min 15 s' and lines[4] == 'written: tables/'
+    assert summary(tmp_path, (2., 75.), 'tables/', 'identical to the committed tables')[-1].endswith('tables: yes')
+    lines = summary(tmp_path, (2., 75.), 'tables/', 'different from the committed tables: table1.csv, row 1, n: 2 here')
+    assert len(lines) == 6 and lines[0] == 'time: 0 min 2 s; all stages 1 min 15 s' and lines[4] == 'written: tables/'
     assert lines[5] == 'identical to the committed tables: no, differs by table1.csv, row 1, n: 2 here'
     large = with_ours.results.query('method == "Large only"')['accuracy'].item()
     assert lines[2] == f'Large only: {100*large:.1f} % right at 100.0 % of the cost, toy'
     assert lines[3].startswith('Ours')
-    assert summary(tmp_path/'none', 1., 'x')[-1] == 'identical to the committed tables: not compared'
+    assert summary(tmp_path/'none', (1., 1.), 'x')[-1] == 'identical to the committed tables: not compared'
 
 def test_the_command_draws_the_figures_of_a_clone(tmp_path):
     (tmp_path/'nbs'/'params').mkdir(parents=True)

@@ -106,8 +106,7 @@ def most_per_cost(f):
 def reads_most(f):
     "All FLOPs by FLOPs of generated tokens: SpecReason reads more than ours."
     for own in f.own('open'):
-        for pair in f.against('open', 'SpecReason', own['benchmark']):
-            if f.stood_in(pair): continue
+        for pair in (p for p in f.against('open', 'SpecReason', own['benchmark']) if not f.stood_in(p)):
             theirs, = f.pick(f.results, 'open', own['benchmark'], chosen=1, method=pair['other'])
             both = [r['full_flops']/r['cost'] for r in (theirs, own)]
             yield own['benchmark'], f'{both[0]:.1f} / {both[1]:.1f}', both[0] > both[1]

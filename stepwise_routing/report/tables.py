@@ -253,10 +253,11 @@ def report_shortfalls(results)->Report:
     return Report(listed([*missing, *(sentence for r in results.values() for sentence in shortfalls(r))]))
 
 # %% ../../nbs/report/tables.ipynb #summary
-def summary(tables, seconds, files, compared='')->list: # folder; of all stages; where to look; of `publish.compared`
+def summary(tables, seconds, files, compared='')->list: # folder; now and of all stages; where; of `publish.compared`
     "Six lines about a finished run; fewer where it made no tables."
     import pandas as pd
-    lines, paths = [f'time: {seconds//60:.0f} min {seconds % 60:.0f} s'], sorted(Path(tables).glob('evaluation*.csv'))
+    now, stages = (f'{s//60:.0f} min {s % 60:.0f} s' for s in seconds)
+    lines, paths = [f'time: {now}; all stages {stages}'], sorted(Path(tables).glob('evaluation*.csv'))
     for path in paths[:1]: # in FLOPs, where there are both
         results = pd.read_csv(path)
         chosen, best = results.query('chosen == 1').set_index(['method', 'on_escalate']), headline(results)

@@ -6,6 +6,7 @@
 __all__ = ['WRITERS', 'Line', 'Transcript', 'verdict', 'transcribe', 'both_wrote', 'demo', 'show_demo']
 
 # %% ../../nbs/report/transcripts.ipynb #imports
+import os, sys
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from fastcore.basics import patch
@@ -109,4 +110,6 @@ def demo(n=20, benchmark='micro-gsm', each=1): # test problems; transcripts of r
 def show_demo():
     "`stepwise-routing demo`: a transcript and a table, in ten seconds."
     texts, table = demo()
-    print(texts[0].coloured(), table.to_string(), 'Next: stepwise-routing reproduce --profile smoke', sep='\n\n')
+    plain = 'NO_COLOR' in os.environ or not sys.stdout.isatty()
+    text = str(texts[0]) if plain else texts[0].coloured()
+    print(text, table.to_string(), 'Next: stepwise-routing reproduce --profile smoke', sep='\n\n')

@@ -8,8 +8,8 @@ __all__ = ['COMMANDS', 'dry_run', 'reproduce', 'demo', 'figures', 'faults', 'ini
 # %% ../../nbs/run/cli.ipynb #imports
 import sys
 try:
-    import argparse, logging, re, textwrap
-    from dataclasses import fields
+    import argparse, logging, os, re, textwrap, time
+    from dataclasses import asdict, fields
     from pathlib import Path
     from stepwise_routing import __version__
     from stepwise_routing.core import nearest, write_file
@@ -43,7 +43,7 @@ def dry_run(plan):
 def reproduce(options:Options)->Manifest:
     "Run the stages, then put tables, figures and outputs where readers look. Errors as of `plan` and `run_plan`."
     from stepwise_routing.report.tables import summary
-    work = plan(options)
+    start, work = time.time(), plan(options)
     run, short = work.run, work.project.short
     print(f'run {short(run.folder)} ({work.note})', file=sys.stderr)
     if (manifest := run_plan(work))['status'] != 'finished':
@@ -56,7 +56,8 @@ def reproduce(options:Options)->Manifest:
         where = ', '.join(short(published(work, kind)) for kind in ('tables', 'figures'))
     for name in work.stages if options.write_back else ():
         write_back(run.folder/f'{name}.ipynb', work.project.nbs/f'{name}.ipynb')
-    seconds = sum(stage.get('seconds', 0) for stage in manifest['notebooks'].values())
+    stages = sum(stage.get('seconds', 0) for stage in manifest['notebooks'].values())
+    seconds = time.time() - start, stages
     where += f'; notebooks and receipts: {short(run.folder)}'
     print(*summary(run.tables, seconds, where, same), sep='\n')
     return manifest
@@ -71,9 +72,9 @@ def figures(options):
     "Draw the committed figures again, from the committed tables alone."
     from stepwise_routing.report.figures import redraw
     root = find_project(options.project).root
-    for name in PUBLISHED.values():
-        tables, drawn = root/'tables'/name, root/'figures'/name
-        if (tables/'frontiers.csv').is_file(): print(*redraw(tables, drawn), sep='\n')
+    names = [name for name in PUBLISHED.values() if (root/'tables'/name/'frontiers.csv').is_file()]
+    if not names: raise FileNotFoundError(f'{root/"tables"} holds no tables: reproduce --publish puts them there')
+    for name in names: print(*redraw(root/'tables'/name, root/'figures'/name), sep='\n')
 
 def faults(options):
     "Run the tests of faults, and write their table to tables/faults.md."
@@ -139,6 +140,13 @@ def build_parser():
                         metavar='NAME=VALUE', help=help['changes'])
     return parser
 
+# %% ../../nbs/run/cli.ipynb #unused
+def _check_unused(command, dry, options):
+    "ValueError for an option that the command does not have."
+    usual = asdict(Options(project=options.project))
+    given = ['dry_run']*dry + [k for k, v in asdict(options).items() if v != usual[k]]
+    if given: raise ValueError(f'{command} has no option --{given[0].replace("_", "-")}')
+
 # %% ../../nbs/run/cli.ipynb #main
 def main(argv=None):
     "The console command `stepwise-routing`; ends the process with a status where something went wrong or is missing."
@@ -148,6 +156,7 @@ def main(argv=None):
         command, dry = args.pop('command'), args.pop('dry_run')
         if args.pop('faults') != (command == 'test'): raise ValueError('write: stepwise-routing test --faults')
         options = Options(**args | dict(changes=dict(args['changes'])))
+        if command in COMMANDS: _check_unused(command, dry, options)
         if command in COMMANDS: COMMANDS[command](options)
         elif not dry: reproduce(options)
         elif dry_run(plan(options)): raise SystemExit(1)
@@ -155,6 +164,9 @@ def main(argv=None):
     except KeyboardInterrupt as e:
         logging.getLogger('asyncio').setLevel(logging.CRITICAL) # tasks that died with the kernel are no news
         line, status = str(e) or 'interrupted', 130
+    except BrokenPipeError: # whoever read what we print has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except (ValueError, FileNotFoundError) as e: line, status = str(e), 2
     except (RuntimeError, ImportError, OSError) as e: line, status = str(e), 1
     print(f'stepwise-routing: {line}', file=sys.stderr)

@@ -171,7 +171,7 @@ def checked(name:str, value, kind:type):
     if short == 'models' and len(value) not in (0, 2):
         raise ValueError(f'{name} is {value!r}: give a small and a large model, or none')
     if span and not all(x is None or _in_range(x, span) for x in parts):
-        raise ValueError(f'{name} is {value!r}: choose from {span}')
+        raise ValueError(f'{name} is {value!r}: choose within {span}')
     if options and value not in options:
         raise ValueError(f'{name} is {value!r}{nearest(value, options)}; choose one of: {", ".join(options)}')
     return value

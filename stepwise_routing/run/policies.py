@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import numpy as np
 from ..bounds import oracle_frontier, random_frontier
-from ..core import digest
+from ..core import digest, note_progress
 from ..cpo import TableEnv
 from ..outcomes import take_rows
 from ..policy import FULL_FEATURES, PAPER_FEATURES, decider, load_policy, policy_inputs
@@ -117,7 +117,10 @@ def fit_tables(run): # `Run` with outcome tables -> config.json of each policy
     order = sorted(range(len(jobs)), key=lambda i: -_work(*jobs[i]))
     with parallel_config('loky', inner_max_num_threads=1):
         done = Parallel(run.config.sweep.workers, return_as='generator')(delayed(fit_job)(*jobs[i]) for i in order)
-        configs = dict(zip(order, tqdm(done, 'policies', len(jobs), disable=None)))
+        configs = {}
+        for i, config in zip(order, tqdm(done, 'policies', len(jobs), disable=None)):
+            configs[i] = config
+            note_progress(f'policies: {len(configs):,} of {len(jobs):,}')
     return [configs[i] for i in range(len(jobs))]
 
 # %% ../../nbs/run/policies.ipynb #fit-trees

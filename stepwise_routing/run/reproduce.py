@@ -8,7 +8,8 @@ __all__ = ['SINCE', 'DECISIVE', 'notebook_cells', 'declared', 'stages', 'Manifes
            'execute', 'command_line', 'run_plan']
 
 # %% ../../nbs/run/reproduce.ipynb #imports
-import ast, contextlib, hashlib, itertools, json, math, os, platform, re, shlex, shutil, subprocess, sys, tempfile, time
+import ast, contextlib, hashlib, itertools, json, math, os, platform, re, shlex, shutil, subprocess, sys, tempfile
+import threading, time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -125,7 +126,7 @@ class Options:
     only: tuple = ()         # only these notebooks, of the run that --run-id or --resume names
     resume: bool = False     # continue the newest unfinished run of the profile, or the one named
     run_id: str = ''         # name of the folder in runs/; default: profile and time
-    fresh: bool = False      # take over nothing from earlier runs
+    fresh: bool = False      # take over no stage from earlier runs; what the store holds is not drawn again
     write_back: bool = False # store the outputs in the notebooks of nbs/
     publish: bool = False    # copy tables/ and figures/ to the top level whatever the profile
     project: str = ''        # the clone; default: the one we are in
@@ -158,7 +159,7 @@ def _pick_run(project, profile, options):
         raise ValueError(f'run {name!r} is of profile {past["profile"]}, not {profile}')
     if past and not (options.resume or options.only):
         raise ValueError(f'run {name!r} exists: continue it with --resume, or choose another --run-id')
-    return name, 'continued' if past else 'new'
+    return name, 'continued' if past else 'new' + '; no run of this name to resume'*options.resume
 
 # %% ../../nbs/run/reproduce.ipynb #choose
 def choose(wanted, names):
@@ -188,7 +189,7 @@ class Plan:
     def took(self, name): # '' where it has not run yet
         "How long a notebook took in the newest run of the profile that has it."
         for past in _past_runs(self.project, self.run.profile):
-            if seconds := past.stage(name).get('seconds'): return f': {seconds/60:.1f} min in {past.folder.name}'
+            if t := past.stage(name).get('seconds'): return f': took {t/60:.1f} min in run {past.folder.name}'
         return ''
 
 # %% ../../nbs/run/reproduce.ipynb #unchanged
@@ -245,20 +246,41 @@ def _failure(source, executed, error):
     if name == 'DeadKernelError': value = 'the kernel died; often the memory ran out'
     return f'{source.stem}{place}: {name}: {" ".join(str(value).split())[:300]}'
 
+# %% ../../nbs/run/reproduce.ipynb #watched
+@contextlib.contextmanager
+def _watched(name, folder): # where processes note their progress
+    "Say how far the running cell is: once a second on a terminal, else once a minute."
+    end, begin, looks = threading.Event(), time.time(), sys.stderr.isatty()
+    def watch():
+        while not end.wait(1 if looks else 60):
+            notes = [f'{time.time() - begin:.0f} s', *(p.read_text('utf-8') for p in sorted(folder.iterdir()))]
+            line = f'{name}: ' + ' | '.join(notes)
+            width = shutil.get_terminal_size().columns - 1
+            print(f'\r\x1b[K{line[:width]}' if looks else line, end='' if looks else '\n', file=sys.stderr, flush=True)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try: yield
+    finally:
+        end.set()
+        thread.join()
+        if looks: print('\r\x1b[K', end='', file=sys.stderr, flush=True)
+
 # %% ../../nbs/run/reproduce.ipynb #execute
 def execute(source, executed, folder, parameters={}):
     "Run a notebook in a folder, keep its executed copy and, in log.txt beside that, what it prints; or NotebookFailed."
     import papermill as pm
     from traitlets.config import Config
     executed.unlink(missing_ok=True)
-    bar = dict(leave=False, desc=source.stem) if sys.stderr.isatty() else False
-    options = dict(kernel_name='python3', language='python', start_timeout=300, progress_bar=bar, cwd=str(folder))
+    options = dict(kernel_name='python3', language='python', start_timeout=300, progress_bar=False, cwd=str(folder))
     with (open(executed.with_name('log.txt'), 'a', encoding='utf-8') as log,
-          tempfile.TemporaryDirectory(prefix='stepwise-', ignore_cleanup_errors=True) as sockets):
+          tempfile.TemporaryDirectory(prefix='stepwise-', ignore_cleanup_errors=True) as sockets,
+          tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as notes, _watched(source.stem, Path(notes))):
         print(_now(), source.stem, file=log, flush=True)
+        os.environ['STEPWISE_PROGRESS'], manager = notes, dict(shutdown_wait_time=150.) # calls under way may end
         options |= dict(extra_arguments=['--log-level=50'], stdout_file=log, stderr_file=log)
         if os.name != 'nt' and len(sockets) < 90: # a socket's path ends near 100 characters
-            options['config'] = Config(KernelManager=dict(transport='ipc', ip=f'{sockets}/k'))
+            manager |= dict(transport='ipc', ip=f'{sockets}/k')
+        options['config'] = Config(KernelManager=manager)
         try: pm.execute_notebook(str(source), str(executed), parameters, **options)
         except Exception as e: raise NotebookFailed(_failure(source, executed, e)) from None
 
@@ -325,7 +347,9 @@ def _told(plan, error):
     "What ended a run, and the command that continues it with the same settings."
     folder, line = plan.run.folder, f'run {plan.run.folder.name} interrupted'
     if isinstance(error, NotebookFailed): line = f'{error} (executed copy and log.txt in {plan.project.short(folder)})'
-    return f'{line}; continue with: {command_line(replace(plan.options, run_id=folder.name, resume=True))}'
+    command = command_line(replace(plan.options, run_id=folder.name, resume=True))
+    if not shutil.which('stepwise-routing'): command = f'{os.path.relpath(Path(sys.executable).parent)}/{command}'
+    return f'{line}; continue with: {command}'
 
 
 # %% ../../nbs/run/reproduce.ipynb #run
@@ -337,7 +361,9 @@ def run_plan(plan:Plan)->Manifest:
             for i, name in enumerate(plan.stages, 1):
                 print(f'[{i}/{len(plan.stages)}] {name}{plan.why_not(name)}', flush=True)
                 if name in plan.taken: _take_over(plan, name, manifest)
-                elif name in plan.todo: _run_stage(plan, name, manifest)
+                elif name in plan.todo:
+                    _run_stage(plan, name, manifest)
+                    print(f"{'':6}{manifest.stage(name)['seconds']:.0f} s", flush=True)
         except (NotebookFailed, KeyboardInterrupt) as e:
             status = 'failed' if isinstance(e, NotebookFailed) else 'interrupted'
             manifest.record(name, **manifest.stage(name) | dict(status=status))

@@ -94,10 +94,11 @@ def main():
     heads = [f'{part}, {p}' for part in ('first step', 'between steps', 'total') for p in ('p50', 'p95')]
     head = ['| Benchmark | Method | ' + ' | '.join(heads) + ' |', '| --- | --- |' + ' --: |'*6]
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else 'one CPU thread'
-    note = (f'Milliseconds, medians (p50) and 95th percentiles; {args.problems} problems, one at a time; {args.engine}, '
-            f'{where}; tests/bench/latency.py. First step: until it is accepted; between steps: from one accepted step '
-            "to the next. *Bare threshold*: on the least sure token's probability; it stands in for STEER and for our "
-            'policies, whose networks are far smaller than a step. SpecReason and RSD at their threshold of one half.')
+    note = (f'Milliseconds, medians (p50) and 95th percentiles; {args.problems} problems, one at a time; '
+            f'{args.engine}, {where}; tests/bench/latency.py. First step: until it is accepted; between steps: from '
+            "one accepted step to the next. *Bare threshold*: on the least sure token's probability; it stands in for "
+            'STEER and for our policies, whose networks are far smaller than a step. SpecReason and RSD at their '
+            'threshold of one half.')
     Path(args.out).mkdir(parents=True, exist_ok=True)
     Path(args.out, 'latency.md').write_text('\n'.join([*head, *lines, '', note, '']))
     print('\n'.join([*head, *lines, '', note]))

@@ -181,10 +181,10 @@ and are those of a toy run; survived are repetitions after which every file has 
 """
 SOAK = """
 The first attempt of each request meets each of 429, 500, reset, bad JSON, a slow drip and (but for the honest server)
-overbilling with probability 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed server gives: a
-table is a function of them. The cap begins at one cent and is raised each time it is reached, up to what is under Cap;
-Over: cents billed above the cap of that time, at the worst moment; Window: what four calls in flight can be billed. All three are
-US cents.
+overbilling with probability 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed
+server gives: a table is a function of them. The cap begins at one cent and is raised each time it is reached, up to
+what is under Cap; Over: cents billed above the cap of that time, at the worst moment; Window: what four calls in flight
+can be billed. All three are US cents.
 """
 def write(part, when, text):
     "Put a part of tables/faults.md in its place; the other stays."
