@@ -382,13 +382,13 @@ def side_by_side(
     pool = get_reusable_executor(workers, env=dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1'))
     with TemporaryDirectory(ignore_cleanup_errors=True) as going:
         futures = {i: pool.submit(_in_worker, os.getpid(), going, modules, work, *jobs[i]) for i in order}
-        try: _ = [f.result() for f in as_completed(futures.values())]
+        try: [f.result() for f in as_completed(futures.values())]
         except BaseException: # calls under way come to their end, then no process stays behind
             for f in futures.values(): f.cancel()
             shutil.rmtree(going)
             wait(futures.values(), 60)
-            pool.shutdown(kill_workers=True)
             raise
+        finally: pool.shutdown(kill_workers=any(f.running() for f in futures.values()))
     return collected(desc, jobs, [futures[i].result() for i in range(len(jobs))])
 
 # %% ../nbs/02_rollouts.ipynb #draw-all

@@ -589,11 +589,15 @@ if __name__ == '__main__': side_by_side(toy_run(Path(sys.argv[1]), 2), sleeper, 
 '''
 
 def sleeper(s, benchmarks):
-    (s.run.folder.parent/f'{os.getpid()}.pid').write_text('')
-    time.sleep(600)
+    mark = s.run.folder.parent/f'{os.getpid()}.pid'
+    mark.write_text('')
+    try: time.sleep(600)
+    finally:
+        time.sleep(1) # a paid call under way
+        mark.with_suffix('.paid').write_text('')
 
 @pytest.mark.parametrize('end', [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_outlives_its_parent(tmp_path, end):
+def test_no_worker_outlives_its_parent_by_more_than_the_calls_under_way(tmp_path, end):
     import psutil
     (tmp_path/'go.py').write_text(SLEEPERS)
     process = subprocess.Popen([sys.executable, tmp_path/'go.py', tmp_path, Path(__file__).parent, *sys.path],
@@ -606,6 +610,7 @@ def test_no_worker_outlives_its_parent(tmp_path, end):
     errors = process.communicate(timeout=60)[1]
     assert len(workers) == 2 and ('KeyboardInterrupt' in errors or end == signal.SIGKILL)
     assert psutil.wait_procs(workers, 60)[1] == []
+    assert {p.stem for p in tmp_path.glob('*.paid')} == {str(w.pid) for w in workers}
 
 def test_no_torch_is_needed():
     code = ('import sys; import stepwise_routing.rollouts; '

@@ -38,7 +38,7 @@ VARIANTS = {'append': ('append', PAPER_FEATURES), 'append-full': ('append', FULL
             'regenerate': ('regenerate', PAPER_FEATURES), 'regenerate-full': ('regenerate', FULL_FEATURES)}
 PER_STEP = {'per_step': ('append', PAPER_FEATURES), 'per_step-full': ('regenerate', FULL_FEATURES)}
 PAPER = dict(estimator='sampled', batch=5, steps=1000)
-SAMPLED = PAPER | dict(batch=50) # its estimator, with the smallest batch that keeps up with exact gradients everywhere
+SAMPLED = PAPER | dict(batch=50) # its estimator, with the smallest batch of which no run froze or collapsed
 ABLATIONS = { # one change each to the training of regenerate-full; "one-draw" and "no-FEATURE" to what it sees
     'base': {}, 'joint': dict(constraint='joint'), 'joint-0.1': dict(constraint='joint', alpha=.1),
     'temp-0.01': dict(temp=(.1, .01)), 'temp-0.1': dict(temp=(.1, .1)), 'kappa-constant': dict(kappa_decay=0.),
