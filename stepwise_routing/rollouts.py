@@ -8,7 +8,7 @@ __all__ = ['VERSION', 'UnderWay', 'RoutingTree', 'State', 'bill_call', 'Walk', '
 
 # %% ../nbs/02_rollouts.ipynb #imports
 import asyncio, inspect, json, os, shutil, signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -20,7 +20,7 @@ from .data.benchmarks import SPLITS, step_limit
 from .data.grading import collected, grade_pairs, graded, is_right
 from .models.base import Request
 from .run.config import Setting
-from .run.store import RolloutStore, check_settings, tree_settings, wanted_by
+from .run.store import RolloutStore, check_settings, interrupt_once, tree_settings, wanted_by
 
 VERSION = 1 # raise it where the same inputs give other draws or other bills
 
@@ -359,8 +359,9 @@ def draw_edges(s:Setting, benchmark:str, backends)->dict:
 
 # %% ../nbs/02_rollouts.ipynb #side
 def _in_worker(parent, going, modules, *job):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with wanted_by(parent, going):
+    if os.getpgrp() != os.getpid(): os.setsid() # out of the group that Jupyter interrupts and terminates
+    signal.signal(signal.SIGUSR1, interrupt_once)
+    with suppress(KeyboardInterrupt), wanted_by(parent, going):
         for module in modules: import_module(f'stepwise_routing.{module}')
         return graded(*job)
 

@@ -601,12 +601,12 @@ def test_no_worker_outlives_its_parent_by_more_than_the_calls_under_way(tmp_path
     import psutil
     (tmp_path/'go.py').write_text(SLEEPERS)
     process = subprocess.Popen([sys.executable, tmp_path/'go.py', tmp_path, Path(__file__).parent, *sys.path],
-                               stderr=subprocess.PIPE, text=True)
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
     def pids(): return [int(p.stem) for p in tmp_path.glob('*.pid')]
     while len(pids()) < 2 and process.poll() is None: time.sleep(.1)
     workers = [psutil.Process(pid) for pid in pids()]
     time.sleep(2) # until it waits for them: Python may lose an interrupt in a callback
-    process.send_signal(end) # to this process alone, as Jupyter does
+    (os.killpg if end == signal.SIGINT else os.kill)(process.pid, end) # Jupyter interrupts the group
     errors = process.communicate(timeout=60)[1]
     assert len(workers) == 2 and ('KeyboardInterrupt' in errors or end == signal.SIGKILL)
     assert psutil.wait_procs(workers, 60)[1] == []
