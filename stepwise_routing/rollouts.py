@@ -384,12 +384,11 @@ def side_by_side(
     with TemporaryDirectory(ignore_cleanup_errors=True) as going:
         futures = {i: pool.submit(_in_worker, os.getpid(), going, modules, work, *jobs[i]) for i in order}
         try: [f.result() for f in as_completed(futures.values())]
-        except BaseException: # calls under way come to their end, then no process stays behind
+        finally: # calls under way come to their end, then no process stays behind
             for f in futures.values(): f.cancel()
             shutil.rmtree(going)
             wait(futures.values(), 60)
-            raise
-        finally: pool.shutdown(kill_workers=any(f.running() for f in futures.values()))
+            pool.shutdown(kill_workers=any(f.running() for f in futures.values()))
     return collected(desc, jobs, [futures[i].result() for i in range(len(jobs))])
 
 # %% ../nbs/02_rollouts.ipynb #draw-all

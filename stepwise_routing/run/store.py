@@ -111,7 +111,7 @@ def wanted_by(parent:int, going): # its process number; a folder that it removes
     def watch():
         while os.getppid() == parent and os.path.exists(going):
             if done.wait(.5): return
-        signal.pthread_kill(job, signal.SIGUSR1)
+        if not done.is_set(): signal.pthread_kill(job, signal.SIGUSR1)
         if not done.wait(60) or os.getppid() != parent: os._exit(1)
     threading.Thread(target=watch, daemon=True).start()
     try: yield
