@@ -282,6 +282,13 @@ def test_a_figure_follows_its_arguments(with_ours):
     said = figure_caption(points, few, facts=dict(profile='toy'), **look)
     assert 'logarithmic axis' in said and 'STEER' not in said and 'An arrow' not in said and 'small dots' not in said
     with pytest.raises(ValueError, match='colour'): draw_accuracy_cost(points, curves, colour='red')
+    assert 'SpecReason' not in figure_caption(points, [('Ours', 'append')], facts=dict(profile='toy'))
+    assert 'Ours is the mean' not in figure_caption(points, [('Small only', 'append')], [], dict(profile='toy'))
+    for wrong, nearest in ((dict(methods=[('Our', 'append')]), "'Ours'"), (dict(labels='dirct'), "'direct'"),
+                           (dict(style={'Ours': dict(colour='red')}), "'color'"), (dict(xscale='logg'), "'log'")):
+        with pytest.raises(ValueError, match=f'did you mean .*{nearest}'): draw_accuracy_cost(points, curves, **wrong)
+    axes = draw_accuracy_cost(points, curves, few, style={'Ours': dict(color='#123456')}).axes # the rest as usual
+    assert '#123456' in {line.get_color() for line in axes[0].lines}
 
 def committed():
     return [(ROOT/'tables'/name, ROOT/'figures'/name) for name in PUBLISHED.values()

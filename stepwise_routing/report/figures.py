@@ -11,7 +11,7 @@ __all__ = ['VERSION', 'paper_style', 'new_figure', 'save_figure', 'preview', 'fr
 
 # %% ../../nbs/report/figures.ipynb #imports
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
 from ..bounds import mixing_line, oracle_frontier, random_frontier
@@ -20,7 +20,7 @@ from .writer import interval_table, label, markdown, save_table
 from ..run.config import find_project
 from ..results import METHOD_STYLE, REWRITES, headline, method_rank, style_of
 
-VERSION = 7 # raise it where the same inputs give other files
+VERSION = 8 # raise it where the same inputs give other files
 
 # %% ../../nbs/report/figures.ipynb #paper-style
 _STYLE = {
@@ -160,9 +160,16 @@ class Look:
     height:float = 2.9
     style:dict = field(default_factory=lambda: METHOD_STYLE) # method -> color, marker, label
 
-def _look(**look): # ValueError naming the fields there are
+def _look(points, methods, look): # `Look` with every method's style; ValueError naming what there is
     for name in look: one_of('look', name, [*Look.__dataclass_fields__])
-    return Look(**look)
+    given, there = Look(**look), sorted({*zip(points['method'], points['on_escalate'])})
+    one_of('xscale', given.xscale, ('linear', 'log'))
+    one_of('labels', given.labels, ('legend', 'direct', None))
+    for pair in methods or (): one_of('method', pair, there)
+    for name, style in given.style.items():
+        one_of('method in style', name, [*METHOD_STYLE, *points['method'].unique()])
+        for key in style: one_of('style', key, style_of(name))
+    return replace(given, style=METHOD_STYLE | {name: style_of(name) | style for name, style in given.style.items()})
 
 def _finish(fig, axes, look):
     "Scale of the costs, and names."
@@ -188,7 +195,7 @@ def draw_accuracy_cost(
     **look        # fields of `Look`, e.g. width=2.7
 ): # matplotlib figure
     "Panels of benchmarks side by side."
-    look, groups = _look(**look), list(points.groupby('benchmark', sort=False))
+    look, groups = _look(points, methods, look), list(points.groupby('benchmark', sort=False))
     seeds = points[:0] if seeds is None else seeds
     names = {*zip(points['method'], points['on_escalate'])}
     rows = [methods] if methods else [[m for m in names if m[1] == e or m[0].endswith('only')] for e in READINGS]
@@ -216,23 +223,26 @@ def figure_caption(
     rows = [r for r in chosen.to_dict('records') if not methods or (r['method'], r['on_escalate']) in methods]
     counts, cost = points.groupby('benchmark', sort=False)['n'].first(), '2N FLOPs a token for N parameters'
     if points['cost_in'].iloc[0] == 'cents': cost = f'US cents; {facts["billing"]}; the small model costs nothing'
-    if _look(**look).xscale == 'log': cost += '; logarithmic axis, linear below 1 %'
+    if _look(points, methods, look).xscale == 'log': cost += '; logarithmic axis, linear below 1 %'
     drawn = 'every method; above: append, below: regenerate'
     if methods: drawn = '; '.join(dict.fromkeys(map(label, rows)))
     if methods and set(methods) == set(drawn_methods(points)):
         drawn = 'each method in its variant that was cheapest on calibration'
+    again = ' and '.join(f for f in ('SpecReason', 'RSD') if any(r['method'].startswith(f) for r in rows))
+    hollow, filled = any(map(is_hollow, rows)), f'; so do {again}, filled' if again else ''
     sentences = {
         f"Accuracy against cost (share of the large model's, {cost}), {facts['profile']} profile; {drawn}.": 1,
         f'Test problems: {", ".join(map("{} {}".format, *zip(*counts.items())))}; all methods see the same draws '
         'of both models.': 1,
         'Lines: one score or policy at all its thresholds; markers: the threshold chosen on calibration problems; '
         'light crosses: its paired bootstrap 95% intervals.': 1,
-        'Ours is the mean over training seeds; small dots: single seeds.': seeds is not None,
+        'Ours is the mean over training seeds; small dots: single seeds.':
+            seeds is not None and any(r['method'].startswith('Ours') for r in rows),
         'An arrow: the cost is higher than shown.': any(100*r['cost_share'] > _EDGE for r in rows),
         'Grey, solid: chance picks a model for each problem; dotted: chance escalates after each step; dashed: '
         'hindsight, which knows the answers; in both the large model appends.': 1,
-        'Hollow markers: regenerate, the large model writes the step again; so do SpecReason and RSD, filled.':
-            any(map(is_hollow, rows))}
+        f'Hollow markers: regenerate, the large model writes the step again{filled}.': hollow,
+        f'With {again}, the large model writes the step again.': again and not hollow}
     return ' '.join(s for s, holds in sentences.items() if holds)
 
 # %% ../../nbs/report/figures.ipynb #report-accuracy
