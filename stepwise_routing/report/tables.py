@@ -269,5 +269,6 @@ def summary(tables, seconds, files, compared='')->list: # folder; now and of all
             lines.append(f'{method_label(*row)}: {right} % right at {cost} % of the cost, {names}')
     lines.append(f'written: {files}')
     same, _, difference = compared.partition('different from the committed tables: ')
-    verdict = f'no, differs by {difference}' if difference else same.replace('identical to the committed tables', 'yes')
-    return [*lines, f'identical to the committed tables: {verdict or "not compared"}']
+    verdict = same.replace('identical to the committed tables', 'yes').replace('equal to the committed tables', 'yes,')
+    if difference: verdict = f'no, differs by {difference}'
+    return [*lines, f'identical to the committed tables: {verdict or "not compared: other settings or profile"}']

@@ -111,6 +111,7 @@ def _work(setting, benchmark, job): # steps times problems, and what a step take
 def fit_tables(run): # `Run` with outcome tables -> config.json of each policy
     "Train every policy that outcome tables can train, side by side; each is on disk when it is done."
     from joblib import Parallel, delayed, parallel_config
+    from joblib.externals.loky import get_reusable_executor
     from tqdm.auto import tqdm
     jobs = [(s, b, job) for s in run.settings for b in s.benchmarks if not left_out(s, b)
             for job in planned(s) if job.variant not in PER_STEP]
@@ -121,6 +122,7 @@ def fit_tables(run): # `Run` with outcome tables -> config.json of each policy
         for i, config in zip(order, tqdm(done, 'policies', len(jobs), disable=None)):
             configs[i] = config
             note_progress(f'policies: {len(configs):,} of {len(jobs):,}')
+    get_reusable_executor().shutdown() # else its end is noisy
     return [configs[i] for i in range(len(jobs))]
 
 # %% ../../nbs/run/policies.ipynb #fit-trees
