@@ -16,7 +16,7 @@ from stepwise_routing.data.benchmarks import load_problems
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
 names = [f.__name__.strip('_') for _, f in EVERY]
-anyone = dict(pick=st.sampled_from(EVERY), level=st.integers(1, 5), seed=st.integers(0, 10**6))
+anyone = dict(pick=st.sampled_from(EVERY), level=st.integers(1, 6), seed=st.integers(0, 10**6))
 
 # An oracle of its own for what a step says: plain text arithmetic, nothing shared with the library.
 def value(text):
@@ -170,7 +170,7 @@ def test_problems_are_deterministic_and_prefixes_of_each_other():
         ps = data_micro.micro_problems(b, 'test', 60)
         assert ps == data_micro.micro_problems(b, 'test', 60) and ps[:20] == data_micro.micro_problems(b, 'test', 20)
         assert ps != data_micro.micro_problems(b, 'test', 60, seed=1)
-        assert len({p.id for p in ps}) == 60 and all(p.difficulty in range(1, 6) and p.benchmark == b for p in ps)
+        assert len({p.id for p in ps}) == 60 and all(p.difficulty in range(1, 7) and p.benchmark == b for p in ps)
         assert all(extract_boxed(p.solution) == p.answer for p in ps)
     assert load_problems('micro-math', 'test', n=5) == data_micro.micro_problems('micro-math', 'test', 5)
 

@@ -12,8 +12,8 @@ from .programs import Draft, evaluate
 _NAMES = ('Ada Ben Cleo Dan Eva Finn Gia Hugo Ivy Jack Kim Leo Mia Noah Olga Paul Rosa Sam Tara Umar Vera Will '
           'Yara Zoe').split()
 _ITEMS = 'apples books cards coins cups eggs keys lamps maps nuts pears pens rings shells stamps toys'.split()
-_TOP = (None, 15, 30, 60, 150, 400)  # largest operand by level
-_TIMES = (None, 5, 9, 9, 12, 25)     # largest factor by level
+_TOP = (None, 15, 30, 60, 150, 400, 3000)  # largest operand by level
+_TIMES = (None, 5, 9, 9, 12, 25, 99)       # largest factor by level
 
 # %% ../../nbs/data/families.ipynb #gsm-story
 def _change(r, kind, v, i, top, names):
@@ -156,7 +156,7 @@ def _linear(r, level):
 
 # %% ../../nbs/data/families.ipynb #math-fraction
 def _fraction(r, level):
-    top = (None, 6, 9, 12, 20, 40)[level]
+    top = (None, 6, 9, 12, 20, 40, 200)[level]
     b, d = r.randint(2, top), r.randint(2, min(top, 12))
     a, c = r.randint(1, b - 1), r.randint(1, d - 1)
     sign = '-' if a * d > c * b and r.random() < .5 else '+'
@@ -168,8 +168,8 @@ def _fraction(r, level):
 
 # %% ../../nbs/data/families.ipynb #math-gcd
 def _divisors(r, level):
-    g = r.randint(2, (None, 5, 9, 12, 20, 30)[level])
-    top = (None, 8, 12, 20, 30, 40)[level]
+    g = r.randint(2, (None, 5, 9, 12, 20, 30, 150)[level])
+    top = (None, 8, 12, 20, 30, 40, 200)[level]
     a, b = sorted((g * r.randint(2, top), g * r.randint(2, top + 3)))
     if a == b: b += g
     env, steps = dict(r0=b, r1=a), []
@@ -187,7 +187,7 @@ def _divisors(r, level):
 
 # %% ../../nbs/data/families.ipynb #math-modular
 def _modular(r, level):
-    m, top = r.randint(3, (None, 7, 9, 12, 17, 29)[level]), (None, 20, 40, 99, 200, 500)[level]
+    m, top = r.randint(3, (None, 7, 9, 12, 17, 29, 145)[level]), (None, 20, 40, 99, 200, 500, 2500)[level]
     a, b, c = (r.randint(m, top) for _ in range(3))
     env = dict(a=a, b=b, c=c, m=m)
     steps = ['First [p = a % m]', 'Next [q = b % m]', 'Product [s = p * q]']
@@ -200,7 +200,7 @@ def _modular(r, level):
 # %% ../../nbs/data/families.ipynb #math-percent
 def _percent(r, level):
     p = r.choice((10, 20, 50) if level < 2 else range(5, 100, 5))
-    n = 20 * r.randint(2, (None, 10, 20, 40, 90, 200)[level])
+    n = 20 * r.randint(2, (None, 10, 20, 40, 90, 200, 1000)[level])
     env, thing = dict(n=n, p=p, h=100), r.choice(('price', 'salary', 'population', 'weight', 'score'))
     steps = ['Multiply: [u = n * p]', '{p} percent is [v = u / h]']
     kind = r.choice(('of', 'up', 'down', 'twice') if level > 2 else ('of', 'up', 'down'))
@@ -218,7 +218,7 @@ def _percent(r, level):
 # %% ../../nbs/data/families.ipynb #math-sequence
 def _sequence(r, level):
     a, d = r.randint(1, _TOP[level] // 2), r.randint(2, _TIMES[level] + 3)
-    n = r.randint(5, (None, 10, 15, 25, 40, 60)[level])
+    n = r.randint(5, (None, 10, 15, 25, 40, 60, 300)[level])
     env, terms = dict(a=a, b=a + d, n=n, one=1, two=2), f'{a}, {a + d}, {a + 2*d}'
     steps = ['Difference [d = b - a]', 'Steps from the first term: [k = n - one]',
              'Their size: [u = k * d]', 'Last term [l = a + u]']
@@ -232,7 +232,7 @@ def _sequence(r, level):
 
 # %% ../../nbs/data/families.ipynb #math-polynomial
 def _polynomial(r, level):
-    x, a = r.randint(2, (None, 5, 9, 12, 15, 25)[level]), r.randint(1, 9)
+    x, a = r.randint(2, (None, 5, 9, 12, 15, 25, 125)[level]), r.randint(1, 9)
     b, c = r.randint(1, _TIMES[level]), r.randint(1, _TOP[level])
     sign = '-' if r.random() < .4 else '+'
     env, text = dict(x=x, a=a, b=b, c=c), f'{a if a > 1 else ""}x^2 {sign} {b}x + {c}'
@@ -270,7 +270,7 @@ _OPERATIONS = dict(plus=('Add {}.', 'Add', '+'), minus=('Subtract {}.', 'Subtrac
                    mod=('Take the remainder modulo {}.', 'Modulo', '%'))
 
 def _chain(r, level):
-    v, m = r.randint(5, 99), r.randint(11, (None, 30, 50, 99, 150, 300)[level])
+    v, m = r.randint(5, 99), r.randint(11, (None, 30, 50, 99, 150, 300, 1500)[level])
     env, steps, text = dict(v0=v, m=m), [], [f'Start with {v}.']
     for i in range(1, r.randint(3, 4) + level + 1):
         kind = 'mod' if v > 3 * m else r.choice('plus plus minus times times mod'.split())
@@ -285,7 +285,7 @@ def _chain(r, level):
 
 # %% ../../nbs/data/families.ipynb #omni-power
 def _power(r, level):
-    m = r.randint(5, (None, 13, 19, 29, 43, 73)[level])
+    m = r.randint(5, (None, 13, 19, 29, 43, 73, 365)[level])
     a, n = r.randint(2, m + 9), r.randint(3, 3 + (level + 1) // 2)
     env, steps = dict(a=a, m=m), ['Base [p1 = a % m]']
     for i in range(2, n + 1): steps += [f'Power {i}: [q{i} = p{i-1} * p1]', f'Then [p{i} = q{i} % m]']
@@ -301,7 +301,7 @@ def _power(r, level):
 
 # %% ../../nbs/data/families.ipynb #omni-recurrence
 def _recurrence(r, level):
-    m, n = r.randint(7, (None, 15, 25, 40, 70, 120)[level]), r.randint(2, 2 + (level + 1) // 2)
+    m, n = r.randint(7, (None, 15, 25, 40, 70, 120, 600)[level]), r.randint(2, 2 + (level + 1) // 2)
     p, q = r.randint(2, min(m - 1, _TIMES[level])), r.randint(1, m)
     x = r.randint(1, m)
     if r.random() < .6:
@@ -321,7 +321,7 @@ def _recurrence(r, level):
 
 # %% ../../nbs/data/families.ipynb #omni-digits
 def _digits(r, level):
-    a = r.randint(11, (None, 20, 50, 99, 300, 900)[level])
+    a = r.randint(11, (None, 20, 50, 99, 300, 900, 4500)[level])
     t, o = 10 * r.randint(1, 9), r.randint(1, 9)
     env = dict(a=a, t=t, o=o, b=t + o)
     steps = ['[u = a * t]', '[v = a * o]', 'N=[n = u + v]', 'Digit sum [s1 = dsum(n)]']
@@ -337,7 +337,7 @@ def _digits(r, level):
 
 # %% ../../nbs/data/families.ipynb #omni-count
 def _count(r, level):
-    n = r.randint(20, (None, 60, 99, 200, 500, 999)[level])
+    n = r.randint(20, (None, 60, 99, 200, 500, 999, 4995)[level])
     primes = (2, 3, 5, 7, 11, 13)[:3 + level // 2]
     k = 2 if level < 3 or r.random() < .5 else 3
     ds = sorted(r.sample(primes, k))
@@ -365,7 +365,7 @@ FAMILIES = {
     'micro-gsm': (_story, _shop, _work, _share, _trip),
     'micro-math': (_linear, _fraction, _divisors, _modular, _percent, _sequence, _polynomial, _system),
     'micro-omni': (_chain, _power, _recurrence, _digits, _count)}
-LEVELS = {  # how often each level 1..5 occurs in a benchmark's train, calibration and test splits
-    'micro-gsm': (2, 1, 0, 0, 0),
-    'micro-math': (1, 1, 1, 0, 0),
-    'micro-omni': (1, 1, 2, 1, 0)}
+LEVELS = {  # how often each level 1..6 occurs in a benchmark's train, calibration and test splits
+    'micro-gsm': (2, 1, 0, 0, 0, 0),
+    'micro-math': (1, 1, 1, 0, 0, 0),
+    'micro-omni': (2, 1, 0, 0, 0, 3)}

@@ -21,12 +21,12 @@ def micro_split(question:str)->str:
 
 # %% ../../nbs/data/micro.ipynb #drafts
 def micro_drafts(benchmark:str, split:str, rng, levels=None):
-    "Endless `Draft`s of one pool, drawn by a random.Random; `levels` weighs 1 to 5 other than the benchmark does."
+    "Endless `Draft`s of one pool, drawn by a random.Random; `levels` weighs 1 to 6 other than the benchmark does."
     one_of('benchmark', benchmark, FAMILIES)
     one_of('split', split, POOLS)
-    weights = levels or ((1, 1, 1, 1, 1) if split == 'lm' else LEVELS[benchmark])
+    weights = levels or ((1, 1, 1, 1, 1, 0) if split == 'lm' else LEVELS[benchmark])
     while True:
-        draft = rng.choice(FAMILIES[benchmark])(rng, rng.choices((1, 2, 3, 4, 5), weights)[0])
+        draft = rng.choice(FAMILIES[benchmark])(rng, rng.choices((1, 2, 3, 4, 5, 6), weights)[0])
         if micro_split(draft.question) == split: yield draft
 
 # %% ../../nbs/data/micro.ipynb #as-problem
