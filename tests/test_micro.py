@@ -163,7 +163,13 @@ def test_drafts_for_training_are_of_the_pool_lm():
     rng = random.Random(0)
     for _ in range(40):
         for b in data_families.FAMILIES:
-            assert data_micro.micro_split(next(data_micro.micro_drafts(b, 'lm', rng)).question) == 'lm'
+            draft = next(data_micro.micro_drafts(b, 'lm', rng))
+            assert data_micro.micro_split(draft.question) == 'lm' and draft.level < 6 # level 6 is for a benchmark alone
+
+def test_half_of_micro_omni_is_of_a_level_that_no_model_was_trained_on():
+    for split in ('train', 'calibration', 'test'):
+        beyond = [p.difficulty == 6 for p in data_micro.micro_problems('micro-omni', split, 300)]
+        assert .4 < np.mean(beyond) < .6
 
 def test_problems_are_deterministic_and_prefixes_of_each_other():
     for b in data_families.FAMILIES:
