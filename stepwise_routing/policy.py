@@ -93,7 +93,7 @@ class RoutingPolicy(torch.nn.Module):
         self.n_models, self.hidden, self.mode = n_models, tuple(hidden), mode
         self.net = _mlp((len(self.features), *hidden, n_models), seed, last=.1)
         start = [1 - p_escalate] + [p_escalate/(n_models - 1)]*(n_models - 1)
-        self.net[-1].bias.data = torch.log(torch.tensor(start, dtype=torch.float64))
+        self.net[-1].bias.data = torch.from_numpy(np.log(start))
 
     def encode(self, obs, names):
         "Raw observations [..., column of `names`] -> standardised features [..., feature]; padding (nan) -> 0."

@@ -193,7 +193,7 @@ def train(
     _check_training(env, s, verdicts)
     policy = RoutingPolicy(env.scaler, env.n_models, s.hidden, s.p_escalate, env.mode, seed)
     critics = [ValueNet(len(env.features), s.hidden, seed + shift) for shift in (10**6, 2*10**6)] # V, V_miss
-    optimiser = torch.optim.Adam([p for v in critics for p in v.parameters()], s.lr)
+    optimiser = torch.optim.Adam([p for v in critics for p in v.parameters()], s.lr, fused=True)
     rng, kappa, log, least = np.random.default_rng(seed), s.kappa, [], _check_feasible(env, policy, s)
     for k in trange(1, s.steps + 1, desc=f'alpha {s.alpha:g}', disable=None if progress is None else not progress):
         rows = np.arange(len(env)) if s.batch is None else rng.choice(len(env), s.batch, replace=False)

@@ -17,7 +17,7 @@ FILES = [p for p in sorted(PACKAGE.rglob('*.py')) if p.name not in ('_modidx.py'
 MODULES = {'.'.join(p.relative_to(PACKAGE).with_suffix('').parts): p.read_text('utf-8') for p in FILES}
 TREES = {name: ast.parse(text) for name, text in MODULES.items()}
 LAYERS = '''core run.config run.store data.programs data.families data.micro data.benchmarks data.grading
-    models.base models.padded models.qwen models.engine models.transformers models.replies models.ledger
+    models.base models.padded models.lanes models.qwen models.engine models.transformers models.replies models.ledger
     models.openai models.serve models.vllm
     models.reward models.ray models.verifier models.names models.xverify rollouts confidence outcomes policy cpo
     training bounds run.policies routers baselines results report.writer report.gains report.tables

@@ -64,7 +64,7 @@ def tiny(kind, **more):
     "A random model of an architecture, and a byte tokenizer for it."
     import transformers as t
     torch.manual_seed(0)
-    size = dict(vocab_size=260, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+    size = dict(vocab_size=260, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
                 max_position_embeddings=512, **more)
     if kind == 'gpt2': config = t.GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=4, n_positions=512)
     else:

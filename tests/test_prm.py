@@ -22,7 +22,7 @@ CHAIN = ['Ada has 3+4=7 apples.', 'Left: 7-2=5', '3 times as many: 5*3=15', 'Lef
 
 def config(**kwargs):
     from transformers import Qwen2Config
-    size = dict(vocab_size=960, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    size = dict(vocab_size=960, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                 intermediate_size=48, max_position_embeddings=512, eos_token_id=2, pad_token_id=0)
     return Qwen2Config(**size | kwargs)
 
@@ -34,8 +34,8 @@ def weights(head, cfg):
     for name, shape in head.items(): tensors[name] = torch.randn(shape) * .5
     return {k: v.contiguous() for k, v in tensors.items()}
 
-QWEN = {'score.0.weight': (32, 32), 'score.0.bias': (32,), 'score.2.weight': (2, 32), 'score.2.bias': (2,)}
-SKYWORK = {'v_head.summary.weight': (1, 32), 'v_head.summary.bias': (1,)}
+QWEN = {'score.0.weight': (64, 64), 'score.0.bias': (64,), 'score.2.weight': (2, 64), 'score.2.bias': (2,)}
+SKYWORK = {'v_head.summary.weight': (1, 64), 'v_head.summary.bias': (1,)}
 
 def checkpoint(folder, head, architecture, tokenizer=None, dtype=None, extra=None):
     from safetensors.torch import save_file
@@ -60,7 +60,7 @@ def with_bos():
 
 @pytest.fixture(scope='module')
 def skywork(tmp_path_factory):
-    extra = {'lm_head.weight': torch.randn(960, 32)} # the value head was put on a whole language model
+    extra = {'lm_head.weight': torch.randn(960, 64)} # the value head was put on a whole language model
     return checkpoint(tmp_path_factory.mktemp('skywork'), SKYWORK, 'Qwen2ForPrmModel', with_bos(), extra=extra)
 
 def oracle(folder, ids):

@@ -233,8 +233,8 @@ def _read(self:OpenAIBackend, text, logprobs):
 async def _attempt(self:OpenAIBackend, body):
     "Ask once."
     import openai
-    create, limit = self.client.chat.completions.with_raw_response.create, self.options.timeout
-    try: return self._read((await asyncio.wait_for(create(**body), limit)).text, 'logprobs' in body)
+    limit, asked = self.options.timeout, self.client.post('/chat/completions', cast_to=str, body=body)
+    try: return self._read(await asyncio.wait_for(asked, limit), 'logprobs' in body)
     except openai.APIStatusError as e: return await self._refusal(e)
     except Exception as e:
         if not transport(e): raise

@@ -13,59 +13,35 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from fastcore.basics import patch
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from .base import draw_rows
-
-# %% ../../nbs/models/qwen.ipynb #exponentials
-BLOCK = 16 # positions that are kept together
-_F = np.float32
-_NUMBA = dict(boundscheck=False, error_model='numpy', nogil=True, cache=True,
-              fastmath={'nnan', 'ninf', 'nsz', 'arcp', 'contract', 'reassoc'}) # a sum may be taken in another order
-
-@njit(inline='always', **_NUMBA)
-def _exponentials(x, top, scale, n, out, power, bits): # float32 [n or more]; `bits` is `power` as int32
-    "exp(scale*(x - top)): two to a whole number, written as the exponent of a float, times a polynomial."
-    for j in range(n):
-        y = max(scale*(x[j] - top), _F(-87.))*_F(1.4426950408889634)
-        whole = np.floor(y + _F(.5))
-        r = (y - whole)*_F(.6931471805599453)
-        out[j] = _F(1.) + r*(_F(1.) + r*(_F(.5) + r*(_F(1/6) + r*(_F(1/24) + r*(_F(1/120) + r*_F(1/720))))))
-        bits[j] = np.int32((whole + _F(127.))*_F(8388608.))
-    for j in range(n): out[j] *= power[j]
-
-# %% ../../nbs/models/qwen.ipynb #fetch
-@intrinsic
-def _fetch(typing, array, place): # array.flat[place], to a near cache
-    def build(context, builder, signature, args):
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, *3*[number]])
-        prefetch = builder.module.declare_intrinsic('llvm.prefetch', [byte], kind)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.bitcast(builder.gep(data, [args[1]]), byte)
-        builder.call(prefetch, [place, *map(number, (0, 2, 1))]) # to read, into the second cache, as data
-        return context.get_dummy_value()
-    return types.void(array, place), build
-
-@njit(inline='always', **_NUMBA)
-def _near(blocks, k): # a block of keys or values, sixteen numbers a line
-    n = blocks[0].size
-    for j in range(0, n, 16): _fetch(blocks, k*n + j)
+from .lanes import KERNEL, LANES, every, exp, exponentials, fetch, fma, load, spread, store, total
 
 # %% ../../nbs/models/qwen.ipynb #normed
-@njit(**_NUMBA)
-def _normed(x, weight, eps, out): # RMSNorm of rows
+BLOCK = LANES # positions that are kept together
+_F = np.float32
+
+@njit(**KERNEL)
+def _normed(x, weight, eps, spare, out): # RMSNorm of rows
+    n = x.shape[1]
     for i in range(len(x)):
-        total = _F(0.)
-        for d in range(x.shape[1]): total += x[i, d]*x[i, d]
-        scale = _F(1.)/np.sqrt(total/x.shape[1] + eps)
-        for d in range(x.shape[1]): out[i, d] = x[i, d]*scale*weight[d]
+        squares = every(_F(0.))
+        for d in range(i*n, (i + 1)*n, LANES): squares = fma(load(x, d), load(x, d), squares)
+        scale = every(_F(1.)/np.sqrt(total(squares, spare)/_F(n) + eps))
+        for d in range(0, n, LANES): store(out, i*n + d, load(x, i*n + d)*scale*load(weight, d))
+
+@njit(**KERNEL)
+def _gated(x, out): # x [token, 2n]: gates, and what goes through them -> silu(gate) times it [token, n]
+    n, one = out.shape[1], every(_F(1.))
+    for i in range(len(x)):
+        for d in range(0, n, LANES):
+            gate = load(x, 2*i*n + d)
+            store(out, i*n + d, gate/(one + exp(every(_F(0.)) - gate))*load(x, (2*i + 1)*n + d))
 
 # %% ../../nbs/models/qwen.ipynb #rotate
-@njit(**_NUMBA)
+@njit(**KERNEL)
 def _rotate(x, at, cos, sin, blocks, q, K, V): # x [token, all heads * width], at [token], blocks [token]
     "Rotary position: queries into q [token, head, width], keys and values into their blocks."
     H, D, G, half = q.shape[1], q.shape[2], K.shape[1], q.shape[2]//2
@@ -83,69 +59,73 @@ def _rotate(x, at, cos, sin, blocks, q, K, V): # x [token, all heads * width], a
             for d in range(D): V[block, g, j, d] = x[i, v + d]
 
 # %% ../../nbs/models/qwen.ipynb #attention
+@njit(inline='always', **KERNEL)
+def _near(blocks, k): # a block of keys or values
+    n = blocks[0].size
+    for j in range(k*n, (k + 1)*n, LANES): fetch(blocks, j)
+
 @lru_cache(None)
 def attention(D): # width of a head, known when the kernel is compiled
     "The attention of one token after the other, each over the blocks of its own row."
-    @njit(**_NUMBA)
-    def attend(q, K, V, table, rows, lengths, order, s, power, bits, out): # s [position]
-        H, heads = q.shape[1], q.shape[1]//K.shape[1]
-        for o, i in enumerate(order): # tokens that share blocks one after the other, while these are near
-            n, blocks, ahead = lengths[i], table[rows[i]], order[min(o + 1, len(order) - 1)]
-            used, there, more = (n + BLOCK - 1)//BLOCK, (lengths[ahead] + BLOCK - 1)//BLOCK, table[rows[ahead]]
-            for h in range(H):
-                g, x, y = h//heads, q[i, h], out[i, h]
+    @njit(**KERNEL)
+    def attend(q, K, V, table, rows, lengths, order, s, spare, out): # s [2, position]
+        H, G, half, zero = q.shape[1], K.shape[1], s.shape[1], every(_F(0.))
+        pair, weights = 2 - H//G % 2, s.ravel() # heads that go together
+        for o, i in enumerate(order):
+            before, after = table[rows[order[max(o - 1, 0)]]], table[rows[order[min(o + 1, len(order) - 1)]]]
+            n, own, used = lengths[i], table[rows[i]], (lengths[i] + BLOCK - 1)//BLOCK
+            for h in range(0, H, pair):
+                x, y = (i*H + h)*D, (i*H + h + pair - 1)*D
                 for b in range(used): # s = x K
-                    at, k = b*BLOCK, blocks[b]
-                    if h == 0: _near(V, k)
-                    for j in range(at, at + BLOCK): s[j] = _F(0.)
-                    for d in range(0, D, 8):
-                        for j in range(BLOCK):
-                            s[at+j] += (x[d]*K[k, g, d, j] + x[d+1]*K[k, g, d+1, j] + x[d+2]*K[k, g, d+2, j]
-                                        + x[d+3]*K[k, g, d+3, j] + x[d+4]*K[k, g, d+4, j] + x[d+5]*K[k, g, d+5, j]
-                                        + x[d+6]*K[k, g, d+6, j] + x[d+7]*K[k, g, d+7, j])
-                top, total = s[0], _F(0.)
-                for j in range(n): top = max(top, s[j])
-                _exponentials(s, top, _F(1.), used*BLOCK, s, power, bits)
-                for j in range(n): total += s[j]
-                for j in range(used*BLOCK): s[j] = s[j]/total if j < n else _F(0.)
-                for d in range(D): y[d] = _F(0.)
-                for b in range(used): # y = s V
-                    at, k = b*BLOCK, blocks[b]
-                    if h == H - 1 and b < there: _near(K, more[b])
-                    for j in range(0, BLOCK, 4):
-                        for d in range(D):
-                            y[d] += (s[at+j]*V[k, g, j, d] + s[at+j+1]*V[k, g, j+1, d]
-                                     + s[at+j+2]*V[k, g, j+2, d] + s[at+j+3]*V[k, g, j+3, d])
+                    k, a, a1, c, c1 = (own[b]*G + h*G//H)*D*BLOCK, zero, zero, zero, zero
+                    if h == 0 and own[b] != before[b]: _near(V, own[b])
+                    for d in range(0, D, 2):
+                        keys, more = load(K, k + d*BLOCK), load(K, k + (d+1)*BLOCK)
+                        a, a1 = fma(spread(q, x + d), keys, a), fma(spread(q, x + d + 1), more, a1)
+                        c, c1 = fma(spread(q, y + d), keys, c), fma(spread(q, y + d + 1), more, c1)
+                    store(weights, b*BLOCK, a + a1)
+                    store(weights, half + b*BLOCK, c + c1)
+                sums = (exponentials(weights, 0, n, _F(1.), spare)[1], exponentials(weights, half, n, _F(1.), spare)[1])
+                for d in range(0, D, LANES): # out = s V
+                    a, a1, c, c1 = zero, zero, zero, zero
+                    for b in range(used):
+                        v, w = (own[b]*G + h*G//H)*D*BLOCK + d, half + b*BLOCK
+                        if d == 0 and h == H - pair and own[b] != after[b]: _near(K, after[b])
+                        for j in range(0, BLOCK, 2):
+                            values, more = load(V, v + j*D), load(V, v + (j+1)*D)
+                            a, a1 = fma(spread(s, w - half + j), values, a), fma(spread(s, w - half + j + 1), more, a1)
+                            c, c1 = fma(spread(s, w + j), values, c), fma(spread(s, w + j + 1), more, c1)
+                    store(out, x + d, (a + a1)/every(sums[0]))
+                    store(out, y + d, (c + c1)/every(sums[1]))
     return attend
 
 # %% ../../nbs/models/qwen.ipynb #sample
-@njit(**_NUMBA)
-def _draw(z, u, temperature, mass, power, bits, tokens): # z [row, vocabulary]; numbers [row] -> tokens [row]
+@njit(**KERNEL)
+def _draw(z, u, temperature, mass, spare, tokens): # z [row, vocabulary]; numbers [row] -> tokens [row]
     "Sample by inverse transform, one uniform number a row; temperature 0 is greedy."
     for i in range(len(z)):
-        row, best, n = z[i], 0, z.shape[1]
-        for j in range(n): best = j if row[j] > row[best] else best
-        tokens[i] = best
-        if temperature[i] == 0: continue
-        _exponentials(row, row[best], _F(1/temperature[i]), n, mass, power, bits)
-        total, run = 0., 0.
-        for j in range(n): total += mass[j]
-        for j in range(n):
-            run += mass[j]
-            tokens[i] = j
-            if run > u[i]*total: break
+        n = z.shape[1]
+        if temperature[i] == 0: tokens[i] = z[i].argmax()
+        else:
+            for j in range(n): mass[j] = z[i, j]
+            exponentials(mass, 0, n, _F(1/temperature[i]), spare)
+            whole, run = 0., 0.
+            for j in range(n): whole += mass[j]
+            for j in range(n):
+                run += mass[j]
+                tokens[i] = j
+                if run > u[i]*whole: break
 
-@njit(**_NUMBA)
-def _confidences(z, tokens, mass, power, bits, out): # z [row, vocabulary], tokens [row] -> out [4, row]
+@njit(**KERNEL)
+def _confidences(z, tokens, mass, spare, out): # z [row, vocabulary], tokens [row] -> out [4, row]
     "Largest logit, probability of the token, its rank, entropy of the distribution."
     for i in range(len(z)):
-        row, top, total, spread, rank, n = z[i], z[i, 0], _F(0.), _F(0.), 1, z.shape[1]
-        for j in range(n): top = max(top, row[j])
-        _exponentials(row, top, _F(1.), n, mass, power, bits)
-        for j in range(n): total += mass[j]
+        row, n, rank, spread = z[i], z.shape[1], 1, _F(0.)
+        for j in range(n): mass[j] = row[j]
+        top, whole = exponentials(mass, 0, n, _F(1.), spare)
         for j in range(n): spread += mass[j]*(row[j] - top)
         for j in range(n): rank += row[j] > row[tokens[i]]
-        out[0, i], out[1, i], out[2, i], out[3, i] = top, mass[tokens[i]]/total, rank, np.log(total) - spread/total
+        out[0, i], out[1, i], out[2, i], out[3, i] = top, mass[tokens[i]]/whole, rank, np.log(whole) - spread/whole
 
 # %% ../../nbs/models/qwen.ipynb #weights
 def fits(config:dict)->bool: # of config.json
@@ -153,7 +133,8 @@ def fits(config:dict)->bool: # of config.json
     rope = config.get('rope_parameters') or config.get('rope_scaling') or {}
     plain = config.get('hidden_act') == 'silu' and rope.get('rope_type', 'default') == 'default'
     if config.get('model_type') != 'qwen2' or config.get('use_sliding_window') or not plain: return False
-    return config['hidden_size']//config['num_attention_heads'] % 8 == 0
+    widths = config['hidden_size']//config['num_attention_heads'], config['intermediate_size']
+    return not any(n % LANES for n in widths)
 
 class QwenFolder:
     "A Qwen2 checkpoint as plain tensors in float32: importing the modelling code for it would take seconds."
@@ -264,13 +245,13 @@ class QwenModel:
         angle = np.outer(np.arange(context), rope.get('rope_theta', 1e4)**-np.arange(0, 1, 2/self.width))
         self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         self.least, self.attend = steady_size([w for w in self.layers[0] if w.dim() == 2]), attention(self.width)
-        groups, longest = config['num_key_value_heads'], max(context + BLOCK, len(self.embed))
+        groups, most = config['num_key_value_heads'], len(self.embed) + LANES
         self.blocks = Blocks(n, groups, self.width, rows, context)
-        self.power, self.mass = np.zeros((2, longest), np.float32)
-        self.bits = self.power.view(np.int32)
+        shapes = (2, -(-context//BLOCK)*BLOCK), most, LANES
+        self.scores, self.mass, self.spare = (np.zeros(shape, np.float32) for shape in shapes)
     def norm(self, x, weight):
         out = torch.empty_like(x)
-        _normed(x.numpy(), weight.numpy(), self.eps, out.numpy())
+        _normed(x.numpy(), weight.numpy(), self.eps, self.spare, out.numpy())
         return out
     def keep(self, place, n): return self.blocks.keep(place, n)
     def drop(self, kept): self.blocks.release(kept.blocks)
@@ -294,10 +275,11 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
             x, q, places, at = x[first:], q[first:], places[first:], at[first:]
             order = order[order >= first] - first
         o = np.empty_like(q)
-        self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, order, self.mass, self.power, self.bits, o)
+        self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, order, self.scores, self.spare, o)
         x = x + F.linear(torch.from_numpy(o).flatten(1), out)
-        gate, y = F.linear(self.norm(x, norm_2), up).chunk(2, -1)
-        x = x + F.linear(F.silu(gate)*y, down)
+        y = torch.empty(len(x), down.shape[1])
+        _gated(F.linear(self.norm(x, norm_2), up).numpy(), y.numpy())
+        x = x + F.linear(y, down)
     return self.norm(x, self.last_norm)
 
 # %% ../../nbs/models/qwen.ipynb #feed
@@ -347,7 +329,7 @@ def logits(self:QwenModel, places, tokens, starts):
 @patch
 def confidences(self:QwenModel, logits, tokens): # [4, token]
     out = np.empty((4, len(logits)))
-    _confidences(logits.numpy(), np.asarray(tokens), self.mass, self.power, self.bits, out)
+    _confidences(logits.numpy(), np.asarray(tokens), self.mass, self.spare, out)
     return out
 
 @patch
@@ -358,6 +340,6 @@ def decode(self:QwenModel, tokens, at, u, temperature, top_p):
     joined = [np.concatenate(pair) for pair in zip(fed, (tokens, np.arange(n), at))]
     logits = self.read(self.run(*joined, skip=len(fed[0])))[-n:]
     drawn = np.empty(n, int)
-    if (top_p == 1).all(): _draw(logits.numpy(), u, temperature, self.mass, self.power, self.bits, drawn)
+    if (top_p == 1).all(): _draw(logits.numpy(), u, temperature, self.mass, self.spare, drawn)
     else: drawn = draw_rows(logits.double(), u, temperature, top_p)
     return np.vstack((drawn, self.confidences(logits, drawn))).T, logits

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SINCE', 'DECISIVE', 'notebook_cells', 'declared', 'stages', 'Manifest', 'files_in', 'file_sha256', 'settings_of',
-           'library_versions', 'shipped_models', 'Options', 'choose', 'Plan', 'plan', 'sole_runner', 'NotebookFailed',
-           'execute', 'command_line', 'run_plan']
+           'library_versions', 'shipped_models', 'Options', 'choose', 'Plan', 'plan', 'has_avx2', 'sole_runner',
+           'NotebookFailed', 'execute', 'command_line', 'run_plan']
 
 # %% ../../nbs/run/reproduce.ipynb #imports
 import ast, contextlib, hashlib, itertools, json, math, os, platform, re, shlex, shutil, subprocess, sys, tempfile
@@ -221,14 +221,22 @@ def plan(options:Options)->Plan:
     return Plan(project, options, run, note, marks, tuple(n for n in chosen if n not in there), taken)
 
 # %% ../../nbs/run/reproduce.ipynb #one-runner
+_THREADS = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
+_MEMORY = dict(MALLOC_MMAP_THRESHOLD_='33554432', MALLOC_TRIM_THRESHOLD_='1073741824') # Linux: reuse what was freed
+_SAME_BITS = dict(MKL_CBWR='AVX2,STRICT', ATEN_CPU_CAPABILITY='avx2', OPENBLAS_CORETYPE='Haswell',
+                  NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL AVX512_SPR')
+
+def has_avx2(): # as Linux tells it; elsewhere nobody asks
+    facts = Path('/proc/cpuinfo')
+    return facts.is_file() and bool(re.search(r'\bavx2\b', facts.read_text(errors='replace')))
+
 @contextlib.contextmanager
 def sole_runner(store):
     "Let one process at a time use runs/store/<profile>, and set what kernels inherit. RuntimeError for the second."
     from stepwise_routing.run.store import one_writer
     store.mkdir(parents=True, exist_ok=True)
-    threads = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
-    memory = dict(MALLOC_MMAP_THRESHOLD_='33554432', MALLOC_TRIM_THRESHOLD_='1073741824') # Linux: reuse what was freed
-    os.environ.update({**threads, **memory, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'})
+    given = _THREADS | _MEMORY | (_SAME_BITS if has_avx2() else {})
+    os.environ.update({**given, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'})
     try: lock = one_writer(store)
     except BlockingIOError:
         raise RuntimeError(f'another run of profile {store.name} is going on: wait for it') from None
