@@ -233,6 +233,21 @@ def test_a_qwen2_in_a_folder_is_computed_by_kernels_as_its_own_code_would(tmp_pa
             np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
             np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
 
+@pytest.mark.parametrize('n', [1, 15, 16, 17, 48, 61])
+@pytest.mark.parametrize('scale', [1., 3.7])
+def test_lanes_sum_and_exponentiate_as_numpy_does(n, scale):
+    from numba import njit
+    from stepwise_routing.models import lanes
+    compute = njit(lambda x, first, n, scale, spare: lanes.exponentials(x, first, n, scale, spare))
+    z = np.random.default_rng(n).normal(0, 20, n).astype(np.float32)
+    x, due = np.full(16 + 64, np.nan, np.float32), np.exp(np.float32(scale)*(z.astype(float) - z.max()))
+    x[16:16 + n] = z
+    top, mass = compute(x, 16, n, np.float32(scale), np.zeros(16, np.float32))
+    end = 16 + -(-n//16)*16
+    assert top == z.max() and np.isclose(mass, due.sum(), rtol=1e-5)
+    np.testing.assert_allclose(x[16:16 + n], due, rtol=2e-5, atol=1e-37)
+    assert not x[16 + n:end].any() and np.isnan(x[:16]).all() and np.isnan(x[end:]).all() # nothing else was touched
+
 def test_an_architecture_without_keys_and_values_is_refused():
     from transformers import MambaConfig, MambaForCausalLM
     model = MambaForCausalLM(MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, state_size=4))

@@ -158,6 +158,20 @@ def test_kernels_talk_through_private_socket_files_and_compute_with_one_thread(t
     assert transport == ('tcp' if os.name == 'nt' else 'ipc')
     assert os.name == 'nt' or not Path(folder).parent.exists() # gone with the kernel
 
+@pytest.mark.parametrize('avx2', [True, False])
+def test_kernels_choose_the_same_instructions_everywhere(tmp_path, monkeypatch, avx2):
+    for name in runner.KERNEL_SETTINGS:
+        monkeypatch.setenv(name, '') # so that it is gone again afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv('ATEN_CPU_CAPABILITY', 'default')
+    monkeypatch.setattr(runner, 'has_avx2', lambda: avx2)
+    cell = (f'import json, os; names = {[*runner.KERNEL_SETTINGS]!r}\n'
+            'json.dump({n: os.environ.get(n) for n in names}, open("../facts", "w"))')
+    project = toy_project(tmp_path/'p', {'01_facts': (cell,)})
+    runner.run_plan(planned(project))
+    due = runner.KERNEL_SETTINGS if avx2 else dict.fromkeys(runner.KERNEL_SETTINGS)
+    assert json.loads((project.root/'facts').read_text()) == due | dict(ATEN_CPU_CAPABILITY='default')
+
 def test_a_finished_run_is_not_run_again(whole, capsys):
     copies = {p: p.stat().st_mtime_ns for p in (whole.runs/'whole').glob('*.ipynb')}
     cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole', '--resume'])

@@ -59,16 +59,18 @@ def every(typing, x):
 @intrinsic
 def spread(typing, array, place):
     "Lanes that are all array.flat[place]."
-    return _LANES(array, types.intp), lambda c, builder, *how: _all(builder, builder.load(_at(c, builder, *how)))
+    def build(context, builder, *how): return _all(builder, builder.load(_at(context, builder, *how)))
+    return _LANES(array, types.intp), build
 
+# %% ../../nbs/models/lanes.ipynb #fetch
 @intrinsic
 def fetch(typing, array, place):
     "Bring array.flat[place] to a near cache."
     def build(context, builder, *how):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, *3*[number]])
-        at = builder.bitcast(_at(context, builder, *how), byte)
-        builder.call(builder.module.declare_intrinsic('llvm.prefetch', [byte], kind), [at, number(0), number(2), number(1)])
+        near = builder.module.declare_intrinsic('llvm.prefetch', [byte], kind)
+        builder.call(near, [builder.bitcast(_at(context, builder, *how), byte), number(0), number(2), number(1)])
         return context.get_dummy_value()
     return types.void(array, types.intp), build
 
@@ -81,9 +83,9 @@ def _operator(symbol, name):
     def lanes(a, b):
         if a == b == _LANES: return lambda a, b: emit(a, b)
 
-for symbol, name in ((operator.add, 'fadd'), (operator.sub, 'fsub'), (operator.mul, 'fmul'), (operator.truediv, 'fdiv')):
-    _operator(symbol, name)
+for name in ('add', 'sub', 'mul', 'truediv'): _operator(getattr(operator, name), f'f{name.removeprefix("true")}')
 
+# %% ../../nbs/models/lanes.ipynb #fma
 def _llvm(name): # what LLVM has under this name
     def build(context, builder, signature, args):
         kind = ir.FunctionType(_FLOATS, [_FLOATS]*len(args))
@@ -108,6 +110,7 @@ def total(lanes, spare): # spare [16]
         for j in range(half): spare[j] += spare[j + half]
     return spare[0]
 
+# %% ../../nbs/models/lanes.ipynb #exp
 @intrinsic
 def _two_to(typing, a): # of whole numbers from -126 to 127
     def build(context, builder, signature, args):

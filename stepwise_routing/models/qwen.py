@@ -17,7 +17,8 @@ from numba import njit
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from .base import draw_rows
-from .lanes import KERNEL, LANES, every, exp, exponentials, fetch, fma, load, spread, store, total
+from .lanes import KERNEL, LANES, every, exp, exponentials, fetch, fma, load, spread
+from .lanes import store, total
 
 # %% ../../nbs/models/qwen.ipynb #normed
 BLOCK = LANES # positions that are kept together
@@ -32,6 +33,7 @@ def _normed(x, weight, eps, spare, out): # RMSNorm of rows
         scale = every(_F(1.)/np.sqrt(total(squares, spare)/_F(n) + eps))
         for d in range(0, n, LANES): store(out, i*n + d, load(x, i*n + d)*scale*load(weight, d))
 
+# %% ../../nbs/models/qwen.ipynb #gated
 @njit(**KERNEL)
 def _gated(x, out): # x [token, 2n]: gates, and what goes through them -> silu(gate) times it [token, n]
     n, one = out.shape[1], every(_F(1.))
@@ -58,12 +60,13 @@ def _rotate(x, at, cos, sin, blocks, q, K, V): # x [token, all heads * width], a
                 K[block, g, d, j], K[block, g, half + d, j] = a*c[d] - b*s[d], b*c[d] + a*s[d]
             for d in range(D): V[block, g, j, d] = x[i, v + d]
 
-# %% ../../nbs/models/qwen.ipynb #attention
+# %% ../../nbs/models/qwen.ipynb #near
 @njit(inline='always', **KERNEL)
 def _near(blocks, k): # a block of keys or values
     n = blocks[0].size
     for j in range(k*n, (k + 1)*n, LANES): fetch(blocks, j)
 
+# %% ../../nbs/models/qwen.ipynb #attention
 @lru_cache(None)
 def attention(D): # width of a head, known when the kernel is compiled
     "The attention of one token after the other, each over the blocks of its own row."

@@ -115,16 +115,19 @@ async def _written(backend, body, ids):
     return reply, text[:text.index('\n\n')], 'stop', '\n\n', sure
 
 # %% ../../nbs/models/serve.ipynb #logprobs
+@lru_cache(4)
+def _records(text): # the part of a token's record that is always the same
+    return [dict(token=b.decode(errors='replace'), bytes=[*b]) for b in _vocabulary(text)]
+
 def _logprobs(text, reply, prob, beside, top): # a `StepTokenizer`; per token its id, its probability, `log_probs`
     "The protocol's record of each token of a reply: its log-probability, and the `top` likeliest tokens in its place."
-    def record(token, logprob, **more):
-        b = _vocabulary(text)[int(token)]
-        return dict(token=b.decode(errors='replace'), logprob=max(float(logprob), -9999.), bytes=list(b), **more)
-    def own(token, prob, ids, logs): # the same to the last bit where it is shown
-        return logs[ids == token][0] if token in ids else np.log(max(prob, 1e-300))
-    return [record(t, own(t, p, ids, logs), top_logprobs=[*map(record, ids[:top], logs)])
-            for t, p, (ids, logs) in zip(reply, prob, beside)]
-
+    known, out = _records(text), []
+    def record(token, logprob, **more): return dict(known[token], logprob=max(logprob, -9999.), **more)
+    for token, p, (ids, logs) in zip(reply, prob, beside):
+        near = dict(zip(ids.tolist(), logs.tolist()))
+        own = near.get(token, float(np.log(max(p, 1e-300)))) # the same to the last bit where it is shown
+        out.append(record(token, own, top_logprobs=[record(*pair) for pair in [*near.items()][:top]]))
+    return out
 
 # %% ../../nbs/models/serve.ipynb #cached
 def cached_tokens(ids, beginnings):
