@@ -381,3 +381,25 @@ def test_nothing_outlives_a_killed_parent():
     finally:
         other.kill()
         parent.stdout.close()
+
+def test_a_server_that_hangs_up_on_an_idle_connection_is_asked_again():
+    "As uvicorn does after five seconds: the client notices only when it asks. Who hangs up always is told of."
+    served, patience = [], [1] # requests that each connection gets an answer to
+    async def serve(reader, writer):
+        for _ in range(patience[0]):
+            await reader.readuntil(b'\r\n\r\n')
+            served.append(1)
+            body = b'{"data": [{"id": "m"}]}'
+            head = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n'
+            writer.write(head % len(body) + body)
+        await reader.readuntil(b'\r\n\r\n')
+        writer.close()
+    async def main():
+        async with await asyncio.start_server(serve, '127.0.0.1', 0) as server:
+            url = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1'
+            async with models_vllm.api_client('', url, timeout=20.) as client:
+                ask = lambda: models_vllm._ask(lambda: client.get('/models', cast_to=object), url)
+                for n in (1, 2, 3): assert (await ask())['data'] == [{'id': 'm'}] and len(served) == n
+                patience[0] = 0
+                with pytest.raises(RuntimeError, match='Connection error'): await ask()
+    run_async(main())

@@ -77,17 +77,22 @@ def _last_words(log:str)->str:
     lines = [e.strip() for e in errors if not re.search(echo, e)] or log.strip().splitlines() or ['it wrote nothing']
     return lines[-1].replace('gpu_memory_utilization', 'memory')[:300]
 
-async def _ask(call, url:str):
-    "What a call to a server returns; RuntimeError in one line where it fails."
-    try: return await call
-    except Exception as e:
-        if not (transport(e) or hasattr(e, 'status_code')): raise
-        raise RuntimeError(f'the vLLM server at {url}: {shorten(str(e), 300)}') from None
+# %% ../../nbs/models/vllm.ipynb #ask
+async def _ask(call, url:str): # call() -> awaitable
+    """What a call to a server returns; RuntimeError in one line where it fails. A server hangs up on connections that
+    nobody uses, now and then as one is taken again: then it is asked a second time, which draws the same."""
+    from openai import APITimeoutError
+    for last in (False, True):
+        try: return await call()
+        except Exception as e:
+            if not (transport(e) or hasattr(e, 'status_code')): raise
+            if not last and transport(e) and not isinstance(e, (APITimeoutError, TimeoutError)): continue
+            raise RuntimeError(f'the vLLM server at {url}: {shorten(str(e), 300)}') from None
 
 async def first_model(url:str, key:str='')->dict:
     "What a server says of its first model: id, root (folder or name on the Hub), max_model_len (tokens)."
     async with api_client(key, url, timeout=5.) as client:
-        return (await _ask(client.get('/models', cast_to=object), url))['data'][0]
+        return (await _ask(lambda: client.get('/models', cast_to=object), url))['data'][0]
 
 # %% ../../nbs/models/vllm.ipynb #serve-vllm
 def _wait_until_ready(server, log, name:str, url:str, timeout:float):
@@ -119,7 +124,8 @@ def serve_vllm(
     flags = _engine_flags(options, cpu, model=folder, served_model_name=name, host='127.0.0.1', port=port,
                           max_model_len=context)
     command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *flags]
-    env = dict(VLLM_LOGGING_LEVEL='ERROR', VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind') | os.environ
+    env = dict(VLLM_LOGGING_LEVEL='ERROR', VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind',
+               VLLM_HTTP_TIMEOUT_KEEP_ALIVE='3600') | os.environ
     url = f'http://127.0.0.1:{port}/v1'
     with tempfile.TemporaryFile() as log, watched(command, stdout=log, stderr=log, env=env) as server:
         _wait_until_ready(server, log, name, url, options.timeout)
@@ -202,7 +208,7 @@ async def complete(self:VLLMBackend, prompt, most:int, **more)->tuple:
     body = dict(model=self.served_name, prompt=list(prompt), max_tokens=most, logprobs=self.top, top_k=0, min_p=0.,
                 repetition_penalty=1., stop_token_ids=list(self.text.eos), include_stop_str_in_output=True,
                 return_token_ids=True, return_tokens_as_token_ids=True)
-    try: reply = await _ask(self.client.post('/completions', body=body | more, cast_to=object), self.base_url)
+    try: reply = await _ask(lambda: self.client.post('/completions', body=body | more, cast_to=object), self.base_url)
     except RuntimeError:
         self.client # where it was closed meanwhile, this says so
         raise
@@ -229,7 +235,7 @@ async def meet(self:VLLMBackend):
     "Ask the server for its version and a few logits; RuntimeError where it shows none."
     root = self.base_url.rstrip('/').removesuffix('/v1')
     async with self.client as client:
-        version = await _ask(client.get(f'{root}/version', cast_to=object), self.base_url)
+        version = await _ask(lambda: client.get(f'{root}/version', cast_to=object), self.base_url)
         ids = list(self.text.prompt('?'))
         logits = [z for _, top in await self.forced(ids[:1], ids[1:]) for z in top]
     self.version = version.get('version', 'unknown')
