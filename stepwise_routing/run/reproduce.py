@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
+from unittest import mock
 from ..core import nearest, write_file
 from .config import KEYS, PACKAGE, Project, Run, find_project, open_run
 
@@ -237,11 +238,11 @@ def sole_runner(store):
     from stepwise_routing.run.store import one_writer
     store.mkdir(parents=True, exist_ok=True)
     given = THREADS | MEMORY | (KERNEL_SETTINGS if has_avx2() else {})
-    os.environ.update({**given, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'})
+    inherited = {**given, **os.environ, 'PYTHONHASHSEED': '0', 'JUPYTER_PREFER_ENV_PATH': '1'}
     try: lock = one_writer(store)
     except BlockingIOError:
         raise RuntimeError(f'another run of profile {store.name} is going on: wait for it') from None
-    with contextlib.closing(lock): yield
+    with contextlib.closing(lock), mock.patch.dict(os.environ, inherited): yield
 
 # %% ../../nbs/run/reproduce.ipynb #failure
 class NotebookFailed(RuntimeError): "A notebook stopped; the message is one line that says where and why."
