@@ -28,7 +28,9 @@ class _LanesModel(models.PrimitiveModel):
 
 # %% ../../nbs/models/lanes.ipynb #memory
 def _at(context, builder, signature, args): # pointer to array.flat[place]
-    return builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+    kind = signature.args[0]
+    if (kind.dtype, kind.layout) != (types.float32, 'C'): raise TypeError(f'lanes of a contiguous float32 array: {kind}')
+    return builder.gep(context.make_array(kind)(context, builder, args[0]).data, [args[1]])
 
 @intrinsic
 def load(typing, array, place):

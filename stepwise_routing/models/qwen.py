@@ -280,7 +280,7 @@ def run(self:QwenModel, tokens, places, at, skip=0): # all [token]
         o = np.empty_like(q)
         self.attend(q, b.K[i], b.V[i], b.table, places, at + 1, order, self.scores, self.spare, o)
         x = x + F.linear(torch.from_numpy(o).flatten(1), out)
-        y = torch.empty(len(x), down.shape[1])
+        y = x.new_empty(len(x), down.shape[1])
         _gated(F.linear(self.norm(x, norm_2), up).numpy(), y.numpy())
         x = x + F.linear(y, down)
     return self.norm(x, self.last_norm)
