@@ -29,7 +29,8 @@ class _LanesModel(models.PrimitiveModel):
 # %% ../../nbs/models/lanes.ipynb #memory
 def _at(context, builder, signature, args): # pointer to array.flat[place]
     kind = signature.args[0]
-    if (kind.dtype, kind.layout) != (types.float32, 'C'): raise TypeError(f'lanes of a contiguous float32 array: {kind}')
+    fits = kind.dtype == types.float32 and kind.layout == 'C'
+    if not fits: raise TypeError(f'lanes are read from a contiguous float32 array, not from {kind}')
     return builder.gep(context.make_array(kind)(context, builder, args[0]).data, [args[1]])
 
 @intrinsic
