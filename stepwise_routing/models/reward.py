@@ -9,7 +9,7 @@ __all__ = ['LAYOUTS', 'Reward', 'reward_head', 'read_head', 'reward_network', 'P
 # %% ../../nbs/models/reward.ipynb #imports
 import asyncio, json
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -71,12 +71,15 @@ def reward_network(layout):
 # %% ../../nbs/models/reward.ipynb #load-network
 def _with_head(qwen, layout):
     "A `QwenFolder` whose last hidden states are read by the head of a layout. ValueError where tensors are missing."
+    from stepwise_routing.models.qwen import reader
     head, at = reward_head(layout, qwen.config.hidden_size), LAYOUTS[layout] + '.'
     own = {k.removeprefix(at): t for k, t in qwen.tensors.items() if k.startswith(at)}
     lost = [f'{at}{k}' for k in head.state_dict() if k not in own]
     if lost: raise ValueError(f'the weights lack {len(lost)} tensors of {layout}, such as {lost[0]!r}')
     head.load_state_dict(own)
-    qwen.head, qwen.read = head, partial(read_head, head)
+    *layers, last = [(m.weight.detach(), m.bias.detach()) for m in head.modules() if hasattr(m, 'bias')]
+    if len(last[1]) == 1: last = [np.concatenate((0*t, t)) for t in last] # of "wrong", as `read_head` has it
+    qwen.head, qwen.read = head, reader(*layers, last)
     return qwen
 
 def _open_reward(folder, layout, options):
@@ -92,7 +95,6 @@ def _open_reward(folder, layout, options):
     dtype = torch.promote_types(net.dtype, torch.float32)
     for p, read in zip(net.head.parameters(), head): p.data = read.to(net.device, dtype)
     return weights_sha256(folder), net
-
 
 # %% ../../nbs/models/reward.ipynb #process-reward-model
 class ProcessRewardModel:

@@ -224,7 +224,7 @@ def plan(options:Options)->Plan:
 # %% ../../nbs/run/reproduce.ipynb #kernel-settings
 THREADS = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
 MEMORY = dict(MALLOC_MMAP_THRESHOLD_='33554432', MALLOC_TRIM_THRESHOLD_='1073741824') # Linux: reuse what was freed
-KERNEL_SETTINGS = dict(MKL_CBWR='AVX2,STRICT', ATEN_CPU_CAPABILITY='avx2', OPENBLAS_CORETYPE='Haswell',
+KERNEL_SETTINGS = dict(MKL_CBWR='COMPATIBLE', ATEN_CPU_CAPABILITY='avx2', OPENBLAS_CORETYPE='Haswell',
                        NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL AVX512_SPR')
 
 def has_avx2(): # as Linux tells it; elsewhere nobody asks
