@@ -275,6 +275,21 @@ def _watched(name, folder): # where processes note their progress
         thread.join()
         if looks: print('\r\x1b[K', end='', file=sys.stderr, flush=True)
 
+# %% ../../nbs/run/reproduce.ipynb #engine
+def _engine():
+    "Name of papermill's engine that ends a kernel at once when its cells have run."
+    from papermill.engines import NBClientEngine, PapermillNotebookClient, papermill_engines
+    class Client(PapermillNotebookClient):
+        def papermill_execute_cells(self):
+            super().papermill_execute_cells()
+            self.shutdown_kernel = 'immediate'
+    class Engine(NBClientEngine):
+        @classmethod
+        def execute_managed_notebook(cls, notebook, kernel_name, start_timeout, input_path, **options):
+            Client(notebook, kernel_name=kernel_name, startup_timeout=start_timeout, **options).execute()
+    papermill_engines.register('stepwise', Engine)
+    return 'stepwise'
+
 # %% ../../nbs/run/reproduce.ipynb #execute
 def execute(source, executed, folder, parameters={}):
     "Run a notebook in a folder, keep its executed copy and, in log.txt beside that, what it prints; or NotebookFailed."
@@ -287,7 +302,7 @@ def execute(source, executed, folder, parameters={}):
           tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as notes, _watched(source.stem, Path(notes))):
         print(_now(), source.stem, file=log, flush=True)
         os.environ['STEPWISE_PROGRESS'], manager = notes, dict(shutdown_wait_time=150.) # calls under way may end
-        options |= dict(extra_arguments=['--log-level=50'], stdout_file=log, stderr_file=log)
+        options |= dict(extra_arguments=['--log-level=50'], stdout_file=log, stderr_file=log, engine_name=_engine())
         if os.name != 'nt' and len(sockets) < 90: # a socket's path ends near 100 characters
             manager |= dict(transport='ipc', ip=f'{sockets}/k')
         options['config'] = Config(KernelManager=manager)
