@@ -22,7 +22,7 @@ from .models.base import Request
 from .run.config import Setting
 from .run.store import RolloutStore, check_settings, interrupt_once, tree_settings, wanted_by
 
-VERSION = 2 # raise it where the same inputs give other draws or other bills
+VERSION = 3 # raise it where the same inputs give other draws or other bills
 
 # %% ../nbs/02_rollouts.ipynb #under-way-once
 class UnderWay(dict):

@@ -289,7 +289,7 @@ def calibrate(
     return Calibration(float(kappas[i]), target, alpha, bool(good[i]), n, *at)
 
 # %% ../nbs/03b_training.ipynb #train-save
-VERSION = 4 # of the training algorithm: raise it where the same inputs give another result, and only then
+VERSION = 5 # of the training algorithm: raise it where the same inputs give another result, and only then
 
 def training_key(*parts)->str:
     "What identifies a training run: its inputs and the version of the algorithm."
