@@ -233,6 +233,19 @@ def test_a_qwen2_in_a_folder_is_computed_by_kernels_as_its_own_code_would(tmp_pa
             np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
             np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
 
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 20), depth=st.integers(1, 70), width=st.integers(1, 50), seed=st.integers(0, 99))
+def test_a_product_is_that_of_numpy_and_no_row_changes_another(rows, depth, width, seed):
+    from stepwise_routing.models.lanes import linear, panels, product
+    r = np.random.default_rng(seed)
+    x, w, bias = (r.normal(size=s).astype(np.float32) for s in ((rows, depth), (width, depth), (1, -(-width//16)*16)))
+    y = linear(x, panels(w), bias)
+    exact = bias[:, :width] + x.astype(float) @ w.T.astype(float)
+    assert np.allclose(y[:, :width], exact, atol=1e-4) and (y[:, width:] == bias[:, width:]).all()
+    for i in range(rows): assert (linear(x[i:i + 1], panels(w), bias) == y[i]).all() # to the bit
+    product(x, panels(w), start := y.copy(), start) # in place
+    assert (start[-1:] == linear(x[-1:], panels(w), y[-1:])).all()
+
 @pytest.mark.parametrize('n', [1, 15, 16, 17, 48, 61])
 @pytest.mark.parametrize('scale', [1., 3.7])
 def test_lanes_sum_and_exponentiate_as_numpy_does(n, scale):

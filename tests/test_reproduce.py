@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
 from toy_project import OPEN, TOY, toy_project
@@ -157,6 +158,16 @@ def test_kernels_talk_through_private_socket_files_and_compute_with_one_thread(t
     assert threads == ['1', '3']
     assert transport == ('tcp' if os.name == 'nt' else 'ipc')
     assert os.name == 'nt' or not Path(folder).parent.exists() # gone with the kernel
+
+def test_a_kernel_whose_cells_have_run_ends_at_once_with_its_children(tmp_path):
+    "Asked to end, it would wait half a minute for the helpers of worker processes, which ignore the signal."
+    cell = ('import atexit, subprocess, sys; atexit.register(lambda: open("../asked", "w"))\n'
+            'deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(200)"\n'
+            'print(subprocess.Popen([sys.executable, "-c", deaf]).pid, file=open("../pid", "w"))')
+    project = toy_project(tmp_path/'p', {'01_deaf': (cell,)})
+    runner.run_plan(planned(project))
+    with contextlib.suppress(psutil.NoSuchProcess): psutil.Process(int((project.root/'pid').read_text())).wait(20)
+    assert not (project.root/'asked').exists()
 
 @pytest.mark.parametrize('avx2', [True, False])
 def test_kernels_choose_the_same_instructions_everywhere(tmp_path, monkeypatch, avx2):

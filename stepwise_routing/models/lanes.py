@@ -134,7 +134,8 @@ def product(x, w, start, out): # x [row, K], `panels`, start [row, N] or [1, N],
             store(out, i*N + p, a)
 
 def linear(x, w, bias): # x [row, K], `panels`, bias [1, N] -> [row, N]
-    "A layer: the product of every row with the weights, on top of the bias."
+    "A layer: the product of every row with the weights, on top of the bias. ValueError for rows of another length."
+    if x.shape[1] != w.shape[1]: raise ValueError(f'rows of {x.shape[1]} numbers: these weights take {w.shape[1]}')
     out = np.empty((len(x), bias.shape[1]), np.float32)
     product(x, w, bias, out)
     return out

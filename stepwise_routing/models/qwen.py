@@ -172,10 +172,10 @@ def _layers(tensors, n, heads):
 # %% ../../nbs/models/qwen.ipynb #reader
 def reader(*layers): # weights [N, K] and bias [N] each
     "Linear layers with ReLU between them, as a function of rows: [row, K] -> [row, N]."
-    *inner, last = [(panels(w), np.pad(b, (0, -len(b) % LANES)).astype(_F)[None]) for w, b in layers]
+    layers = [(panels(w), np.pad(b, (0, -len(b) % LANES)).astype(_F)[None], len(b)) for w, b in layers]
     def read(x):
-        for layer in inner: x = np.maximum(linear(x, *layer), 0)
-        return linear(x, *last)[:, :len(layers[-1][1])]
+        for i, (w, bias, n) in enumerate(layers): x = linear(np.maximum(x, 0) if i else x, w, bias)[:, :n]
+        return x
     return read
 
 # %% ../../nbs/models/qwen.ipynb #blocks

@@ -2,7 +2,7 @@
 
 Three tables, each of ratios measured in turns in one process, in processor time of one thread, best of the repeats:
 - a pass of 1, 16, 64 and 256 rows, 100 tokens into a chain: the kernels of models/qwen in float32 beside the general
-  engine (models/padded, float64) and beside the matrix products of the pass alone, which no engine can do without;
+  engine (models/padded, float64) and beside torch's matrix products of the pass alone;
 - the job of notebook 02: the small chains of some problems, and the large model's continuations from all prefixes;
 - API calls through a local server: milliseconds a call at one and at 32 calls in flight."""
 import argparse, asyncio, time
@@ -20,6 +20,9 @@ from stepwise_routing.models.transformers import TransformersBackend, micro_path
 
 KINDS = dict(kernels=None, general='float64')
 
+torch.set_num_threads(1)
+
+def flat(panels): return panels.transpose(0, 2, 1).reshape(-1, panels.shape[1]).copy() # [N, K]
 def backend(which, dtype): return TransformersBackend(micro_path(which), index=int(which == 'large'), dtype=dtype)
 
 def best(call, repeats):
@@ -35,7 +38,8 @@ def passes(repeats=20):
     rows = []
     for which in ('small', 'large'):
         models = {name: backend(which, dtype).engine.forward for name, dtype in KINDS.items()}
-        weights = [w for layer in models['kernels'].layers for w in layer if w.dim() == 2] + [models['kernels'].embed]
+        panels = [w for layer in models['kernels'].layers for w in layer if w.ndim == 3]
+        weights = [torch.from_numpy(w) for w in (*map(flat, panels), models['kernels'].embed)]
         for n in (1, 16, 64, 256):
             tokens, at, u, one = np.arange(n) % 900 + 5, np.full(n, 100), np.full(n, .5), np.ones(n)
             prefix = (np.arange(100) % 900 + 5).tolist()
