@@ -11,6 +11,7 @@ __all__ = ['VARIANTS', 'PER_STEP', 'PAPER', 'SAMPLED', 'ABLATIONS', 'Job', 'plan
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 import numpy as np
 from ..bounds import oracle_frontier, random_frontier
 from ..core import digest, note_progress
@@ -116,7 +117,8 @@ def fit_tables(run): # `Run` with outcome tables -> config.json of each policy
     jobs = [(s, b, job) for s in run.settings for b in s.benchmarks if not left_out(s, b)
             for job in planned(s) if job.variant not in PER_STEP]
     order = sorted(range(len(jobs)), key=lambda i: -_work(*jobs[i]))
-    with parallel_config('loky', inner_max_num_threads=1):
+    with (TemporaryDirectory(ignore_cleanup_errors=True) as folder, # else joblib leaves one in memory
+          parallel_config('loky', inner_max_num_threads=1, temp_folder=folder)):
         done = Parallel(run.config.sweep.workers, return_as='generator')(delayed(fit_job)(*jobs[i]) for i in order)
         configs = {}
         for i, config in zip(order, tqdm(done, 'policies', len(jobs), disable=None)):
