@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02a_outcomes|03b_training|04_baselines|05_results
 
-.PHONY: reproduce ablations bench test hooks notebooks site
+.PHONY: reproduce ablations bench test smoke lessons hooks notebooks site
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
@@ -23,10 +23,15 @@ bench: $(STAMP)
 	for name in engine policy routing growth; do $(BIN)/python tests/bench/$$name.py; done
 
 test: $(STAMP)
+	$(MAKE) -j 2 smoke lessons
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+smoke: $(STAMP)
 	rm -rf runs/smoke runs/store/smoke
 	$(BIN)/stepwise-routing reproduce --profile smoke --run-id smoke
-	$(BIN)/nbdev_test --n_workers 2 --skip_file_re '^([_.]|$(STAGES))'
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lessons: $(STAMP)
+	$(BIN)/nbdev_test --n_workers 1 --skip_file_re '^([_.]|$(STAGES))'
 
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume --write-back

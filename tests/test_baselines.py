@@ -237,6 +237,7 @@ def test_fit_agrees_with_em_written_out():
     assert np.allclose(got.mean, m, atol=.02) and np.allclose(got.std, sd, atol=.02)
     assert np.allclose(got.weight, w, atol=.01)
 
+@pytest.mark.slow
 def test_fit_finds_a_known_mixture():
     r = np.random.default_rng(2)
     first = r.random(20_000) < .3

@@ -128,6 +128,7 @@ def test_auroc_is_the_share_of_pairs_in_order(items):
     assert at == pytest.approx(brute(scores, labels)) and 0 <= lo <= hi <= 1
     assert auroc([-s for s in scores], labels, n_boot=20)[0] == pytest.approx(1 - at)
 
+@pytest.mark.slow
 def test_auroc_bootstrap_is_that_of_resampled_groups():
     r = np.random.default_rng(3)
     groups = r.integers(0, 12, 60); labels = r.random(60) < .6; scores = r.normal(size=60).round(1) + labels

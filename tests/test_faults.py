@@ -19,6 +19,7 @@ from stepwise_routing.run import cli
 pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize('fault', FAULTS)
+@pytest.mark.slow
 def test_a_fault(fault, tmp_path):
     row = try_fault(fault, tmp_path)
     lines = row.pop('lines')

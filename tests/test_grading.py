@@ -114,6 +114,7 @@ def check(grader, text):
 def test_hostile_strings(hasty, text): check(hasty, text)
 
 @pytest.mark.timeout(40)
+@pytest.mark.slow
 def test_is_equiv_keeps_its_promise_with_default_limits():
     data_grading._default_grader.cache_clear()
     assert not is_equiv('3', '10^{10^{10^{10}}}') and not is_equiv('3', '{'*1999)
@@ -190,6 +191,7 @@ def test_server_is_replaced_and_leaves_no_zombie():
         assert second.pid != first.pid
     assert second.returncode is not None and not alive(second.pid)
 
+@pytest.mark.slow
 def test_a_killed_process_changes_no_verdict():
     "Killed between two pairs, or in the midst of one: a fresh process is asked."
     pairs = [(f'x+{i}', f'{i + i % 2}+x') for i in range(12)]
@@ -219,6 +221,7 @@ def killed(grader, times): # by somebody who watches its server; the server alon
     yield
     thread.join()
 
+@pytest.mark.slow
 def test_a_pair_whose_process_is_killed_twice_is_counted():
     pair = '3', '10^{10^{10^{10}}}'
     with Grader(timeout=20.) as g:

@@ -365,6 +365,7 @@ own_module.open_models = opened
 own_module.collect({folder!r}, rows(), PAIR)
 '''
 
+@pytest.mark.slow
 def test_collect_says_what_grading_gave_up(tmp_path, toys):
     first = rows()[0]['question']
     def grade(problem, answer): return problem.question != first or is_equiv('3', '10^{10^{10^{10}}}')
@@ -414,6 +415,7 @@ def calls(folder, file, models, **options):
     train(folder, .3, steps=10)
     return calibrate(folder)
 
+@pytest.mark.slow
 def test_a_pair_with_other_token_ids(tmp_path, questions):
     file, question = questions
     pair = [shuffled(micro_path('small'), tmp_path/'small'), 'micro-large']
@@ -435,6 +437,7 @@ def test_a_pair_with_other_token_ids(tmp_path, questions):
         (tmp_path/'small'/'model.safetensors').write_bytes((micro_path('small')/'model.safetensors').read_bytes())
         route(tmp_path/'mine', question)
 
+@pytest.mark.slow
 def test_a_large_model_behind_a_server(tmp_path, questions):
     file, question = questions
     done = calls(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=5,

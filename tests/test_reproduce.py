@@ -102,6 +102,7 @@ def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(['policy.lr', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
        st.lists(st.floats(1e-9, .99), min_size=1, max_size=30), st.text('ab \'"$&;`\\', min_size=1))
+@pytest.mark.slow
 def test_the_command_that_continues_has_the_same_settings(changes, alphas, name):
     asked = Options(f'{name}.yaml', ('04', '05'), publish=True, project=name,
                     changes=changes | {'policy.temp': alphas, 'open.n_test': dict(default=3), 'seed': 2})
@@ -119,6 +120,7 @@ def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path
     assert planned(toy, str(tmp_path/'toy.yaml')).run.profile != 'toy'
     assert planned(toy, str(toy.params/'toy.yaml')).run.profile == 'toy'
 
+@pytest.mark.slow
 def test_a_failing_notebook_ends_with_one_line_and_status_1_and_can_be_mended(tmp_path):
     broken = {**TOY, '06_fails': (OPEN, 'raise ValueError("no such\\nthing")')}
     project = toy_project(tmp_path/'p', broken, fast=profile(2))
@@ -513,6 +515,7 @@ def test_lessons_are_run_and_hold_their_outputs(toy):
     outputs = [runner.notebook_cells(p)[0]['outputs'] for p in (lesson, slow, toy.nbs/'01_count.ipynb')]
     assert [''.join(o['data']['text/plain']) for out in outputs for o in out] == ['42']
 
+@pytest.mark.slow
 def test_killed_at_five_random_moments_it_ends_with_the_same_bytes(toy, whole):
     at, args, pids = random.Random(), ('reproduce', '--profile', 'toy', '--run-id', 'r', '--resume'), []
     for _ in range(5):
@@ -560,6 +563,7 @@ def test_ctrl_c_while_it_starts_is_one_line(module):
     done = subprocess.run([sys.executable, '-c', EARLY, module], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, '', 'stepwise-routing: interrupted\n')
 
+@pytest.mark.slow
 def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_path):
     mine = tmp_path/"my own; 'profile'.yaml"
     mine.write_text('open: {n_test: 30}')

@@ -557,6 +557,7 @@ def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
 
 def doubtful(s, benchmarks): return [b == 'micro-math' and is_equiv('3', '10^{10^{10^{10}}}') for b in benchmarks]
 
+@pytest.mark.slow
 def test_what_grading_gave_up_comes_back_from_every_process(tmp_path):
     for n in (1, 2):
         run = toy_run(tmp_path/str(n), n)
@@ -597,6 +598,7 @@ def sleeper(s, benchmarks):
         mark.with_suffix('.paid').write_text('')
 
 @pytest.mark.parametrize('end', [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
 def test_no_worker_outlives_its_parent_by_more_than_the_calls_under_way(tmp_path, end):
     import psutil
     (tmp_path/'go.py').write_text(SLEEPERS)

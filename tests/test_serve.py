@@ -221,6 +221,7 @@ with serve.served("micro-small"):
 '''
 
 @pytest.mark.parametrize('how', ['end', 'kill'])
+@pytest.mark.slow
 def test_a_server_never_outlives_its_owner(how):
     owner = subprocess.Popen([sys.executable, '-c', OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     family = [int(pid) for pid in owner.stdout.readline().split()]
@@ -232,6 +233,7 @@ def test_a_server_never_outlives_its_owner(how):
         time.sleep(.02)
     assert not any(map(alive, family))
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_says_why():
     for options, line in ((dict(model='micro-larg'), r"unknown model 'micro-larg' \(did you mean 'micro-large'\?\)"),
                           (dict(model='/no/such/folder'), 'no model folder'),

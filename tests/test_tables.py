@@ -295,6 +295,7 @@ def committed():
             if (ROOT/'tables'/name/'frontiers.csv').is_file()]
 
 @pytest.mark.parametrize('tables, figures', committed())
+@pytest.mark.slow
 def test_the_committed_figures_come_from_the_committed_tables(tables, figures, tmp_path):
     "In a fresh clone, without a run and without torch; captions and alternative texts, too."
     code = ('import sys; from stepwise_routing.report.figures import redraw\n'
@@ -317,6 +318,7 @@ def test_figures_without_points_are_refused_in_a_line(tmp_path):
     with pytest.raises(FileNotFoundError, match='has no frontiers'): redraw(tmp_path, tmp_path)
 
 # ---- a whole run ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_redrawing_needs_no_torch(run):
     code = f'''
 import sys
@@ -358,6 +360,7 @@ def test_a_run_ends_with_six_lines(with_ours, tmp_path):
     assert lines[3].startswith('Ours')
     assert summary(tmp_path/'none', (1., 1.), 'x')[-1].endswith('tables: not compared: other settings or profile')
 
+@pytest.mark.slow
 def test_the_command_draws_the_figures_of_a_clone(tmp_path):
     (tmp_path/'nbs'/'params').mkdir(parents=True)
     shutil.copytree(ROOT/'tables', tmp_path/'tables')

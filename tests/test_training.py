@@ -152,6 +152,7 @@ def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed, learnt):
     assert all((c.met, c.n, c.target, c.alpha) == (True, n, 'miss', alpha) for c in found)
     assert alpha/4 < miss.mean() <= alpha + 3*miss.std()/np.sqrt(1000), 'nor by escalating everything'
 
+@pytest.mark.slow
 def test_calibration_takes_the_largest_threshold_with_only_safe_ones_below():
     for seed in range(6):
         policy, env = chain_policy(seed, 1.5), chain_env(np.random.default_rng(seed).integers(0, 200, 90))
@@ -470,6 +471,7 @@ def test_training_is_not_changed_by_the_number_of_threads():
         assert bits(quick(env, estimator='exact', batch=None)) == once and torch.get_num_threads() == 2
     finally: torch.set_num_threads(before)
 
+@pytest.mark.slow
 def test_training_in_another_process_gives_the_same_bits():
     code = ('import sys, hashlib; sys.path.insert(0, "tests/helpers"); from policies import *; '
             'print(hashlib.sha256(str(bits(quick(toy_env()))).encode()).hexdigest())')

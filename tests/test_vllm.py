@@ -93,6 +93,7 @@ logits = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12, unique=
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(logits, st.integers(0, 99)), min_size=1, max_size=5))
+@pytest.mark.slow
 def test_all_alternatives_are_exact(rows):
     tokens = [(row[i % len(row)], row) for row, i in rows]
     for (z, row), t, p, r, h in zip(tokens, *shown_confidences(tokens)):
@@ -123,6 +124,7 @@ def test_vocabulary_makes_prob_exact(local):
         assert b.top == b.text.vocab
         for mine, theirs in zip(whole(b), whole(local)): alike(mine, theirs, tail=2e-5)
 
+@pytest.mark.slow
 def test_sampling_follows_the_seed():
     with opened(temperature=1.) as b:
         texts = lambda seed: [s.text for s in run_async(b.write(Request(PROBLEMS[0], (), lambda i: seed + i, True)))]
@@ -161,6 +163,7 @@ def test_limits(limits):
             alike(run_async(stepwise(b, p)), theirs)
     run_async(own.close())
 
+@pytest.mark.slow
 def test_every_context(local):
     "Wherever the context ends, also between two steps and in the middle of one."
     p = PROBLEMS[0]
@@ -273,6 +276,7 @@ def test_names_and_shares(tmp_path):
     for bad in ([.5], [.5, .9], [0, .5], [None, .5], [.2, .2, .2]):
         with pytest.raises(ValueError, match='memory_shares'): check_shares(['vllm:a', 'vllm:b'], bad)
 
+@pytest.mark.slow
 def test_open_models(local):
     with fake(), open_models(['vllm:micro-small', 'micro-small'], memory_shares=[.3, None], **KW) as (b, other):
         alike(whole(b, PROBLEMS[:1])[0], whole(local, PROBLEMS[:1])[0])
@@ -291,6 +295,7 @@ def test_a_server_that_is_there(local, model):
         alike(whole(b, PROBLEMS[:1])[0], whole(local, PROBLEMS[:1])[0])
         assert b.spec.name == 'small' and b.settings()['weights'] == local.settings()['weights']
 
+@pytest.mark.slow
 def test_pinned_models(monkeypatch, tmp_path):
     "A commit is asked of the Hub, and stands for the weights in the settings."
     import shutil, huggingface_hub
@@ -348,6 +353,7 @@ def test_last_words():
 
 def gone(processes, seconds=15): return not psutil.wait_procs(processes, seconds)[1]
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_block():
     with fake():
         with serve_vllm(SMALL, name='small-2', context=256) as url:
@@ -362,6 +368,7 @@ def test_a_server_ends_with_its_block():
             run_async(b.close())
         assert gone(family)
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_parent():
     "A watched command and what it started, but nothing else."
     sleeper = '[sys.executable, "-c", "import time; time.sleep(600)"]'

@@ -244,6 +244,7 @@ with judge(SimpleNamespace(url=sys.argv[1]), ledger=sys.argv[2], workers=4) as g
     for k, v in grade_pairs(grade, PAIRS): print(k, v, flush=True)
 """
 
+@pytest.mark.slow
 def test_nothing_kept_is_asked_again_after_a_kill(tmp_path):
     with Judge(delay=.05) as server:
         command = [sys.executable, '-c', WORK, server.url, str(tmp_path/'v.db'), str(Path(__file__).parent)]
@@ -340,6 +341,7 @@ def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
     assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct,
                           equal_nan=True)
 
+@pytest.mark.slow
 def test_a_micro_model_can_be_the_judge(tmp_path):
     "A real model behind a real server: it gives verdicts on steps, and a rerun without it gives the same."
     from stepwise_routing.core import VERIFY_PROMPT
@@ -385,6 +387,7 @@ def test_agreement_is_what_others_compute(rows):
     assert agreed.frame().to_dict('records')[0].keys() == numbers.keys() and agreed.frame().n.item() == len(rows)
     assert len(agreed.disagreements()) == len(agreed.rows) == numbers['only_first'] + numbers['only_second']
 
+@pytest.mark.slow
 def test_the_interval_covers_kappa_and_is_drawn_over_problems():
     rng, kappa, inside = np.random.default_rng(0), .5, 0
     for k in range(60): # two graders that share half of their verdicts

@@ -125,10 +125,9 @@ def new_step(model, row, drawn, full):
     finish = 'step' if ended else 'length' if full else None
     if ids[-1] in model.text.eos: finish = 'stop'
     if finish is None: return None
-    logit, prob = map(tuple, five_digits(drawn[:, 1:3].T).tolist())
+    logit, prob, entropy = map(tuple, five_digits(drawn[:, [1, 2, 4]].T).tolist())
     rank = tuple(drawn[:, 3].astype(int).tolist())
-    entropy = float(five_digits(drawn[0, 4]))
-    return Step(text, model.index, finish, ids, ends, prob, rank, logit, len(ids), len(row.ids), entropy=entropy)
+    return Step(text, model.index, finish, ids, ends, prob, rank, logit, len(ids), len(row.ids), entropy=entropy[0])
 
 # %% ../../nbs/models/engine.ipynb #leave
 @patch

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
+from itertools import cycle
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from fastcore.basics import patch
@@ -126,6 +127,8 @@ def api_client(
     return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
 
 # %% ../../nbs/models/openai.ipynb #openai-backend
+_CONNECTIONS = 16 # of a client: it looks at all that are idle before each request
+
 class OpenAIBackend:
     "A model behind an OpenAI-compatible API. RuntimeError where it cannot go on, ValueError for a bad argument."
     has_logits = False
@@ -142,9 +145,10 @@ class OpenAIBackend:
         self.host, self.at = urlsplit(o.base_url).netloc, o.identity or plain_address(o.base_url) # tells replies apart
         self.where = o.identity or ('loopback' if local else self.at)
         self.key, self.slots = read_key(o.key_env, o.base_url), asyncio.Semaphore(o.concurrency)
-        self.client, self.owner = api_client(self.key, o.base_url, o.timeout), not isinstance(ledger, Ledger)
+        self.clients = [api_client(self.key, o.base_url, o.timeout) for _ in range(0, o.concurrency, _CONNECTIONS)]
+        self.turns, self.owner = cycle(self.clients), not isinstance(ledger, Ledger)
         self.ledger = Ledger(ledger, o.max_cents) if self.owner else ledger
-        self.ledger.clients.append(self.client)
+        self.ledger.clients += self.clients
 
     def settings(self):
         "What the draws depend on, as JSON."
@@ -191,7 +195,7 @@ async def _refusal(self:OpenAIBackend, error):
     elif status == 404:
         names = []
         with contextlib.suppress(Exception):
-            names = [_printable(m.id)[:60] for m in (await self.client.models.list(timeout=10)).data]
+            names = [_printable(m.id)[:60] for m in (await self.clients[0].models.list(timeout=10)).data]
         line = f'{self.host} has no model {self.model!r}{nearest(self.model, names)}; it lists: {", ".join(names[:5])}'
     return _Outcome(line, units=0, wait=wait)
 
@@ -233,7 +237,7 @@ def _read(self:OpenAIBackend, text, logprobs):
 async def _attempt(self:OpenAIBackend, body):
     "Ask once."
     import openai
-    limit, asked = self.options.timeout, self.client.post('/chat/completions', cast_to=str, body=body)
+    limit, asked = self.options.timeout, next(self.turns).post('/chat/completions', cast_to=str, body=body)
     try: return self._read(await asyncio.wait_for(asked, limit), 'logprobs' in body)
     except openai.APIStatusError as e: return await self._refusal(e)
     except Exception as e:

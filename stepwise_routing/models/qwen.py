@@ -43,9 +43,8 @@ def _gated(x, out): # x [token, 2n]: gates, and what goes through them -> silu(g
 
 # %% ../../nbs/models/qwen.ipynb #near
 @njit(inline='always', **KERNEL)
-def _near(blocks, k): # a block of keys or values
-    n = blocks[0].size
-    for j in range(k*n, (k + 1)*n, LANES): fetch(blocks, j)
+def _near(x, first, n): # to be read soon: n numbers from x.flat[first] on
+    for j in range(first, first + n, LANES): fetch(x, j)
 
 # %% ../../nbs/models/qwen.ipynb #rotate
 @njit(**KERNEL)
@@ -54,7 +53,7 @@ def _rotate(x, at, cos, sin, blocks, q, K, V): # x [token, all heads * width], a
     H, D, G, half = q.shape[1], q.shape[2], K.shape[1], q.shape[2]//2
     for i in range(len(x)):
         c, s, block, j = cos[at[i]], sin[at[i]], blocks[i], at[i] % BLOCK
-        if i + 1 < len(x): _near(K, blocks[i+1])
+        if i + 1 < len(x): _near(K, blocks[i+1]*K[0].size, K[0].size)
         for h in range(H):
             for d in range(half):
                 a, b = x[i, h*D + d], x[i, h*D + half + d]
@@ -81,7 +80,7 @@ def attention(D): # width of a head, known when the kernel is compiled
                 x, y = (i*H + h)*D, (i*H + h + pair - 1)*D
                 for b in range(used): # s = x K
                     k, a, a1, c, c1 = (own[b]*G + h*G//H)*D*BLOCK, zero, zero, zero, zero
-                    if h == 0 and own[b] != before[b]: _near(V, own[b])
+                    if own[b] != before[b]: _near(V, k, D*BLOCK)
                     for d in range(0, D, 2):
                         keys, more = load(K, k + d*BLOCK), load(K, k + (d+1)*BLOCK)
                         a, a1 = fma(spread(q, x + d), keys, a), fma(spread(q, x + d + 1), more, a1)
@@ -93,7 +92,7 @@ def attention(D): # width of a head, known when the kernel is compiled
                     a, a1, c, c1 = zero, zero, zero, zero
                     for b in range(used):
                         v, w = (own[b]*G + h*G//H)*D*BLOCK + d, half + b*BLOCK
-                        if d == 0 and h == H - pair and own[b] != after[b]: _near(K, after[b])
+                        if d == 0 and own[b] != after[b]: _near(K, (after[b]*G + h*G//H)*D*BLOCK, D*BLOCK)
                         for j in range(0, BLOCK, 2):
                             values, more = load(V, v + j*D), load(V, v + (j+1)*D)
                             a, a1 = fma(spread(s, w - half + j), values, a), fma(spread(s, w - half + j + 1), more, a1)

@@ -71,12 +71,14 @@ class Database:
 
 # %% ../../nbs/run/store.ipynb #write
 @patch
-def write(self:Database, how, *first, **tables):
+def write(self:Database, how, *first, **tables)->list: # per row: 1, or 0 where it was ignored
     "Put rows into tables in one transaction; `how` (IGNORE, REPLACE) says what to do where a key is there already."
+    def put(table, row):
+        sql = f'INSERT OR {how} INTO {table} VALUES ({"?," * len(row)}?)'
+        return self.db.execute(sql, (*row, _checksum(row))).rowcount
     with self.turn, _one_line(self.path), self.db:
         for sql in ('BEGIN IMMEDIATE', *first): self.db.execute(sql)
-        for table, row in ((table, row) for table, rows in tables.items() for row in rows):
-            self.db.execute(f'INSERT OR {how} INTO {table} VALUES ({"?," * len(row)}?)', (*row, _checksum(row)))
+        return [put(table, row) for table, rows in tables.items() for row in rows]
 
 # %% ../../nbs/run/store.ipynb #begin
 @patch
@@ -148,6 +150,7 @@ def check_settings(path, old, new):
                      'use the same settings, or another store')
 
 # %% ../../nbs/run/store.ipynb #store
+_RECENT = 1 << 13 # steps that stay in memory
 def _pack(step): return zlib.compress(json.dumps(vars(step), default=lambda numbers: numbers.tolist()).encode())
 
 class RolloutStore(Database):
@@ -158,7 +161,7 @@ class RolloutStore(Database):
         settings=None,      # what the draws depend on, see `tree_settings`; None takes what the file says
         readonly:bool=False # read beside a writer
     ):
-        self.recent = {} # the steps read last
+        self.recent = {} # the steps put or read last
         if (readonly or settings is None) and not Path(path).exists():
             raise FileNotFoundError(f'no store at {path}; run notebook 02 first')
         super().__init__(Path(path), json.loads(json.dumps(settings)), readonly)
@@ -167,8 +170,13 @@ class RolloutStore(Database):
         super().begin(settings)
         check_settings(self.path, self.settings, settings)
 
+    def remember(self, key, step):
+        self.recent[key] = step
+        if len(self.recent) > _RECENT: del self.recent[next(iter(self.recent))]
     def put_many(self, edges): # (key, Step) pairs; those that are there already stay as they are
-        self.write('IGNORE', edge=((json.dumps(key), _pack(step)) for key, step in edges))
+        edges = list(edges)
+        new = self.write('IGNORE', edge=((json.dumps(key), _pack(step)) for key, step in edges))
+        for (key, step), put in zip(edges, new): put and self.remember(key, step)
     def put(self, problem_id, sample, path, model, step): self.put_many([((problem_id, sample, path, model), step)])
     def __len__(self): return self.read('SELECT count(*) FROM edge')[0][0]
     def __contains__(self, key): return bool(self.read('SELECT 1 FROM edge WHERE key = ?', [json.dumps(key)]))
@@ -176,8 +184,6 @@ class RolloutStore(Database):
         return [tuple(json.loads(key)) for key, in self.read('SELECT key FROM edge ORDER BY rowid')]
 
 # %% ../../nbs/run/store.ipynb #recent
-_RECENT = 1 << 13 # steps
-
 @patch
 def get(self:RolloutStore, problem_id, sample, path, model):
     "The Step of an edge, None where it has not been drawn."
@@ -185,6 +191,5 @@ def get(self:RolloutStore, problem_id, sample, path, model):
     if key in self.recent: return self.recent[key]
     for _, data in self.rows('edge', 'WHERE key = ?', [json.dumps(key)]):
         values = json.loads(zlib.decompress(data)).items()
-        self.recent[key] = Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in values})
-        if len(self.recent) > _RECENT: del self.recent[next(iter(self.recent))]
+        self.remember(key, Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in values}))
     return self.recent.get(key)
