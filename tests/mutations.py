@@ -19,6 +19,7 @@ OWN = 'tests/test_own.py -k "foreign or key or exported or public or own_json or
 MUTATIONS = { # tests -> (file, old text, new text)
     STORE: [
         ('run/store.py', "self.write('IGNORE', edge=", "self.write('REPLACE', edge="), # the last draw wins
+        ('run/store.py', 'put and self.remember(key, step)', 'self.remember(key, step)'), # a second draw is remembered
         ('run/store.py', 'if len(self.recent) > _RECENT', 'if False'), # the memory of steps never shrinks
         ('run/store.py', 'if crc != _checksum(row)]', 'if False]'),
         ('run/store.py', 'if not readonly: self.lock = one_writer(path)', ''),

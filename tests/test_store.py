@@ -35,8 +35,10 @@ def fresh(store):
 def test_a_row_keeps_a_step_exactly(memory, step):
     store = fresh(memory)
     store.put('p', 0, '01', step.model, step)
-    back = store.get('p', 0, '01', step.model)
-    assert back == step and repr(back) == repr(step)
+    for remembered in (store.recent, {}): # the step that was put, and the row
+        store.recent = remembered
+        back = store.get('p', 0, '01', step.model)
+        assert back == step and repr(back) == repr(step)
 
 @given(steps, st.data())
 @settings(deadline=None)
@@ -87,6 +89,9 @@ def test_a_batch_is_kept_whole_or_not_at_all(tmp_path):
         assert store.keys() == [key_of(0)]
         store.put_many([(key_of(1), step_of(1)), (key_of(1), step_of(9))])
         assert store.get(*key_of(1)) == step_of(1) and len(store) == 2
+        store.recent = {} # what is there already is not put, and not remembered
+        store.put(*key_of(1), step_of(9))
+        assert store.recent == {} and store.get(*key_of(1)) == step_of(1)
 
 def test_the_memory_of_steps_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr('stepwise_routing.run.store._RECENT', 3)
