@@ -214,12 +214,22 @@ def test_a_reader_that_stays_does_not_stop_a_writer(tmp_path):
             assert len(reader) == i + 1
     with RolloutStore(path, readonly=True) as reader: assert reader.keys() == [key_of(i) for i in range(4)]
 
-def test_threads_share_a_store(tmp_path):
+def test_threads_share_a_store(tmp_path, monkeypatch):
+    monkeypatch.setattr('stepwise_routing.run.store._RECENT', 3)
+    wrong, before = [], sys.getswitchinterval()
+    monkeypatch.setattr(threading, 'excepthook', wrong.append)
+    def work(store, start):
+        put_some(store, 20, start)
+        for i in range(5000): store.remember((start, i), i)
     with RolloutStore(tmp_path/'s.db', SETTINGS) as store:
-        threads = [threading.Thread(target=put_some, args=(store, 20, 20*i)) for i in range(4)]
-        for t in threads: t.start()
-        for t in threads: t.join()
+        threads = [threading.Thread(target=work, args=(store, 20*i)) for i in range(4)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for t in threads: t.start()
+            for t in threads: t.join()
+        finally: sys.setswitchinterval(before)
         assert sorted(store.keys()) == sorted(key_of(i) for i in range(80))
+    assert wrong == [] and len(store.recent) == 3
 
 def test_a_closed_store_says_so(tmp_path):
     store = RolloutStore(tmp_path/'s.db', SETTINGS)

@@ -171,8 +171,9 @@ class RolloutStore(Database):
         check_settings(self.path, self.settings, settings)
 
     def remember(self, key, step):
-        self.recent[key] = step
-        if len(self.recent) > _RECENT: del self.recent[next(iter(self.recent))]
+        with self.turn: # threads share a store
+            self.recent[key] = step
+            if len(self.recent) > _RECENT: del self.recent[next(iter(self.recent))]
     def put_many(self, edges): # (key, Step) pairs; those that are there already stay as they are
         edges = list(edges)
         new = self.write('IGNORE', edge=((json.dumps(key), _pack(step)) for key, step in edges))
