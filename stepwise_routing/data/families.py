@@ -14,6 +14,7 @@ _NAMES = ('Ada Ben Cleo Dan Eva Finn Gia Hugo Ivy Jack Kim Leo Mia Noah Olga Pau
 _ITEMS = 'apples books cards coins cups eggs keys lamps maps nuts pears pens rings shells stamps toys'.split()
 _TOP = (None, 15, 30, 60, 150, 400, 3000)  # largest operand by level
 _TIMES = (None, 5, 9, 9, 12, 25, 99)       # largest factor by level
+_LONG = (None, 1, 2, 3, 4, 5, 2)           # how long a chain of micro-omni is, by level
 
 # %% ../../nbs/data/families.ipynb #gsm-story
 def _change(r, kind, v, i, top, names):
@@ -272,7 +273,7 @@ _OPERATIONS = dict(plus=('Add {}.', 'Add', '+'), minus=('Subtract {}.', 'Subtrac
 def _chain(r, level):
     v, m = r.randint(5, 99), r.randint(11, (None, 30, 50, 99, 150, 300, 1500)[level])
     env, steps, text = dict(v0=v, m=m), [], [f'Start with {v}.']
-    for i in range(1, r.randint(3, 4) + level + 1):
+    for i in range(1, r.randint(3, 4) + _LONG[level] + 1):
         kind = 'mod' if v > 3 * m else r.choice('plus plus minus times times mod'.split())
         a = r.randint(2, min(9, _TIMES[level])) if kind == 'times' else r.randint(2, _TOP[level])
         if kind == 'minus' and a >= v or kind == 'mod' and v < m: kind = 'plus'
@@ -286,11 +287,11 @@ def _chain(r, level):
 # %% ../../nbs/data/families.ipynb #omni-power
 def _power(r, level):
     m = r.randint(5, (None, 13, 19, 29, 43, 73, 365)[level])
-    a, n = r.randint(2, m + 9), r.randint(3, 3 + (level + 1) // 2)
+    a, n = r.randint(2, m + 9), r.randint(3, 3 + (_LONG[level] + 1) // 2)
     env, steps = dict(a=a, m=m), ['Base [p1 = a % m]']
     for i in range(2, n + 1): steps += [f'Power {i}: [q{i} = p{i-1} * p1]', f'Then [p{i} = q{i} % m]']
     text, last = f'{a}^{n} mod {m}', f'p{n}'
-    if r.random() < .2 + .1 * level:
+    if r.random() < .2 + .1 * _LONG[level]:
         k, c = r.randint(4, m), r.randint(2, _TOP[level])
         env |= dict(k=k, c=c)
         text = f'(({text}) * {c}) mod {k}'
@@ -301,7 +302,7 @@ def _power(r, level):
 
 # %% ../../nbs/data/families.ipynb #omni-recurrence
 def _recurrence(r, level):
-    m, n = r.randint(7, (None, 15, 25, 40, 70, 120, 600)[level]), r.randint(2, 2 + (level + 1) // 2)
+    m, n = r.randint(7, (None, 15, 25, 40, 70, 120, 600)[level]), r.randint(2, 2 + (_LONG[level] + 1) // 2)
     p, q = r.randint(2, min(m - 1, _TIMES[level])), r.randint(1, m)
     x = r.randint(1, m)
     if r.random() < .6:
@@ -326,7 +327,7 @@ def _digits(r, level):
     env = dict(a=a, t=t, o=o, b=t + o)
     steps = ['[u = a * t]', '[v = a * o]', 'N=[n = u + v]', 'Digit sum [s1 = dsum(n)]']
     text, last = f'Let N = {a} * {env["b"]}.', 's1'
-    for i in range(2, r.randint(1, 1 + level // 2) + 2):
+    for i in range(2, r.randint(1, 1 + _LONG[level] // 2) + 2):
         k = env[f'k{i}'] = r.randint(3, _TOP[level] // 2 + 9)
         first = 'Take the digit sum, multiply it' if i == 2 else 'Again take the digit sum and multiply'
         text += f' {first} by {k}.'
@@ -338,8 +339,8 @@ def _digits(r, level):
 # %% ../../nbs/data/families.ipynb #omni-count
 def _count(r, level):
     n = r.randint(20, (None, 60, 99, 200, 500, 999, 4995)[level])
-    primes = (2, 3, 5, 7, 11, 13)[:3 + level // 2]
-    k = 2 if level < 3 or r.random() < .5 else 3
+    primes = (2, 3, 5, 7, 11, 13)[:3 + _LONG[level] // 2]
+    k = 2 if _LONG[level] < 3 or r.random() < .5 else 3
     ds = sorted(r.sample(primes, k))
     env = dict(n=n) | {f'd{i}': d for i, d in enumerate(ds)}
     pairs = [(i, j) for i in range(k) for j in range(i)]
