@@ -243,6 +243,16 @@ def test_only_the_stages_before_a_changed_one_are_taken_over(ran, capsys):
     assert (plan.run.tables/'mean.md').read_text().endswith('.500') # three decimals
     assert set(planned(ran, changes=dict(seed=1)).taken) == set()
 
+def test_other_data_files_run_every_stage_anew(ran, tmp_path):
+    data = tmp_path/'copies'
+    data.mkdir()
+    def plan(**options): return planned(ran, changes={'data.data_dir': str(data)}, **options)
+    (data/'problems.jsonl').write_text('one')
+    runner.run_plan(plan(run_id='copies'))
+    assert set(plan().taken) == set(TOY)
+    (data/'problems.jsonl').write_text('two')
+    assert plan().todo == tuple(TOY) and plan().taken == {}
+
 def test_it_is_taken_from_the_newest_run_whose_files_are_untouched(ran):
     for name in ('old', 'new'): runner.run_plan(planned(ran, run_id=name, fresh=name == 'old'))
     def donor(**options): return {n: f.name for n, f in planned(ran, **options).taken.items()}
