@@ -369,4 +369,4 @@ FAMILIES = {
 LEVELS = {  # how often each level 1..6 occurs in a benchmark's train, calibration and test splits
     'micro-gsm': (2, 1, 0, 0, 0, 0),
     'micro-math': (1, 1, 1, 0, 0, 0),
-    'micro-omni': (2, 1, 0, 0, 0, 4)}
+    'micro-omni': (2, 1, 0, 0, 0, 3)}
