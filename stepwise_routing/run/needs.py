@@ -23,7 +23,7 @@ from .store import RolloutStore
 # steps and tokens of a small chain, tokens of a large one and of the prompt, problems in train, calibration and test
 Load = namedtuple('Load', 'steps small large prompt counts', defaults=[(0, 0, 0)])
 LOADS = {
-    'micro-gsm': Load(4.25, 51, 50, 68), 'micro-math': Load(5.15, 71, 70, 48), 'micro-omni': Load(8.7, 150, 163, 67),
+    'micro-gsm': Load(4.25, 51, 50, 68), 'micro-math': Load(5.15, 71, 70, 48), 'micro-omni': Load(7.5, 129, 127, 62),
     'gsm8k': Load(324/53, 324, 316, 89, (5967, 1506, 1319)), 'math500': Load(607/53, 607, 650, 99, (5986, 1500, 500)),
     'omnimath': Load(907/53, 907, 969, 114, (1736, 868, 1736))}
 
