@@ -13,6 +13,7 @@ import threading, time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
+from importlib.metadata import distributions, version
 from operator import attrgetter
 from pathlib import Path
 from unittest import mock
@@ -103,7 +104,6 @@ DECISIVE = 'numpy scipy torch numba safetensors math-verify scikit-learn pandas 
 
 def _fingerprints(project, config):
     "Notebook -> a hash of what this stage is made of, in running order."
-    from importlib.metadata import version
     data = [*map(file_sha256, files_in(project.nbs/config.data.data_dir).values())] if config.data.data_dir else []
     shared, out, past = [library_versions(), shipped_models(), data, {name: version(name) for name in DECISIVE}], {}, ''
     for name in stages(project):
@@ -319,7 +319,6 @@ def _artefacts(folder):
 # %% ../../nbs/run/reproduce.ipynb #begin-run
 def _begin(plan):
     "Open the run folder and its manifest."
-    from importlib.metadata import distributions
     manifest, run, root = Manifest(plan.run.folder), plan.run, plan.project.root
     keep = {n: manifest.stage(n) for n in plan.stages if n not in {*plan.todo, *plan.taken} and manifest.stage(n)}
     settings = json.dumps(settings_of(run.config)).replace(f'{Path.home()}/', '~/') # a receipt names nobody
