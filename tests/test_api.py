@@ -425,7 +425,7 @@ def pair():
     options = dict(price='gpt-4.1-mini', top_logprobs=5, temperature=2.)
     with open_models(['micro-large', 'served:micro-large'], **options) as models: yield models
 
-def problems(): return [p for b in ('micro-gsm', 'micro-math', 'micro-omni') for p in load_problems(b, 'test', n=8)]
+def problems(): return [p for b in ('micro-gsm', 'micro-math', 'micro-omni') for p in load_problems(b, 'test', n=16)]
 
 def test_served_and_local_write_the_same_steps(pair):
     local, remote = pair
