@@ -250,6 +250,9 @@ def test_other_data_files_run_every_stage_anew(ran, tmp_path):
     (data/'problems.jsonl').write_text('one')
     runner.run_plan(plan(run_id='copies'))
     assert set(plan().taken) == set(TOY)
+    (data/'other').mkdir() # what else lies there is not read
+    (data/'other'/'problems.jsonl').write_text('three')
+    assert set(plan().taken) == set(TOY)
     (data/'problems.jsonl').write_text('two')
     assert plan().todo == tuple(TOY) and plan().taken == {}
 

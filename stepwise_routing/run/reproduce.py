@@ -104,7 +104,7 @@ DECISIVE = 'numpy scipy torch numba safetensors math-verify scikit-learn pandas 
 
 def _fingerprints(project, config):
     "Notebook -> a hash of what this stage is made of, in running order."
-    data = [*map(file_sha256, files_in(project.nbs/config.data.data_dir).values())] if config.data.data_dir else []
+    data = [file_sha256(f) for f in sorted((project.nbs/config.data.data_dir).glob('*.jsonl')) if config.data.data_dir]
     shared, out, past = [library_versions(), shipped_models(), data, {name: version(name) for name in DECISIVE}], {}, ''
     for name in stages(project):
         source = [c['source'] for c in notebook_cells(project.nbs/f'{name}.ipynb') if c['cell_type'] == 'code']
