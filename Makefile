@@ -8,7 +8,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-STAGES := 01_confidence|02_rollouts|02a_outcomes|03b_training|04_baselines|05_results
+STAGES := 01_confidence|02_rollouts|02b_outcomes|03b_training|04b_comparison|05_results
 
 .PHONY: reproduce ablations bench test smoke lessons hooks notebooks site
 .DEFAULT_GOAL := reproduce

@@ -3,9 +3,9 @@
 slow, gpu or api is left as it is."""
 import re, sys
 
-from stepwise_routing.run.config import find_project
+from stepwise_routing.base.tools import find_project
 from stepwise_routing.run.publish import write_back
-from stepwise_routing.run.reproduce import choose, declared, execute, files_in, sole_runner
+from stepwise_routing.run.runner import choose, declared, execute, files_in, sole_runner
 
 project = find_project()
 sources = {name.removesuffix('.ipynb'): path for name, path in files_in(project.nbs).items()

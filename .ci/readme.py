@@ -3,9 +3,9 @@
 paths that lead out of nbs/ become paths from the root. Quarto, which nbdev's own generator needs, is not needed."""
 import re
 
-from stepwise_routing.core import nearest, write_file
+from stepwise_routing.base.tools import nearest, write_file
 from stepwise_routing.report.writer import numbers
-from stepwise_routing.run.config import find_project
+from stepwise_routing.base.tools import find_project
 
 def _markdown(path):
     "A notebook as Markdown, without its hidden cells."

@@ -5,9 +5,9 @@ import inspect, json, re, shutil, subprocess, sys
 from importlib import import_module
 from pathlib import Path
 
-from stepwise_routing.core import write_file
+from stepwise_routing.base.tools import write_file
 from stepwise_routing.report.slider import slider_page
-from stepwise_routing.run.config import find_project
+from stepwise_routing.base.tools import find_project
 
 SIZE = 'width="100%" height="520" style="border: 0"'
 PARTS = {'Chapters': r'0\d', 'Machinery': r'(data|models|report|run)/', 'Labs': 'labs/'}

@@ -12,18 +12,21 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
-from .core import Problem, digest, nearest, one_of, walk_cost, write_file
-from .cpo import TableEnv
+from .base.records import Problem, walk_cost
+from .base.tools import digest, nearest, one_of, write_file
+from .method.cpo import TableEnv
 from .data.benchmarks import file_rows, make_problem
 from .data.grading import graded, is_right
 from .models.names import model_kind, open_models
-from .outcomes import OutcomeTable, outcome_table
-from .policy import FULL_FEATURES, PolicyRouter, load_policy, save_policy
+from .method.outcomes import OutcomeTable, outcome_table
+from .method.policy import FULL_FEATURES, PolicyRouter, load_policy, save_policy
 from .report.transcripts import WRITERS, Line, Transcript
-from .rollouts import RoutingTree, collect_rollouts, walk
-from .run.config import Policy, checked
-from .run.store import RolloutStore, check_settings, tree_settings
-from .training import Calibration, calibrate as calibrate_policy, fit, threshold_path, training_key
+from .method.tree import RoutingTree, collect_rollouts
+from .method.walks import walk
+from .base.settings import Policy
+from .base.settings import checked
+from .base.store import RolloutStore, check_settings, tree_settings
+from .method.training import Calibration, calibrate as calibrate_policy, fit, threshold_path, training_key
 
 # %% ../nbs/06_your_own_models.ipynb #own-problems
 def _own_problem(row, name): # one row as a `Problem`; ValueError for what is wrong with it
@@ -92,7 +95,6 @@ def _write_own(folder, own, mark=''):
     values = dict(format=FORMAT) | asdict(own) | dict(mark=mark)
     write_file(Path(folder)/'own.json', json.dumps(values, indent=1) + '\n')
 
-
 # %% ../nbs/06_your_own_models.ipynb #read-own
 def _full_name(name): # of a model; a folder's with its whole path
     kind, colon, rest = str(name).rpartition(':')
@@ -111,7 +113,6 @@ def read_own(folder): # `Own`, and whether it was made here, by this user
     except (ValueError, TypeError, AttributeError):
         raise ValueError(f'{file} is damaged or of another version; collect into another folder') from None
     return own, bool(mark) and hmac.compare_digest(mark.encode(), _mark(own).encode())
-
 
 # %% ../nbs/06_your_own_models.ipynb #collect
 def collect(
@@ -257,7 +258,6 @@ def _check_weights(folder, policy, settings):
         if None not in (was, now) and was != now:
             raise ValueError(f'{folder}: trained for {name} with the weights {was}; those of the model given are {now}')
 
-
 # %% ../nbs/06_your_own_models.ipynb #open-router-call
 SHARED = 'temperature top_p max_tokens max_reply context top top_logprobs params price dtype'.split() # what travels
 
@@ -298,7 +298,6 @@ def route(folder, questions, max_cents=None, models=None, **options): # as for `
     "Answer questions with a router that is opened for it; see `open_router` for a program that asks often."
     with open_router(folder, max_cents, models, **options) as router: return router.route(questions)
 
-
 # %% ../nbs/06_your_own_models.ipynb #card
 _CARD = """# A router: {small_name} hands over to {large_name}
 
@@ -331,7 +330,6 @@ def _public(name): # of a model, without where it lies
     if Path(rest).is_absolute() or Path(rest).is_dir(): rest = Path(rest).name
     return f'{kind}:{rest}'.strip(':') + (f'@{revision}' if revision else '')
 
-
 # %% ../nbs/06_your_own_models.ipynb #export
 def export(
     folder,                # of `collect`, `train` and `calibrate`
@@ -353,4 +351,3 @@ def export(
     _write_own(out, own)
     write_file(out/'README.md', card)
     return sorted(p.relative_to(out).as_posix() for p in out.rglob('*') if p.is_file())
-

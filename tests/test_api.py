@@ -12,15 +12,16 @@ from asker import ask
 from faulty import FREE, RETRIED, Faulty, chain, schedule
 from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models import replies
-from stepwise_routing.models.openai import OpenAIBackend
+from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.replies import option_probs, read_reply, reply_steps
 from stepwise_routing.models.names import open_models
-from stepwise_routing.confidence import logprob_confidence
-from stepwise_routing.core import Step, edge_seed, extract_boxed, run_async, split_steps
+from stepwise_routing.method.confidence import logprob_confidence
+from stepwise_routing.base.records import Step, edge_seed, extract_boxed, split_steps
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.base import Request, step_text
-from stepwise_routing.run.store import RolloutStore, tree_settings
-from stepwise_routing.rollouts import RoutingTree
+from stepwise_routing.models.interface import Request, step_text
+from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.method.tree import RoutingTree
 
 KEY = 'sk-test-0123456789abcdef'
 
@@ -457,7 +458,7 @@ def test_a_chain_in_one_call_has_the_borders_of_the_tree(pair):
         assert all(len(s.prob) == s.generated for s in steps)
 
 def test_a_judge_behind_the_api_chooses_like_a_local_one(pair):
-    from stepwise_routing.core import score_messages, verdict_messages
+    from stepwise_routing.base.records import score_messages, verdict_messages
     local, remote = pair
     p = problems()[0]
     for messages, options in ((score_messages(p, ['1+1=2']), list('0123456789')),
@@ -467,9 +468,9 @@ def test_a_judge_behind_the_api_chooses_like_a_local_one(pair):
         assert (ours.prompt, ours.generated) == (theirs.prompt, theirs.generated)
 
 def test_a_tree_and_a_verifier_take_an_api(pair, tmp_path):
-    from stepwise_routing.models.transformers import load_micro
-    from stepwise_routing.models.verifier import StepVerifier
-    from stepwise_routing.rollouts import collect_rollouts
+    from stepwise_routing.models.hub import load_micro
+    from stepwise_routing.DROP import StepVerifier
+    from stepwise_routing.method.tree import collect_rollouts
     _, remote = pair
     few, url = problems()[:3], str(remote.clients[0].base_url)
     more = dict(base_url=url, price='gpt-4.1-mini', key_env='NO_KEY', identity=remote.where)

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing.baselines import COLUMNS, LARGE, THRESHOLDS, choose_threshold, grid_search, method_rows, Walker
-from stepwise_routing.core import Call, ModelSpec, Problem, Step, edge_seed, score_messages
-from stepwise_routing.models.base import Choice, Request
-from stepwise_routing.outcomes import outcome_table, replay, toy_table, walk_outcome, walk_outcomes
-from stepwise_routing.rollouts import RoutingTree, State, Walk, collect_rollouts, walk
-from stepwise_routing.routers import (RSD, TRIM_FEATURES, SmallOnly, SpecReason, asking_settings, fit_trim,
-    reward_table)
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.method.comparison import COLUMNS, LARGE, THRESHOLDS, choose_threshold, grid_search, method_rows, Walker
+from stepwise_routing.base.records import Call, ModelSpec, Problem, Step, edge_seed, score_messages
+from stepwise_routing.models.interface import Choice, Request
+from stepwise_routing.method.outcomes import outcome_table, replay, toy_table, walk_outcome, walk_outcomes
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.method.walks import State, Walk, walk
+from stepwise_routing.method.routers import RSD, TRIM_FEATURES, SmallOnly, SpecReason, asking_settings, fit_trim, reward_table
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 METHODS = 'rsd', 'greedy', 'expected'
 UNITS = 'paper_flops', 'full_flops', 'cents'
@@ -391,7 +391,7 @@ def test_all_thresholds_together_ask_each_question_once(tmp_path, method):
 @pytest.mark.parametrize('method', METHODS)
 def test_equal_walks_of_a_grid_are_taken_once(tmp_path, monkeypatch, method):
     "As many walks as there are different bills, a problem; whatever the order of the thresholds."
-    from stepwise_routing import rollouts
+    from stepwise_routing.method import walks as rollouts
     s, problems, taken = Setting(tmp_path, method, end=.15), toy_problems(12), Counter()
     walk_one = rollouts.walk_one
     async def counted(problem, router, tree): taken[problem.id] += 1; return await walk_one(problem, router, tree)

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing.baselines import (COLUMNS, GRID_COLUMNS, LARGE, THRESHOLDS, Case, at_kappa,
-    at_sweep, choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_case, replay_methods,
-    save_case, save_rows, seed_rows, walk_methods, Walker, at_thresholds)
-from stepwise_routing.bounds import (OracleRouter, cost_matched, knows_steps, mixing_line,
-    oracle_frontier, oracle_times, random_frontier, random_outcome)
-from stepwise_routing.outcomes import check_problems, escalation_times, replay, take_rows, toy_table, walk_outcome
-from stepwise_routing.routers import (RECEIPT_COLUMNS, GlimpRouter, LargeOnly, Mixture, RandomRouter, SavedPolicy,
-    ScoreRouter, SmallOnly, fit_mixture, fit_steer, glimpse, load_policies, score_thresholds)
+from stepwise_routing.method.comparison import COLUMNS, GRID_COLUMNS, LARGE, THRESHOLDS, Case, at_kappa, at_sweep, choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_methods, save_rows, seed_rows, walk_methods, Walker, at_thresholds
+from stepwise_routing.run.stages import replay_case, save_case
+from stepwise_routing.method.bounds import OracleRouter, cost_matched, knows_steps, mixing_line, oracle_frontier, oracle_times, random_frontier, random_outcome
+from stepwise_routing.method.outcomes import check_problems, escalation_times, replay, take_rows, toy_table, walk_outcome
+from stepwise_routing.method.routers import RECEIPT_COLUMNS, GlimpRouter, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter, SmallOnly, fit_mixture, fit_steer, glimpse, score_thresholds
+from stepwise_routing.run.stages import load_policies
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
@@ -267,13 +265,13 @@ def test_degenerate_fits_fall_back_on_the_pooled_one():
     assert steer.mixture(99) is steer.pooled
 
 def test_both_readings_of_steer_are_fitted_once():
-    from stepwise_routing.routers import _fitted
+    from stepwise_routing.method.routers import _fitted
     table, fits = toy_table(123, 'train'), lambda: _fitted.cache_info().misses
     rest, before = fit_steer(table), fits()
     assert fit_steer(table, 'next', 'regenerate').mixtures == rest.mixtures and fits() == before > 0
 
 def test_steer_table_and_states_give_the_same_scores():
-    from stepwise_routing.core import Step
+    from stepwise_routing.base.records import Step
     table, steer = toy_table(30), fit_steer(toy_table(300, 'train'))
     step = lambda x: Step('1', 0, 'step', ids=(1,), ends=(1,), max_logit=(float(x),), generated=1)
     for i in range(30):
@@ -334,9 +332,9 @@ def test_grid_search_reports_the_whole_grid(unit):
 def world(tmp_path_factory):
     "Three splits of toy problems, their outcome tables and the tree they came from."
     from toy import toy_backends, toy_problems
-    from stepwise_routing.run.store import RolloutStore, tree_settings
-    from stepwise_routing.rollouts import RoutingTree, collect_rollouts
-    from stepwise_routing.outcomes import outcome_table
+    from stepwise_routing.base.store import RolloutStore, tree_settings
+    from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+    from stepwise_routing.method.outcomes import outcome_table
     problems, backends = {s: toy_problems(40, i) for i, s in enumerate(('train', 'calibration',
         'test'))}, toy_backends(end=.15)
     with RolloutStore(tmp_path_factory.mktemp('store')/'toy.jsonl', tree_settings('toy', backends)) as store:
@@ -347,7 +345,7 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize('on_escalate', READINGS)
 @pytest.mark.parametrize('threshold', [0., .3, .7, 1.])
 def test_walks_and_replays_agree_exactly(world, on_escalate, threshold):
-    from stepwise_routing.rollouts import walk
+    from stepwise_routing.method.walks import walk
     problems, tables, tree = world
     table = tables['test']
     routers = (SmallOnly(), LargeOnly(), RandomRouter(0, on_escalate).at(threshold),
@@ -358,7 +356,7 @@ def test_walks_and_replays_agree_exactly(world, on_escalate, threshold):
         for k in got: assert (got[k] == want[k]).all(), (router.name, k)
 
 def test_steer_next_walks_and_pays_for_reading(world):
-    from stepwise_routing.rollouts import walk
+    from stepwise_routing.method.walks import walk
     problems, tables, tree = world
     steer = fit_steer(tables['train'], 'next')
     still = walk_outcome(walk(problems['test'], steer.at(0.), tree), tree.specs)
@@ -465,7 +463,7 @@ def trained(tmp_path_factory):
     """A run directory with policies as notebook 03 leaves them: untrained ones, with thresholds in the middle of
     their scores."""
     policy = pytest.importorskip('stepwise_routing.policy')
-    from stepwise_routing.confidence import fit_scaler
+    from stepwise_routing.method.confidence import fit_scaler
     folder, train, names = tmp_path_factory.mktemp('run'), toy_table(100, 'train'), ('score_logit', 'index', 'final')
     scaler = fit_scaler(train.obs, names)
     variants = ('append', 'absorbing', 'append'), ('per_step', 'per_step', 'append'), ('ablation-short', 'absorbing',
@@ -483,7 +481,7 @@ def trained(tmp_path_factory):
     return folder
 
 def test_saved_policies_are_routers(trained):
-    from stepwise_routing.training import TableEnv
+    from stepwise_routing.method.cpo import TableEnv
     policies, table = load_policies(setting(trained), 'toy'), toy_table(80)
     assert [(p.variant, p.seed) for p in policies] == [(v, i) for v in ('ablation-short', 'append', 'per_step')
                                                        for i in (0, 1)]

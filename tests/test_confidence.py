@@ -8,12 +8,14 @@ from hypothesis import given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import toy_backends, toy_problems
-from stepwise_routing.core import Problem, Step, run_async
-from stepwise_routing.confidence import *
+from stepwise_routing.base.records import Problem, Step
+from stepwise_routing.base.tools import run_async
+from stepwise_routing.method.confidence import *
+from stepwise_routing.run.stages import *
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.rollouts import RoutingTree
+from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.run.config import Config, Run, changed
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 def tokens(text, pattern=r'\\[A-Za-z]+|[A-Za-z]+|\d|\s+|.'):
     "Tokens and their ends, as a tokenizer with single digits would cut them."
@@ -167,7 +169,7 @@ def test_scores_tell_right_toy_steps_from_wrong_ones(tmp_path):
 
 # ---------------------------------------------------------------- chains, labels, table
 def test_the_chains_lie_where_the_tree_finds_them(tmp_path):
-    from stepwise_routing.models.transformers import load_micro
+    from stepwise_routing.models.hub import load_micro
     pair = [load_micro('small'), load_micro('large')]
     s = Run('toy', changed(Config(), {'open.n_train': 4}), tmp_path/'run', tmp_path/'store').settings[0]
     chains = small_chains(s, 'micro-gsm', pair)
@@ -201,9 +203,9 @@ def test_the_figure_has_a_panel_per_score_that_is_shown():
 
 # ---------------------------------------------------------------- steps without tokens
 def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_policies_and_steer():
-    from stepwise_routing.routers import STEER, Mixture
-    from stepwise_routing.policy import FULL_FEATURES, policy_inputs, state_inputs
-    from stepwise_routing.rollouts import State
+    from stepwise_routing.method.routers import STEER, Mixture
+    from stepwise_routing.method.policy import FULL_FEATURES, policy_inputs, state_inputs
+    from stepwise_routing.method.walks import State
     first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6), rank=(1,)*5,
                  max_logit=(10., 11., 12., 13., 14.), generated=5)
     full = Step('', 0, 'length', prompt=99) # nothing fitted into the context

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing import core as core_module
+from stepwise_routing.base import records as core_module
 from stepwise_routing.data import benchmarks as data_benchmarks
-from stepwise_routing.core import (PRICES, UNITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed,
-    extract_boxed, generation_flops, nearest, run_async, split_steps, walk_cost)
+from stepwise_routing.base.records import PRICES, UNITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed, extract_boxed, generation_flops, split_steps, walk_cost
+from stepwise_routing.base.tools import nearest, run_async
 from stepwise_routing.data.benchmarks import SPLITS, load_problems
 
 DATA = Path(__file__).parent/'data'

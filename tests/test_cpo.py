@@ -8,11 +8,11 @@ from hypothesis import given, settings, strategies as st
 
 import tabular
 from policies import READINGS, f64, fitted_policy, flat, pi_escalate, soft_set, tiny_policy, toy_env, with_parameters
-from stepwise_routing import cpo
-from stepwise_routing.cpo import *
-from stepwise_routing.outcomes import toy_table
-from stepwise_routing.policy import ValueNet, log_threshold_probs
-from stepwise_routing.run.config import Policy
+from stepwise_routing.method import cpo
+from stepwise_routing.method.cpo import *
+from stepwise_routing.method.outcomes import toy_table
+from stepwise_routing.method.policy import ValueNet, log_threshold_probs
+from stepwise_routing.base.settings import Policy
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,9 @@ import asker
 from asker import ask, request
 from faults import FAULTS, SIGNALS, STAGES, note, soak, try_fault, try_stage
 from faulty import Faulty
-from stepwise_routing.core import run_async
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.models.ledger import CENT, Ledger
-from stepwise_routing.models.openai import OpenAIBackend, read_key
+from stepwise_routing.models.chat import OpenAIBackend, read_key
 from stepwise_routing.models.vllm import VLLMBackend
 from stepwise_routing.models.xverify import open_grader
 from stepwise_routing.run import cli

@@ -6,12 +6,12 @@ from hypothesis import example, given, settings, strategies as st
 
 from toy import toy_backends, toy_problems
 from stepwise_routing.data.grading import Grader, graded, is_equiv
-from stepwise_routing.core import extract_boxed, split_steps
-from stepwise_routing import core as core_module
+from stepwise_routing.base.records import extract_boxed, split_steps
+from stepwise_routing.base import records as core_module
 from stepwise_routing.data import grading as data_grading
-from stepwise_routing.outcomes import outcome_table
-from stepwise_routing.rollouts import RoutingTree, collect_rollouts
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.method.outcomes import outcome_table
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 EQUAL = [
     ('5', 'x=5'), ('5', 'x = 5'), (r'\frac12', '0.5'), ('1/2', r'\frac{1}{2}'), ('50', '50%'), ('0.5', r'50\%'),

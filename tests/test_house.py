@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwise_routing.run.reproduce import declared, notebook_cells
+from stepwise_routing.run.runner import declared, notebook_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, NBS = ROOT/'stepwise_routing', ROOT/'nbs'

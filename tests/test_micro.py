@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from slips import corrupt
-from stepwise_routing.data import families as data_families
-from stepwise_routing.data import micro as data_micro
-from stepwise_routing.data.programs import solve
-from stepwise_routing.models import transformers as models_transformers
-from stepwise_routing.core import digest, extract_boxed
+from LAB import families as data_families
+from stepwise_routing.data import steps as data_micro
+from micro_world.programs import solve
+from stepwise_routing.models import hub as models_transformers
+from stepwise_routing.base.tools import digest
+from stepwise_routing.base.records import extract_boxed
 from stepwise_routing.data.benchmarks import load_problems
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
@@ -201,7 +202,7 @@ def test_shipped_weights_are_small_and_self_contained():
 def test_shipped_models_solve_problems_greedily(which):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from stepwise_routing.core import chat_prompt
+    from stepwise_routing.base.records import chat_prompt
     torch.set_num_threads(1)
     model, tok = AutoModelForCausalLM.from_pretrained(models_transformers.micro_path(
         which)), AutoTokenizer.from_pretrained(models_transformers.micro_path(which))

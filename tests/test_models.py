@@ -8,11 +8,11 @@ from hypothesis import assume, given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
 from stepwise_routing.models import engine as models_engine
-from stepwise_routing.core import Problem, Step, chat_prompt, edge_seed, run_async
+from stepwise_routing.base.records import Problem, Step, chat_prompt, edge_seed
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.base import (Request, StepTokenizer, confidences, draw_tokens, prompt_text, five_digits,
-    step_text, uniforms)
-from stepwise_routing.models.transformers import TransformersBackend, micro_path, weights_sha256
+from stepwise_routing.models.interface import Request, StepTokenizer, confidences, draw_tokens, prompt_text, five_digits, step_text, uniforms
+from stepwise_routing.models.hub import TransformersBackend, micro_path, weights_sha256
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
@@ -236,7 +236,7 @@ def test_a_qwen2_in_a_folder_is_computed_by_kernels_as_its_own_code_would(tmp_pa
 @settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 20), depth=st.integers(1, 70), width=st.integers(1, 50), seed=st.integers(0, 99))
 def test_a_product_is_that_of_numpy_and_no_row_changes_another(rows, depth, width, seed):
-    from stepwise_routing.models.lanes import linear, panels, product
+    from stepwise_routing.models.kernels.lanes import linear, panels, product
     r = np.random.default_rng(seed)
     x, w, bias = (r.normal(size=s).astype(np.float32) for s in ((rows, depth), (width, depth), (1, -(-width//16)*16)))
     y = linear(x, panels(w), bias)
@@ -250,7 +250,7 @@ def test_a_product_is_that_of_numpy_and_no_row_changes_another(rows, depth, widt
 @pytest.mark.parametrize('scale', [1., 3.7])
 def test_lanes_sum_and_exponentiate_as_numpy_does(n, scale):
     from numba import njit
-    from stepwise_routing.models import lanes
+    from stepwise_routing.models.kernels import lanes
     compute = njit(lambda x, first, n, scale, spare: lanes.exponentials(x, first, n, scale, spare))
     z = np.random.default_rng(n).normal(0, 20, n).astype(np.float32)
     x, due = np.full(16 + 64, np.nan, np.float32), np.exp(np.float32(scale)*(z.astype(float) - z.max()))
@@ -593,7 +593,8 @@ def test_truncated_weights_are_one_clear_line(tmp_path):
 # by name
 
 def test_the_models_of_a_setting_get_the_limits_of_its_profile(tmp_path):
-    from stepwise_routing.models.names import check_shares, setting_options
+    from stepwise_routing.models.names import check_shares
+    from stepwise_routing.run.stages import setting_options
     from stepwise_routing.run.config import open_run
     changes = {'models.max_tokens': 60, 'models.engine': 'ray', 'models.ray_workers': 3, 'models.memory_shares': [.6]}
     open_setting, api = open_run('smoke', tmp_path, changes).settings

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stepwise_routing.core import Step
+from stepwise_routing.base.records import Step
 from stepwise_routing.data.benchmarks import MICRO, SPLITS
 from stepwise_routing.run import needs as run_needs
-from stepwise_routing.run.config import Project, open_run
+from stepwise_routing.base.tools import Project
+from stepwise_routing.run.config import open_run
 from stepwise_routing.run.needs import LOADS, estimate, needs, report
-from stepwise_routing.run.store import RolloutStore
+from stepwise_routing.base.store import RolloutStore
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = sorted(p.stem for p in (ROOT/'nbs/params').glob('*.yaml'))

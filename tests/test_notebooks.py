@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwise_routing.run.config import Project
-from stepwise_routing.run.reproduce import notebook_cells, stages
+from stepwise_routing.base.tools import Project
+from stepwise_routing.run.runner import notebook_cells, stages
 
 NBS = Path(__file__).resolve().parents[1]/'nbs'
 NOTEBOOKS = sorted(p for p in NBS.rglob('*.ipynb') if not any(x.startswith(('.', '_'))

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from toy import ToyBackend, shuffled, toy_problems
-from stepwise_routing import own as own_module
-from stepwise_routing.core import extract_boxed
+from stepwise_routing.base.records import extract_boxed
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.transformers import micro_path
+from stepwise_routing.models.hub import micro_path
 from stepwise_routing.own import *
-from stepwise_routing.run.store import RolloutStore
+from stepwise_routing.base.store import RolloutStore
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
@@ -424,7 +423,7 @@ def test_a_pair_with_other_token_ids(tmp_path, questions):
     answer = route(tmp_path/'mine', question)
     assert answer == route(tmp_path/'mine', question) and set(answer.models) <= {'small', 'micro-large'}
     steps = content(tmp_path/'mine')
-    from stepwise_routing.models.transformers import load_tokenizer
+    from stepwise_routing.models.hub import load_tokenizer
     texts = [load_tokenizer(p) for p in (pair[0], micro_path('large'))]
     for (_, _, path, m), s in list(steps.items())[:40]:
         # each step is in its own model's ids, which mean nothing to the other

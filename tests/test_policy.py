@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from policies import f64, fitted_policy, hard_set, one_line, soft_set, tiny_policy, toy_env
-from stepwise_routing.outcomes import escalation_times, toy_table
-from stepwise_routing.policy import *
-from stepwise_routing.run.config import Policy
-from stepwise_routing.cpo import TableEnv
+from stepwise_routing.method.outcomes import escalation_times, toy_table
+from stepwise_routing.method.policy import *
+from stepwise_routing.base.settings import Policy
+from stepwise_routing.method.cpo import TableEnv
 
 torch.set_num_threads(1)
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.confidence import auroc
-from stepwise_routing.core import Problem, edge_seed, run_async
-from stepwise_routing.data.families import FAMILIES
-from stepwise_routing.data.micro import first_wrong, micro_problems
+from stepwise_routing.method.confidence import auroc
+from stepwise_routing.base.records import Problem, edge_seed
+from stepwise_routing.base.tools import run_async
+from micro_world.families import FAMILIES
+from stepwise_routing.data.steps import first_wrong
+from micro_world.drafts import micro_problems
 from stepwise_routing.models import reward
-from stepwise_routing.models.base import Request
-from stepwise_routing.models.transformers import load_micro, load_tokenizer, micro_path
+from stepwise_routing.models.interface import Request
+from stepwise_routing.models.hub import load_micro, load_tokenizer, micro_path
 
 torch = pytest.importorskip('torch')
 def micro_tokenizer(): return load_tokenizer(micro_path('small'))

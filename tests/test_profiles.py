@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.names import setting_options
+from stepwise_routing.run.stages import setting_options
 from stepwise_routing.run import cli, needs
-from stepwise_routing.run.config import Project, open_run, read_yaml
-from stepwise_routing.run.policies import planned
-from stepwise_routing.run.reproduce import Manifest, settings_of
+from stepwise_routing.base.tools import Project
+from stepwise_routing.run.config import open_run, read_yaml
+from stepwise_routing.run.sweep import planned
+from stepwise_routing.run.runner import Manifest, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)

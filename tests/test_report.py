@@ -11,16 +11,15 @@ from hypothesis import given, settings, strategies as st
 from scipy.integrate import trapezoid
 from scipy.stats import norm
 
-from stepwise_routing.bounds import oracle_frontier, random_frontier, random_outcome
-from stepwise_routing.core import Problem, Step, Trajectory
-from stepwise_routing.outcomes import take_rows, toy_table
+from stepwise_routing.method.bounds import oracle_frontier, random_frontier, random_outcome
+from stepwise_routing.base.records import Problem, Step, Trajectory
+from stepwise_routing.method.outcomes import take_rows, toy_table
 from stepwise_routing.own import Routed
 from stepwise_routing.report.claims import CLAIMS, against, alone, claims_markdown, claims_table, collect_facts, verdict
-from stepwise_routing.report.gains import (METRICS, _area, _curve, _integral, _least_cost, _measures, _p_value, compare,
-    comparison_markdown, comparisons, holm, metrics, metrics_markdown)
+from stepwise_routing.report.gains import METRICS, _area, _curve, _integral, _least_cost, _measures, _p_value, compare, comparison_markdown, comparisons, holm, metrics, metrics_markdown
 from stepwise_routing.report.tables import ablation_markdown
 from stepwise_routing.report.transcripts import Line, Transcript
-from stepwise_routing.results import ablation_table, resamples, with_intervals
+from stepwise_routing.method.results import ablation_table, resamples, with_intervals
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
 from toy_runs import frame, line, means_of, settled
 

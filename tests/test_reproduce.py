@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from toy_project import OPEN, TOY, toy_project
 
-from stepwise_routing.run import cli, config, publish, reproduce as runner
-from stepwise_routing.run.reproduce import Manifest, Options
+from stepwise_routing.run import cli, config, publish, runner
+from stepwise_routing.run.runner import Manifest, Options
 
 N, PAUSE = 20, .1 # the toy's first notebook takes about N * PAUSE seconds
 

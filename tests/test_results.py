@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.baselines import COLUMNS, SEED_COLUMNS, outcome_rows, save_rows
-from stepwise_routing.outcomes import replay, toy_table
+from stepwise_routing.method.comparison import COLUMNS, SEED_COLUMNS, outcome_rows, save_rows
+from stepwise_routing.method.outcomes import replay, toy_table
 from stepwise_routing.report.gains import _undominated
-from stepwise_routing.results import (METHOD_STYLE, _read_rows, ablation_table, headline, load_benchmark, load_run,
-    resamples, with_calibration, with_intervals)
-from stepwise_routing.routers import SmallOnly
+from stepwise_routing.method.results import METHOD_STYLE, _read_rows, ablation_table, headline, resamples, with_calibration, with_intervals
+from stepwise_routing.run.stages import load_benchmark, load_run
+from stepwise_routing.method.routers import SmallOnly
 from stepwise_routing.run.config import changed
 from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting, settled
 

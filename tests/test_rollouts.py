@@ -10,14 +10,17 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_backends, toy_problems
-from stepwise_routing.core import Call, Step, api_cost, edge_seed, extract_boxed, generation_flops
-from stepwise_routing.data.grading import is_equiv, kept_given_up
-from stepwise_routing.outcomes import OutcomeTable, escalation_times, outcome_table, replay, walk_outcome, walk_outcomes
-from stepwise_routing.rollouts import (RoutingTree, State, bill_call, collect_rollouts, draw_edges, side_by_side, walk,
-    walk_together)
-from stepwise_routing.routers import ThresholdRouter
+from stepwise_routing.base.records import Call, Step, api_cost, edge_seed, extract_boxed, generation_flops
+from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.run.stages import kept_given_up
+from stepwise_routing.method.outcomes import OutcomeTable, escalation_times, outcome_table, replay, walk_outcome, walk_outcomes
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.method.walks import State, bill_call, walk, walk_together
+from stepwise_routing.run.stages import draw_edges
+from stepwise_routing.run.workers import side_by_side
+from stepwise_routing.method.routers import ThresholdRouter
 from stepwise_routing.run.config import Config, Run, changed
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 def make_tree(path, k=2, sample=0, max_steps=30, backends=None, grade=None, **kwargs):
     backends = backends or toy_backends(k, **kwargs)
@@ -334,7 +337,7 @@ def test_rescoring_reads_the_step_with_the_start_model_once(tmp_path):
 
 def test_routers_walk_together_as_they_walk_alone(tmp_path, monkeypatch):
     "The same walks and the same edges, each drawn once; a problem's routers may differ, and few may be under way."
-    import stepwise_routing.rollouts as rollouts
+    import stepwise_routing.method.walks as rollouts
     class Reading(Coin): rescore = True
     problems = toy_problems(12)
     routers = [Reading(mode, e, salt=salt, threshold=x) for mode in ('absorbing', 'per_step')
@@ -621,8 +624,8 @@ def test_no_torch_is_needed():
 
 def test_table_and_walk_agree_on_the_micro_models(tmp_path):
     from stepwise_routing.data.benchmarks import load_problems
-    from stepwise_routing.core import run_async
-    from stepwise_routing.models.transformers import load_micro, micro_path
+    from stepwise_routing.base.tools import run_async
+    from stepwise_routing.models.hub import load_micro, micro_path
     backends, problems = [load_micro('small'), load_micro('large')], load_problems('micro-math', 'test', 6)
     trees = [RoutingTree(backends, RolloutStore(tmp_path/f'{i}.db', tree_settings('micro-math', backends)))
              for i in range(2)]

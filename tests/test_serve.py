@@ -9,11 +9,12 @@ from hypothesis import given, settings, strategies as st
 torch = pytest.importorskip('torch')
 openai = pytest.importorskip('openai')
 from stepwise_routing.models.replies import CONTINUE, step_messages
-from stepwise_routing.core import Step, chat_prompt, run_async
+from stepwise_routing.base.records import Step, chat_prompt
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.transformers import load_micro, micro_path
-from stepwise_routing.models.base import Request
-from stepwise_routing.models.transformers import weights_sha256
+from stepwise_routing.models.hub import load_micro, micro_path
+from stepwise_routing.models.interface import Request
+from stepwise_routing.models.hub import weights_sha256
 from stepwise_routing.models import serve as models_serve
 
 torch.set_num_threads(1)

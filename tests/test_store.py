@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.core import Step
-from stepwise_routing.run.store import Database, RolloutStore, settings_difference
+from stepwise_routing.base.records import Step
+from stepwise_routing.base.store import Database, RolloutStore, settings_difference
 
 HERE = Path(__file__).parent
 SETTINGS = dict(benchmark='toy', models=[dict(spec=dict(name='m', params=1, price=None), temperature=.7)])

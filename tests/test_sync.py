@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd, pytest
 
 from stepwise_routing.report.tables import PAPER_TABLES
-from stepwise_routing.run.config import Project
+from stepwise_routing.base.tools import Project
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location('write_readme', ROOT/'.ci'/'readme.py')
@@ -110,13 +110,12 @@ def test_the_gpu_extra_has_the_same_pins_but_for_what_vllm_wants_otherwise():
 
 @pytest.mark.parametrize('extra', ['gpu', 'ray', 'hub'])
 def test_the_line_that_installs_an_extra_names_what_there_is(extra):
-    from stepwise_routing.run.config import install_line
+    from stepwise_routing.base.tools import install_line
     line = install_line(extra)
     name, file = re.fullmatch(r'pip install -e "\.\[(\w+)\]" -c (\S+) \(in the clone\)', line).groups()
     assert name == extra and (ROOT/file).is_file() and f'\n{extra} = [' in (ROOT/'pyproject.toml').read_text('utf-8')
 
 def test_the_version_is_the_same_everywhere():
-    from stepwise_routing import __version__
     assert f'version = {__version__}\n' in (ROOT/'settings.ini').read_text('utf-8')
     assert f'version: {__version__}\n' in (ROOT/'CITATION.cff').read_text('utf-8')
     assert f'## {__version__}' in (ROOT/'CHANGELOG.md').read_text('utf-8')
@@ -137,9 +136,9 @@ def test_both_nbdevs_read_the_same_settings():
 def test_the_router_of_contributing_is_one():
     import numpy as np
     from dataclasses import dataclass
-    from stepwise_routing.baselines import grid_search
-    from stepwise_routing.outcomes import toy_table
-    from stepwise_routing.routers import ThresholdRouter
+    from stepwise_routing.method.comparison import grid_search
+    from stepwise_routing.method.outcomes import toy_table
+    from stepwise_routing.method.routers import ThresholdRouter
     code = re.findall(r'```python\n(.*?)```', (ROOT/'CONTRIBUTING.md').read_text('utf-8'), re.S)
     names = dict(np=np, dataclass=dataclass, ThresholdRouter=ThresholdRouter, grid_search=grid_search,
                  table=toy_table(100, 'calibration'))

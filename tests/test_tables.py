@@ -8,13 +8,12 @@ import pandas as pd
 import pytest
 
 from stepwise_routing.data.grading import collected
-from stepwise_routing.report.figures import (draw_accuracy_cost, drawn_methods, figure_caption, frontiers, paper_style,
-    redraw, save_figure, seed_points, sweep_points)
+from stepwise_routing.report.figures import draw_accuracy_cost, drawn_methods, figure_caption, frontiers, paper_style, redraw, save_figure, seed_points, sweep_points
 from stepwise_routing.report.gains import _shortfalls, shortfalls
-from stepwise_routing.report.tables import (PAPER_TABLES, billed_as, details, paper_rows, paper_table, printed_results,
-    report, report_paper, report_shortfalls, summary, to_markdown, to_tex)
+from stepwise_routing.report.tables import PAPER_TABLES, billed_as, details, paper_rows, paper_table, printed_results, report, report_paper, report_shortfalls, summary, to_markdown, to_tex
 from stepwise_routing.report.writer import interval, numbers, save_table, tex
-from stepwise_routing.results import METHOD_STYLE, load_run
+from stepwise_routing.method.results import METHOD_STYLE
+from stepwise_routing.run.stages import load_run
 from stepwise_routing.run.publish import PUBLISHED
 from toy_runs import cents, flops, loaded, run, with_ours # fixtures
 from toy_runs import evaluated, frame, save_methods, setting

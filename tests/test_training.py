@@ -9,15 +9,16 @@ from hypothesis import given, settings, strategies as st
 
 import tabular
 from policies import READINGS, bits, f64, first, fitted_policy, one_line, pi_escalate, quick, tiny_policy, toy_env
-from stepwise_routing.baselines import SmallOnly
-from stepwise_routing.confidence import FEATURES, fit_scaler, observe
-from stepwise_routing.cpo import TableEnv, exact_estimate
-from stepwise_routing.outcomes import escalation_times, outcome_table, replay, toy_table, walk_outcome
-from stepwise_routing.policy import *
-from stepwise_routing.rollouts import RoutingTree, State, collect_rollouts, walk
-from stepwise_routing.run.config import Policy
-from stepwise_routing.run.store import RolloutStore, tree_settings
-from stepwise_routing.training import *
+from stepwise_routing.method.routers import SmallOnly
+from stepwise_routing.method.confidence import FEATURES, fit_scaler, observe
+from stepwise_routing.method.cpo import TableEnv, exact_estimate
+from stepwise_routing.method.outcomes import escalation_times, outcome_table, replay, toy_table, walk_outcome
+from stepwise_routing.method.policy import *
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.method.walks import State, walk
+from stepwise_routing.base.settings import Policy
+from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.method.training import *
 from toy import toy_backends, toy_problems
 
 torch.set_num_threads(1)

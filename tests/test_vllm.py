@@ -8,13 +8,14 @@ import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.core import Step, run_async, score_messages, verdict_messages
+from stepwise_routing.base.records import Step, score_messages, verdict_messages
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models import transformers as models_transformers
+from stepwise_routing.models import hub as models_transformers
 from stepwise_routing.models import vllm as models_vllm
-from stepwise_routing.models.base import Request, StepTokenizer
+from stepwise_routing.models.interface import Request, StepTokenizer
 from stepwise_routing.models.names import check_shares, model_kind, open_models
-from stepwise_routing.models.transformers import load_micro, micro_path
+from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm, shown_confidences
 
 FAKE, SMALL = str(Path(__file__).parent/'fake'), micro_path('small')

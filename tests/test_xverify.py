@@ -12,10 +12,10 @@ from judging import JUDGE_TEMPLATE
 from toy import toy_backends, toy_problems
 from stepwise_routing.models import xverify as models_xverify
 from stepwise_routing.data.grading import MAX_ANSWER, agreement, cohen_kappa, grade_pairs, is_right
-from stepwise_routing.core import Problem
-from stepwise_routing.run.store import RolloutStore, tree_settings
-from stepwise_routing.rollouts import RoutingTree, collect_rollouts
-from stepwise_routing.outcomes import outcome_table
+from stepwise_routing.base.records import Problem
+from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.models.ledger import Ledger
 from stepwise_routing.models.xverify import XVerify, _xverify_template, open_grader, read_verdict
 
@@ -273,7 +273,7 @@ def test_unknown_names_are_one_line_each(tmp_path):
           error=FileNotFoundError)
 
 def test_a_judge_of_our_own_server_is_known_by_its_weights(tmp_path, monkeypatch):
-    from stepwise_routing.models.transformers import micro_path
+    from stepwise_routing.models.hub import micro_path
     calls = []
     @contextlib.contextmanager
     def serve_vllm(model, **kwargs):
@@ -290,7 +290,7 @@ def test_a_judge_of_our_own_server_is_known_by_its_weights(tmp_path, monkeypatch
 
 def test_a_missing_engine_is_one_line():
     if __import__('importlib').util.find_spec('vllm'): pytest.skip('vLLM is installed here')
-    from stepwise_routing.models.transformers import micro_path
+    from stepwise_routing.models.hub import micro_path
     fails(lambda: open_grader(f'xverify:{micro_path("small")}', template=JUDGE_TEMPLATE).__enter__(),
           '-e ".[gpu]" -c constraints-gpu.txt', error=(ImportError, RuntimeError))
 
@@ -344,7 +344,7 @@ def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
 @pytest.mark.slow
 def test_a_micro_model_can_be_the_judge(tmp_path):
     "A real model behind a real server: it gives verdicts on steps, and a rerun without it gives the same."
-    from stepwise_routing.core import VERIFY_PROMPT
+    from stepwise_routing.base.records import VERIFY_PROMPT
     from stepwise_routing.data.benchmarks import load_problems
     from stepwise_routing.models.serve import served
     template = VERIFY_PROMPT.replace('{prefix}', 'The answer is {answer}.')

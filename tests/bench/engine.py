@@ -12,11 +12,12 @@ import pandas as pd
 import torch
 from torch.nn import functional as F
 
-from stepwise_routing.core import edge_seed, run_async
+from stepwise_routing.base.records import edge_seed
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.base import Request
+from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
-from stepwise_routing.models.transformers import TransformersBackend, micro_path
+from stepwise_routing.models.hub import TransformersBackend, micro_path
 
 KINDS = dict(kernels=None, general='float64')
 

@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.transformers import TransformersBackend, micro_path
-from stepwise_routing.outcomes import outcome_table
-from stepwise_routing.rollouts import RoutingTree, collect_rollouts, walk
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.models.hub import TransformersBackend, micro_path
+from stepwise_routing.method.outcomes import outcome_table
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.method.walks import walk
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 def models(k):
     return [TransformersBackend(micro_path('large' if i else 'small'), index=i, name=f'model {i}') for i in range(k)]

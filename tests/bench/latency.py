@@ -19,15 +19,16 @@ import numpy as np
 import torch
 from routing import forget
 
-from stepwise_routing.confidence import FEATURES, observe
-from stepwise_routing.core import run_async
+from stepwise_routing.method.confidence import FEATURES, observe
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.reward import load_prm
-from stepwise_routing.models.transformers import micro_path
-from stepwise_routing.rollouts import RoutingTree, walk
-from stepwise_routing.routers import RSD, LargeOnly, ScoreRouter, SmallOnly, SpecReason, asking_settings
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.models.hub import micro_path
+from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.method.walks import walk
+from stepwise_routing.method.routers import RSD, LargeOnly, ScoreRouter, SmallOnly, SpecReason, asking_settings
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 class Stamped:
     "A model that writes one step a call and notes when it was first asked for each step of the chain."

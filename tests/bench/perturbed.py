@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 
-import stepwise_routing.models.xverify # noqa: F401 a method of `Setting`
-from stepwise_routing.baselines import COLUMNS, replay_case
+import stepwise_routing.models.xverify
+from stepwise_routing.method.comparison import COLUMNS
+from stepwise_routing.run.stages import replay_case
 from stepwise_routing.data.benchmarks import SPLITS
 from stepwise_routing.run.config import open_run
-from stepwise_routing.run.policies import fit_tables
+from stepwise_routing.run.sweep import fit_tables
 
 KEYS = ['setting', 'benchmark', 'method', 'on_escalate']
 

@@ -8,11 +8,11 @@ import cProfile, pstats, sys, time
 import numpy as np
 import torch
 
-from stepwise_routing.cpo import TableEnv
-from stepwise_routing.outcomes import OutcomeTable, toy_table
-from stepwise_routing.policy import decider, policy_inputs
-from stepwise_routing.run.config import Policy
-from stepwise_routing.training import train
+from stepwise_routing.method.cpo import TableEnv
+from stepwise_routing.method.outcomes import OutcomeTable, toy_table
+from stepwise_routing.method.policy import decider, policy_inputs
+from stepwise_routing.base.settings import Policy
+from stepwise_routing.method.training import train
 
 PARTS = ('sample', 'exact_estimate', 'sampled_estimate', 'critic_step', 'fisher_blocks', 'fisher_solver',
          'cpo_direction', 'line_search', 'deploy')

@@ -17,13 +17,14 @@ def facts():
     "The hashes, by part."
     sys.path.insert(0, str(TESTS/'helpers'))
     from policies import toy_env
-    from stepwise_routing.core import edge_seed, run_async
+    from stepwise_routing.base.records import edge_seed
+    from stepwise_routing.base.tools import run_async
     from stepwise_routing.data.benchmarks import load_problems
-    from stepwise_routing.models.base import Request
-    from stepwise_routing.models.transformers import load_micro
-    from stepwise_routing.routers import fit_mixture
-    from stepwise_routing.run.config import Policy
-    from stepwise_routing.training import train
+    from stepwise_routing.models.interface import Request
+    from stepwise_routing.models.hub import load_micro
+    from stepwise_routing.method.routers import fit_mixture
+    from stepwise_routing.base.settings import Policy
+    from stepwise_routing.method.training import train
     (p,), out = load_problems('micro-gsm', 'train', 1), {}
     for k, which in enumerate(('small', 'large')):
         seed = lambda i, k=k: edge_seed(p.benchmark, p.id, 0, str(k)*i, k)
@@ -43,7 +44,7 @@ def measured(before=(), **settings):
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])
 
 def main():
-    from stepwise_routing.run.reproduce import KERNEL_SETTINGS, THREADS
+    from stepwise_routing.run.runner import KERNEL_SETTINGS, THREADS
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument('--cpu', default='Haswell')
     args.add_argument('--facts', action='store_true', help='the hashes of this process alone')

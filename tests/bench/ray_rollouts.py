@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil, torch
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.names import open_models
-from stepwise_routing.rollouts import RoutingTree, collect_rollouts
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 NAMES = ['micro-small', 'micro-large']
 

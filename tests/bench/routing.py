@@ -21,16 +21,18 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from stepwise_routing.confidence import logit_confidence
-from stepwise_routing.core import edge_seed, run_async
+from stepwise_routing.method.confidence import logit_confidence
+from stepwise_routing.base.records import edge_seed
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.base import Request
+from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.reward import load_prm
-from stepwise_routing.models.transformers import micro_path
-from stepwise_routing.rollouts import RoutingTree, walk
-from stepwise_routing.routers import RSD, asking_settings
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.models.hub import micro_path
+from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.method.walks import walk
+from stepwise_routing.method.routers import RSD, asking_settings
+from stepwise_routing.base.store import RolloutStore, tree_settings
 
 @dataclass(frozen=True)
 class Confidence:

@@ -10,12 +10,13 @@ import argparse, asyncio, json, subprocess, sys, time
 import numpy as np
 import psutil
 
-from stepwise_routing.confidence import logit_confidence, logprob_confidence
-from stepwise_routing.core import run_async, score_messages, verdict_messages
+from stepwise_routing.method.confidence import logit_confidence, logprob_confidence
+from stepwise_routing.base.tools import run_async
+from stepwise_routing.base.records import score_messages, verdict_messages
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.base import Request
+from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
-from stepwise_routing.models.transformers import load_micro, micro_path
+from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm
 
 KW = dict(temperature=0., context=2048)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stepwise_routing.data.families import FAMILIES
-from stepwise_routing.data.micro import as_problem, micro_drafts
-from stepwise_routing.data.programs import solve
+from micro_world.families import FAMILIES
+from micro_world.drafts import as_problem, micro_drafts
+from micro_world.programs import solve
 from stepwise_routing.models.reward import load_prm, step_rewards
-from stepwise_routing.models.transformers import micro_path
+from stepwise_routing.models.hub import micro_path
 
 sys.path.insert(0, str(Path(__file__).parents[1]/'helpers'))
 from slips import corrupt

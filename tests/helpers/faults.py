@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asker import OPTIONS, request
 from faulty import Faulty, chain
-from stepwise_routing.core import digest
+from stepwise_routing.base.tools import digest
 from stepwise_routing.models import replies
 from stepwise_routing.models.ledger import CENT, Ledger
 

@@ -1,12 +1,12 @@
 "What the tests of policies share: small policies, environments, and the definition of S."
 import numpy as np
 import torch
-from stepwise_routing.confidence import Scaler
-from stepwise_routing.cpo import TableEnv
-from stepwise_routing.outcomes import toy_table
-from stepwise_routing.policy import RoutingPolicy
-from stepwise_routing.run.config import Policy
-from stepwise_routing.training import train
+from stepwise_routing.method.confidence import Scaler
+from stepwise_routing.method.cpo import TableEnv
+from stepwise_routing.method.outcomes import toy_table
+from stepwise_routing.method.policy import RoutingPolicy
+from stepwise_routing.base.settings import Policy
+from stepwise_routing.method.training import train
 
 READINGS = 'append', 'regenerate'
 QUICK = dict(steps=10, hidden=(8, 8))

@@ -2,7 +2,7 @@
 import nbformat
 from pathlib import Path
 
-from stepwise_routing.data.programs import *
+from micro_world.programs import *
 
 LAB = nbformat.read(Path(__file__).parents[2]/'nbs'/'labs'/'01_micro_models.ipynb', as_version=4)
 for cell in LAB.cells:

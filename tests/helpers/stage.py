@@ -3,12 +3,12 @@ import json, resource, sys
 from dataclasses import replace
 from pathlib import Path
 
-from stepwise_routing.cpo import TableEnv
-from stepwise_routing.outcomes import toy_table
+from stepwise_routing.method.cpo import TableEnv
+from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.report.tables import report_paper
-from stepwise_routing.results import load_run
-from stepwise_routing.run.config import Policy
-from stepwise_routing.training import fit
+from stepwise_routing.run.stages import load_run
+from stepwise_routing.base.settings import Policy
+from stepwise_routing.method.training import fit
 from toy_runs import save_methods, setting
 
 def training(folder):

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 from scipy.optimize import linprog
 
-from stepwise_routing.outcomes import OutcomeTable
+from stepwise_routing.method.outcomes import OutcomeTable
 
 LEVELS, STEPS, COPIES = 7, 3, 10 # confidence levels, steps of a chain at most, rows a path
 FEATURES = 'score_logit', 'index', 'final'
@@ -151,9 +151,9 @@ def distance(policy, kappa, alpha, on_escalate='append'):
     return np.array(out)
 
 def train(seed, alpha=.11, on_escalate='append', **options):
-    from stepwise_routing.run.config import Policy
-    from stepwise_routing import training
-    from stepwise_routing.cpo import TableEnv
+    from stepwise_routing.base.settings import Policy
+    from stepwise_routing.method import training
+    from stepwise_routing.method.cpo import TableEnv
     env = TableEnv(chain_table(), FEATURES, on_escalate)
     trained = training.train(env, Policy(alpha=alpha, **options), seed, progress=False)
     return distance(trained.policy, trained.kappa, alpha, on_escalate)

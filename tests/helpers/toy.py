@@ -2,8 +2,8 @@
 tables can be checked exactly."""
 import asyncio, hashlib, json, random, struct
 from pathlib import Path
-from stepwise_routing.core import ModelSpec, Problem, Step
-from stepwise_routing.models.base import Choice
+from stepwise_routing.base.records import ModelSpec, Problem, Step
+from stepwise_routing.models.interface import Choice
 
 def f32(x): return struct.unpack('<f', struct.pack('<f', x))[0]
 

@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.baselines import COLUMNS, Case, replay_methods, save_case
-from stepwise_routing.outcomes import toy_table
-from stepwise_routing.results import (BenchmarkResults, SettingResults, evaluate, load_run, resampled, resamples,
-    with_calibration)
-from stepwise_routing.routers import RandomRouter, SavedPolicy
+from stepwise_routing.method.comparison import COLUMNS, Case, replay_methods
+from stepwise_routing.run.stages import save_case
+from stepwise_routing.method.outcomes import toy_table
+from stepwise_routing.method.results import BenchmarkResults, SettingResults, evaluate, resampled, resamples, with_calibration
+from stepwise_routing.run.stages import load_run
+from stepwise_routing.method.routers import RandomRouter, SavedPolicy
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
 def means_of(rows, n_boot=50, **kw): return resampled(rows, resamples(rows['problem'].nunique(), n_boot), **kw)
