@@ -26,196 +26,286 @@ from .method.walks import walk
 from .base.settings import Policy
 from .base.settings import checked
 from .base.store import RolloutStore, check_settings, tree_settings
-from .method.training import Calibration, calibrate as calibrate_policy, fit, threshold_path, training_key
+from stepwise_routing.method.training import (
+    Calibration,
+    calibrate as calibrate_policy,
+    fit,
+    threshold_path,
+    training_key,
+)
 
 # %% ../nbs/06_your_own_models.ipynb #own-problems
-def _own_problem(row, name): # one row as a `Problem`; ValueError for what is wrong with it
-    if isinstance(row, Problem): row = vars(row)
-    if not isinstance(row, dict): raise ValueError('not a JSON object')
+def _own_problem(row, name):  # one row as a `Problem`; ValueError for what is wrong with it
+    if isinstance(row, Problem):
+        row = vars(row)
+    if not isinstance(row, dict):
+        raise ValueError('not a JSON object')
     for f in ('question', 'answer'):
-        if f not in row: raise ValueError(f'no field {f!r}{nearest(f, row)}; needed: question, answer')
-    question, answer = row['question'], row['answer']
-    if not isinstance(question, str) or not question.strip(): raise ValueError("field 'question' is not text")
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or not str(answer).strip():
+        if f not in row:
+            raise ValueError(f'no field {f!r}{nearest(f, row)}; needed: question, answer')
+    question = row['question']
+    answer = row['answer']
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError("field 'question' is not text")
+    if (
+        isinstance(answer, bool)
+        or not isinstance(answer, (str, int, float))
+        or not str(answer).strip()
+    ):
         raise ValueError("field 'answer' is neither text nor a number")
     return make_problem(name, question, str(answer).strip())
 
 # %% ../nbs/06_your_own_models.ipynb #own-rows
-def own_problems(source, name='own'): # JSONL or parquet file, or rows with "question" and "answer"
+def own_problems(source, name='own'):  # JSONL or parquet file, or rows with "question" and "answer"
     "Your `Problem`s, each question once. ValueError or FileNotFoundError in one line, with file and row."
-    is_file, problems = isinstance(source, (str, Path)), {}
+    is_file = isinstance(source, (str, Path))
+    problems = {}
     where = source if is_file else 'problems'
     for i, row in enumerate(file_rows(source) if is_file else source, 1):
-        try: p = _own_problem(row, name)
-        except ValueError as e: raise ValueError(f'{where}, row {i}: {e}') from None
+        try:
+            p = _own_problem(row, name)
+        except ValueError as e:
+            raise ValueError(f'{where}, row {i}: {e}') from None
         if problems.setdefault(p.id, p).answer != p.answer:
-            raise ValueError(f'{where}, row {i}: an earlier row has the same question and another answer')
-    if not problems: raise ValueError(f'{where} holds no problems')
+            raise ValueError(
+                f'{where}, row {i}: an earlier row has the same question and another answer'
+            )
+    if not problems:
+        raise ValueError(f'{where} holds no problems')
     return list(problems.values())
 
 # %% ../nbs/06_your_own_models.ipynb #own-split
 SIDES = ('train', 'calibration')
 
-def own_split(problems, share): # share for calibration -> dict: split -> `Problem`s
+
+def own_split(problems, share):  # share for calibration -> dict: split -> `Problem`s
     sides = {split: [] for split in SIDES}
-    for p in problems: sides['calibration' if int(digest('own', p.id), 16) < share*2**64 else 'train'].append(p)
+    for p in problems:
+        sides['calibration' if int(digest('own', p.id), 16) < share * 2**64 else 'train'].append(p)
     return sides
 
 # %% ../nbs/06_your_own_models.ipynb #own
 FORMAT = 'stepwise-routing own 3'
 
+
 @dataclass(frozen=True)
 class Own:
     "What a folder is made for."
-    models: list                                # names of the small and the large model, as for `open_models`
-    name: str = 'own'                           # of the problems; part of the seeds
-    max_steps: int = 30                         # steps of a chain at most
-    calibration: float = .4                     # share of the problems that the threshold is chosen on
-    options: dict = field(default_factory=dict) # of `open_models`: temperature, max_tokens, price, base_url, ...
+
+    models: list  # names of the small and the large model, as for `open_models`
+    name: str = 'own'  # of the problems; part of the seeds
+    max_steps: int = 30  # steps of a chain at most
+    calibration: float = 0.4  # share of the problems that the threshold is chosen on
+    options: dict = field(
+        default_factory=dict
+    )  # of `open_models`: temperature, max_tokens, price, base_url, ...
 
     def __post_init__(self):
-        if len(self.models) != 2: raise ValueError(f'a small and a large model are needed, got {len(self.models)}')
-        if not 0 < self.calibration < 1: raise ValueError(f'calibration={self.calibration!r}: choose from (0, 1)')
+        if len(self.models) != 2:
+            raise ValueError(f'a small and a large model are needed, got {len(self.models)}')
+        if not 0 < self.calibration < 1:
+            raise ValueError(f'calibration={self.calibration!r}: choose from (0, 1)')
         checked('max_steps', self.max_steps, int)
-        try: json.dumps(self.options)
-        except TypeError as e: raise ValueError(f'options are kept in own.json: numbers or text ({e})') from None
+        try:
+            json.dumps(self.options)
+        except TypeError as e:
+            raise ValueError(f'options are kept in own.json: numbers or text ({e})') from None
 
 # %% ../nbs/06_your_own_models.ipynb #mark
 def _mark(own):
     "A seal on what own.json says, made with a key that only this user has. ValueError for a damaged key."
-    config = os.environ.get('XDG_CONFIG_HOME') or Path.home()/'.config'
-    file = Path(config)/'stepwise-routing'/'key'
+    config = os.environ.get('XDG_CONFIG_HOME') or Path.home() / '.config'
+    file = Path(config) / 'stepwise-routing' / 'key'
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), 'w') as f: f.write(secrets.token_hex(32))
-    if len(key := file.read_bytes()) != 64: raise ValueError(f'{file} is damaged: delete it, and collect again')
+        with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), 'w') as f:
+            f.write(secrets.token_hex(32))
+    if len(key := file.read_bytes()) != 64:
+        raise ValueError(f'{file} is damaged: delete it, and collect again')
     return hmac.new(key, json.dumps(asdict(own)).encode(), 'sha256').hexdigest()
+
 
 def _write_own(folder, own, mark=''):
     values = dict(format=FORMAT) | asdict(own) | dict(mark=mark)
-    write_file(Path(folder)/'own.json', json.dumps(values, indent=1) + '\n')
+    write_file(Path(folder) / 'own.json', json.dumps(values, indent=1) + '\n')
 
 # %% ../nbs/06_your_own_models.ipynb #read-own
-def _full_name(name): # of a model; a folder's with its whole path
+def _full_name(name):  # of a model; a folder's with its whole path
     kind, colon, rest = str(name).rpartition(':')
-    return f'{kind}{colon}{Path(rest).expanduser().resolve()}' if Path(rest).expanduser().is_dir() else str(name)
+    return (
+        f'{kind}{colon}{Path(rest).expanduser().resolve()}'
+        if Path(rest).expanduser().is_dir()
+        else str(name)
+    )
 
-def read_own(folder): # `Own`, and whether it was made here, by this user
+
+def read_own(folder):  # `Own`, and whether it was made here, by this user
     "What own.json says. FileNotFoundError or ValueError in one line."
-    file = Path(folder)/'own.json'
+    file = Path(folder) / 'own.json'
     if not file.is_file():
         names = [p.parent.name for p in file.parent.parent.glob('*/own.json')]
-        raise FileNotFoundError(f'{folder} holds no router{nearest(Path(folder).name, names)}; make one with collect')
+        raise FileNotFoundError(
+            f'{folder} holds no router{nearest(Path(folder).name, names)}; make one with collect'
+        )
     try:
         values = json.loads(file.read_text('utf-8'))
         one_of('format', values.pop('format', ''), [FORMAT])
-        mark, own = str(values.pop('mark', '')), Own(**values)
+        mark = str(values.pop('mark', ''))
+        own = Own(**values)
     except (ValueError, TypeError, AttributeError):
-        raise ValueError(f'{file} is damaged or of another version; collect into another folder') from None
+        raise ValueError(
+            f'{file} is damaged or of another version; collect into another folder'
+        ) from None
     return own, bool(mark) and hmac.compare_digest(mark.encode(), _mark(own).encode())
 
 # %% ../nbs/06_your_own_models.ipynb #collect
 def collect(
-    folder,                    # where everything is kept; made where there is none
-    problems,                  # JSONL file with "question" and "answer", or rows, see `own_problems`
-    models,                    # names of the small and the large model, as for `open_models`
-    grade=is_right,            # (`Problem`, parsed answer) -> bool
-    max_cents:float|None=None, # never spend more on paid models, earlier calls included
-    **settings                 # calibration, name, max_steps of `Own`; all others are options of `open_models`
-)->dict: # problems per split, how many each model solves alone (%), steps drawn now, answers that grading gave up
+    folder,  # where everything is kept; made where there is none
+    problems,  # JSONL file with "question" and "answer", or rows, see `own_problems`
+    models,  # names of the small and the large model, as for `open_models`
+    grade=is_right,  # (`Problem`, parsed answer) -> bool
+    max_cents: float | None = None,  # never spend more on paid models, earlier calls included
+    **settings,  # calibration, name, max_steps of `Own`; all others are options of `open_models`
+) -> dict:  # problems per split, how many each model solves alone (%), steps drawn now, answers that grading gave up
     "Draw and grade what a router learns from; again: go on, or add problems. ValueError for what cannot work."
-    folder, models = Path(folder), [models] if isinstance(models, str) else models
+    folder = Path(folder)
+    models = [models] if isinstance(models, str) else models
     fixed = {k: settings.pop(k) for k in ('name', 'max_steps', 'calibration') if k in settings}
     own = Own([_full_name(m) for m in models], **fixed, options=settings)
     problems = own_problems(problems, own.name)
-    if (folder/'own.json').is_file():
+    if (folder / 'own.json').is_file():
         check_settings(folder, asdict(read_own(folder)[0]), json.loads(json.dumps(asdict(own))))
-        problems = own_problems([*file_rows(folder/'problems.jsonl'), *problems], own.name)
-    with (open_models(own.models, ledger=folder/'ledger.db', max_cents=max_cents, **own.options) as backends,
-          RolloutStore(folder/'draws.db', tree_settings(own.name, backends)) as store):
-        for split in SIDES: (folder/f'{split}.npz').unlink(missing_ok=True) # of fewer problems; made anew below
+        problems = own_problems([*file_rows(folder / 'problems.jsonl'), *problems], own.name)
+    with (
+        open_models(
+            own.models, ledger=folder / 'ledger.db', max_cents=max_cents, **own.options
+        ) as backends,
+        RolloutStore(folder / 'draws.db', tree_settings(own.name, backends)) as store,
+    ):
+        for split in SIDES:
+            (folder / f'{split}.npz').unlink(missing_ok=True)  # of fewer problems; made anew below
         rows = [json.dumps(dict(question=p.question, answer=p.answer)) + '\n' for p in problems]
-        write_file(folder/'problems.jsonl', ''.join(rows))
+        write_file(folder / 'problems.jsonl', ''.join(rows))
         _write_own(folder, own, _mark(own))
         tree = RoutingTree(backends, store, max_steps=own.max_steps, grade=grade)
         new = collect_rollouts(problems, tree)
-        parts = [(part, tree, split) for split, part in own_split(problems, own.calibration).items() if part]
+        parts = [
+            (part, tree, split)
+            for split, part in own_split(problems, own.calibration).items()
+            if part
+        ]
         tables, lost = graded(lambda: [outcome_table(*part) for part in parts])
-        for t in tables: t.save(folder/f'{t.split}.npz')
-    alone = {'small right': [t.outcome(-1) for t in tables], 'large right': [t.large_only() for t in tables]}
-    right = {k: np.concatenate([o['correct'] for o in outcomes]).mean() for k, outcomes in alone.items()}
-    shares = {k: round(100*float(x), 1) for k, x in right.items()}
+        for t in tables:
+            t.save(folder / f'{t.split}.npz')
+    alone = {
+        'small right': [t.outcome(-1) for t in tables],
+        'large right': [t.large_only() for t in tables],
+    }
+    right = {
+        k: np.concatenate([o['correct'] for o in outcomes]).mean() for k, outcomes in alone.items()
+    }
+    shares = {k: round(100 * float(x), 1) for k, x in right.items()}
     given_up = {'answers given up': len(lost)} if lost else {}
     return {t.split: len(t) for t in tables} | shares | {'new steps': new} | given_up
 
 # %% ../nbs/06_your_own_models.ipynb #tables
-def own_table(folder, split): # `OutcomeTable`
+def own_table(folder, split):  # `OutcomeTable`
     "An outcome table of a folder; ValueError where there is none, or none yet."
-    file = Path(folder)/f'{split}.npz'
-    if read_own(folder) and file.is_file(): return OutcomeTable.load(file)
-    raise ValueError(f'{folder}: no problem is for {split}, or collect has not finished; call it again, or with more')
+    file = Path(folder) / f'{split}.npz'
+    if read_own(folder) and file.is_file():
+        return OutcomeTable.load(file)
+    raise ValueError(
+        f'{folder}: no problem is for {split}, or collect has not finished; call it again, or with more'
+    )
 
-def _own_inputs(folder, table): # (features, unit of cost)
+
+def _own_inputs(folder, table):  # (features, unit of cost)
     "What the policy sees, and the unit of cost: what the models' interfaces give."
     obs = table.obs[table.inside]
-    features = tuple(f for f in FULL_FEATURES if not np.isnan(obs[:, table.features.index(f)]).any())
+    features = tuple(
+        f for f in FULL_FEATURES if not np.isnan(obs[:, table.features.index(f)]).any()
+    )
     unit = 'cents' if table.large_cents.any() else 'paper_flops'
-    if table.large_only()[unit].any(): return features, unit
-    raise ValueError(f'{folder}: nothing says what the large model costs; collect into another folder with '
-                     'price="gpt-4.1-mini", or another row of PRICES')
+    if table.large_only()[unit].any():
+        return features, unit
+    raise ValueError(
+        f'{folder}: nothing says what the large model costs; collect into another folder with '
+        'price="gpt-4.1-mini", or another row of PRICES'
+    )
 
 # %% ../nbs/06_your_own_models.ipynb #train
 def train(
-    folder,                 # of `collect`
-    alpha:float=.02,        # accuracy that may be lost against the large model, as a share of the problems
-    on_escalate:str='regenerate', # "regenerate": the large model rewrites the unsure step; "append": the next one
-    **settings              # seed, and fields of `Policy`, e.g. steps
-)->dict: # on the training problems, in %: right, missed, and the share of the large model's cost
+    folder,  # of `collect`
+    alpha: float = 0.02,  # accuracy that may be lost against the large model, as a share of the problems
+    on_escalate: str = 'regenerate',  # "regenerate": the large model rewrites the unsure step; "append": the next one
+    **settings,  # seed, and fields of `Policy`, e.g. steps
+) -> dict:  # on the training problems, in %: right, missed, and the share of the large model's cost
     "Train the router. What the same call has trained before is left as it is. ValueError for what cannot work."
-    for k in settings: one_of('setting', k, ['seed', *(f.name for f in fields(Policy) if f.name != 'alpha')])
+    for k in settings:
+        one_of('setting', k, ['seed', *(f.name for f in fields(Policy) if f.name != 'alpha')])
     folder, table, seed = Path(folder), own_table(folder, 'train'), settings.pop('seed', 0)
     features, unit = _own_inputs(folder, table)
     env = TableEnv(table, features, on_escalate, unit)
-    s = Policy(**dict(alpha=alpha, estimator='exact', batch=None if len(env) <= 500 else 500, steps=80) | settings)
-    key = training_key(digest((folder/'train.npz').read_bytes().hex()), features, on_escalate, unit, asdict(s), seed)
-    config = fit(env, None, folder/'policy', s, seed, None, key=key, unit=unit)
-    deployed = env.deploy(load_policy(folder/'policy'), config['online'])
+    s = Policy(
+        **dict(alpha=alpha, estimator='exact', batch=None if len(env) <= 500 else 500, steps=80)
+        | settings
+    )
+    key = training_key(
+        digest((folder / 'train.npz').read_bytes().hex()),
+        features,
+        on_escalate,
+        unit,
+        asdict(s),
+        seed,
+    )
+    config = fit(env, None, folder / 'policy', s, seed, None, key=key, unit=unit)
+    deployed = env.deploy(load_policy(folder / 'policy'), config['online'])
     names = {'right': 'right', 'miss': 'missed', 'cost': "of the large model's cost"}
-    return {name: round(100*float(deployed[k].mean()), 1) for k, name in names.items()}
+    return {name: round(100 * float(deployed[k].mean()), 1) for k, name in names.items()}
 
 # %% ../nbs/06_your_own_models.ipynb #calibrate
 def calibrate(
-    folder,                 # of `collect` and `train`
-    target:str='accuracy',  # "accuracy": on these problems; "miss": a bound for new ones
-    alpha:float|None=None   # accuracy that may be lost, or share that may be missed; None = as in training
-)->Calibration: # kappa; accuracy, misses and cost of the calibration problems; whether the target is met
+    folder,  # of `collect` and `train`
+    target: str = 'accuracy',  # "accuracy": on these problems; "miss": a bound for new ones
+    alpha: float
+    | None = None,  # accuracy that may be lost, or share that may be missed; None = as in training
+) -> (
+    Calibration
+):  # kappa; accuracy, misses and cost of the calibration problems; whether the target is met
     "Choose the threshold on the problems set aside. ValueError where they are too few for a bound."
     tables = [own_table(folder, split) for split in SIDES]
-    policy = load_policy(Path(folder)/'policy')
+    policy = load_policy(Path(folder) / 'policy')
     config = policy.config
     alpha = config['alpha'] if alpha is None else alpha
     options = policy.features, config['on_escalate'], config['unit'], policy.scaler
     env, held_out = (TableEnv(table, *options) for table in tables)
-    if target == 'miss' and 0 < alpha < 1 and 1/(len(held_out) + 1) > alpha + 1e-12:
-        raise ValueError(f'{folder}: {len(held_out)} calibration problems are too few for {alpha:.4g}, which takes '
-                         f'at least {math.ceil(1/alpha - 1 - 1e-9)}; collect more problems, or allow more')
+    if target == 'miss' and 0 < alpha < 1 and 1 / (len(held_out) + 1) > alpha + 1e-12:
+        raise ValueError(
+            f'{folder}: {len(held_out)} calibration problems are too few for {alpha:.4g}, which takes '
+            f'at least {math.ceil(1 / alpha - 1 - 1e-9)}; collect more problems, or allow more'
+        )
     path = threshold_path(policy, env) if target == 'miss' else None
     result = calibrate_policy(policy, held_out, target, alpha, path)
-    save_policy(Path(folder)/'policy', policy, **config | dict(kappa=result.kappa, calibration=asdict(result)))
+    save_policy(
+        Path(folder) / 'policy',
+        policy,
+        **config | dict(kappa=result.kappa, calibration=asdict(result)),
+    )
     return result
 
 # %% ../nbs/06_your_own_models.ipynb #routed
 @dataclass(frozen=True)
 class Routed:
     "How a question was answered."
+
     question: str
-    answer: str|None # what the last box holds; None where there is none
-    steps: tuple     # the text of each step
-    path: str        # who wrote it, a digit a step: "0" is the small model
-    models: tuple    # the same by name
-    tokens: tuple    # generated by the small and the large model, thrown-away steps included
-    cost: float      # of all calls
-    unit: str        # "cents" (US) or "paper_flops"
+    answer: str | None  # what the last box holds; None where there is none
+    steps: tuple  # the text of each step
+    path: str  # who wrote it, a digit a step: "0" is the small model
+    models: tuple  # the same by name
+    tokens: tuple  # generated by the small and the large model, thrown-away steps included
+    cost: float  # of all calls
+    unit: str  # "cents" (US) or "paper_flops"
 
     def _repr_html_(self):
         rows = zip(self.path, self.models, self.steps)
@@ -226,77 +316,109 @@ class Routed:
 # %% ../nbs/06_your_own_models.ipynb #open-router
 class OwnRouter:
     "A calibrated router with its models; made by `open_router`."
+
     def __init__(self, tree, policy, name):
-        self.tree, self.name, self.unit = tree, name, policy.config['unit']
+        self.tree = tree
+        self.name = name
+        self.unit = policy.config['unit']
         self.router = PolicyRouter(policy, policy.kappa, policy.config['on_escalate'])
 
-    def route(self, questions, sample=0): # a question or a list -> `Routed` or a list
+    def route(self, questions, sample=0):  # a question or a list -> `Routed` or a list
         "Answer questions, all at once; `sample` says which of the independent draws."
         texts = [questions] if isinstance(questions, str) else list(questions)
         for q in texts:
-            if not isinstance(q, str) or not q.strip(): raise ValueError(f'a question is a text, got {str(q)[:60]!r}')
+            if not isinstance(q, str) or not q.strip():
+                raise ValueError(f'a question is a text, got {str(q)[:60]!r}')
         self.tree.sample = sample
         walks = walk([make_problem(self.name, q, '') for q in texts], self.router, self.tree)
         answers = [self.routed(w) for w in walks]
         return answers[0] if isinstance(questions, str) else answers
 
-    def routed(self, w): # a finished walk
-        specs, steps = self.tree.specs, w.steps
+    def routed(self, w):  # a finished walk
+        specs = self.tree.specs
+        steps = w.steps
         tokens = tuple(sum(c.generated for c in w.calls if c.model == m) for m in range(len(specs)))
-        cost, names = walk_cost(w.calls, specs, self.unit), tuple(specs[s.model].name for s in steps)
+        cost = walk_cost(w.calls, specs, self.unit)
+        names = tuple(specs[s.model].name for s in steps)
         texts = tuple(s.text for s in steps)
         return Routed(w.problem.question, w.answer, texts, w.path, names, tokens, cost, self.unit)
 
 # %% ../nbs/06_your_own_models.ipynb #foreign
-def _weights(settings): # of every model, as `tree_settings` says; None where nobody knows
+def _weights(settings):  # of every model, as `tree_settings` says; None where nobody knows
     return [model.get('weights') for model in settings['models']]
+
 
 def _check_weights(folder, policy, settings):
     "ValueError where the weights of a model are known and others."
     names = policy.config.get('models', ())
     for name, was, now in zip(names, policy.config.get('model_weights', ()), _weights(settings)):
         if None not in (was, now) and was != now:
-            raise ValueError(f'{folder}: trained for {name} with the weights {was}; those of the model given are {now}')
+            raise ValueError(
+                f'{folder}: trained for {name} with the weights {was}; those of the model given are {now}'
+            )
 
 # %% ../nbs/06_your_own_models.ipynb #open-router-call
-SHARED = 'temperature top_p max_tokens max_reply context top top_logprobs params price dtype'.split() # what travels
+SHARED = (
+    'temperature top_p max_tokens max_reply context top top_logprobs params price dtype'.split()
+)  # what travels
 
-def _shared(options): return {k: v for k, v in options.items() if k in SHARED and isinstance(v, (int, float, str))}
 
-def _given(folder, own, models): # `Own` of a folder that is not ours, or with other models
+def _shared(options):
+    return {k: v for k, v in options.items() if k in SHARED and isinstance(v, (int, float, str))}
+
+
+def _given(folder, own, models):  # `Own` of a folder that is not ours, or with other models
     "With the models of the caller, and without what says where models are. ValueError where there are none."
     if models is None:
-        raise ValueError(f'{folder} was not made here, so its models {own.models!r} {own.options!r} are not opened: '
-                         'give yours, models=[SMALL, LARGE], and base_url, key_env, ... where they need them')
+        raise ValueError(
+            f'{folder} was not made here, so its models {own.models!r} {own.options!r} are not opened: '
+            'give yours, models=[SMALL, LARGE], and base_url, key_env, ... where they need them'
+        )
     return replace(own, models=[_full_name(m) for m in models], options=_shared(own.options))
+
 
 @contextlib.contextmanager
 def open_router(
-    folder,                    # of `collect`, `train` and `calibrate`, or of `export`
-    max_cents:float|None=None, # never spend more on paid models, `collect` included
-    models=None,               # names of the small and the large model; needed for a folder that was not made here
-    **options                  # of `open_models`: where they are, their keys
-): # `OwnRouter`
+    folder,  # of `collect`, `train` and `calibrate`, or of `export`
+    max_cents: float | None = None,  # never spend more on paid models, `collect` included
+    models=None,  # names of the small and the large model; needed for a folder that was not made here
+    **options,  # of `open_models`: where they are, their keys
+):  # `OwnRouter`
     "The router and its models, for the time of a `with` block. ValueError in one line where they do not fit together."
-    folder, (own, here), policy = Path(folder), read_own(folder), load_policy(Path(folder)/'policy')
+    folder, (own, here), policy = (
+        Path(folder),
+        read_own(folder),
+        load_policy(Path(folder) / 'policy'),
+    )
     if 'calibration' not in policy.config:
         raise ValueError(f'{folder}: the threshold is not calibrated yet; call calibrate')
     here = here and models is None
-    if not here: own = _given(folder, own, models)
-    with TemporaryDirectory() as empty: # nothing that came with a foreign folder is read, and nothing is put there
+    if not here:
+        own = _given(folder, own, models)
+    with (
+        TemporaryDirectory() as empty
+    ):  # nothing that came with a foreign folder is read, and nothing is put there
         place = folder if here else Path(empty)
-        paid = dict(ledger=place/'ledger.db', max_cents=max_cents)
+        paid = dict(ledger=place / 'ledger.db', max_cents=max_cents)
         with open_models(own.models, **paid | own.options | options) as backends:
             settings = tree_settings(own.name, backends)
-            if here: RolloutStore(folder/'draws.db', settings, readonly=True).close() # ValueError: changed models
-            else: _check_weights(folder, policy, settings)
-            with RolloutStore(place/'live.db', settings) as store:
+            if here:
+                RolloutStore(
+                    folder / 'draws.db', settings, readonly=True
+                ).close()  # ValueError: changed models
+            else:
+                _check_weights(folder, policy, settings)
+            with RolloutStore(place / 'live.db', settings) as store:
                 tree = RoutingTree(backends, store, max_steps=own.max_steps, grade=lambda *_: False)
                 yield OwnRouter(tree, policy, own.name)
 
-def route(folder, questions, max_cents=None, models=None, **options): # as for `open_router` and `OwnRouter.route`
+
+def route(
+    folder, questions, max_cents=None, models=None, **options
+):  # as for `open_router` and `OwnRouter.route`
     "Answer questions with a router that is opened for it; see `open_router` for a program that asks often."
-    with open_router(folder, max_cents, models, **options) as router: return router.route(questions)
+    with open_router(folder, max_cents, models, **options) as router:
+        return router.route(questions)
 
 # %% ../nbs/06_your_own_models.ipynb #card
 _CARD = """# A router: {small_name} hands over to {large_name}
@@ -321,33 +443,50 @@ from stepwise_routing.own import open_router
 with open_router('this-folder', models=['SMALL', 'LARGE']) as router: print(router.route('What is 7 times 8?'))
 ```
 """
-_PROMISES = dict(accuracy='At most alpha less accuracy than the large model, measured on the calibration problems',
-                 miss='The large model right and the router wrong on at most a share alpha of new problems')
+_PROMISES = dict(
+    accuracy='At most alpha less accuracy than the large model, measured on the calibration problems',
+    miss='The large model right and the router wrong on at most a share alpha of new problems',
+)
 
-def _public(name): # of a model, without where it lies
+
+def _public(name):  # of a model, without where it lies
     kind, rest, revision = model_kind(name)
-    if '://' in rest: rest = rest.partition('#')[2] or 'a model behind a server'
-    if Path(rest).is_absolute() or Path(rest).is_dir(): rest = Path(rest).name
+    if '://' in rest:
+        rest = rest.partition('#')[2] or 'a model behind a server'
+    if Path(rest).is_absolute() or Path(rest).is_dir():
+        rest = Path(rest).name
     return f'{kind}:{rest}'.strip(':') + (f'@{revision}' if revision else '')
 
 # %% ../nbs/06_your_own_models.ipynb #export
 def export(
-    folder,                # of `collect`, `train` and `calibrate`
-    out,                   # new or empty folder
-    licence='not stated'   # of the router, for the model card
-)->list: # names of the files
+    folder,  # of `collect`, `train` and `calibrate`
+    out,  # new or empty folder
+    licence='not stated',  # of the router, for the model card
+) -> list:  # names of the files
     "Write policy, settings and model card, without paths, hosts, names of keys or problems. Errors in one line."
-    out, (own, _), policy = Path(out), read_own(folder), load_policy(Path(folder)/'policy')
-    if 'calibration' not in policy.config: raise ValueError(f'{folder}: not calibrated yet; call calibrate')
-    if out.exists() and list(out.iterdir()): raise ValueError(f'{out} is not empty: choose another folder')
-    with RolloutStore(Path(folder)/'draws.db', readonly=True) as store: weights = _weights(store.settings)
+    out, (own, _), policy = Path(out), read_own(folder), load_policy(Path(folder) / 'policy')
+    if 'calibration' not in policy.config:
+        raise ValueError(f'{folder}: not calibrated yet; call calibrate')
+    if out.exists() and list(out.iterdir()):
+        raise ValueError(f'{out} is not empty: choose another folder')
+    with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
+        weights = _weights(store.settings)
     own = replace(own, models=[_public(m) for m in own.models], options=_shared(own.options))
-    config = {k: v for k, v in policy.config.items() if k != 'key'} | dict(models=own.models, model_weights=weights)
+    config = {k: v for k, v in policy.config.items() if k != 'key'} | dict(
+        models=own.models, model_weights=weights
+    )
     rows = [f'| {name} | {w or "not known"} |' for name, w in zip(own.models, weights)]
-    facts = config['calibration'] | dict(zip(('small_name', 'large_name'), own.models), train=config['n_train'])
-    card = _CARD.format(**facts, models='\n'.join(rows), max_steps=own.max_steps, licence=licence,
-                        promise=_PROMISES[facts['target']])
-    save_policy(out/'policy', policy, **config)
+    facts = config['calibration'] | dict(
+        zip(('small_name', 'large_name'), own.models), train=config['n_train']
+    )
+    card = _CARD.format(
+        **facts,
+        models='\n'.join(rows),
+        max_steps=own.max_steps,
+        licence=licence,
+        promise=_PROMISES[facts['target']],
+    )
+    save_policy(out / 'policy', policy, **config)
     _write_own(out, own)
-    write_file(out/'README.md', card)
+    write_file(out / 'README.md', card)
     return sorted(p.relative_to(out).as_posix() for p in out.rglob('*') if p.is_file())

@@ -15,144 +15,194 @@ from .tools import digest, one_of
 
 # %% ../../nbs/00_records.ipynb #chat-prompt
 _SYSTEM_PROMPT = r'Please reason step by step, and put your final answer within \boxed{}.'
-def chat_prompt(question:str)->list:
+
+
+def chat_prompt(question: str) -> list:
     "The paper's generation prompt as chat messages: the system line, then the problem."
     return [dict(role='system', content=_SYSTEM_PROMPT), dict(role='user', content=question)]
 
 # %% ../../nbs/00_records.ipynb #split-steps
-def split_steps(text:str)->list:
+def split_steps(text: str) -> list:
     "Reasoning steps of a whole output: its segments between blank lines (the paper's experimental set-up)."
     return [s.strip() for s in text.replace('\r\n', '\n').split('\n\n') if s.strip()]
 
 # %% ../../nbs/00_records.ipynb #boxed
-_BRACE = re.compile(r'(?P<box>\\(?:boxed|fbox)\s*\{)'
-                    r'|(?P<bare>\\(?:boxed|fbox)\s*(?P<token>\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])))|\\.|[{}]', re.S)
-def extract_boxed(text:str)->str|None:
+_BRACE = re.compile(
+    r'(?P<box>\\(?:boxed|fbox)\s*\{)'
+    r'|(?P<bare>\\(?:boxed|fbox)\s*(?P<token>\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])))|\\.|[{}]',
+    re.S,
+)
+
+
+def extract_boxed(text: str) -> str | None:
     "The parsed answer $\\hat y$: the last complete, brace-balanced `\\boxed{}` (or `\\fbox{}`, or bare `\\boxed 5`)."
-    last, last_start, stack = None, -1, []
+    last = None
+    last_start = -1
+    stack = []
     for m in _BRACE.finditer(text):
-        if m['box']: stack.append((m.start(), m.end()))
-        elif m['bare']: last, last_start = m['token'], m.start()
-        elif m[0] == '{': stack.append((-1, 0))
+        if m['box']:
+            stack.append((m.start(), m.end()))
+        elif m['bare']:
+            last, last_start = m['token'], m.start()
+        elif m[0] == '{':
+            stack.append((-1, 0))
         elif m[0] == '}' and stack:
             start, begin = stack.pop()
-            if start > last_start: last, last_start = text[begin:m.start()].strip(), start
+            if start > last_start:
+                last, last_start = text[begin : m.start()].strip(), start
     return last
 
 # %% ../../nbs/00_records.ipynb #problem
 @dataclass(frozen=True)
 class Problem:
     "One benchmark problem $(x, y^*)$."
-    benchmark: str                # e.g. "gsm8k", "micro-math"
-    id: str                       # unique within the benchmark
-    question: str                 # $x$, as shown to the models
-    answer: str                   # $y^*$, the reference answer
-    difficulty: float|None = None # annotated difficulty; label-side information, off by default as a feature
-    solution: str|None = None     # reference solution, steps joined by a blank line
+
+    benchmark: str  # e.g. "gsm8k", "micro-math"
+    id: str  # unique within the benchmark
+    question: str  # $x$, as shown to the models
+    answer: str  # $y^*$, the reference answer
+    difficulty: float | None = (
+        None  # annotated difficulty; label-side information, off by default as a feature
+    )
+    solution: str | None = None  # reference solution, steps joined by a blank line
 
 # %% ../../nbs/00_records.ipynb #step
 @dataclass(frozen=True)
 class Step:
     "One reasoning step $y_t$, as one model wrote it."
-    text: str                    # without the blank line that ends it
-    model: int                   # index of the model that wrote it, 0 = smallest
-    finish: str                  # "step" (more to come), "stop" (end of sequence) or "length" (cut off)
-    ids: tuple = ()              # generated token ids, separator or end token included; empty where a server hides them
-    ends: tuple = ()             # per token, the offset in `text` where it ends (clipped to its length)
-    prob: tuple = ()             # per token, probability of the sampled token at temperature 1
-    rank: tuple = ()             # per token, its rank among the vocabulary by probability (1 = likeliest)
-    max_logit: tuple|None = None # per token, $\max_v z_v$; None where the server gives no raw logits
-    generated: int = 0           # generated tokens, as billed
-    prompt: int = 0              # prompt tokens of the call: template, problem and all steps before
-    cached: int = 0              # of these, tokens the server says it read from its cache
-    entropy: float|None = None   # of the distribution of its first token, nats; None where it is not known
+
+    text: str  # without the blank line that ends it
+    model: int  # index of the model that wrote it, 0 = smallest
+    finish: str  # "step" (more to come), "stop" (end of sequence) or "length" (cut off)
+    ids: tuple = ()  # generated token ids, separator or end token included; empty where a server hides them
+    ends: tuple = ()  # per token, the offset in `text` where it ends (clipped to its length)
+    prob: tuple = ()  # per token, probability of the sampled token at temperature 1
+    rank: tuple = ()  # per token, its rank among the vocabulary by probability (1 = likeliest)
+    max_logit: tuple | None = (
+        None  # per token, $\max_v z_v$; None where the server gives no raw logits
+    )
+    generated: int = 0  # generated tokens, as billed
+    prompt: int = 0  # prompt tokens of the call: template, problem and all steps before
+    cached: int = 0  # of these, tokens the server says it read from its cache
+    entropy: float | None = (
+        None  # of the distribution of its first token, nats; None where it is not known
+    )
 
     @property
-    def final(self): return self.finish != 'step' or extract_boxed(self.text) is not None
+    def final(self):
+        return self.finish != 'step' or extract_boxed(self.text) is not None
 
 # %% ../../nbs/00_records.ipynb #call
 @dataclass(frozen=True)
 class Call:
     "One model call of a walk, for the bill: its tokens and why it was made."
-    model: int                   # index of the model; -1 for an external judge or reward model
-    generated: int               # generated tokens
-    prompt: int                  # prompt tokens
-    cached: int                  # of these, tokens this model had already processed in this walk
-    kind: str = 'step'           # "step" (kept), "draft" (thrown away), "score" (read only), "judge", "prm"
-    billed: int = 0              # of the prompt, tokens that the server charged at its price for cached input
+
+    model: int  # index of the model; -1 for an external judge or reward model
+    generated: int  # generated tokens
+    prompt: int  # prompt tokens
+    cached: int  # of these, tokens this model had already processed in this walk
+    kind: str = 'step'  # "step" (kept), "draft" (thrown away), "score" (read only), "judge", "prm"
+    billed: int = 0  # of the prompt, tokens that the server charged at its price for cached input
 
 # %% ../../nbs/00_records.ipynb #trajectory
 @dataclass(frozen=True)
 class Trajectory:
     "A finished walk: the steps that were kept, every call that was paid for, and whether the answer is right."
+
     problem: Problem
-    path: str                    # who wrote each kept step, one digit per step, e.g. "0011"
-    steps: tuple                 # the kept `Step`s
-    calls: tuple                 # every `Call`, in order
-    answer: str|None             # the parsed answer, None where there is none
-    correct: bool                # $R(x)$
+    path: str  # who wrote each kept step, one digit per step, e.g. "0011"
+    steps: tuple  # the kept `Step`s
+    calls: tuple  # every `Call`, in order
+    answer: str | None  # the parsed answer, None where there is none
+    correct: bool  # $R(x)$
 
 # %% ../../nbs/00_records.ipynb #modelspec
 @dataclass(frozen=True)
 class ModelSpec:
     "What the bill needs to know about a model."
-    name: str                    # Hugging Face name, path or API name
-    params: float                # number of parameters $N$, for $2N$ FLOPs per token
-    price: str|None = None       # row of `PRICES`, None for an open model
+
+    name: str  # Hugging Face name, path or API name
+    params: float  # number of parameters $N$, for $2N$ FLOPs per token
+    price: str | None = None  # row of `PRICES`, None for an open model
 
 # %% ../../nbs/00_records.ipynb #readings
-READINGS = ('append', 'regenerate') # what the large model does with the step after which it takes over
+READINGS = (
+    'append',
+    'regenerate',
+)  # what the large model does with the step after which it takes over
 
 # %% ../../nbs/00_records.ipynb #edge-seed
-def edge_seed(benchmark:str, problem_id:str, sample:int, path:str, model:int)->int:
+def edge_seed(benchmark: str, problem_id: str, sample: int, path: str, model: int) -> int:
     "63-bit seed of an edge of a problem's routing tree: `model` writes the step after `path`, e.g. \"001\"."
     return int(digest(benchmark, problem_id, sample, path, model), 16) >> 1
 
 # %% ../../nbs/00_records.ipynb #prices
-Price = namedtuple('Price', 'input cached output as_of') # of prompt tokens, cached ones, generated ones; the month
+Price = namedtuple(
+    'Price', 'input cached output as_of'
+)  # of prompt tokens, cached ones, generated ones; the month
 
-PRICES = {'gpt-4.1-mini': Price(0.40, 0.10, 1.60, '2025-04'), 'gpt-4o-mini': Price(0.15, 0.075, 0.60, '2024-10')}
+PRICES = {
+    'gpt-4.1-mini': Price(0.40, 0.10, 1.60, '2025-04'),
+    'gpt-4o-mini': Price(0.15, 0.075, 0.60, '2024-10'),
+}
 
-def undated(model:str)->str:
+
+def undated(model: str) -> str:
     "The name of a model without the date of its version, as price lists have it."
     return re.sub(r'-\d{4}-\d\d-\d\d$', '', model)
 
 # %% ../../nbs/00_records.ipynb #api-cost
 def _spec_of(call, specs, external):
     "The ModelSpec that pays for a call."
-    if call.model >= len(specs): raise ValueError(f'model {call.model} made a call, but there are {len(specs)} specs')
-    if call.model >= 0: return specs[call.model]
-    if external is None: raise ValueError('a judge or reward model was called (model -1): pass external=ModelSpec(...)')
+    if call.model >= len(specs):
+        raise ValueError(f'model {call.model} made a call, but there are {len(specs)} specs')
+    if call.model >= 0:
+        return specs[call.model]
+    if external is None:
+        raise ValueError(
+            'a judge or reward model was called (model -1): pass external=ModelSpec(...)'
+        )
     return external
 
-def api_cost(calls, specs, external=None)->float: # US cents; parameters as of `walk_cost`
+
+def api_cost(calls, specs, external=None) -> float:  # US cents; parameters as of `walk_cost`
     "What a walk costs where input, cached input and output tokens have their own prices; open models are free."
-    cents = 0.
+    cents = 0.0
     for c in calls:
-        if (price := _spec_of(c, specs, external).price) is None: continue
+        if (price := _spec_of(c, specs, external).price) is None:
+            continue
         one_of('price', price, PRICES)
         p = PRICES[price]
-        cents += ((c.prompt - c.billed)*p.input + c.billed*p.cached + c.generated*p.output) / 1e4
+        cents += (
+            (c.prompt - c.billed) * p.input + c.billed * p.cached + c.generated * p.output
+        ) / 1e4
     return cents
 
 # %% ../../nbs/00_records.ipynb #flops
-def generation_flops(calls, specs, reading='paper', external=None)->float: # parameters as of `walk_cost`
+def generation_flops(
+    calls, specs, reading='paper', external=None
+) -> float:  # parameters as of `walk_cost`
     "$2N$ FLOPs per token of a walk, drafts and judges included; \"full\" adds the prompt tokens that no cache holds."
     one_of('reading', reading, ('paper', 'full'))
     tokens = lambda c: c.generated + (c.prompt - c.cached if reading == 'full' else 0)
-    return float(sum(2*_spec_of(c, specs, external).params*tokens(c) for c in calls if tokens(c)))
+    return float(
+        sum(2 * _spec_of(c, specs, external).params * tokens(c) for c in calls if tokens(c))
+    )
 
 # %% ../../nbs/00_records.ipynb #walk-cost
 UNITS = ('paper_flops', 'full_flops', 'cents')
+
+
 def walk_cost(
-    calls, # the `Call`s of a walk
-    specs, # the ModelSpecs of the tree, small to large
-    unit:str='paper_flops', # one of `UNITS`
-    external:ModelSpec|None=None # the judge or reward model (model -1), where one was called
-)->float: # FLOPs or US cents
+    calls,  # the `Call`s of a walk
+    specs,  # the ModelSpecs of the tree, small to large
+    unit: str = 'paper_flops',  # one of `UNITS`
+    external: ModelSpec | None = None,  # the judge or reward model (model -1), where one was called
+) -> float:  # FLOPs or US cents
     "$C(x)$: what a walk costs in one of the three units. ValueError."
     one_of('unit', unit, UNITS)
-    if unit == 'cents': return api_cost(calls, specs, external)
+    if unit == 'cents':
+        return api_cost(calls, specs, external)
     return generation_flops(calls, specs, unit.removesuffix('_flops'), external)
 
 # %% ../../nbs/00_records.ipynb #verify-prompt
@@ -174,9 +224,12 @@ Last step:
 Verdict:
 correct | incorrect'''
 
-def step_texts(steps): return [getattr(s, 'text', s) for s in steps]
 
-def verdict_messages(problem:Problem, steps)->list:
+def step_texts(steps):
+    return [getattr(s, 'text', s) for s in steps]
+
+
+def verdict_messages(problem: Problem, steps) -> list:
     "The paper's appendix prompt as chat messages: is the last step (str or `Step`) correct or incorrect?"
     *prefix, last = step_texts(steps)
     text = VERIFY_PROMPT.format(question=problem.question, prefix='\n\n'.join(prefix), answer=last)
@@ -184,7 +237,9 @@ def verdict_messages(problem:Problem, steps)->list:
 
 # %% ../../nbs/00_records.ipynb #score-prompt
 _SCORE_PROMPT = 'Rate the last step from 0 (wrong) to 9 (right). Reply with one digit.'
-def score_messages(problem:Problem, steps)->list:
+
+
+def score_messages(problem: Problem, steps) -> list:
     "SpecReason's question in our words as chat messages, after the chain; the reply is one digit."
     chain = dict(role='assistant', content='\n\n'.join(step_texts(steps)))
     return chat_prompt(problem.question) + [chain, dict(role='user', content=_SCORE_PROMPT)]

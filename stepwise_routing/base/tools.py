@@ -1,4 +1,5 @@
 """Small helpers that every room uses: names, files, coroutines, the folders of a clone"""
+
 import asyncio
 import contextlib
 import difflib
@@ -13,20 +14,26 @@ import stepwise_routing
 
 def digest(*parts, size=8):
     "Hexadecimal blake2b of the parts, joined by the unit separator."
-    return hashlib.blake2b('\x1f'.join(map(str, parts)).encode('utf-8', 'surrogatepass'), digest_size=size).hexdigest()
+    return hashlib.blake2b(
+        '\x1f'.join(map(str, parts)).encode('utf-8', 'surrogatepass'), digest_size=size
+    ).hexdigest()
 
-def nearest(name:str, options)->str:
+
+def nearest(name: str, options) -> str:
     "A hint for an error message: \" (did you mean 'x'?)\", or \"\" where no option is like `name`."
     close = difflib.get_close_matches(str(name), [str(o) for o in options], n=1)
     return f' (did you mean {close[0]!r}?)' if close else ''
 
-def one_of(what:str, name, options)->None:
+
+def one_of(what: str, name, options) -> None:
     "ValueError naming the nearest option unless `name` is one of them; `what` it is, for the message."
-    if name in options: return
+    if name in options:
+        return
     choices = ', '.join(map(str, options))
     raise ValueError(f'unknown {what} {name!r}{nearest(name, options)}; choose one of: {choices}')
 
-def write_file(path, data)->Path:
+
+def write_file(path, data) -> Path:
     "Write text or bytes to a file, all or nothing; folders are made."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,50 +45,79 @@ def write_file(path, data)->Path:
     os.replace(part, path)
     return path
 
+
 def run_async(coro):
     "What a coroutine returns, also where an event loop is already running (Jupyter); an interrupt stops it in both."
-    try: asyncio.get_running_loop()
-    except RuntimeError: return asyncio.run(coro)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coro)
     from anyio.from_thread import start_blocking_portal
-    with start_blocking_portal() as portal: return portal.call(lambda: coro)
+
+    with start_blocking_portal() as portal:
+        return portal.call(lambda: coro)
+
 
 def note_progress(text):
     "Leave word for whoever watches: in the folder STEPWISE_PROGRESS, a file per process."
     folder = os.environ.get('STEPWISE_PROGRESS')
-    with contextlib.suppress(OSError): # nobody watches any more
-        if folder: Path(folder, str(os.getpid())).write_text(text, 'utf-8')
+    with contextlib.suppress(OSError):  # nobody watches any more
+        if folder:
+            Path(folder, str(os.getpid())).write_text(text, 'utf-8')
 
-async def gather_progress(coros, desc:str, progress=None)->list: # what the coroutines return, in their order
+
+async def gather_progress(
+    coros, desc: str, progress=None
+) -> list:  # what the coroutines return, in their order
     "Wait for all coroutines, with a bar: shown (True), hidden (False), or shown where someone is looking (None)."
     from tqdm.auto import tqdm
-    tasks, hidden = [asyncio.ensure_future(c) for c in coros], None if progress is None else not progress
-    done, often = itertools.count(1), 1 + len(tasks)//100
+
+    tasks = [asyncio.ensure_future(c) for c in coros]
+    hidden = None if progress is None else not progress
+    done = itertools.count(1)
+    often = 1 + len(tasks) // 100
     with tqdm(total=len(tasks), desc=desc, unit='problem', disable=hidden) as bar:
+
         def ended(_):
             bar.update()
-            if (n := next(done)) % often == 0: note_progress(f'{desc}: {n:,} of {len(tasks):,}')
-        for t in tasks: t.add_done_callback(ended)
+            if (n := next(done)) % often == 0:
+                note_progress(f'{desc}: {n:,} of {len(tasks):,}')
+
+        for t in tasks:
+            t.add_done_callback(ended)
         return await asyncio.gather(*tasks)
+
 
 @dataclass(frozen=True)
 class Project:
     "The folders of a clone."
-    root: Path # holds nbs/, runs/, tables/ and figures/
-    nbs = property(lambda self: self.root/'nbs')
-    params = property(lambda self: self.root/'nbs'/'params')
-    runs = property(lambda self: self.root/'runs')
-    def short(self, path): return Path(path).relative_to(self.root).as_posix()
+
+    root: Path  # holds nbs/, runs/, tables/ and figures/
+    nbs = property(lambda self: self.root / 'nbs')
+    params = property(lambda self: self.root / 'nbs' / 'params')
+    runs = property(lambda self: self.root / 'runs')
+
+    def short(self, path):
+        return Path(path).relative_to(self.root).as_posix()
+
 
 PACKAGE = Path(stepwise_routing.__file__).resolve().parent
 
-def find_project(start=None)->Project:
-    "The clone at `start`, else the one we are in, else the one this package was installed from (`pip install -e`)."
-    folders = [Path(start).resolve()] if start else [Path.cwd(), *Path.cwd().parents, PACKAGE.parent]
-    for root in folders:
-        if (root/'nbs'/'params').is_dir(): return Project(root)
-    raise FileNotFoundError(f'no nbs/params folder in {start or "this folder or above"}: '
-                            'work in a clone, or make a folder with stepwise-routing init DIR')
 
-def install_line(extra:str)->str:
+def find_project(start=None) -> Project:
+    "The clone at `start`, else the one we are in, else the one this package was installed from (`pip install -e`)."
+    folders = (
+        [Path(start).resolve()] if start else [Path.cwd(), *Path.cwd().parents, PACKAGE.parent]
+    )
+    for root in folders:
+        if (root / 'nbs' / 'params').is_dir():
+            return Project(root)
+    raise FileNotFoundError(
+        f'no nbs/params folder in {start or "this folder or above"}: '
+        'work in a clone, or make a folder with stepwise-routing init DIR'
+    )
+
+
+def install_line(extra: str) -> str:
     "The command that installs an extra in a clone, at the versions tried."
     return f'pip install -e ".[{extra}]" -c constraints{"-gpu" if extra == "gpu" else ""}.txt (in the clone)'

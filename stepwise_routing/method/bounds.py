@@ -13,41 +13,58 @@ import numpy as np
 from ..base.tools import run_async
 
 # %% ../../nbs/04a_bounds.ipynb #random-outcome
-def _hazard(n_steps, width, p): # [p, problem, width]
+def _hazard(n_steps, width, p):  # [p, problem, width]
     "Probability of escalating after each step at hazard p; column T is never."
-    t, T, p = np.arange(width), n_steps[:, None], np.atleast_1d(p)[:, None, None]
-    return np.where(t < T, p*(1 - p)**t, np.where(t == T, (1 - p)**T, 0.))
+    t = np.arange(width)
+    T = n_steps[:, None]
+    p = np.atleast_1d(p)[:, None, None]
+    return np.where(t < T, p * (1 - p) ** t, np.where(t == T, (1 - p) ** T, 0.0))
 
-def random_outcome(table, p, on_escalate='append')->dict:
+
+def random_outcome(table, p, on_escalate='append') -> dict:
     "Expected outcome of `RandomRouter`, in closed form: arrays [problem], or [hazard, problem] for several p."
-    grid, w = table.grid(on_escalate), _hazard(table.n_steps, table.obs.shape[1] + 1, p)
-    return {k: (w*v).sum(-1)[0 if np.ndim(p) == 0 else slice(None)] for k, v in grid.items()}
+    grid = table.grid(on_escalate)
+    w = _hazard(table.n_steps, table.obs.shape[1] + 1, p)
+    return {k: (w * v).sum(-1)[0 if np.ndim(p) == 0 else slice(None)] for k, v in grid.items()}
+
 
 def random_frontier(
     table,
     on_escalate='append',
-    p=np.linspace(0, 1, 101), # hazards
-    cost='paper_flops',       # one of `UNITS`
-    weights=None              # [resample, problem], rows that sum to 1; None: the problems themselves
-)->dict: # cost and accuracy a problem [resample, hazard]; [hazard] without weights
+    p=np.linspace(0, 1, 101),  # hazards
+    cost='paper_flops',  # one of `UNITS`
+    weights=None,  # [resample, problem], rows that sum to 1; None: the problems themselves
+) -> dict:  # cost and accuracy a problem [resample, hazard]; [hazard] without weights
     "What escalating by chance comes to."
     o = random_outcome(table, p, on_escalate)
-    def mean(x): return x.mean(1) if weights is None else weights @ x.T
+
+    def mean(x):
+        return x.mean(1) if weights is None else weights @ x.T
+
     return dict(cost=mean(o[cost]), accuracy=mean(o['correct']))
 
 # %% ../../nbs/04a_bounds.ipynb #cost-matched
-def cost_matched(table, cost:float, unit:str='paper_flops')->float:
+def cost_matched(table, cost: float, unit: str = 'paper_flops') -> float:
     "The smallest p at which the random router costs this much a problem; with a warning, the nearest where none does."
-    p, spent = np.linspace(0, 1, 201), table.grid()[unit]
-    def gap(x): return (_hazard(table.n_steps, spent.shape[1], x)*spent).sum(-1).mean(-1) - cost
+    p = np.linspace(0, 1, 201)
+    spent = table.grid()[unit]
+
+    def gap(x):
+        return (_hazard(table.n_steps, spent.shape[1], x) * spent).sum(-1).mean(-1) - cost
+
     side = gap(p)
-    cross, near = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0)), np.abs(side).argmin()
-    if np.isclose(cost + side[near], cost, rtol=1e-12): return float(p[near])
-    if not len(cross):
-        warnings.warn(f'no random router on {table.benchmark} {table.split} costs {cost:.4g} {unit} '
-                      f'(p from 0 to 1: {cost + side.min():.4g} to {cost + side.max():.4g}); taking the nearest')
+    cross = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0))
+    near = np.abs(side).argmin()
+    if np.isclose(cost + side[near], cost, rtol=1e-12):
         return float(p[near])
-    low, high = p[cross[0]], p[cross[0] + 1]
+    if not len(cross):
+        warnings.warn(
+            f'no random router on {table.benchmark} {table.split} costs {cost:.4g} {unit} '
+            f'(p from 0 to 1: {cost + side.min():.4g} to {cost + side.max():.4g}); taking the nearest'
+        )
+        return float(p[near])
+    low = p[cross[0]]
+    high = p[cross[0] + 1]
     for _ in range(50):
         middle = (low + high) / 2
         same_side = (gap(middle) <= 0) == (side[cross[0]] <= 0)
@@ -55,10 +72,13 @@ def cost_matched(table, cost:float, unit:str='paper_flops')->float:
     return float(high)
 
 # %% ../../nbs/04a_bounds.ipynb #mixing-line
-def mixing_line(table, cost='paper_flops')->dict:
+def mixing_line(table, cost='paper_flops') -> dict:
     "The ends of the small-large line: arrays [2], cost and accuracy of the small model and of the large one."
     ends = table.outcome(table.n_steps), table.large_only()
-    return dict(cost=np.array([e[cost].mean() for e in ends]), accuracy=np.array([e['correct'].mean() for e in ends]))
+    return dict(
+        cost=np.array([e[cost].mean() for e in ends]),
+        accuracy=np.array([e['correct'].mean() for e in ends]),
+    )
 
 # %% ../../nbs/04a_bounds.ipynb #oracle-times
 def oracle_times(table, on_escalate='append', cost='paper_flops'):
@@ -72,39 +92,52 @@ def oracle_times(table, on_escalate='append', cost='paper_flops'):
 @dataclass(frozen=True)
 class OracleRouter:
     "Escalates at times that it knows beforehand; for look-ups in the table of these problems."
-    times: np.ndarray # int [problem], the step after which it escalates
+
+    times: np.ndarray  # int [problem], the step after which it escalates
     on_escalate: str = 'append'
     name: str = 'Oracle'
     start: int = 0
     mode = 'absorbing'
-    def table_escalates(self, table): return np.arange(table.obs.shape[1]) == self.times[:, None]
+
+    def table_escalates(self, table):
+        return np.arange(table.obs.shape[1]) == self.times[:, None]
 
 # %% ../../nbs/04a_bounds.ipynb #oracle-frontier
-def extra_cost(table, on_escalate:str, cost:str)->tuple:
+def extra_cost(table, on_escalate: str, cost: str) -> tuple:
     "(Cost of the cheapest outcome, what a right one costs more or inf), arrays [problem]: right answers in hindsight."
     grid = table.grid(on_escalate)
     price = np.where(table.reach, grid[cost], np.inf)
     cheapest = price.min(1)
     return cheapest, np.where(grid['correct'] == 1, price, np.inf).min(1) - cheapest
 
+
 def oracle_frontier(
     table,
     on_escalate='append',
-    cost='paper_flops', # one of `UNITS`
-    weights=None        # [resample, problem], rows that sum to 1; None: the problems themselves
-)->dict: # cost and accuracy a problem [resample, point]; [point] without weights
+    cost='paper_flops',  # one of `UNITS`
+    weights=None,  # [resample, problem], rows that sum to 1; None: the problems themselves
+) -> dict:  # cost and accuracy a problem [resample, point]; [point] without weights
     "The least cost of every accuracy, over all escalation times, from the cheapest policy upwards."
     cheapest, extra = extra_cost(table, on_escalate, cost)
-    w = np.full((1, len(table)), 1/len(table)) if weights is None else weights
-    order, free = np.argsort(extra, kind='stable')[:np.isfinite(extra).sum()], (extra == 0).sum()
-    def bought(x): return np.pad((w[:, order]*x).cumsum(1), ((0, 0), (1, 0)))[:, free:]
-    points = dict(cost=(w @ cheapest)[:, None] + bought(extra[order]), accuracy=bought(1.))
+    w = np.full((1, len(table)), 1 / len(table)) if weights is None else weights
+    order = np.argsort(extra, kind='stable')[: np.isfinite(extra).sum()]
+    free = (extra == 0).sum()
+
+    def bought(x):
+        return np.pad((w[:, order] * x).cumsum(1), ((0, 0), (1, 0)))[:, free:]
+
+    points = dict(cost=(w @ cheapest)[:, None] + bought(extra[order]), accuracy=bought(1.0))
     return {k: v[0] if weights is None else v for k, v in points.items()}
 
 # %% ../../nbs/04a_bounds.ipynb #knows-steps
-def knows_steps(problems, tree, on_escalate='append')->OracleRouter:
+def knows_steps(problems, tree, on_escalate='append') -> OracleRouter:
     "The router that escalates after the first wrong step of every small chain of micro problems."
     from stepwise_routing.data.steps import first_wrong
+
     chains = [run_async(tree.run(p, '', 0)) for p in problems]
-    wrong = [(first_wrong(p, chain), len(chain)) for p, chain in zip(problems, chains)] # -1: none is
-    return OracleRouter(np.array([t if t >= 0 else T for t, T in wrong]), on_escalate, 'Knows the steps')
+    wrong = [
+        (first_wrong(p, chain), len(chain)) for p, chain in zip(problems, chains)
+    ]  # -1: none is
+    return OracleRouter(
+        np.array([t if t >= 0 else T for t, T in wrong]), on_escalate, 'Knows the steps'
+    )

@@ -20,234 +20,381 @@ from ..base.records import READINGS
 from ..base.tools import write_file
 from .bounds import OracleRouter, cost_matched, oracle_times, random_outcome
 from .outcomes import replay, walk_outcomes
-from .routers import GlimpRouter, LargeOnly, RandomRouter, ScoreRouter, SmallOnly
-from .routers import fit_steer, fit_trim, glimpse, not_test, reward_table, score_thresholds
+from stepwise_routing.method.routers import (
+    GlimpRouter,
+    LargeOnly,
+    RandomRouter,
+    ScoreRouter,
+    SmallOnly,
+)
+from stepwise_routing.method.routers import (
+    fit_steer,
+    fit_trim,
+    glimpse,
+    not_test,
+    reward_table,
+    score_thresholds,
+)
 
-VERSION = 2 # raise it where the same inputs give other rows
+VERSION = 2  # raise it where the same inputs give other rows
 
 # %% ../../nbs/04b_comparison.ipynb #choose
-THRESHOLDS = tuple(round(.1*i, 1) for i in range(11))
-LARGE = float('inf') # the threshold of a method that falls back on the large model alone
+THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(11))
+LARGE = float('inf')  # the threshold of a method that falls back on the large model alone
 
-def choose_threshold(accuracy, cost, alpha:float=.02)->int:
+
+def choose_threshold(accuracy, cost, alpha: float = 0.02) -> int:
     "Index of the cheapest candidate within alpha of the last one, the large model alone; ties: the first."
     accuracy = np.asarray(accuracy, float)
     return int(np.where(accuracy >= accuracy[-1] - alpha - 1e-12, cost, np.inf).argmin())
 
 # %% ../../nbs/04b_comparison.ipynb #grid-search-def
-def at_thresholds(method, thresholds=THRESHOLDS)->dict:
+def at_thresholds(method, thresholds=THRESHOLDS) -> dict:
     "The routers of a method, {threshold: [`Router` of each seed]}: such a dict itself, or a `Router` at thresholds."
     return method if isinstance(method, dict) else {float(x): [method.at(x)] for x in thresholds}
 
-def mean_outcome(routers, table, run=replay)->dict:
+
+def mean_outcome(routers, table, run=replay) -> dict:
     "What routers that differ in their seed come to on average, arrays [problem]."
     each = [run(r, table) for r in routers]
     return {k: np.mean([o[k] for o in each], 0) for k in each[0]}
 
 # %% ../../nbs/04b_comparison.ipynb #grid-search
-GRID_COLUMNS = ('benchmark', 'method', 'on_escalate', 'n', 'alpha', 'large_accuracy', 'threshold', 'accuracy', 'cost',
-                'chosen', 'unit')
+GRID_COLUMNS = (
+    'benchmark',
+    'method',
+    'on_escalate',
+    'n',
+    'alpha',
+    'large_accuracy',
+    'threshold',
+    'accuracy',
+    'cost',
+    'chosen',
+    'unit',
+)
+
 
 class Grid(namedtuple('Grid', [c.replace('threshold', 'thresholds') for c in GRID_COLUMNS])):
     """A method on n calibration problems: accuracy and cost (a problem, in FLOPs or US cents) at each of its
     thresholds, the large model alone last, and the index of the chosen one."""
+
     @property
-    def threshold(self): return self.thresholds[self.chosen]
+    def threshold(self):
+        return self.thresholds[self.chosen]
+
     @property
-    def met(self): return self.accuracy[self.chosen] >= self.large_accuracy - self.alpha - 1e-12
-    def rows(self): # one per threshold, in the order of `GRID_COLUMNS`
+    def met(self):
+        return self.accuracy[self.chosen] >= self.large_accuracy - self.alpha - 1e-12
+
+    def rows(self):  # one per threshold, in the order of `GRID_COLUMNS`
         each = enumerate(zip(self.thresholds, self.accuracy, self.cost))
         return [(*self[:6], *numbers, int(i == self.chosen), self.unit) for i, numbers in each]
 
 # %% ../../nbs/04b_comparison.ipynb #grid-of
 def grid_search(
-    method,             # as of `at_thresholds`
-    table,              # of calibration problems; ValueError for test
-    alpha:float=.02,    # accuracy that a threshold may lose to the large model
-    cost='paper_flops', # what the threshold saves, one of `UNITS`
-    run=replay          # (router, table) -> outcome; a `Walker` for routers of any mode
-)->Grid:
+    method,  # as of `at_thresholds`
+    table,  # of calibration problems; ValueError for test
+    alpha: float = 0.02,  # accuracy that a threshold may lose to the large model
+    cost='paper_flops',  # what the threshold saves, one of `UNITS`
+    run=replay,  # (router, table) -> outcome; a `Walker` for routers of any mode
+) -> Grid:
     "A method at all its thresholds on calibration problems, and the one that is chosen there."
     not_test(table, 'choosing a threshold')
     routers = at_thresholds(method)
     means = [*(mean_outcome(r, table, run) for r in routers.values()), table.large_only()]
     accuracy, spent = (tuple(float(m[k].mean()) for m in means) for k in ('correct', cost))
-    chosen, first = choose_threshold(accuracy, spent, alpha), next(iter(routers.values()))[0]
-    return Grid(table.benchmark, first.name, first.on_escalate, len(table), alpha, accuracy[-1], (*routers, LARGE),
-                accuracy, spent, chosen, cost)
+    chosen = choose_threshold(accuracy, spent, alpha)
+    first = next(iter(routers.values()))[0]
+    return Grid(
+        table.benchmark,
+        first.name,
+        first.on_escalate,
+        len(table),
+        alpha,
+        accuracy[-1],
+        (*routers, LARGE),
+        accuracy,
+        spent,
+        chosen,
+        cost,
+    )
 
 # %% ../../nbs/04b_comparison.ipynb #rows
-COLUMNS = ('benchmark', 'method', 'on_escalate', 'threshold', 'chosen', 'problem', 'sample', 'correct', 'large_correct',
-           'large_again', 'paper_flops', 'full_flops', 'small_tokens', 'large_tokens', 'steps', 'large_steps', 'cents')
+COLUMNS = (
+    'benchmark',
+    'method',
+    'on_escalate',
+    'threshold',
+    'chosen',
+    'problem',
+    'sample',
+    'correct',
+    'large_correct',
+    'large_again',
+    'paper_flops',
+    'full_flops',
+    'small_tokens',
+    'large_tokens',
+    'steps',
+    'large_steps',
+    'cents',
+)
 
-def outcome_rows(router, table, outcome:dict, threshold:float, chosen=True)->list:
+
+def outcome_rows(router, table, outcome: dict, threshold: float, chosen=True) -> list:
     "A row per problem, in the order of `COLUMNS`, of an outcome reached at a threshold (chosen on calibration?)."
     columns = outcome | dict(large_correct=table.correct[:, 0], large_again=table.large_again)
-    return [(table.benchmark, router.name, router.on_escalate, threshold, int(chosen), *row)
-            for row in zip(table.problem_id, table.sample, *(columns[k] for k in COLUMNS[7:]))]
+    return [
+        (table.benchmark, router.name, router.on_escalate, threshold, int(chosen), *row)
+        for row in zip(table.problem_id, table.sample, *(columns[k] for k in COLUMNS[7:]))
+    ]
 
 # %% ../../nbs/04b_comparison.ipynb #save-rows
-def grid_rows(grids)->list: return [row for grid in grids for row in grid.rows()]
+def grid_rows(grids) -> list:
+    return [row for grid in grids for row in grid.rows()]
+
 
 def save_rows(path, rows, columns=COLUMNS):
     "Write rows under a header as CSV, all at once: floats exactly, whole numbers without a point."
-    @cache # a value is as a rule in many rows
+
+    @cache  # a value is as a rule in many rows
     def text(x):
-        if isinstance(x, (float, np.floating)) and not float(x).is_integer(): return repr(float(x))
+        if isinstance(x, (float, np.floating)) and not float(x).is_integer():
+            return repr(float(x))
         return str(int(x)) if isinstance(x, (int, float, np.number)) else str(x)
+
     file = io.StringIO()
     csv.writer(file, lineterminator='\n').writerows([columns, *(map(text, row) for row in rows)])
     write_file(path, file.getvalue())
 
 # %% ../../nbs/04b_comparison.ipynb #walk-methods
-def method_rows(method, table, chosen:float, run=replay, shown=None)->list:
+def method_rows(method, table, chosen: float, run=replay, shown=None) -> list:
     "A method's rows on test problems, at the chosen threshold and those shown (None: all); see `grid_search`."
-    rows, routers = [], at_thresholds(method)
+    rows = []
+    routers = at_thresholds(method)
     for x, each in routers.items():
         if x == chosen or shown is None or x in shown:
             rows += outcome_rows(each[0], table, mean_outcome(each, table, run), x, x == chosen)
-    if chosen == LARGE: rows += outcome_rows(each[0], table, table.large_only(), LARGE)
+    if chosen == LARGE:
+        rows += outcome_rows(each[0], table, table.large_only(), LARGE)
     return rows
 
 # %% ../../nbs/04b_comparison.ipynb #replay-methods
-def bare_methods(table)->list: # of calibration
+def bare_methods(table) -> list:  # of calibration
     "A threshold on each score of a table as it is, for both readings, as methods."
     scores = [f for f in ('score_prob', 'score_logit') if f in table.features]
-    return [at_thresholds(r, score_thresholds(r, table)) for r in (ScoreRouter(f, e) for f in scores for e in READINGS)]
+    return [
+        at_thresholds(r, score_thresholds(r, table))
+        for r in (ScoreRouter(f, e) for f in scores for e in READINGS)
+    ]
 
-def replay_methods(train, calibration, test, alpha:float=.02, seed:int=0, cost:str='paper_flops')->tuple:
+
+def replay_methods(
+    train, calibration, test, alpha: float = 0.02, seed: int = 0, cost: str = 'paper_flops'
+) -> tuple:
     "Every method that the outcome tables of the three splits can replay, policies aside: (rows on test, `Grid`s)."
-    rows, grids, fitted = [], [], fit_steer(train, seed=seed)
+    rows = []
+    grids = []
+    fitted = fit_steer(train, seed=seed)
     oracles = [OracleRouter(oracle_times(test, e, cost), e) for e in READINGS]
-    for router in (SmallOnly(), LargeOnly(), *oracles): rows += outcome_rows(router, test, replay(router, test), .5)
-    methods = [at_thresholds(replace(fitted, on_escalate=e)) for e in READINGS] + bare_methods(calibration)
+    for router in (SmallOnly(), LargeOnly(), *oracles):
+        rows += outcome_rows(router, test, replay(router, test), 0.5)
+    methods = [at_thresholds(replace(fitted, on_escalate=e)) for e in READINGS] + bare_methods(
+        calibration
+    )
     for method in methods:
         grids.append(grid_search(method, calibration, alpha, cost))
-        rows += method_rows(method, test, grids[-1].threshold, shown=[*method][::max(1, len(method)//20)])
-    most = random_outcome(calibration, 1.)[cost].mean() # less than the large model alone, where small steps are kept
+        rows += method_rows(
+            method, test, grids[-1].threshold, shown=[*method][:: max(1, len(method) // 20)]
+        )
+    most = random_outcome(calibration, 1.0)[
+        cost
+    ].mean()  # less than the large model alone, where small steps are kept
     p = cost_matched(calibration, min(grids[0].cost[grids[0].chosen], most), cost)
     return rows + outcome_rows(RandomRouter(seed), test, random_outcome(test, p), p), grids
 
 # %% ../../nbs/04b_comparison.ipynb #walker
 class Walker:
     "Runs routers by walks over the problems of a table's split: the counterpart of `replay`."
-    def __init__(self, problems:dict, tree): # split -> `Problem`s; their `RoutingTree`
-        self.problems, self.tree, self.done = problems, tree, {}
-    def ahead(self, wanted): # (router, split) pairs
+
+    def __init__(self, problems: dict, tree):  # split -> `Problem`s; their `RoutingTree`
+        self.problems = problems
+        self.tree = tree
+        self.done = {}
+
+    def ahead(self, wanted):  # (router, split) pairs
         "Let routers walk together; each is asked for its outcome later."
         wanted = [(r, split) for r, split in wanted if (id(r), split) not in self.done]
         outcomes = walk_outcomes([(r, self.problems[split]) for r, split in wanted], self.tree)
         self.done |= {(id(r), split): (r, o) for (r, split), o in zip(wanted, outcomes)}
+
     def __call__(self, router, table):
         key = id(router), table.split
-        if key not in self.done: self.ahead([(router, table.split)])
+        if key not in self.done:
+            self.ahead([(router, table.split)])
         return self.done[key][1]
 
 # %% ../../nbs/04b_comparison.ipynb #policy-rows
-SEED_COLUMNS = (*COLUMNS, 'seed') # of the rows of single policies
-KAPPAS = {'online': 'Ours (online kappa)', 'bound': 'Ours (bound)'} # attribute of a `SavedPolicy` -> row of the tables
+SEED_COLUMNS = (*COLUMNS, 'seed')  # of the rows of single policies
+KAPPAS = {
+    'online': 'Ours (online kappa)',
+    'bound': 'Ours (bound)',
+}  # attribute of a `SavedPolicy` -> row of the tables
 
-def at_sweep(policies, alpha:float=.02, points=None)->dict:
+
+def at_sweep(policies, alpha: float = 0.02, points=None) -> dict:
     "`SavedPolicy`s of a variant as a method: their own kappas at `alpha`, at 1, 2, ... so many points of their sweeps."
     sweep = enumerate([*zip(*(p.sweep for p in policies))][:points], 1)
     return {alpha: [p.router for p in policies]} | {
-        float(i): [p.router.at(kappa) for p, kappa in zip(policies, kappas)] for i, kappas in sweep}
+        float(i): [p.router.at(kappa) for p, kappa in zip(policies, kappas)] for i, kappas in sweep
+    }
 
-def at_kappa(policies, which, alpha:float=.02)->dict:
+
+def at_kappa(policies, which, alpha: float = 0.02) -> dict:
     "The same at another of their kappas alone, a key of `KAPPAS`."
     return {alpha: [replace(p.router.at(getattr(p, which)), name=KAPPAS[which]) for p in policies]}
 
-def seed_rows(policies, table, alpha:float=.02, run=replay)->list:
+
+def seed_rows(policies, table, alpha: float = 0.02, run=replay) -> list:
     "Rows of every policy of a variant at its own kappa, in the order of `SEED_COLUMNS`."
-    return [(*row, p.seed) for p in policies for row in outcome_rows(p.router, table, run(p.router, table), alpha)]
+    return [
+        (*row, p.seed)
+        for p in policies
+        for row in outcome_rows(p.router, table, run(p.router, table), alpha)
+    ]
 
 # %% ../../nbs/04b_comparison.ipynb #case
 @dataclass
 class Case:
     "A benchmark of a setting: what the methods need, and what they come to."
-    setting: str            # "open" or "api"
+
+    setting: str  # "open" or "api"
     benchmark: str
-    tables: dict            # split -> `OutcomeTable`
-    policies: list          # `SavedPolicy`s
-    alpha: float = .02      # accuracy that a setting may lose against the large model
-    unit: str = 'paper_flops' # what a setting saves, one of `UNITS`
-    seed: int = 0           # of fits and chance
-    rows: list = field(default_factory=list)    # in the order of `COLUMNS`
-    grids: list = field(default_factory=list)   # `Grid`s
-    singles: list = field(default_factory=list) # in the order of `SEED_COLUMNS`
+    tables: dict  # split -> `OutcomeTable`
+    policies: list  # `SavedPolicy`s
+    alpha: float = 0.02  # accuracy that a setting may lose against the large model
+    unit: str = 'paper_flops'  # what a setting saves, one of `UNITS`
+    seed: int = 0  # of fits and chance
+    rows: list = field(default_factory=list)  # in the order of `COLUMNS`
+    grids: list = field(default_factory=list)  # `Grid`s
+    singles: list = field(default_factory=list)  # in the order of `SEED_COLUMNS`
 
 # %% ../../nbs/04b_comparison.ipynb #case-add
 @patch
-def choose(self:Case, method, run=replay, at=None)->Grid:
+def choose(self: Case, method, run=replay, at=None) -> Grid:
     "The `Grid` of a method; `at`: the threshold of its row, where there is nothing left to choose."
     grid = grid_search(method, self.tables['calibration'], self.alpha, self.unit, run)
     return grid if at is None else grid._replace(chosen=grid.thresholds.index(at))
 
+
 @patch
-def add(self:Case, method, grid, run=replay, shown=None):
+def add(self: Case, method, grid, run=replay, shown=None):
     "The grid of a method, and its rows; parameters as of `method_rows`."
     self.grids.append(grid)
     self.rows += method_rows(method, self.tables['test'], grid.threshold, run, shown)
 
 # %% ../../nbs/04b_comparison.ipynb #own-methods
 @patch
-def variants(self:Case, walks:bool)->list: # lists of `SavedPolicy`s
+def variants(self: Case, walks: bool) -> list:  # lists of `SavedPolicy`s
     "Our policies that walk, or those that do not, by variant."
-    return [[*group] for _, group in groupby((p for p in self.policies if p.walks == walks), lambda p: p.variant)]
+    return [
+        [*group]
+        for _, group in groupby((p for p in self.policies if p.walks == walks), lambda p: p.variant)
+    ]
+
 
 @patch
-def add_own(self:Case):
+def add_own(self: Case):
     "Our policies that outcome tables replay: rows of their seeds, and grids and rows, but for ablations."
     alpha = self.alpha
     for policies in self.variants(walks=False):
         self.singles += seed_rows(policies, self.tables['test'], alpha)
-        if policies[0].is_ablation: continue
+        if policies[0].is_ablation:
+            continue
         others = KAPPAS if policies[0].name == 'Ours (full)' else ()
-        for method in (at_sweep(policies, alpha), *(at_kappa(policies, which, alpha) for which in others)):
+        for method in (
+            at_sweep(policies, alpha),
+            *(at_kappa(policies, which, alpha) for which in others),
+        ):
             self.add(method, self.choose(method, at=alpha))
 
 # %% ../../nbs/04b_comparison.ipynb #replay-case
-def replay_case(case:Case)->Case:
+def replay_case(case: Case) -> Case:
     "Add the rows of every absorbing method, off the outcome tables, without any walk."
-    case.rows, case.grids = replay_methods(**case.tables, alpha=case.alpha, seed=case.seed, cost=case.unit)
+    case.rows, case.grids = replay_methods(
+        **case.tables, alpha=case.alpha, seed=case.seed, cost=case.unit
+    )
     if 'first_entropy' in case.tables['test'].features:
-        ahead = at_thresholds(GlimpRouter(), score_thresholds(GlimpRouter(), case.tables['calibration']))
+        ahead = at_thresholds(
+            GlimpRouter(), score_thresholds(GlimpRouter(), case.tables['calibration'])
+        )
         case.add(ahead, case.choose(ahead, glimpse), glimpse, [*ahead][::5])
     case.add_own()
     return case
 
 # %% ../../nbs/04b_comparison.ipynb #trim
-LAMBDAS = .05, .1, .2, .4, .8 # of TRIM-Agg: right answers that the large model's mean cost is worth
+LAMBDAS = (
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.8,
+)  # of TRIM-Agg: right answers that the large model's mean cost is worth
 
-def add_trim(case:Case, problems:dict, tree, rsd): # split -> `Problem`s
+
+def add_trim(case: Case, problems: dict, tree, rsd):  # split -> `Problem`s
     "TRIM-Agg, one policy for each of the `LAMBDAS`, added to a case; `rsd` has the rewards or asks for them."
     read = {split: reward_table(t, problems[split], tree, rsd) for split, t in case.tables.items()}
-    def run(router, table): return replay(router, read[table.split])
+
+    def run(router, table):
+        return replay(router, read[table.split])
+
     trims = {lam: [fit_trim(read['train'], lam, case.unit, case.seed)] for lam in LAMBDAS}
     case.add(trims, case.choose(trims, run), run)
 
 # %% ../../nbs/04b_comparison.ipynb #walk-all
 def walk_methods(
-    case:Case,
-    methods,   # (method, its fixed threshold or None) pairs; all of them walk together
-    run,       # `Walker`
-    shown=()   # thresholds shown on test besides the chosen one; None: all
+    case: Case,
+    methods,  # (method, its fixed threshold or None) pairs; all of them walk together
+    run,  # `Walker`
+    shown=(),  # thresholds shown on test besides the chosen one; None: all
 ):
     "Add the grids and rows of methods that walk."
-    run.ahead((r, 'calibration') for method, _ in methods for routers in method.values() for r in routers)
+    run.ahead(
+        (r, 'calibration') for method, _ in methods for routers in method.values() for r in routers
+    )
     grids = [case.choose(method, run, at) for method, at in methods]
-    run.ahead((r, 'test') for (method, _), grid in zip(methods, grids) for x, routers in method.items()
-              if shown is None or x == grid.threshold for r in routers)
-    for (method, _), grid in zip(methods, grids): case.add(method, grid, run, shown)
+    run.ahead(
+        (r, 'test')
+        for (method, _), grid in zip(methods, grids)
+        for x, routers in method.items()
+        if shown is None or x == grid.threshold
+        for r in routers
+    )
+    for (method, _), grid in zip(methods, grids):
+        case.add(method, grid, run, shown)
 
 # %% ../../nbs/04b_comparison.ipynb #frames
 def chosen_frame(cases):
     "What was chosen on calibration: accuracy in %, cost in % of the large model's; `met`: within alpha of it."
     import pandas as pd
+
     def row(case, g):
-        accuracy, cost = g.accuracy[g.chosen], g.cost[g.chosen]
-        return dict(setting=case.setting, benchmark=g.benchmark, method=g.method, on_escalate=g.on_escalate, n=g.n,
-                    large=round(100*g.large_accuracy, 1), threshold=round(g.threshold, 3),
-                    accuracy=round(100*accuracy, 1), cost=round(100*cost/g.cost[-1], 1), met=g.met)
+        accuracy = g.accuracy[g.chosen]
+        cost = g.cost[g.chosen]
+        return dict(
+            setting=case.setting,
+            benchmark=g.benchmark,
+            method=g.method,
+            on_escalate=g.on_escalate,
+            n=g.n,
+            large=round(100 * g.large_accuracy, 1),
+            threshold=round(g.threshold, 3),
+            accuracy=round(100 * accuracy, 1),
+            cost=round(100 * cost / g.cost[-1], 1),
+            met=g.met,
+        )
+
     rows = [row(case, g) for case in cases for g in case.grids]
     return pd.DataFrame(rows).set_index(['method', 'on_escalate', 'setting', 'benchmark'])

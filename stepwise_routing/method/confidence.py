@@ -16,139 +16,225 @@ from ..data.benchmarks import MICRO
 from ..data.grading import grade_pairs, is_right
 from ..data.steps import first_wrong
 
-VERSION = 1 # raise it where the same inputs give another result
+VERSION = 1  # raise it where the same inputs give another result
 
 # %% ../../nbs/01_confidence.ipynb #math-pattern
-_MATH = re.compile('|'.join((
-    r'\$\$.+?\$\$', r'\$(?![\s$])[^$\n]*?(?<![\s\\])\$(?!\d)',        # $$...$$ and $...$, not the prices of "$5 and $6"
-    r'\\\(.*?(?:\\\)|\Z)', r'\\\[.*?(?:\\\]|\Z)',                     # \(...\) and \[...\], cut off or not
-    r'\\begin\{(\w+\*?)\}.*?(?:\\end\{\1\}|\Z)',                      # environments
-    r'\\[A-Za-z]+(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})*',               # commands, with their arguments
-    r'\d+(?:[.,]\d+)*', r'[+=<>^%±×÷·√∑∏∫∞≈≠≤≥−π°]', r'(?<=[\d)}])!', # numbers and operators; then not **bold**,
-    r'(?<!\*)\*(?!\*)|(?<=\d)\*\*(?=\d)', r'(?<![A-Za-z])[-/]|[-/](?![A-Za-z])')), re.S) # "well-known" or "and/or"
+_MATH = re.compile(
+    '|'.join(
+        (
+            r'\$\$.+?\$\$',
+            r'\$(?![\s$])[^$\n]*?(?<![\s\\])\$(?!\d)',  # $$...$$ and $...$, not the prices of "$5 and $6"
+            r'\\\(.*?(?:\\\)|\Z)',
+            r'\\\[.*?(?:\\\]|\Z)',  # \(...\) and \[...\], cut off or not
+            r'\\begin\{(\w+\*?)\}.*?(?:\\end\{\1\}|\Z)',  # environments
+            r'\\[A-Za-z]+(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})*',  # commands, with their arguments
+            r'\d+(?:[.,]\d+)*',
+            r'[+=<>^%±×÷·√∑∏∫∞≈≠≤≥−π°]',
+            r'(?<=[\d)}])!',  # numbers and operators; then not **bold**,
+            r'(?<!\*)\*(?!\*)|(?<=\d)\*\*(?=\d)',
+            r'(?<![A-Za-z])[-/]|[-/](?![A-Za-z])',
+        )
+    ),
+    re.S,
+)  # "well-known" or "and/or"
 
-def _math_chars(text)->np.ndarray: # bool [character]
+
+def _math_chars(text) -> np.ndarray:  # bool [character]
     "Which characters of a text are mathematics? Blanks never are."
     math = np.zeros(len(text), bool)
-    for m in _MATH.finditer(text): math[m.start():m.end()] = True
+    for m in _MATH.finditer(text):
+        math[m.start() : m.end()] = True
     return math & ~np.array([c.isspace() for c in text], bool)
 
 # %% ../../nbs/01_confidence.ipynb #math-token-mask
-@lru_cache(1 << 13) # walks see the same steps again and again
-def math_token_mask(text:str, ends:tuple)->np.ndarray: # bool [token], read only
+@lru_cache(1 << 13)  # walks see the same steps again and again
+def math_token_mask(text: str, ends: tuple) -> np.ndarray:  # bool [token], read only
     "$M_i$: the tokens, ending at `ends` in a step's text, that overlap mathematics; all where there is none."
     count = np.r_[0, _math_chars(text).cumsum()][np.minimum(np.asarray(ends, int), len(text))]
-    mask = count > np.r_[0, count][:-1] # `count`: characters of mathematics up to the end of each token
+    mask = (
+        count > np.r_[0, count][:-1]
+    )  # `count`: characters of mathematics up to the end of each token
     return mask if mask.any() else ~mask
 
 # %% ../../nbs/01_confidence.ipynb #logit-confidence
-def logit_confidence(step:Step)->float: # $S^{os}$; nan where the model shows no logits
+def logit_confidence(step: Step) -> float:  # $S^{os}$; nan where the model shows no logits
     "Mean over the math tokens of the largest raw logit (the paper's score for open models)."
-    if step.max_logit is None or not len(step.max_logit): return float('nan')
+    if step.max_logit is None or not len(step.max_logit):
+        return float('nan')
     return float(np.mean(np.asarray(step.max_logit)[math_token_mask(step.text, step.ends)]))
 
 # %% ../../nbs/01_confidence.ipynb #logprob-confidence
-def logprob_confidence(step:Step)->float: # $S^{API}$; nan where there are no probabilities
+def logprob_confidence(step: Step) -> float:  # $S^{API}$; nan where there are no probabilities
     "Min over the math tokens of the sampled token's probability (the paper's score for API models)."
-    if not len(step.prob): return float('nan')
+    if not len(step.prob):
+        return float('nan')
     return float(np.asarray(step.prob)[math_token_mask(step.text, step.ends)].min())
 
 # %% ../../nbs/01_confidence.ipynb #observe
 FEATURES = ('score_logit', 'score_prob', 'index', 'length', 'final', 'model', 'first_entropy')
 
+
 def last_scored(steps):
     "The last step that has tokens, the last one where none has."
     return next((s for s in reversed(steps) if len(s.prob) or s.generated), steps[-1])
 
-def observe(steps)->np.ndarray: # [step, feature], features in the order of `FEATURES`
+
+def observe(steps) -> np.ndarray:  # [step, feature], features in the order of `FEATURES`
     "Raw observations $o_t$ of a chain's `Step`s so far, one row a step."
     rows = []
     for i, step in enumerate(steps):
-        y = last_scored(steps[:i + 1])
-        rows.append((logit_confidence(y), logprob_confidence(y), i, step.generated, step.final, step.model,
-                     np.nan if step.entropy is None else step.entropy))
+        y = last_scored(steps[: i + 1])
+        rows.append(
+            (
+                logit_confidence(y),
+                logprob_confidence(y),
+                i,
+                step.generated,
+                step.final,
+                step.model,
+                np.nan if step.entropy is None else step.entropy,
+            )
+        )
     return np.array(rows, float).reshape(-1, len(FEATURES))
 
 # %% ../../nbs/01_confidence.ipynb #scaler
 @dataclass(frozen=True)
 class Scaler:
     "Mean and standard deviation of each feature on the training split."
-    features: tuple # names
-    mean: tuple     # per feature
-    std: tuple      # per feature; 1 where the feature never varies
 
-    def __call__(self, obs): return (np.asarray(obs, float) - np.array(self.mean)) / np.array(self.std)
+    features: tuple  # names
+    mean: tuple  # per feature
+    std: tuple  # per feature; 1 where the feature never varies
 
-def fit_scaler(obs, features=FEATURES)->Scaler: # raw observations [..., feature] of the training split, their names
+    def __call__(self, obs):
+        return (np.asarray(obs, float) - np.array(self.mean)) / np.array(self.std)
+
+
+def fit_scaler(
+    obs, features=FEATURES
+) -> Scaler:  # raw observations [..., feature] of the training split, their names
     "Standardise on the training split; nan is ignored."
     flat = np.array(obs, float).reshape(-1, len(features))
-    flat[:, np.isnan(flat).all(0)] = 0 # a score that the model does not show
-    mean, std = np.nanmean(flat, 0), np.nanstd(flat, 0)
-    std = np.where(std > 1e-12*np.abs(mean) + 1e-300, std, 1)
+    flat[:, np.isnan(flat).all(0)] = 0  # a score that the model does not show
+    mean = np.nanmean(flat, 0)
+    std = np.nanstd(flat, 0)
+    std = np.where(std > 1e-12 * np.abs(mean) + 1e-300, std, 1)
     return Scaler(tuple(features), tuple(mean.tolist()), tuple(std.tolist()))
 
 # %% ../../nbs/01_confidence.ipynb #auroc
 def auroc(
-    scores,          # [item]; items with a nan score are left out
-    labels,          # bool [item], True = should score high
-    groups=None,     # [item], what the bootstrap draws (the problem of each step); each item alone if None
-    n_boot:int=1000, # bootstrap draws
-    seed:int=0       # of the bootstrap
-)->tuple: # (AUROC, lower, upper end of the 95 % interval); nan where only one label occurs
+    scores,  # [item]; items with a nan score are left out
+    labels,  # bool [item], True = should score high
+    groups=None,  # [item], what the bootstrap draws (the problem of each step); each item alone if None
+    n_boot: int = 1000,  # bootstrap draws
+    seed: int = 0,  # of the bootstrap
+) -> tuple:  # (AUROC, lower, upper end of the 95 % interval); nan where only one label occurs
     "Area under the ROC curve by ranks (Mann-Whitney), with a bootstrap interval over groups."
     from scipy.sparse import coo_array
-    groups = np.arange(len(scores)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+
+    groups = (
+        np.arange(len(scores))
+        if groups is None
+        else np.unique(np.asarray(groups), return_inverse=True)[1]
+    )
     there = ~np.isnan(scores := np.asarray(scores, float))
-    labels, groups = np.asarray(labels, bool)[there], groups[there]
-    if labels.all() or not labels.any(): return (float('nan'),)*3
-    score, n, rng = np.unique(scores[there], return_inverse=True)[1], groups.max() + 1, np.random.default_rng(seed)
-    kinds = [coo_array((kind*1., (groups, score))).tocsr() for kind in (labels, ~labels)] # items [group, score]
-    def area(times): # how often each group is drawn [draw, group] -> [draw]
-        right, wrong = (times @ kind for kind in kinds) # items of each score, the lowest first
-        below = wrong.cumsum(1) - wrong/2
-        with np.errstate(invalid='ignore'): return (right*below).sum(1)/(right.sum(1)*wrong.sum(1))
-    draws = [area(rng.multinomial(n, np.full(n, 1/n), 50)) for _ in range(-(-n_boot//50))] # 50 at a time
+    labels = np.asarray(labels, bool)[there]
+    groups = groups[there]
+    if labels.all() or not labels.any():
+        return (float('nan'),) * 3
+    score = np.unique(scores[there], return_inverse=True)[1]
+    n = groups.max() + 1
+    rng = np.random.default_rng(seed)
+    kinds = [
+        coo_array((kind * 1.0, (groups, score))).tocsr() for kind in (labels, ~labels)
+    ]  # items [group, score]
+
+    def area(times):  # how often each group is drawn [draw, group] -> [draw]
+        right, wrong = (times @ kind for kind in kinds)  # items of each score, the lowest first
+        below = wrong.cumsum(1) - wrong / 2
+        with np.errstate(invalid='ignore'):
+            return (right * below).sum(1) / (right.sum(1) * wrong.sum(1))
+
+    draws = [
+        area(rng.multinomial(n, np.full(n, 1 / n), 50)) for _ in range(-(-n_boot // 50))
+    ]  # 50 at a time
     low, high = np.nanpercentile(np.concatenate(draws)[:n_boot], [2.5, 97.5])
     return float(area(np.ones((1, n)))[0]), float(low), float(high)
 
 # %% ../../nbs/01_confidence.ipynb #label
-def label_steps(benchmark:str, chains): # DataFrame: problem, score_logit, score_prob, right; a row per step
+def label_steps(
+    benchmark: str, chains
+):  # DataFrame: problem, score_logit, score_prob, right; a row per step
     "Scores and labels of the steps of a benchmark's chains, (problem, steps) pairs."
     import pandas as pd
-    rows, micro = [], benchmark in MICRO
-    def answer(steps): return extract_boxed(steps[-1].text)
-    right = dict(grade_pairs(is_right, [] if micro else [(p, answer(steps)) for p, steps in chains]))
+
+    rows = []
+    micro = benchmark in MICRO
+
+    def answer(steps):
+        return extract_boxed(steps[-1].text)
+
+    right = dict(
+        grade_pairs(is_right, [] if micro else [(p, answer(steps)) for p, steps in chains])
+    )
     for p, steps in chains:
         wrong = first_wrong(p, steps) if micro else -1
-        if wrong >= 0: labels = [True]*wrong + [False] # and none of the steps behind
-        else: labels = [micro or right[p.id, answer(steps)]]*len(steps)
-        rows += [(p.id, logit_confidence(s), logprob_confidence(s), ok) for s, ok in zip(steps, labels)]
+        if wrong >= 0:
+            labels = [True] * wrong + [False]  # and none of the steps behind
+        else:
+            labels = [micro or right[p.id, answer(steps)]] * len(steps)
+        rows += [
+            (p.id, logit_confidence(s), logprob_confidence(s), ok) for s, ok in zip(steps, labels)
+        ]
     return pd.DataFrame(rows, columns=['problem', 'score_logit', 'score_prob', 'right'])
 
 # %% ../../nbs/01_confidence.ipynb #table
-def confidence_table(labelled:dict, seed:int=0): # benchmark -> table of `label_steps`; DataFrame, a row per benchmark
+def confidence_table(
+    labelled: dict, seed: int = 0
+):  # benchmark -> table of `label_steps`; DataFrame, a row per benchmark
     "AUROC of both scores, with 95 % intervals over problems (`seed`: of the bootstrap)."
     import pandas as pd
+
     table = []
     for benchmark, rows in labelled.items():
         label = 'the step, by program' if benchmark in MICRO else 'the answer of its chain'
-        row = dict(benchmark=benchmark, label=label, steps=len(rows), wrong=int((~rows.right).sum()))
+        row = dict(
+            benchmark=benchmark, label=label, steps=len(rows), wrong=int((~rows.right).sum())
+        )
         for name, score in (('S^os', rows.score_logit), ('S^API', rows.score_prob)):
             at = auroc(score, rows.right, rows.problem, seed=seed)
-            row[f'AUROC of {name}'] = '–' if np.isnan(at[0]) else '{:.3f} [{:.3f}, {:.3f}]'.format(*at)
+            row[f'AUROC of {name}'] = (
+                '–' if np.isnan(at[0]) else '{:.3f} [{:.3f}, {:.3f}]'.format(*at)
+            )
         table.append(row)
     return pd.DataFrame(table)
 
 # %% ../../nbs/01_confidence.ipynb #figures
-def draw_confidence(labelled:dict): # benchmark -> table of `label_steps`; matplotlib figure
+def draw_confidence(labelled: dict):  # benchmark -> table of `label_steps`; matplotlib figure
     "Both scores of right and wrong steps, a panel per score."
     import pandas as pd, seaborn as sns
     from matplotlib import pyplot as plt
+
     rows = pd.concat(labelled, names=['benchmark']).reset_index('benchmark')
     rows['step'] = np.where(rows.right, 'right', 'wrong')
-    rows = rows.rename(columns=dict(score_logit='$S^{os}$, mean max logit', score_prob='$S^{API}$, min probability'))
+    rows = rows.rename(
+        columns=dict(
+            score_logit='$S^{os}$, mean max logit', score_prob='$S^{API}$, min probability'
+        )
+    )
     rows = rows.melt(['benchmark', 'step', 'problem', 'right'], var_name='score').dropna()
-    grid = sns.catplot(rows, x='value', y='benchmark', hue='step', hue_order=('right', 'wrong'), col='score',
-                       kind='boxen', showfliers=False, palette='colorblind', sharex=False, height=2.5)
+    grid = sns.catplot(
+        rows,
+        x='value',
+        y='benchmark',
+        hue='step',
+        hue_order=('right', 'wrong'),
+        col='score',
+        kind='boxen',
+        showfliers=False,
+        palette='colorblind',
+        sharex=False,
+        height=2.5,
+    )
     plt.close(grid.set_titles('{col_name}').set_axis_labels('', '').figure)
     return grid.figure

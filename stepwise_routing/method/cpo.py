@@ -18,321 +18,484 @@ from .confidence import fit_scaler
 from ..base.records import UNITS
 from ..base.tools import one_of
 from .outcomes import OutcomeTable
-from .policy import BLOCK, ESCALATE, PAPER_FEATURES, Rollouts, covered, escalation_chances
-from .policy import importance_ratio, log_threshold_probs, policy_inputs, vtrace
+from stepwise_routing.method.policy import (
+    BLOCK,
+    ESCALATE,
+    PAPER_FEATURES,
+    Rollouts,
+    covered,
+    escalation_chances,
+)
+from stepwise_routing.method.policy import (
+    importance_ratio,
+    log_threshold_probs,
+    policy_inputs,
+    vtrace,
+)
 from ..base.settings import Policy
 
 # %% ../../nbs/03a_cpo.ipynb #cpo-direction
-Direction = namedtuple('Direction', 'y lam_star nu_star optim_case') # step [parameter], its multipliers, 0 to 4
+Direction = namedtuple(
+    'Direction', 'y lam_star nu_star optim_case'
+)  # step [parameter], its multipliers, 0 to 4
 
-def cpo_direction(g, b, c, solve, delta=.01): # gradients of cost and misses, miss rate - alpha, x -> H^-1 x, delta
+
+def cpo_direction(
+    g, b, c, solve, delta=0.01
+):  # gradients of cost and misses, miss rate - alpha, x -> H^-1 x, delta
     "The step of eq. 4: minimise g.y subject to c + b.y <= 0 and y'Hy/2 <= delta (Achiam et al., 2017, theorem 2)."
-    v, w = solve(g), solve(b)
-    q, r = float(g @ v), float(g @ w)
+    v = solve(g)
+    w = solve(b)
+    q = float(g @ v)
+    r = float(g @ w)
     s = float(b @ w)
-    free = float(np.sqrt(max(q, 1e-300)/(2*delta)))
-    idle = np.sqrt(2*delta*max(s, 0.)) <= 1e-12*abs(c) # no step in the ball changes the misses, in whatever unit
-    if idle and c <= 0: return Direction(-v/free, free, 0., 4)
-    if idle: return Direction(torch.zeros_like(g), free, 0., 0)
-    reach = 2*delta - c*c/s # > 0: the boundary of the half-space cuts the ball
-    if reach <= 1e-12*delta and c < 0: return Direction(-v/free, free, 0., 3)
-    if reach <= 1e-12*delta: return Direction(-float(np.sqrt(2*delta/s))*w, 0., float(np.sqrt(s/(2*delta))), 0)
+    free = float(np.sqrt(max(q, 1e-300) / (2 * delta)))
+    idle = np.sqrt(2 * delta * max(s, 0.0)) <= 1e-12 * abs(
+        c
+    )  # no step in the ball changes the misses, in whatever unit
+    if idle and c <= 0:
+        return Direction(-v / free, free, 0.0, 4)
+    if idle:
+        return Direction(torch.zeros_like(g), free, 0.0, 0)
+    reach = 2 * delta - c * c / s  # > 0: the boundary of the half-space cuts the ball
+    if reach <= 1e-12 * delta and c < 0:
+        return Direction(-v / free, free, 0.0, 3)
+    if reach <= 1e-12 * delta:
+        return Direction(
+            -float(np.sqrt(2 * delta / s)) * w, 0.0, float(np.sqrt(s / (2 * delta))), 0
+        )
     lam, nu = _best_multipliers(q, r, s, c or -1e-300, delta)
-    return Direction(-(v + nu*w)/lam, lam, nu, 2 if c < 0 else 1)
+    return Direction(-(v + nu * w) / lam, lam, nu, 2 if c < 0 else 1)
 
 # %% ../../nbs/03a_cpo.ipynb #dual
-def _peak(top, bottom, low, high): # (lambda, value)
+def _peak(top, bottom, low, high):  # (lambda, value)
     "Where $-\\frac{1}{2}(top/\\lambda + bottom\\,\\lambda)$ is largest between `low` and `high`."
-    if high <= low: return low, -np.inf
-    free = np.sqrt(top/bottom) if bottom > 0 else np.inf
+    if high <= low:
+        return low, -np.inf
+    free = np.sqrt(top / bottom) if bottom > 0 else np.inf
     lam = min(max(free, low, 1e-300), high)
-    return lam, -.5*(top/lam + bottom*lam)
+    return lam, -0.5 * (top / lam + bottom * lam)
 
-def _best_multipliers(q, r, s, c, delta): # (lam_star, nu_star)
+
+def _best_multipliers(q, r, s, c, delta):  # (lam_star, nu_star)
     "Maximise the dual of the step in cases 1 and 2: f_a where lambda*c > r, f_b elsewhere."
-    below, above = (0., r/c), (max(r/c, 0.), np.inf)
+    below = (0.0, r / c)
+    above = (max(r / c, 0.0), np.inf)
     on_a, on_b = (above, below) if c >= 0 else (below, above)
-    lam_a, f_a = _peak(max(q - r*r/s, 1e-16*q), 2*delta - c*c/s, *on_a)
-    lam_b, f_b = _peak(q, 2*delta, *on_b)
-    lam = lam_a if f_a - r*c/s >= f_b else lam_b
-    return float(lam), float(max(0., lam*c - r)/s)
+    lam_a, f_a = _peak(max(q - r * r / s, 1e-16 * q), 2 * delta - c * c / s, *on_a)
+    lam_b, f_b = _peak(q, 2 * delta, *on_b)
+    lam = lam_a if f_a - r * c / s >= f_b else lam_b
+    return float(lam), float(max(0.0, lam * c - r) / s)
 
 # %% ../../nbs/03a_cpo.ipynb #fisher
-PRECISION = torch.float32 # of the passes through the network
+PRECISION = torch.float32  # of the passes through the network
 
-def weights_of(policy, v): # vector of parameters -> [(matrix [unit, input], bias [unit])] of its linear layers
+
+def weights_of(
+    policy, v
+):  # vector of parameters -> [(matrix [unit, input], bias [unit])] of its linear layers
     shapes = [p.shape for p in policy.parameters()]
     parts = [part.view(shape) for part, shape in zip(v.split([s.numel() for s in shapes]), shapes)]
     return list(zip(parts[::2], parts[1::2]))
 
-def log_odds(weights, x): # states [state, feature] -> (u [model - 1, state], inputs [state, unit] of the layers)
+
+def log_odds(
+    weights, x
+):  # states [state, feature] -> (u [model - 1, state], inputs [state, unit] of the layers)
     "The network, of whose logits only differences to the first model count."
     inputs, (W, b) = [x], weights[-1]
-    for layer in weights[:-1]: inputs.append(F.linear(inputs[-1], *layer).mul_(2).sigmoid_().mul_(2).sub_(1)) # tanh
+    for layer in weights[:-1]:
+        inputs.append(F.linear(inputs[-1], *layer).mul_(2).sigmoid_().mul_(2).sub_(1))  # tanh
     return F.linear(inputs[-1], W[1:] - W[:1], b[1:] - b[:1]).T, inputs
 
-def jacobian(weights, inputs): # -> [(h [state, unit], delta [model - 1, state, unit])] of the layers
+
+def jacobian(
+    weights, inputs
+):  # -> [(h [state, unit], delta [model - 1, state, unit])] of the layers
     "Back-propagation of every state's log-odds."
     one = torch.eye(len(weights[-1][1]), dtype=inputs[0].dtype)
     deltas = [(one[1:] - one[:1])[:, None].expand(-1, len(inputs[0]), -1)]
-    for (W, _), h in zip(weights[:0:-1], inputs[:0:-1]): deltas.append((deltas[-1] @ W)*(1 - h*h))
+    for (W, _), h in zip(weights[:0:-1], inputs[:0:-1]):
+        deltas.append((deltas[-1] @ W) * (1 - h * h))
     return list(zip(inputs, deltas[::-1]))
 
 # %% ../../nbs/03a_cpo.ipynb #jacobian-products
-def along(layers, direction): # `jacobian`, `weights_of` v -> Jv [model - 1, state]
+def along(layers, direction):  # `jacobian`, `weights_of` v -> Jv [model - 1, state]
     "How fast the log-odds change along v."
-    return sum((F.linear(h, *part)*d).sum(-1) for (h, d), part in zip(layers, direction))
+    return sum((F.linear(h, *part) * d).sum(-1) for (h, d), part in zip(layers, direction))
 
-def gradient(layers, y): # y [..., model - 1, state] -> J'y [..., parameter]
+
+def gradient(layers, y):  # y [..., model - 1, state] -> J'y [..., parameter]
     "Gradient of the sum of y times the log-odds."
-    parts, y = [], y.flatten(-2)
+    parts = []
+    y = y.flatten(-2)
     for h, d in layers:
-        h, d = h.expand(len(d), -1, -1).flatten(0, 1), d.flatten(0, 1)
-        parts += [((d*y[..., None]).transpose(-1, -2) @ h).flatten(-2), y @ d]
+        h = h.expand(len(d), -1, -1).flatten(0, 1)
+        d = d.flatten(0, 1)
+        parts += [((d * y[..., None]).transpose(-1, -2) @ h).flatten(-2), y @ d]
     return torch.cat(parts, -1)
 
 # %% ../../nbs/03a_cpo.ipynb #fisher-solver
-def log_s(policy, odds, at, kappa, temp): # u [model - 1, state], current models [state] -> log S [state, model]
+def log_s(
+    policy, odds, at, kappa, temp
+):  # u [model - 1, state], current models [state] -> log S [state, model]
     return log_threshold_probs(policy.log_probs(F.pad(odds.double().T, (1, 0)), at), kappa, temp)
 
-def fisher_blocks(policy, odds, at, kappa, temp, weight): # weights [state] -> [state, model - 1, model - 1]
+
+def fisher_blocks(
+    policy, odds, at, kappa, temp, weight
+):  # weights [state] -> [state, model - 1, model - 1]
     "The Fisher matrix of every state's S with respect to its log-odds, times its weight: the $F_i$."
     odds = odds.double().detach().requires_grad_()
     now = log_s(policy, odds, at, kappa, temp)
-    every = now.masked_fill(now == -torch.inf, 0.).sum(0)
+    every = now.masked_fill(now == -torch.inf, 0.0).sum(0)
     scores = torch.stack([torch.autograd.grad(one, odds, retain_graph=True)[0] for one in every])
-    return torch.einsum('i,ia,abi,aci->ibc', weight, now.detach().exp(), scores, scores) # a: model, b and c: log-odds
+    return torch.einsum(
+        'i,ia,abi,aci->ibc', weight, now.detach().exp(), scores, scores
+    )  # a: model, b and c: log-odds
 
-def fisher_solver(policy, layers, blocks, damping): # -> function: x [parameter] -> (H + damping I)^-1 x
+
+def fisher_solver(
+    policy, layers, blocks, damping
+):  # -> function: x [parameter] -> (H + damping I)^-1 x
     "Solve in the space of the states (Woodbury)."
     layers = [(h.double(), d.double()) for h, d in layers]
     K, n = layers[0][1].shape[:2]
-    gram = sum(torch.einsum('aiu,bju->aibj', d, d)*(h @ h.T + 1)[:, None] for h, d in layers)
-    system = torch.einsum('iac,cibj->aibj', blocks, gram).reshape(K*n, K*n)
-    factors = torch.linalg.lu_factor(system + damping*torch.eye(K*n, dtype=system.dtype))
+    gram = sum(torch.einsum('aiu,bju->aibj', d, d) * (h @ h.T + 1)[:, None] for h, d in layers)
+    system = torch.einsum('iac,cibj->aibj', blocks, gram).reshape(K * n, K * n)
+    factors = torch.linalg.lu_factor(system + damping * torch.eye(K * n, dtype=system.dtype))
+
     def solve(x):
         right = torch.einsum('iac,ci->ai', blocks, along(layers, weights_of(policy, x)))
         y = torch.linalg.lu_solve(*factors, right.reshape(-1, 1)).view(K, n)
-        return (x - gradient(layers, y))/damping
+        return (x - gradient(layers, y)) / damping
+
     return solve
 
 # %% ../../nbs/03a_cpo.ipynb #line-search
-def line_search(theta, direction, measure, c, delta=.01, slack=0.): # measure: theta -> (divergence, cost, miss rate)
+def line_search(
+    theta, direction, measure, c, delta=0.01, slack=0.0
+):  # measure: theta -> (divergence, cost, miss rate)
     """Backtrack until all three are acceptable: (parameters, fraction of the step, divergence); (theta, 0, 0) if never.
     c: the miss rate above alpha; it may end at `slack`."""
-    if not direction.y.any(): return theta, 0., 0. # to stay is no step
+    if not direction.y.any():
+        return theta, 0.0, 0.0  # to stay is no step
     _, cost, miss = measure(theta)
-    for fraction in (.8**j for j in range(15)):
-        new = theta + fraction*direction.y
+    for fraction in (0.8**j for j in range(15)):
+        new = theta + fraction * direction.y
         kl, new_cost, new_miss = measure(new)
         cheaper = new_cost <= cost or direction.optim_case <= 1
-        if kl <= delta and cheaper and new_miss - miss <= max(slack - c, 0.): return new, fraction, kl # false for nan
-    return theta, 0., 0.
+        if kl <= delta and cheaper and new_miss - miss <= max(slack - c, 0.0):
+            return new, fraction, kl  # false for nan
+    return theta, 0.0, 0.0
 
 # %% ../../nbs/03a_cpo.ipynb #table-env
 class Environment:
     """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], large_right
     and what misses are counted `against`: the share of the large model's other draws that are right."""
-    def __len__(self): return len(self.large_right)
-    def risk_curve(self, policy, kappas): # dict of arrays [threshold]: miss, right, cost
+
+    def __len__(self):
+        return len(self.large_right)
+
+    def risk_curve(self, policy, kappas):  # dict of arrays [threshold]: miss, right, cost
         "Means over all problems of what every threshold comes to."
         outcomes = [self.deploy(policy, kappa) for kappa in kappas]
-        return {k: np.array([float(o[k].mean()) for o in outcomes]) for k in ('miss', 'right', 'cost')}
-    def fixed_times(self, policy): # the same of routers that escalate after a step, whatever they see [time]
-        return self.risk_curve(policy, [0.]) # at once
+        return {
+            k: np.array([float(o[k].mean()) for o in outcomes]) for k in ('miss', 'right', 'cost')
+        }
+
+    def fixed_times(
+        self, policy
+    ):  # the same of routers that escalate after a step, whatever they see [time]
+        return self.risk_curve(policy, [0.0])  # at once
+
 
 class TableEnv(Environment):
     "Problems whose outcomes of every escalation time are known: two models, absorbing escalation."
-    mode, n_models, most = 'absorbing', 2, 500 # thresholds worth trying
-    def __init__(self,
-        table:OutcomeTable,        # of the training or the calibration split
-        features=PAPER_FEATURES,   # what the policy sees
-        on_escalate:str='append',  # "append": the larger model writes the next step; "regenerate": the last one again
-        unit:str='paper_flops',    # the cost: "paper_flops", "full_flops" or "cents"
-        scaler=None                # of the features; None fits it here, as on the training split
+
+    mode = 'absorbing'
+    n_models = 2
+    most = 500  # thresholds worth trying
+
+    def __init__(
+        self,
+        table: OutcomeTable,  # of the training or the calibration split
+        features=PAPER_FEATURES,  # what the policy sees
+        on_escalate: str = 'append',  # "append": the larger model writes the next step; "regenerate": the last one again
+        unit: str = 'paper_flops',  # the cost: "paper_flops", "full_flops" or "cents"
+        scaler=None,  # of the features; None fits it here, as on the training split
     ):
         one_of('unit', unit, UNITS)
         obs = policy_inputs(table.obs, table.features, features)
         _check_table(table, obs, features, unit)
         self.table, self.models, self.features = table, table.models, tuple(features)
-        self.on_escalate, self.unit, self.scaler = on_escalate, unit, scaler or fit_scaler(obs, features)
+        self.on_escalate = on_escalate
+        self.unit = unit
+        self.scaler = scaler or fit_scaler(obs, features)
         self.inside = torch.as_tensor(table.inside)
         self.x = torch.as_tensor(np.nan_to_num(self.scaler(obs)))
         grid = {k: torch.as_tensor(v.astype(float)) for k, v in table.grid(on_escalate).items()}
-        share = self.share = float(table.large_only()[unit].mean()) # FLOPs or cents of cost 1
-        tokens = grid['small_tokens'] + (grid['small_prompt'] if unit == 'full_flops' else 0.)
-        spent = grid['small_cents'] if unit == 'cents' else 2*table.params[0]*tokens
-        self.paid = spent[:, :-1]/share                             # for the small steps up to t [problem, step]
-        self.cost, self.right = grid[unit]/share, grid['correct']   # [problem, time]; the last column: never
+        share = self.share = float(table.large_only()[unit].mean())  # FLOPs or cents of cost 1
+        tokens = grid['small_tokens'] + (grid['small_prompt'] if unit == 'full_flops' else 0.0)
+        spent = grid['small_cents'] if unit == 'cents' else 2 * table.params[0] * tokens
+        self.paid = spent[:, :-1] / share  # for the small steps up to t [problem, step]
+        self.cost = grid[unit] / share
+        self.right = grid['correct']  # [problem, time]; the last column: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
         self.against = torch.as_tensor(table.large_again)
         self.miss = 1 - covered(self.right, self.against[:, None])
 
-    def fixed_times(self, policy=None): return {k: getattr(self, k).mean(0).numpy() for k in ('miss', 'right', 'cost')}
+    def fixed_times(self, policy=None):
+        return {k: getattr(self, k).mean(0).numpy() for k in ('miss', 'right', 'cost')}
 
 # %% ../../nbs/03a_cpo.ipynb #check-table
-def _check_table(table, obs, features, unit): # obs [problem, step, feature]
+def _check_table(table, obs, features, unit):  # obs [problem, step, feature]
     "Raise a ValueError for a table that nothing can be learned from."
-    large, small = table.correct[:, 0] == 1, table.correct[np.arange(len(table)), table.n_steps] == 1
+    large = table.correct[:, 0] == 1
+    small = table.correct[np.arange(len(table)), table.n_steps] == 1
     nan = np.isnan(obs[table.inside]).any(0)
-    if not table.large_only()[unit].any(): reason = f'the large model costs nothing in {unit}; choose another unit'
-    elif nan.any(): reason = f'feature {features[nan.argmax()]!r} is nan at some steps; choose others'
-    elif table.split != 'train': return # few problems to calibrate on may well hold no miss
-    elif not large.any(): reason = f'the large model solves none of the {len(table)} problems; use easier ones'
-    elif (large & ~small).any(): return
-    else: reason = ('the small model solves all that the large one solves; there is nothing to route, '
-                    'use the small model or more problems')
+    if not table.large_only()[unit].any():
+        reason = f'the large model costs nothing in {unit}; choose another unit'
+    elif nan.any():
+        reason = f'feature {features[nan.argmax()]!r} is nan at some steps; choose others'
+    elif table.split != 'train':
+        return  # few problems to calibrate on may well hold no miss
+    elif not large.any():
+        reason = f'the large model solves none of the {len(table)} problems; use easier ones'
+    elif (large & ~small).any():
+        return
+    else:
+        reason = (
+            'the small model solves all that the large one solves; there is nothing to route, '
+            'use the small model or more problems'
+        )
     raise ValueError(f'{table.benchmark} {table.split}: {reason}')
 
 # %% ../../nbs/03a_cpo.ipynb #sample-table
-def _first_hit(hits, inside): # bool [row, step] -> int [row]
+def _first_hit(hits, inside):  # bool [row, step] -> int [row]
     "Index of the first hit of each row; the column after the last (never) where there is none."
     hits = hits & inside
     return torch.where(hits.any(1), hits.double().argmax(1), hits.shape[1])
 
+
 @patch
 @torch.no_grad()
-def sample(self:TableEnv, policy, rows, rng): # rows int [row]
+def sample(self: TableEnv, policy, rows, rng):  # rows int [row]
     "`Rollouts` with actions drawn from pi."
-    x, inside, rows = self.x[rows], self.inside[rows], torch.as_tensor(rows)
+    x = self.x[rows]
+    inside = self.inside[rows]
+    rows = torch.as_tensor(rows)
     pi = policy(x).exp()
     drawn = torch.as_tensor(rng.random(inside.shape)) < pi[..., ESCALATE]
     stop = _first_hit(drawn, inside)
     seen = inside & (torch.arange(inside.shape[1]) <= stop[:, None])
-    act, paid = (drawn & seen).long(), self.paid[rows]
-    mu = pi.gather(2, act[..., None])[..., 0].where(seen, torch.tensor(1.).double())
-    stay, leave = F.pad(paid[:, 1:] - paid[:, :-1], (0, 1))*inside, self.cost[rows][:, :-1] - paid
-    cost = torch.where(act == 1, leave, stay)*seen
+    act = (drawn & seen).long()
+    paid = self.paid[rows]
+    mu = pi.gather(2, act[..., None])[..., 0].where(seen, torch.tensor(1.0).double())
+    stay = F.pad(paid[:, 1:] - paid[:, :-1], (0, 1)) * inside
+    leave = self.cost[rows][:, :-1] - paid
+    cost = torch.where(act == 1, leave, stay) * seen
     ends = self.right[rows, stop], self.large_right[rows], self.miss[rows, stop]
     return Rollouts(x, torch.zeros_like(act), act, mu, seen, cost, paid[:, 0], *ends)
 
 # %% ../../nbs/03a_cpo.ipynb #deploy-table
 @torch.no_grad()
-def _hazards(env, policy, rows, pi=None): # pi(escalate) [state], if known -> the same [row, step], 0 beyond the end
+def _hazards(
+    env, policy, rows, pi=None
+):  # pi(escalate) [state], if known -> the same [row, step], 0 beyond the end
     inside = env.inside[rows]
-    if pi is None: pi = policy(env.x[rows][inside])[..., ESCALATE].exp()
+    if pi is None:
+        pi = policy(env.x[rows][inside])[..., ESCALATE].exp()
     return torch.zeros(inside.shape, dtype=env.x.dtype).masked_scatter(inside, pi)
 
+
 @patch
-def deploy(self:TableEnv, policy, kappa, rows=None, pi=None): # dict of arrays [row]: stop, cost, right, miss
+def deploy(
+    self: TableEnv, policy, kappa, rows=None, pi=None
+):  # dict of arrays [row]: stop, cost, right, miss
     "Gamma on the problems `rows` (None: on all); pi(escalate) of their states is computed where it is not given."
     rows = np.arange(len(self)) if rows is None else rows
     stop = _first_hit(_hazards(self, policy, rows, pi) >= kappa, self.inside[rows])
-    return dict(stop=stop) | {k: getattr(self, k)[rows, stop].numpy() for k in ('cost', 'right', 'miss')}
+    return dict(stop=stop) | {
+        k: getattr(self, k)[rows, stop].numpy() for k in ('cost', 'right', 'miss')
+    }
+
 
 @patch
-def visited(self:TableEnv, policy): return self.x[self.inside], None # states and current models [state]
+def visited(self: TableEnv, policy):
+    return self.x[self.inside], None  # states and current models [state]
+
 
 @patch
-def highest(self:TableEnv, policy): # largest pi(escalate) of every small chain [problem]
+def highest(self: TableEnv, policy):  # largest pi(escalate) of every small chain [problem]
     return _hazards(self, policy, slice(None)).max(1).values.numpy()
 
 # %% ../../nbs/03a_cpo.ipynb #curve
 @patch
-def risk_curve(self:TableEnv, policy, kappas): # dict of arrays [threshold]: miss, right, cost
+def risk_curve(self: TableEnv, policy, kappas):  # dict of arrays [threshold]: miss, right, cost
     "Means over all problems of what every threshold comes to, by one sort."
     highest = _hazards(self, policy, slice(None)).cummax(1).values[self.inside]
     order = highest.argsort()
-    passed = torch.searchsorted(highest[order], torch.as_tensor(kappas)) # steps that do not escalate
-    def curve(values): # [problem, time]
+    passed = torch.searchsorted(
+        highest[order], torch.as_tensor(kappas)
+    )  # steps that do not escalate
+
+    def curve(values):  # [problem, time]
         change = (values[:, 1:] - values[:, :-1])[self.inside][order]
-        return ((values[:, 0].sum() + F.pad(change.cumsum(0), (1, 0))[passed])/len(self)).numpy()
+        return ((values[:, 0].sum() + F.pad(change.cumsum(0), (1, 0))[passed]) / len(self)).numpy()
+
     return {k: curve(getattr(self, k)) for k in ('miss', 'right', 'cost')}
 
 # %% ../../nbs/03a_cpo.ipynb #estimate
 # of S at the policy's parameters
 Estimate = namedtuple('Estimate', 'g b cost miss x at weight measure odds_at kappa temp')
 
+
 @torch.no_grad()
-def network(policy, x, theta=None): # (weights, log-odds, inputs of the layers), in `PRECISION`; None: the policy's own
-    if theta is None: theta = parameters_to_vector(policy.parameters())
+def network(
+    policy, x, theta=None
+):  # (weights, log-odds, inputs of the layers), in `PRECISION`; None: the policy's own
+    if theta is None:
+        theta = parameters_to_vector(policy.parameters())
     weights = weights_of(policy, theta.to(PRECISION))
     return weights, *log_odds(weights, x.to(PRECISION))
 
-def _gradients(weights, inputs, slopes): # derivatives with respect to the log-odds [value, model - 1, state]
+
+def _gradients(
+    weights, inputs, slopes
+):  # derivatives with respect to the log-odds [value, model - 1, state]
     "Gradients [value, parameter], in blocks that stay in the processor's cache."
     blocks = (jacobian(weights, block) for block in zip(*(h.split(BLOCK) for h in inputs)))
     parts = zip(blocks, slopes.split(BLOCK, -1))
     return sum(torch.stack([gradient(layers, slope) for slope in some]) for layers, some in parts)
 
-def _estimate(policy, x, at, kappa, temp, evaluate): # log S [state, model] -> (cost, miss rate, weights of the states)
+
+def _estimate(
+    policy, x, at, kappa, temp, evaluate
+):  # log S [state, model] -> (cost, miss rate, weights of the states)
     "`Estimate` by differentiating an evaluation, and repeating it for other parameters."
-    x, here = x.to(PRECISION), parameters_to_vector(policy.parameters()).detach()
+    x = x.to(PRECISION)
+    here = parameters_to_vector(policy.parameters()).detach()
     weights, odds, inputs = network(policy, x, here)
-    last, odds = [here, odds], odds.double().requires_grad_()
+    last = [here, odds]
+    odds = odds.double().requires_grad_()
     now = log_s(policy, odds, at, kappa, temp)
     cost, miss, weight = evaluate(now)
     slopes = [torch.autograd.grad(value, odds, retain_graph=True)[0] for value in (cost, miss)]
     g, b = _gradients(weights, inputs, torch.stack(slopes).to(PRECISION)).double()
-    now, value = now.detach(), (cost.item(), miss.item())
-    def odds_at(theta): # those of the last parameters are remembered
-        if not torch.equal(theta, last[0]): last[:] = theta, network(policy, x, theta)[1]
+    now = now.detach()
+    value = (cost.item(), miss.item())
+
+    def odds_at(theta):  # those of the last parameters are remembered
+        if not torch.equal(theta, last[0]):
+            last[:] = theta, network(policy, x, theta)[1]
         return last[1]
+
     @torch.no_grad()
     def measure(theta):
-        if torch.equal(theta, here): return 0., *value
+        if torch.equal(theta, here):
+            return 0.0, *value
         new = log_s(policy, odds_at(theta), at, kappa, temp)
-        gap = torch.where(new > -torch.inf, new - now, 0.)
-        return float((weight*(new.exp()*gap).sum(-1)).sum()), *map(float, evaluate(new)[:2])
+        gap = torch.where(new > -torch.inf, new - now, 0.0)
+        return float((weight * (new.exp() * gap).sum(-1)).sum()), *map(float, evaluate(new)[:2])
+
     return Estimate(g, b, *value, x, at, weight, measure, odds_at, kappa, temp)
 
 # %% ../../nbs/03a_cpo.ipynb #exact-estimate
-def exact_estimate(policy, env, rows, kappa, temp, constraint='gap'): # `TableEnv`, int [row] -> `Estimate`
+def exact_estimate(
+    policy, env, rows, kappa, temp, constraint='gap'
+):  # `TableEnv`, int [row] -> `Estimate`
     "Cost, misses and their gradients, summed over every escalation time of every problem."
-    inside, costs = env.inside[rows], env.cost[rows]
-    misses = env.miss[rows] if constraint == 'joint' else env.large_right[rows, None] - env.right[rows]
-    x, both = env.x[rows][inside], inside[..., None].expand(-1, -1, 2)
+    inside = env.inside[rows]
+    costs = env.cost[rows]
+    misses = (
+        env.miss[rows] if constraint == 'joint' else env.large_right[rows, None] - env.right[rows]
+    )
+    x = env.x[rows][inside]
+    both = inside[..., None].expand(-1, -1, 2)
     empty = torch.zeros(both.shape, dtype=x.dtype)
+
     def evaluate(log_s):
         times, reach = escalation_chances(empty.masked_scatter(both, log_s), inside)
-        return (times*costs).sum()/len(rows), (times*misses).sum()/len(rows), reach[inside]/reach.sum()
+        return (
+            (times * costs).sum() / len(rows),
+            (times * misses).sum() / len(rows),
+            reach[inside] / reach.sum(),
+        )
+
     return _estimate(policy, x, None, kappa, temp, evaluate)
 
 # %% ../../nbs/03a_cpo.ipynb #sampled-estimate
-def sampled_estimate(policy, critics, r, kappa, temp, s=Policy()): # (V, V_miss), `Rollouts` under pi
+def sampled_estimate(
+    policy, critics, r, kappa, temp, s=Policy()
+):  # (V, V_miss), `Rollouts` under pi
     "The paper's surrogates on a batch of rollouts: (`Estimate`, V-trace targets of the two critics)."
-    x, at = r.x[r.inside], r.at[r.inside]
-    act, mu = r.act[r.inside], r.mu[r.inside]
-    def ratio(log_s, clip=torch.inf): return importance_ratio(log_s.gather(1, act[:, None])[:, 0].exp(), mu, clip)
-    rho = r.rows(ratio(log_threshold_probs(policy(x, at), kappa, temp)).detach(), fill=1.) # 1 beyond the end
+    x = r.x[r.inside]
+    at = r.at[r.inside]
+    act = r.act[r.inside]
+    mu = r.mu[r.inside]
+
+    def ratio(log_s, clip=torch.inf):
+        return importance_ratio(log_s.gather(1, act[:, None])[:, 0].exp(), mu, clip)
+
+    rho = r.rows(
+        ratio(log_threshold_probs(policy(x, at), kappa, temp)).detach(), fill=1.0
+    )  # 1 beyond the end
     final = r.miss if s.constraint == 'joint' else r.large_right - r.right
-    rewards = r.cost, r.ends*final[:, None]
-    targets = [vtrace(r.rows(v(x)), reward, rho, r.inside, s) for v, reward in zip(critics, rewards)]
+    rewards = r.cost, r.ends * final[:, None]
+    targets = [
+        vtrace(r.rows(v(x)), reward, rho, r.inside, s) for v, reward in zip(critics, rewards)
+    ]
     adv_cost, adv_miss = (adv[r.inside] for _, adv in targets)
-    weight = torch.full((len(x),), 1/len(x), dtype=mu.dtype)
+    weight = torch.full((len(x),), 1 / len(x), dtype=mu.dtype)
+
     def evaluate(log_s):
-        cost, miss = ratio(log_s, s.rho_bar)*adv_cost, ratio(log_s)*adv_miss
-        return cost.sum()/len(r.x), miss.sum()/len(r.x), weight
-    chances = rho.prod(1)/rho.prod(1).sum()
-    estimate = _estimate(policy, x, at, kappa, temp, evaluate)._replace(miss=float((chances*final).sum()))
+        cost = ratio(log_s, s.rho_bar) * adv_cost
+        miss = ratio(log_s) * adv_miss
+        return cost.sum() / len(r.x), miss.sum() / len(r.x), weight
+
+    chances = rho.prod(1) / rho.prod(1).sum()
+    estimate = _estimate(policy, x, at, kappa, temp, evaluate)._replace(
+        miss=float((chances * final).sum())
+    )
     return estimate, [vs[r.inside] for vs, _ in targets]
 
 # %% ../../nbs/03a_cpo.ipynb #policy-step
-MAX_STATES = 128 # of the Fisher matrix
+MAX_STATES = 128  # of the Fisher matrix
+
 
 def policy_step(
-    policy,             # changed in place
-    estimate:Estimate,  # at its current parameters
-    c:float,            # miss rate minus alpha
-    s:Policy=Policy(),  # delta, damping, slack
-    rng=None            # picks the states of the Fisher matrix where there are too many
-)->dict: # kl, lam_star, nu_star, optim_case, accepted
+    policy,  # changed in place
+    estimate: Estimate,  # at its current parameters
+    c: float,  # miss rate minus alpha
+    s: Policy = Policy(),  # delta, damping, slack
+    rng=None,  # picks the states of the Fisher matrix where there are too many
+) -> dict:  # kl, lam_star, nu_star, optim_case, accepted
     "One constrained natural-gradient step (paper, eq. 4)."
-    x, at, weight = estimate.x, estimate.at, estimate.weight
+    x = estimate.x
+    at = estimate.at
+    weight = estimate.weight
     if len(x) > MAX_STATES:
-        pick = torch.as_tensor(rng.choice(len(x), MAX_STATES, p=(weight/weight.sum()).numpy()))
-        x, at = x[pick], at if at is None else at[pick]
-        weight = torch.full((MAX_STATES,), 1/MAX_STATES, dtype=weight.dtype)
+        pick = torch.as_tensor(rng.choice(len(x), MAX_STATES, p=(weight / weight.sum()).numpy()))
+        x = x[pick]
+        at = at if at is None else at[pick]
+        weight = torch.full((MAX_STATES,), 1 / MAX_STATES, dtype=weight.dtype)
     weights, odds, inputs = network(policy, x)
     blocks = fisher_blocks(policy, odds, at, estimate.kappa, estimate.temp, weight)
     solve = fisher_solver(policy, jacobian(weights, inputs), blocks, s.damping)
     direction = cpo_direction(estimate.g, estimate.b, c, solve, s.delta)
     theta = parameters_to_vector(policy.parameters()).detach()
-    theta, accepted, kl = line_search(theta, direction, estimate.measure, c, s.delta, s.slack*s.alpha)
+    theta, accepted, kl = line_search(
+        theta, direction, estimate.measure, c, s.delta, s.slack * s.alpha
+    )
     vector_to_parameters(theta, policy.parameters())
     prices = {k: getattr(direction, k) for k in ('lam_star', 'nu_star', 'optim_case')}
     return dict(kl=kl) | prices | dict(accepted=accepted)
 
 # %% ../../nbs/03a_cpo.ipynb #pi-now
-def chances_now(policy, estimate): # two models -> pi(escalate) of the estimate's states [state] now, after the step
-    return estimate.odds_at(parameters_to_vector(policy.parameters()).detach())[0].double().sigmoid()
+def chances_now(
+    policy, estimate
+):  # two models -> pi(escalate) of the estimate's states [state] now, after the step
+    return (
+        estimate.odds_at(parameters_to_vector(policy.parameters()).detach())[0].double().sigmoid()
+    )

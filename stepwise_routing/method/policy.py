@@ -21,78 +21,105 @@ from ..base.settings import Policy
 from ..base.tools import digest, one_of, write_file
 
 # %% ../../nbs/03_policy.ipynb #covered
-def covered(right, large_right): # R of the router; R of the large model, or its share of right draws [problem, ...]
+def covered(
+    right, large_right
+):  # R of the router; R of the large model, or its share of right draws [problem, ...]
     "The event whose probability the constraint bounds (paper, eq. 3), or its chance over independent draws."
-    return 1 - (1 - right)*large_right
+    return 1 - (1 - right) * large_right
 
 # %% ../../nbs/03_policy.ipynb #inputs
 PAPER_FEATURES = ('score_logit', 'index', 'length', 'final')
 FULL_FEATURES = ('score_logit', 'score_prob', 'index', 'length', 'final')
 
+
 def policy_inputs(
-    obs,     # raw observations [..., column]
-    names,   # of the columns
-    features # columns wanted, in this order
-): # float array [..., feature]
+    obs,  # raw observations [..., column]
+    names,  # of the columns
+    features,  # columns wanted, in this order
+):  # float array [..., feature]
     "What a policy looks at; `score_prob` as log-odds between 1e-4 and 1 - 1e-4. ValueError for an unknown feature."
-    for f in features: one_of('feature', f, names)
+    for f in features:
+        one_of('feature', f, names)
     x = np.asarray(obs, float)[..., [names.index(f) for f in features]]
     if 'score_prob' in features:
         p = x[..., features.index('score_prob')].clip(1e-4, 1 - 1e-4)
-        x[..., features.index('score_prob')] = np.log(p/(1 - p))
+        x[..., features.index('score_prob')] = np.log(p / (1 - p))
     return x
 
-def state_inputs(state, features): # float [feature]
+
+def state_inputs(state, features):  # float [feature]
     "The same of the step that a walk has just written, from its `State`; without tokens it shows the scores before."
     obs = observe((last_scored(state.steps), state.steps[-1]))[-1]
     obs[FEATURES.index('index')] = len(state.steps) - 1
     return policy_inputs(obs, FEATURES, features)
 
 # %% ../../nbs/03_policy.ipynb #mlp
-CONTINUE, ESCALATE = 0, 1
+CONTINUE = 0
+ESCALATE = 1
 
-def tanh(x): return 2*torch.sigmoid(2*x) - 1
+
+def tanh(x):
+    return 2 * torch.sigmoid(2 * x) - 1
+
 
 class Tanh(torch.nn.Module):
-    def forward(self, x): return tanh(x)
+    def forward(self, x):
+        return tanh(x)
 
-def _mlp(sizes, seed, last=1.): # units of every layer, seed of the weights, factor on the last layer's
+
+def _mlp(
+    sizes, seed, last=1.0
+):  # units of every layer, seed of the weights, factor on the last layer's
     "Linear layers with tanh between them."
-    generator, layers = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    layers = []
     for i, (a, b) in enumerate(zip(sizes, sizes[1:])):
-        layer = torch.nn.utils.skip_init(torch.nn.Linear, a, b, dtype=torch.float64) # leaves the global generator alone
-        scale = last if i == len(sizes) - 2 else 1.
-        layer.weight.data = torch.randn(b, a, generator=generator, dtype=torch.float64)*scale/a**.5
+        layer = torch.nn.utils.skip_init(
+            torch.nn.Linear, a, b, dtype=torch.float64
+        )  # leaves the global generator alone
+        scale = last if i == len(sizes) - 2 else 1.0
+        layer.weight.data = (
+            torch.randn(b, a, generator=generator, dtype=torch.float64) * scale / a**0.5
+        )
         layer.bias.data.zero_()
         layers += [layer, Tanh()]
     return torch.nn.Sequential(*layers[:-1])
 
+
 class ValueNet(torch.nn.Module):
     "A critic $V(o)$ of the same shape as the policy: expected cost, or expected misses, from here on."
+
     def __init__(self, n_features, hidden=(64, 64), seed=0):
         super().__init__()
         self.net = _mlp((n_features, *hidden, 1), seed)
-    def forward(self, x): return self.net(x)[..., 0]
+
+    def forward(self, x):
+        return self.net(x)[..., 0]
 
 # %% ../../nbs/03_policy.ipynb #routing-policy
-BLOCK = 512 # states that run through the network at once
+BLOCK = 512  # states that run through the network at once
+
 
 class RoutingPolicy(torch.nn.Module):
     "The base policy $\\pi(a \\mid o)$ over the models that may write the next step."
-    def __init__(self,
-        scaler:Scaler,         # of the features that it looks at, from the training split
-        n_models:int=2,        # K, ordered small to large
-        hidden:tuple=(64, 64), # units of the hidden layers
-        p_escalate:float=.1,   # what a fresh policy gives to all larger models together
-        mode:str='absorbing',  # "absorbing": never back to a smaller model; "per_step": any model may be next
-        seed:int=0             # of the weights
+
+    def __init__(
+        self,
+        scaler: Scaler,  # of the features that it looks at, from the training split
+        n_models: int = 2,  # K, ordered small to large
+        hidden: tuple = (64, 64),  # units of the hidden layers
+        p_escalate: float = 0.1,  # what a fresh policy gives to all larger models together
+        mode: str = 'absorbing',  # "absorbing": never back to a smaller model; "per_step": any model may be next
+        seed: int = 0,  # of the weights
     ):
         super().__init__()
         one_of('mode', mode, ('absorbing', 'per_step'))
         self.scaler, self.features = scaler, tuple(scaler.features)
-        self.n_models, self.hidden, self.mode = n_models, tuple(hidden), mode
-        self.net = _mlp((len(self.features), *hidden, n_models), seed, last=.1)
-        start = [1 - p_escalate] + [p_escalate/(n_models - 1)]*(n_models - 1)
+        self.n_models = n_models
+        self.hidden = tuple(hidden)
+        self.mode = mode
+        self.net = _mlp((len(self.features), *hidden, n_models), seed, last=0.1)
+        start = [1 - p_escalate] + [p_escalate / (n_models - 1)] * (n_models - 1)
         self.net[-1].bias.data = torch.from_numpy(np.log(start))
 
     def encode(self, obs, names):
@@ -115,13 +142,19 @@ class RoutingPolicy(torch.nn.Module):
         return logits.log_softmax(-1)
 
 # %% ../../nbs/03_policy.ipynb #threshold-probs
-def log_threshold_probs(log_pi, kappa, temp): # log-probabilities [..., model] -> log S [..., model]
+def log_threshold_probs(
+    log_pi, kappa, temp
+):  # log-probabilities [..., model] -> log S [..., model]
     "log $S_{\\pi,\\kappa}$ with the soft mask; -inf stays -inf."
-    weight = F.logsigmoid((log_pi.exp() - kappa)/temp).masked_fill(log_pi == -torch.inf, -torch.inf)
+    weight = F.logsigmoid((log_pi.exp() - kappa) / temp).masked_fill(
+        log_pi == -torch.inf, -torch.inf
+    )
     return weight.log_softmax(-1)
 
 # %% ../../nbs/03_policy.ipynb #escalate
-def escalate(pi, kappa, at=0): # probabilities [..., model], threshold, current model [...] -> model that goes on [...]
+def escalate(
+    pi, kappa, at=0
+):  # probabilities [..., model], threshold, current model [...] -> model that goes on [...]
     "$\\Gamma$ (paper, eq. 6): the largest model at or above the threshold, the current one where there is none."
     pi = np.asarray(pi, float)
     above = (pi >= kappa) & (pi > 0)
@@ -129,31 +162,44 @@ def escalate(pi, kappa, at=0): # probabilities [..., model], threshold, current 
     return np.where(above.any(-1), largest, at)
 
 # %% ../../nbs/03_policy.ipynb #importance-ratio
-def importance_ratio(target, behaviour, rho_bar=2.): # what S and pi give to the action taken [...] -> rho [...]
+def importance_ratio(
+    target, behaviour, rho_bar=2.0
+):  # what S and pi give to the action taken [...] -> rho [...]
     "$\\rho_t$, clipped at `rho_bar`; zero where the action is outside the set."
-    return (target/behaviour).clamp(max=rho_bar)
+    return (target / behaviour).clamp(max=rho_bar)
 
 # %% ../../nbs/03_policy.ipynb #vtrace
 @torch.no_grad()
-def vtrace(values, rewards, rho, inside, s=Policy()): # all [row, step]; rho is not clipped yet; clips and gamma
+def vtrace(
+    values, rewards, rho, inside, s=Policy()
+):  # all [row, step]; rho is not clipped yet; clips and gamma
     "V-trace targets and advantages (vs, adv) [row, step], 0 beyond the end; after the last decision the value is 0."
-    values, rewards, rho = (torch.where(inside, z, 0.) for z in (values, rewards, rho))
-    gap = rho.clamp(max=s.v_rho_bar)*(rewards + s.gamma*F.pad(values[:, 1:], (0, 1)) - values)*inside
-    trace, vs = rho.clamp(max=s.c_bar)*inside, torch.zeros_like(values)
+    values, rewards, rho = (torch.where(inside, z, 0.0) for z in (values, rewards, rho))
+    gap = (
+        rho.clamp(max=s.v_rho_bar)
+        * (rewards + s.gamma * F.pad(values[:, 1:], (0, 1)) - values)
+        * inside
+    )
+    trace = rho.clamp(max=s.c_bar) * inside
+    vs = torch.zeros_like(values)
     carry = torch.zeros(len(values), dtype=values.dtype)
     for t in reversed(range(values.shape[1])):
-        carry = gap[:, t] + s.gamma*trace[:, t]*carry
+        carry = gap[:, t] + s.gamma * trace[:, t] * carry
         vs[:, t] = values[:, t] + carry
-    return vs*inside, (rewards + s.gamma*F.pad(vs[:, 1:], (0, 1)) - values)*inside
+    return vs * inside, (rewards + s.gamma * F.pad(vs[:, 1:], (0, 1)) - values) * inside
 
 # %% ../../nbs/03_policy.ipynb #update-threshold
-def update_threshold(kappa, miss, k, s=Policy(), high=.5): # share of misses now; step, from 1; kappa's upper end
+def update_threshold(
+    kappa, miss, k, s=Policy(), high=0.5
+):  # share of misses now; step, from 1; kappa's upper end
     "One step of the online threshold (paper, eq. 5); a miss lowers kappa, so that escalating comes easier."
-    step = s.kappa_step*k**-s.kappa_decay*(miss - s.alpha)
-    return float(np.clip(kappa + step if s.sign == 'printed' else kappa - step, 0., high))
+    step = s.kappa_step * k**-s.kappa_decay * (miss - s.alpha)
+    return float(np.clip(kappa + step if s.sign == 'printed' else kappa - step, 0.0, high))
 
 # %% ../../nbs/03_policy.ipynb #locally-verified
-def locally_verified(verdicts, asked): # V, and whether the router went on there, both bool [problem, step] -> [problem]
+def locally_verified(
+    verdicts, asked
+):  # V, and whether the router went on there, both bool [problem, step] -> [problem]
     "For all t: $V(o_t, y_t) = 1$ or escalate is in the set."
     return (np.asarray(verdicts, bool) | ~np.asarray(asked, bool)).all(-1)
 
@@ -161,121 +207,189 @@ def locally_verified(verdicts, asked): # V, and whether the router went on there
 @dataclass(frozen=True)
 class Rollouts:
     "Trajectories whose actions were drawn from pi; arrays [row, step] hold zeros beyond a row's last decision."
-    x: torch.Tensor            # observations [row, step, feature], standardised
-    at: torch.Tensor           # current model [row, step]
-    act: torch.Tensor          # model chosen [row, step]
-    mu: torch.Tensor           # probability that pi gave it [row, step]
-    inside: torch.Tensor       # bool [row, step]: was there a decision?
-    cost: torch.Tensor         # of what the action brought about [row, step], share of the large model's mean cost
-    fixed: torch.Tensor        # cost before the first decision [row], same unit
-    right: torch.Tensor        # R_pi [row]
+
+    x: torch.Tensor  # observations [row, step, feature], standardised
+    at: torch.Tensor  # current model [row, step]
+    act: torch.Tensor  # model chosen [row, step]
+    mu: torch.Tensor  # probability that pi gave it [row, step]
+    inside: torch.Tensor  # bool [row, step]: was there a decision?
+    cost: (
+        torch.Tensor
+    )  # of what the action brought about [row, step], share of the large model's mean cost
+    fixed: torch.Tensor  # cost before the first decision [row], same unit
+    right: torch.Tensor  # R_pi [row]
     large_right: torch.Tensor  # R_M [row]
-    miss: torch.Tensor         # chance of a miss, see `covered` [row]
+    miss: torch.Tensor  # chance of a miss, see `covered` [row]
 
     @property
-    def ends(self): return self.inside & ~F.pad(self.inside[:, 1:], (0, 1)) # bool [row, step]: last decision
-    def rows(self, values, fill=0.): # [decision] -> [row, step]
+    def ends(self):
+        return self.inside & ~F.pad(self.inside[:, 1:], (0, 1))  # bool [row, step]: last decision
+
+    def rows(self, values, fill=0.0):  # [decision] -> [row, step]
         return torch.full_like(self.mu, fill).masked_scatter(self.inside, values)
 
 # %% ../../nbs/03_policy.ipynb #exact
-def escalation_chances(log_s, inside): # log S [row, step, 2], bool [row, step]
+def escalation_chances(log_s, inside):  # log S [row, step, 2], bool [row, step]
     "Chance of escalating after step t, or never [row, step + 1], and of still deciding at step t [row, step]."
-    stay = F.pad(log_s[..., CONTINUE].masked_fill(~inside, 0.).cumsum(1), (1, 0))
+    stay = F.pad(log_s[..., CONTINUE].masked_fill(~inside, 0.0).cumsum(1), (1, 0))
     leave = log_s[..., ESCALATE].masked_fill(~inside, -torch.inf)
-    return torch.cat([stay[:, :-1] + leave, stay[:, -1:]], 1).exp(), stay[:, :-1].exp().detach()*inside
+    return torch.cat([stay[:, :-1] + leave, stay[:, -1:]], 1).exp(), stay[
+        :, :-1
+    ].exp().detach() * inside
 
 # %% ../../nbs/03_policy.ipynb #decider
-def decider(policy): # (inputs [..., feature] of `policy_inputs`, current model [...] or None) -> pi [..., model]
+def decider(
+    policy,
+):  # (inputs [..., feature] of `policy_inputs`, current model [...] or None) -> pi [..., model]
     "The policy as a plain function of numpy arrays, for decisions one by one."
-    *layers, last = [(m.weight.detach().numpy().T.copy(), m.bias.detach().numpy().copy()) for m in policy.net[::2]]
-    absorbing, models = policy.mode == 'absorbing', np.arange(policy.n_models)
+    *layers, last = [
+        (m.weight.detach().numpy().T.copy(), m.bias.detach().numpy().copy())
+        for m in policy.net[::2]
+    ]
+    absorbing = policy.mode == 'absorbing'
+    models = np.arange(policy.n_models)
+
     def decide(inputs, at=None):
         x = policy.scaler(inputs)
-        for w, b in layers: x = np.tanh(x @ w + b)
+        for w, b in layers:
+            x = np.tanh(x @ w + b)
         x = x @ last[0] + last[1]
-        if at is not None and absorbing: x = np.where(models < np.asarray(at)[..., None], -np.inf, x)
+        if at is not None and absorbing:
+            x = np.where(models < np.asarray(at)[..., None], -np.inf, x)
         x = np.exp(x - x.max(-1, keepdims=True))
-        return x/x.sum(-1, keepdims=True)
+        return x / x.sum(-1, keepdims=True)
+
     return decide
 
 # %% ../../nbs/03_policy.ipynb #policy-router
-LARGE_ONLY = -1. # a threshold below nought: the largest model writes from the first step on
+LARGE_ONLY = -1.0  # a threshold below nought: the largest model writes from the first step on
+
 
 @dataclass(frozen=True)
 class PolicyRouter:
     "A trained policy as a `Router`: it escalates where $\\pi(\\text{escalate}) \\ge \\kappa$ (paper, eq. 6)."
+
     policy: RoutingPolicy
-    kappa: float              # threshold, see `calibrate`
+    kappa: float  # threshold, see `calibrate`
     on_escalate: str = 'append'
     name: str = 'Ours'
-    seen: dict = field(default_factory=dict, repr=False, compare=False) # pi of tables, shared with `at` other kappas
+    seen: dict = field(
+        default_factory=dict, repr=False, compare=False
+    )  # pi of tables, shared with `at` other kappas
 
     decide = cached_property(lambda self: decider(self.policy))
-    start = property(lambda self: (self.kappa < 0)*(self.policy.n_models - 1)) # the model that writes the first step
+    start = property(
+        lambda self: (self.kappa < 0) * (self.policy.n_models - 1)
+    )  # the model that writes the first step
     mode = property(lambda self: 'absorbing' if self.start else self.policy.mode)
-    rescore = property(lambda self: self.mode == 'per_step') # shows it every step with the small model's confidences
-    def at(self, kappa): return replace(self, kappa=kappa)
-    def inputs(self, states): return np.array([state_inputs(s, self.policy.features) for s in states])
+    rescore = property(
+        lambda self: self.mode == 'per_step'
+    )  # shows it every step with the small model's confidences
+
+    def at(self, kappa):
+        return replace(self, kappa=kappa)
+
+    def inputs(self, states):
+        return np.array([state_inputs(s, self.policy.features) for s in states])
 
 # %% ../../nbs/03_policy.ipynb #escalates
 @patch
-def escalates(self:PolicyRouter, states): # bool [state]
+def escalates(self: PolicyRouter, states):  # bool [state]
     "Does the large model take over, where there are two?"
     return self.decide(self.inputs(states))[..., ESCALATE] >= self.kappa
 
-@patch
-def table_escalates(self:PolicyRouter, table): # bool [problem, step]
-    "The same for every step of an outcome table's small chains; beyond their ends pi is nan, and nothing is chosen."
-    if id(table) not in self.seen:
-        pi = self.decide(policy_inputs(table.obs, table.features, self.policy.features))[..., ESCALATE]
-        self.seen[id(table)] = table, pi # the table stays, and so does its id
-    return self.seen[id(table)][1] >= self.kappa
 
 @patch
-def choose(self:PolicyRouter, states): # int [state]
+def table_escalates(self: PolicyRouter, table):  # bool [problem, step]
+    "The same for every step of an outcome table's small chains; beyond their ends pi is nan, and nothing is chosen."
+    if id(table) not in self.seen:
+        pi = self.decide(policy_inputs(table.obs, table.features, self.policy.features))[
+            ..., ESCALATE
+        ]
+        self.seen[id(table)] = table, pi  # the table stays, and so does its id
+    return self.seen[id(table)][1] >= self.kappa
+
+
+@patch
+def choose(self: PolicyRouter, states):  # int [state]
     "The model that goes on, asked instead of `escalates` where there are more than two."
     at = np.array([int(s.path[-1]) for s in states])
-    return escalate(self.decide(self.inputs(states), at), self.kappa, at if self.mode == 'absorbing' else 0)
+    return escalate(
+        self.decide(self.inputs(states), at), self.kappa, at if self.mode == 'absorbing' else 0
+    )
 
 # %% ../../nbs/03_policy.ipynb #save-policy
 FORMAT = 'stepwise-routing policy 1'
 
-def save_policy(folder, policy, kappa, **provenance): # what else to keep in config.json: alpha, models, seed, ...
+
+def save_policy(
+    folder, policy, kappa, **provenance
+):  # what else to keep in config.json: alpha, models, seed, ...
     "Write `model.safetensors` and `config.json`."
     from safetensors.torch import save
+
     scaler = policy.scaler
-    config = dict(format=FORMAT, features=policy.features, mean=scaler.mean, std=scaler.std, n_models=policy.n_models,
-                  hidden=policy.hidden, mode=policy.mode, kappa=float(kappa)) | provenance
+    config = (
+        dict(
+            format=FORMAT,
+            features=policy.features,
+            mean=scaler.mean,
+            std=scaler.std,
+            n_models=policy.n_models,
+            hidden=policy.hidden,
+            mode=policy.mode,
+            kappa=float(kappa),
+        )
+        | provenance
+    )
     config['weights'] = digest((weights := save(policy.state_dict())).hex())
-    write_file(Path(folder)/'model.safetensors', weights)
-    write_file(Path(folder)/'config.json', json.dumps(config, indent=1, allow_nan=False, default=float) + '\n')
+    write_file(Path(folder) / 'model.safetensors', weights)
+    write_file(
+        Path(folder) / 'config.json',
+        json.dumps(config, indent=1, allow_nan=False, default=float) + '\n',
+    )
 
 # %% ../../nbs/03_policy.ipynb #load-policy
 def load_policy(
-    folder,                # of `save_policy`
-    models:tuple|None=None # names of the models at hand; a ValueError where it was trained for others
-)->RoutingPolicy: # with `.kappa` and `.config`
+    folder,  # of `save_policy`
+    models: tuple
+    | None = None,  # names of the models at hand; a ValueError where it was trained for others
+) -> RoutingPolicy:  # with `.kappa` and `.config`
     "Read a policy; FileNotFoundError or ValueError say in one line what is wrong with the files."
     from safetensors.torch import load
-    for file in (Path(folder)/'config.json', Path(folder)/'model.safetensors'):
-        if not file.is_file(): raise FileNotFoundError(f'no {file.name} in {folder}: nothing is trained yet')
+
+    for file in (Path(folder) / 'config.json', Path(folder) / 'model.safetensors'):
+        if not file.is_file():
+            raise FileNotFoundError(f'no {file.name} in {folder}: nothing is trained yet')
     try:
-        config = json.loads((Path(folder)/'config.json').read_text('utf-8'))
+        config = json.loads((Path(folder) / 'config.json').read_text('utf-8'))
         one_of('format', config['format'], [FORMAT])
         scaler = Scaler(*(tuple(config[k]) for k in ('features', 'mean', 'std')))
-        for f in scaler.features: one_of('feature', f, FEATURES)
-        if {len(scaler.mean), len(scaler.std)} != {len(scaler.features)}: raise ValueError('its scaler is damaged')
-        weights, kappa = file.read_bytes(), float(config['kappa'])
-        if config.get('weights', same := digest(weights.hex())) != same: raise ValueError('these are not its weights')
+        for f in scaler.features:
+            one_of('feature', f, FEATURES)
+        if {len(scaler.mean), len(scaler.std)} != {len(scaler.features)}:
+            raise ValueError('its scaler is damaged')
+        weights = file.read_bytes()
+        kappa = float(config['kappa'])
+        if config.get('weights', same := digest(weights.hex())) != same:
+            raise ValueError('these are not its weights')
         policy = RoutingPolicy(scaler, config['n_models'], config['hidden'], mode=config['mode'])
         policy.load_state_dict(load(weights))
-        numbers = torch.cat([torch.tensor(scaler.mean + scaler.std), *map(torch.ravel, policy.parameters())])
-        if not numbers.isfinite().all() or min(scaler.std) <= 0: raise ValueError('a number is not finite, or a std 0')
-        if not (0 <= kappa <= 1 or kappa == LARGE_ONLY): raise ValueError(f'kappa is {kappa}: choose from [0, 1]')
-        policy.kappa, policy.config = kappa, config
+        numbers = torch.cat(
+            [torch.tensor(scaler.mean + scaler.std), *map(torch.ravel, policy.parameters())]
+        )
+        if not numbers.isfinite().all() or min(scaler.std) <= 0:
+            raise ValueError('a number is not finite, or a std 0')
+        if not (0 <= kappa <= 1 or kappa == LARGE_ONLY):
+            raise ValueError(f'kappa is {kappa}: choose from [0, 1]')
+        policy.kappa = kappa
+        policy.config = config
     except Exception as e:
         reason = f'{type(e).__name__}: {str(e).splitlines()[0]:.120}'
         raise ValueError(f'{folder} is no readable policy ({reason}); save it again') from e
-    if not models or tuple(models) == tuple(config.get('models', models)): return policy
-    raise ValueError(f'{folder}: trained for the models {" and ".join(config["models"])}, '
-                     f'not for {" and ".join(models)}; train a policy for these')
+    if not models or tuple(models) == tuple(config.get('models', models)):
+        return policy
+    raise ValueError(
+        f'{folder}: trained for the models {" and ".join(config["models"])}, '
+        f'not for {" and ".join(models)}; train a policy for these'
+    )

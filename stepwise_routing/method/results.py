@@ -15,55 +15,70 @@ from ..base.records import UNITS
 from ..base.tools import one_of
 from .outcomes import OutcomeTable
 
-VERSION = 2 # raise it where the same inputs give another result
+VERSION = 2  # raise it where the same inputs give another result
 
 # %% ../../nbs/05_results.ipynb #read-csv
-_TEXT = ('benchmark', 'method', 'on_escalate', 'problem') # columns of text
-_KEYS = ['method', 'on_escalate', 'threshold']            # columns that name one setting of one method
+_TEXT = ('benchmark', 'method', 'on_escalate', 'problem')  # columns of text
+_KEYS = ['method', 'on_escalate', 'threshold']  # columns that name one setting of one method
 RERUN = 'run nbs/04b_comparison.ipynb again'
+
 
 def read_csv(path, columns):
     "A file of chapter 04, its columns checked; no rows where it is not there."
     import pandas as pd
-    if not path.is_file(): return pd.DataFrame(columns=columns)
+
+    if not path.is_file():
+        return pd.DataFrame(columns=columns)
     frame = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False)
     for c in columns:
-        if c not in frame: raise ValueError(f'{path} has no column {c!r}: {RERUN}')
+        if c not in frame:
+            raise ValueError(f'{path} has no column {c!r}: {RERUN}')
     return frame
 
 # %% ../../nbs/05_results.ipynb #read-rows
 def read_rows(path, columns=COLUMNS):
     "Rows of a benchmark: all numbers finite, and the same problems for every method (and seed), each once."
     import pandas as pd
-    rows, first = read_csv(path, columns), None
-    for c in rows.columns.drop(list(_TEXT)): # an infinite threshold leaves all to the large model
+
+    rows = read_csv(path, columns)
+    first = None
+    for c in rows.columns.drop(list(_TEXT)):  # an infinite threshold leaves all to the large model
         numbers = pd.to_numeric(rows[c], errors='coerce')
-        bad = np.flatnonzero(~np.isfinite(numbers.replace(np.inf, 0) if c == 'threshold' else numbers))
-        if len(bad): raise ValueError(f'{path}, row {bad[0] + 2}: {c} is {rows[c][bad[0]]!r}, not a number')
-    for (method, _, threshold, *_), own in rows.groupby([*_KEYS, *columns[len(COLUMNS):]]):
+        bad = np.flatnonzero(
+            ~np.isfinite(numbers.replace(np.inf, 0) if c == 'threshold' else numbers)
+        )
+        if len(bad):
+            raise ValueError(f'{path}, row {bad[0] + 2}: {c} is {rows[c][bad[0]]!r}, not a number')
+    for (method, _, threshold, *_), own in rows.groupby([*_KEYS, *columns[len(COLUMNS) :]]):
         problems = sorted(zip(own['problem'], own['sample']))
         first = first or (method, problems)
         if problems != first[1] or len(set(problems)) < len(problems):
-            raise ValueError(f'{path}: {method} at {threshold:g} has other problems than {first[0]}: {RERUN}')
+            raise ValueError(
+                f'{path}: {method} at {threshold:g} has other problems than {first[0]}: {RERUN}'
+            )
     return rows
 
 # %% ../../nbs/05_results.ipynb #resamples
 def resamples(
-    n:int,           # problems
-    n_boot:int=2000, # resamples
-    seed:int=0       # of the draw
-): # float array [1 + resample, problem]: how often each problem counts; the first row is the sample itself
+    n: int,  # problems
+    n_boot: int = 2000,  # resamples
+    seed: int = 0,  # of the draw
+):  # float array [1 + resample, problem]: how often each problem counts; the first row is the sample itself
     "Bootstrap counts, the same for every method with the same problems."
-    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1/n), n_boot)
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), n_boot)
     return np.r_[np.ones((1, n)), draws]
 
 # %% ../../nbs/05_results.ipynb #with-intervals
-def with_intervals(statistics:dict)->dict: # name -> [1 + resample, ...] to name, name_low, name_high -> [...]
+def with_intervals(
+    statistics: dict,
+) -> dict:  # name -> [1 + resample, ...] to name, name_low, name_high -> [...]
     "The number of the sample and its 95 % percentile interval; nan where some resample has none."
     out = {}
     for k, draws in statistics.items():
-        method = 'linear' if np.isfinite(draws[1:]).all() else 'nearest' # between a number and infinity is no middle
-        low, high = np.quantile(draws[1:], (1 - .975, .975), axis=0, method=method)
+        method = (
+            'linear' if np.isfinite(draws[1:]).all() else 'nearest'
+        )  # between a number and infinity is no middle
+        low, high = np.quantile(draws[1:], (1 - 0.975, 0.975), axis=0, method=method)
         out |= {k: draws[0], f'{k}_low': low, f'{k}_high': high}
     return out
 
@@ -71,53 +86,80 @@ def with_intervals(statistics:dict)->dict: # name -> [1 + resample, ...] to name
 @dataclass(frozen=True)
 class Means:
     "Means over problems of every method at every threshold."
-    keys: object   # DataFrame [method and threshold], its columns `benchmark` to `cost_in`
+
+    keys: object  # DataFrame [method and threshold], its columns `benchmark` to `cost_in`
     columns: dict  # column -> [1 + resample, method and threshold]; cost in units, FLOPs in units of `unit`
-    counts: object # [1 + resample, problem], of `resamples`
+    counts: object  # [1 + resample, problem], of `resamples`
+
 
 def resampled(
-    rows,                  # DataFrame of one benchmark, columns `COLUMNS`
-    counts,                # [1 + resample, problem], of `resamples`, problems in the order of their ids
-    unit:float=1e6,        # FLOPs per unit: 1e6 for the micro models, 1e12 in the paper; cents need none
-    cost:str='paper_flops' # what to call cost, one of `UNITS`
-)->Means:
+    rows,  # DataFrame of one benchmark, columns `COLUMNS`
+    counts,  # [1 + resample, problem], of `resamples`, problems in the order of their ids
+    unit: float = 1e6,  # FLOPs per unit: 1e6 for the micro models, 1e12 in the paper; cents need none
+    cost: str = 'paper_flops',  # what to call cost, one of `UNITS`
+) -> Means:
     "Resample the problems of `rows`; samples of a problem are averaged first."
     one_of('cost', cost, UNITS)
     wrong = 1 - rows['correct']
-    rows = rows.assign(covered=1 - rows['large_correct']*wrong, missed=rows['large_again']*wrong)
+    rows = rows.assign(
+        covered=1 - rows['large_correct'] * wrong, missed=rows['large_again'] * wrong
+    )
     keys = rows[['benchmark', *_KEYS, 'chosen']].drop_duplicates(_KEYS, ignore_index=True)
     means = [*COLUMNS[7:], 'covered', 'missed']
     by_problem = rows.groupby([*_KEYS, 'problem'])[means].mean().unstack('problem')
     by_problem = by_problem.loc[list(keys[_KEYS].itertuples(index=False, name=None))]
     n = counts.shape[1]
     columns = {c: counts @ by_problem[c].to_numpy(float).T / n for c in means}
-    columns['cost'] = columns[cost]/(1 if cost == 'cents' else unit)
+    columns['cost'] = columns[cost] / (1 if cost == 'cents' else unit)
     columns['full_flops'] /= unit
     return Means(keys.assign(n=n, unit=unit, cost_in=cost), columns, counts)
 
 # %% ../../nbs/05_results.ipynb #evaluate
-def evaluate(means:Means): # DataFrame, one row per method and threshold: metrics with _low and _high
+def evaluate(
+    means: Means,
+):  # DataFrame, one row per method and threshold: metrics with _low and _high
     "Metrics, also against the large model, with paired bootstrap 95 % intervals; nan per cost where nothing was paid."
     import pandas as pd
-    c, large = means.columns, np.flatnonzero(means.keys['method'] == 'Large only')
-    if not len(large): raise ValueError(f'no method "Large only", which every method is compared with: {RERUN}')
-    if not c['cost'][0, large].any(): raise ValueError('the large model alone costs nothing: choose another cost')
+
+    c = means.columns
+    large = np.flatnonzero(means.keys['method'] == 'Large only')
+    if not len(large):
+        raise ValueError(f'no method "Large only", which every method is compared with: {RERUN}')
+    if not c['cost'][0, large].any():
+        raise ValueError('the large model alone costs nothing: choose another cost')
     paid = np.where(c['cost'] == 0, np.nan, c['cost'])
     out = dict(
-        accuracy=c['correct'], coverage=c['covered'], miss=c['missed'], cost=c['cost'], full_flops=c['full_flops'],
-        ac_percent=100*c['correct']/paid, ac_fraction=c['correct']/paid, steps=c['steps'],
-        small_tokens=c['small_tokens'], large_tokens=c['large_tokens'], large_share=c['large_steps']/c['steps'])
+        accuracy=c['correct'],
+        coverage=c['covered'],
+        miss=c['missed'],
+        cost=c['cost'],
+        full_flops=c['full_flops'],
+        ac_percent=100 * c['correct'] / paid,
+        ac_fraction=c['correct'] / paid,
+        steps=c['steps'],
+        small_tokens=c['small_tokens'],
+        large_tokens=c['large_tokens'],
+        large_share=c['large_steps'] / c['steps'],
+    )
     out |= {f'{m}_vs_large': out[m] - out[m][:, large] for m in ('accuracy', 'cost')}
-    out |= dict(cost_share=out['cost']/out['cost'][:, large], excess=out['miss'] - out['miss'][:, large])
+    out |= dict(
+        cost_share=out['cost'] / out['cost'][:, large], excess=out['miss'] - out['miss'][:, large]
+    )
     return pd.concat([means.keys, pd.DataFrame(with_intervals(out))], axis=1)
 
 # %% ../../nbs/05_results.ipynb #method-style
 _GREY = '#767676'
-METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, external models, family
+METHOD_STYLE = {  # in the order of tables: colour, marker, label in figures, external models, family
     'Small only': ('#404040', 's', 'small', '--', ''),
     'Large only': ('#404040', 'D', 'large', '--', ''),
     'Random': (_GREY, 'x', 'random', '--', ''),
-    'Bare threshold (probability)': ('#c1272d', 'd', 'bare probability', 'no', 'Bare threshold (probability)'),
+    'Bare threshold (probability)': (
+        '#c1272d',
+        'd',
+        'bare probability',
+        'no',
+        'Bare threshold (probability)',
+    ),
     'Bare threshold (logit)': (_GREY, '8', 'bare logit', 'no', 'Bare threshold (logit)'),
     'SpecReason (greedy)': ('#004d40', '<', 'SpecReason greedy', 'no', 'SpecReason'),
     'SpecReason (expected)': ('#004d40', 'v', 'SpecReason', 'no', 'SpecReason'),
@@ -133,46 +175,76 @@ METHOD_STYLE = { # in the order of tables: colour, marker, label in figures, ext
     'Ours (per step)': (_GREY, '3', 'ours per step', 'no', ''),
     'Ours (per step, full)': (_GREY, '4', 'ours per step (full)', 'no', ''),
     'Oracle': (_GREY, '+', 'oracle', '--', ''),
-    'Knows the steps': (_GREY, 'p', 'knows the steps', '--', '')}
-METHOD_STYLE = {m: dict(zip(('color', 'marker', 'label', 'external', 'family'), s)) for m, s in METHOD_STYLE.items()}
-REWRITES = ('SpecReason (greedy)', 'SpecReason (expected)', 'RSD') # they know no other reading than "regenerate"
+    'Knows the steps': (_GREY, 'p', 'knows the steps', '--', ''),
+}
+METHOD_STYLE = {
+    m: dict(zip(('color', 'marker', 'label', 'external', 'family'), s))
+    for m, s in METHOD_STYLE.items()
+}
+REWRITES = (
+    'SpecReason (greedy)',
+    'SpecReason (expected)',
+    'RSD',
+)  # they know no other reading than "regenerate"
 
 # %% ../../nbs/05_results.ipynb #method-label
 def method_label(method, on_escalate):
     "Name of a row; the paper's reading (append) goes without saying, and so does the only one a method has."
     note = {'Random': ', at the cost of STEER (rest)', 'Oracle': ', in hindsight'}.get(method, '')
-    if on_escalate == 'regenerate' and method not in REWRITES: note += ', regenerate'
+    if on_escalate == 'regenerate' and method not in REWRITES:
+        note += ', regenerate'
     return method + note
 
-def style_of(method): # of `METHOD_STYLE`, or plain
-    return METHOD_STYLE.get(method, dict(color=_GREY, marker='.', label=method, external='no', family=''))
+
+def style_of(method):  # of `METHOD_STYLE`, or plain
+    return METHOD_STYLE.get(
+        method, dict(color=_GREY, marker='.', label=method, external='no', family='')
+    )
+
 
 def method_rank(method):
     "Place of a method in every table; what `METHOD_STYLE` does not have comes last."
     return [*METHOD_STYLE, method].index(method)
 
 # %% ../../nbs/05_results.ipynb #calibrated
-def with_calibration(results, grid, large): # of `evaluate`; calibration grid; the large model's cost there, a problem
+def with_calibration(
+    results, grid, large
+):  # of `evaluate`; calibration grid; the large model's cost there, a problem
     "Results with the accuracy and the share of the large model's cost that each setting had on calibration."
-    numbers = grid[['method', 'on_escalate', 'threshold', 'accuracy', 'cost']].assign(cost=grid['cost']/large)
-    numbers = numbers.rename(columns=dict(accuracy='calibration_accuracy', cost='calibration_cost_share'))
+    numbers = grid[['method', 'on_escalate', 'threshold', 'accuracy', 'cost']].assign(
+        cost=grid['cost'] / large
+    )
+    numbers = numbers.rename(
+        columns=dict(accuracy='calibration_accuracy', cost='calibration_cost_share')
+    )
     return results.merge(numbers, 'left', ['method', 'on_escalate', 'threshold'])
 
 # %% ../../nbs/05_results.ipynb #ablation
 ABLATED = dict(cost_share='Cost, % of large', excess='Excess misses, %', accuracy='Accuracy, %')
 
-def ablation_table(p): # DataFrame, one row per policy: `ABLATED` with _low, _high, _min, _max
+
+def ablation_table(p):  # DataFrame, one row per policy: `ABLATED` with _low, _high, _min, _max
     "Policies of `BenchmarkResults` at their own thresholds: means over seeds, intervals over problems, seeds' range."
     import pandas as pd
-    if p.singles.empty: return p.singles
-    large, counts, cost = p.rows[p.rows['method'] == 'Large only'], p.means.counts, p.means.keys['cost_in'][0]
+
+    if p.singles.empty:
+        return p.singles
+    large = p.rows[p.rows['method'] == 'Large only']
+    counts = p.means.counts
+    cost = p.means.keys['cost_in'][0]
     keys = ['method', 'on_escalate']
+
     def measured(threshold, counts):
         rows = pd.concat([large, p.singles.assign(threshold=threshold)])
         return evaluate(resampled(rows, counts, cost=cost)).query('method != "Large only"')
-    each = measured(p.singles['seed'], counts[:2]).groupby(keys, sort=False) # the seed in place of the threshold
+
+    each = measured(p.singles['seed'], counts[:2]).groupby(
+        keys, sort=False
+    )  # the seed in place of the threshold
     ends = [each[m].agg(end).rename(f'{m}_{end}') for m in ABLATED for end in ('min', 'max')]
-    out = measured(0., counts).merge(pd.concat([each.size().rename('seeds'), *ends], axis=1), on=keys)
+    out = measured(0.0, counts).merge(
+        pd.concat([each.size().rename('seeds'), *ends], axis=1), on=keys
+    )
     out = out.sort_values('method', key=lambda names: names.map(method_rank), kind='stable')
     numbers = [f'{m}{end}' for m in ABLATED for end in ('', '_low', '_high', '_min', '_max')]
     return out[['benchmark', *keys, 'n', 'seeds', *numbers]]
@@ -182,49 +254,66 @@ def cost_unit(table):
     "FLOPs per unit in tables and figures: 10^12 as in the paper, 10^6 for models under a hundred million parameters."
     return 1e6 if max(table.params) < 1e8 else 1e12
 
+
 @dataclass(frozen=True, eq=False)
 class BenchmarkResults:
     "What a setting of a run left about one benchmark; a DataFrame has no rows where there is nothing."
-    table: OutcomeTable       # of the test split, problems in the order of their ids
-    rows: object              # of every method, threshold and problem, columns `COLUMNS`
-    grid: object              # calibration grids
-    singles: object           # rows of single seeds
-    means: Means              # of `resampled`
-    results: object           # of `evaluate`, `with_calibration`
+
+    table: OutcomeTable  # of the test split, problems in the order of their ids
+    rows: object  # of every method, threshold and problem, columns `COLUMNS`
+    grid: object  # calibration grids
+    singles: object  # rows of single seeds
+    means: Means  # of `resampled`
+    results: object  # of `evaluate`, `with_calibration`
 
 # %% ../../nbs/05_results.ipynb #results
 @dataclass(frozen=True, eq=False)
 class SettingResults:
     "One setting of a run, as chapters 02 to 04 left it."
-    name: str       # "open" or "api"
-    profile: str    # of the run
-    unit: str       # of the cost, one of `UNITS`
-    alpha: float    # accuracy that a chosen setting may lose against the large model, on calibration
-    tables: object  # folder of the run's tables
-    figures: object # folder of its figures
-    ablations: bool # does the run train policies with one design choice changed?
-    given_up: int   # answers that grading gave up
-    parts: dict     # benchmark -> `BenchmarkResults`
 
-    def whole(self, make): # make(`BenchmarkResults`) of all benchmarks as one DataFrame
+    name: str  # "open" or "api"
+    profile: str  # of the run
+    unit: str  # of the cost, one of `UNITS`
+    alpha: float  # accuracy that a chosen setting may lose against the large model, on calibration
+    tables: object  # folder of the run's tables
+    figures: object  # folder of its figures
+    ablations: bool  # does the run train policies with one design choice changed?
+    given_up: int  # answers that grading gave up
+    parts: dict  # benchmark -> `BenchmarkResults`
+
+    def whole(self, make):  # make(`BenchmarkResults`) of all benchmarks as one DataFrame
         import pandas as pd
+
         frames = [*filter(len, map(make, self.parts.values()))]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
     @property
-    def results(self): return self.whole(lambda p: p.results)
+    def results(self):
+        return self.whole(lambda p: p.results)
+
     @property
-    def large(self): return next(iter(self.parts.values())).table.models[-1]
+    def large(self):
+        return next(iter(self.parts.values())).table.models[-1]
+
     @property
-    def suffix(self): return '_api' if self.name == 'api' else '' # of its files
+    def suffix(self):
+        return '_api' if self.name == 'api' else ''  # of its files
 
 # %% ../../nbs/05_results.ipynb #headline
-def headline(results)->dict: # of `evaluate` -> family: (method, on_escalate), in the order of tables
+def headline(
+    results,
+) -> dict:  # of `evaluate` -> family: (method, on_escalate), in the order of tables
     "Of every family the variant that is cheapest on calibration; of ours the paper's own one, too."
     chosen = results.query('chosen == 1').dropna(subset='calibration_cost_share')
     cost = chosen.groupby(['method', 'on_escalate'])['calibration_cost_share'].mean().to_dict()
     rows = sorted(cost, key=lambda row: (method_rank(row[0]), row[1]))
     family = {row: style_of(row[0])['family'] for row in rows}
-    best = {f: min((row for row in rows if family[row] == f), key=cost.get) for f in family.values() if f}
+    best = {
+        f: min((row for row in rows if family[row] == f), key=cost.get)
+        for f in family.values()
+        if f
+    }
     own = 'Ours', 'append'
-    if own in cost and best['Ours'] != own: best |= {'Ours': own, 'Ours, best': best['Ours']}
+    if own in cost and best['Ours'] != own:
+        best |= {'Ours': own, 'Ours, best': best['Ours']}
     return best

@@ -14,7 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 import numpy as np
-from .confidence import FEATURES, fit_scaler, last_scored, logit_confidence, observe
+from stepwise_routing.method.confidence import (
+    FEATURES,
+    fit_scaler,
+    last_scored,
+    logit_confidence,
+    observe,
+)
 from ..base.records import Call, ModelSpec, Step, score_messages
 from ..base.tools import digest, gather_progress, one_of, run_async
 from .outcomes import escalation_times, replay
@@ -24,49 +30,89 @@ from .tree import UnderWay
 # %% ../../nbs/04_baselines.ipynb #router
 class Router(Protocol):
     "Anything that says after each step whether a larger model takes over."
-    name: str        # row of the tables
-    mode: str        # "absorbing": who escalates never returns; "per_step": each answer is for the next step only
-    on_escalate: str # "append": the larger model writes the next step; "regenerate": it writes the last step again
-    start: int       # index of the model that writes the first step
 
-    def escalates(self, states): ...       # list of `State` -> bool [n], or an awaitable of it, or (bool [n], `Call`s)
-    def table_escalates(self, table): ...  # of absorbing routers: `OutcomeTable` -> bool [problem, step]
-    def at(self, setting): ...             # the same router at another threshold
+    name: str  # row of the tables
+    mode: str  # "absorbing": who escalates never returns; "per_step": each answer is for the next step only
+    on_escalate: str  # "append": the larger model writes the next step; "regenerate": it writes the last step again
+    start: int  # index of the model that writes the first step
+
+    def escalates(
+        self, states
+    ): ...  # list of `State` -> bool [n], or an awaitable of it, or (bool [n], `Call`s)
+    def table_escalates(
+        self, table
+    ): ...  # of absorbing routers: `OutcomeTable` -> bool [problem, step]
+    def at(self, setting): ...  # the same router at another threshold
+
 
 class ThresholdRouter:
     "Escalates where its score is below its `threshold`; `family` is the same for routers that differ in nothing else."
-    mode, on_escalate, start, threshold = 'absorbing', 'append', 0, .5
-    def escalates(self, states): return np.asarray(self.score(states)) < self.threshold
-    def table_escalates(self, table): return self.table_score(table) < self.threshold # nan is not below
-    def at(self, threshold): return replace(self, threshold=threshold)
-    family = property(lambda self: (type(self), *(id(v) for k, v in vars(self).items() if k != 'threshold')))
+
+    mode = 'absorbing'
+    on_escalate = 'append'
+    start = 0
+    threshold = 0.5
+
+    def escalates(self, states):
+        return np.asarray(self.score(states)) < self.threshold
+
+    def table_escalates(self, table):
+        return self.table_score(table) < self.threshold  # nan is not below
+
+    def at(self, threshold):
+        return replace(self, threshold=threshold)
+
+    family = property(
+        lambda self: (type(self), *(id(v) for k, v in vars(self).items() if k != 'threshold'))
+    )
 
 # %% ../../nbs/04_baselines.ipynb #single
 class SmallOnly(ThresholdRouter):
     "Never escalates."
-    name, family = 'Small only', property(id)
-    def escalates(self, states): return np.zeros(len(states), bool)
-    def table_escalates(self, table): return np.zeros(table.obs.shape[:2], bool)
-    def at(self, threshold): return self
+
+    name = 'Small only'
+    family = property(id)
+
+    def escalates(self, states):
+        return np.zeros(len(states), bool)
+
+    def table_escalates(self, table):
+        return np.zeros(table.obs.shape[:2], bool)
+
+    def at(self, threshold):
+        return self
+
 
 class LargeOnly(SmallOnly):
     "Starts with the large model, and so has nobody to escalate to."
-    name, start = 'Large only', 1
+
+    name = 'Large only'
+    start = 1
 
 # %% ../../nbs/04_baselines.ipynb #random-router
 @dataclass(frozen=True)
 class RandomRouter(ThresholdRouter):
     "Escalates after each step with the same probability, which is its threshold."
+
     seed: int = 0
     on_escalate: str = 'append'
     name: str = 'Random'
-    threshold: float = .5
+    threshold: float = 0.5
     mode: str = 'absorbing'
 
-    def uniform(self, *step): # (benchmark, problem, sample, index): a number in [0, 1) that depends on these alone
+    def uniform(
+        self, *step
+    ):  # (benchmark, problem, sample, index): a number in [0, 1) that depends on these alone
         return (int(digest('random', self.seed, *step), 16) >> 11) / 2**53
+
     def score(self, states):
-        return np.array([self.uniform(s.problem.benchmark, s.problem.id, s.sample, len(s.steps) - 1) for s in states])
+        return np.array(
+            [
+                self.uniform(s.problem.benchmark, s.problem.id, s.sample, len(s.steps) - 1)
+                for s in states
+            ]
+        )
+
     def table_score(self, table):
         scores = np.full(table.obs.shape[:2], np.nan)
         for i, t in np.argwhere(table.inside):
@@ -77,22 +123,33 @@ class RandomRouter(ThresholdRouter):
 @dataclass(frozen=True)
 class ScoreRouter(ThresholdRouter):
     "A bare threshold on one observation, in its own units."
-    feature: str = 'score_logit' # one of `FEATURES`, the lower the less confident
-    on_escalate: str = 'append'
-    threshold: float = .5
 
-    def __post_init__(self): one_of('feature', self.feature, FEATURES)
+    feature: str = 'score_logit'  # one of `FEATURES`, the lower the less confident
+    on_escalate: str = 'append'
+    threshold: float = 0.5
+
+    def __post_init__(self):
+        one_of('feature', self.feature, FEATURES)
+
     @property
     def name(self):
         score = self.feature.removeprefix('score_').replace('prob', 'probability')
         return f'Bare threshold ({score})'
-    def score(self, states): return np.array([observe(s.steps)[-1, FEATURES.index(self.feature)] for s in states])
-    def table_score(self, table): return table.obs[..., table.features.index(self.feature)]
+
+    def score(self, states):
+        return np.array([observe(s.steps)[-1, FEATURES.index(self.feature)] for s in states])
+
+    def table_score(self, table):
+        return table.obs[..., table.features.index(self.feature)]
+
 
 def not_test(table, purpose):
     "ValueError where something would be fitted or chosen on the test split."
     if table.split == 'test':
-        raise ValueError(f'{purpose} on {table.benchmark} was handed the test split: use train or calibration')
+        raise ValueError(
+            f'{purpose} on {table.benchmark} was handed the test split: use train or calibration'
+        )
+
 
 def score_thresholds(router, table, n=100):
     "At most n + 1 ascending thresholds at which 0, 1/n, ..., nearly all of a table's small chains escalate."
@@ -104,32 +161,38 @@ def score_thresholds(router, table, n=100):
 @dataclass(frozen=True)
 class GlimpRouter(ThresholdRouter):
     "Minus the entropy of the next small step's first token; for tables with a column `first_entropy`."
-    threshold: float = 0. # minus nats
+
+    threshold: float = 0.0  # minus nats
     name: str = 'GlimpRouter'
+
     def table_score(self, table):
         entropy = table.obs[..., table.features.index('first_entropy')]
         return -np.pad(entropy[:, 1:], ((0, 0), (0, 1)), constant_values=np.nan)
 
-def glimpse(router, table)->dict:
+
+def glimpse(router, table) -> dict:
     "As `replay`, with the bill for a small token that was thrown away."
-    o, thrown = replay(router, table), escalation_times(router, table) < table.n_steps
-    flops = {unit: o[unit] + 2*table.params[0]*thrown for unit in ('paper_flops', 'full_flops')}
+    o = replay(router, table)
+    thrown = escalation_times(router, table) < table.n_steps
+    flops = {unit: o[unit] + 2 * table.params[0] * thrown for unit in ('paper_flops', 'full_flops')}
     return o | flops | dict(small_tokens=o['small_tokens'] + thrown)
 
 # %% ../../nbs/04_baselines.ipynb #mixture
 @dataclass(frozen=True)
 class Mixture:
     "Two normal components of a score, the one with the lower mean first."
-    weight: tuple # sums to 1
-    mean: tuple   # ascending, logits
+
+    weight: tuple  # sums to 1
+    mean: tuple  # ascending, logits
     std: tuple
 
     @property
     def turn(self):
         "The score at which the log-odds turn; None where they are a straight line."
         (m0, m1), (s0, s1) = self.mean, self.std
-        p0, p1 = s0**-2, s1**-2
-        return None if abs(p0 - p1) <= 1e-8 + 1e-9*abs(p1) else (m0*p0 - m1*p1) / (p0 - p1)
+        p0 = s0**-2
+        p1 = s1**-2
+        return None if abs(p0 - p1) <= 1e-8 + 1e-9 * abs(p1) else (m0 * p0 - m1 * p1) / (p0 - p1)
 
     def posterior(self, scores, fold=True):
         "P(high-mean component | score), in [0, 1]; non-decreasing in the score unless fold=False."
@@ -137,110 +200,166 @@ class Mixture:
         if fold and self.turn is not None:
             beyond = np.maximum if self.std[1] > self.std[0] else np.minimum
             s = beyond(s, self.turn)
-        log = [np.log(w) - np.log(d) - ((s - m)/d)**2/2 for w, m, d in zip(self.weight, self.mean, self.std)]
-        with np.errstate(over='ignore'): return 1 / (1 + np.exp(log[0] - log[1]))
+        log = [
+            np.log(w) - np.log(d) - ((s - m) / d) ** 2 / 2
+            for w, m, d in zip(self.weight, self.mean, self.std)
+        ]
+        with np.errstate(over='ignore'):
+            return 1 / (1 + np.exp(log[0] - log[1]))
 
 # %% ../../nbs/04_baselines.ipynb #fit-mixture
-@lru_cache(256) # both readings of STEER fit the same scores
-def _fitted(scores, seed): # bytes of float64 -> `Mixture`
+@lru_cache(256)  # both readings of STEER fit the same scores
+def _fitted(scores, seed):  # bytes of float64 -> `Mixture`
     from sklearn.mixture import GaussianMixture
+
     s = np.frombuffer(scores)
-    centre, scale = s.mean(), s.std()
-    em = GaussianMixture(2, n_init=5, random_state=seed, tol=1e-5, max_iter=1000, init_params='k-means++')
+    centre = s.mean()
+    scale = s.std()
+    em = GaussianMixture(
+        2, n_init=5, random_state=seed, tol=1e-5, max_iter=1000, init_params='k-means++'
+    )
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        em.fit(((s - centre)/scale)[:, None])
-    columns = em.weights_, em.means_[:, 0]*scale + centre, np.sqrt(em.covariances_[:, 0, 0])*scale
+        em.fit(((s - centre) / scale)[:, None])
+    columns = (
+        em.weights_,
+        em.means_[:, 0] * scale + centre,
+        np.sqrt(em.covariances_[:, 0, 0]) * scale,
+    )
     return Mixture(*(tuple(x[np.argsort(em.means_[:, 0])].tolist()) for x in columns))
 
-def fit_mixture(scores, seed:int=0)->Mixture:
+
+def fit_mixture(scores, seed: int = 0) -> Mixture:
     "Two-component Gaussian mixture of logits by EM; nan is ignored. ValueError unless two of them differ."
     s = np.asarray(scores, float)
     s = s[~np.isnan(s)]
     values = len(np.unique(s))
-    if values > 1: return _fitted(s.tobytes(), seed)
-    raise ValueError(f'a mixture needs scores that differ, got {len(s)} with {values} different values')
+    if values > 1:
+        return _fitted(s.tobytes(), seed)
+    raise ValueError(
+        f'a mixture needs scores that differ, got {len(s)} with {values} different values'
+    )
 
 # %% ../../nbs/04_baselines.ipynb #is-degenerate
-def is_degenerate(mixture, scores)->bool:
+def is_degenerate(mixture, scores) -> bool:
     "Is a component nearly empty, a spike, or on top of the other one?"
     spread = np.nanstd(scores)
-    spike = min(mixture.std) < .01*spread
-    return min(mixture.weight) < .05 or spike or mixture.mean[1] - mixture.mean[0] < .1*spread
+    spike = min(mixture.std) < 0.01 * spread
+    return min(mixture.weight) < 0.05 or spike or mixture.mean[1] - mixture.mean[0] < 0.1 * spread
 
 # %% ../../nbs/04_baselines.ipynb #steer
 @dataclass(frozen=True)
 class STEER(ThresholdRouter):
     "Posterior of the confident component at the step's index (Lee et al., 2025)."
-    mixtures: tuple            # `Mixture` per step index, None where the pooled one serves
-    pooled: Mixture            # of all steps
-    scope: str = 'rest'        # "rest": absorbing; "next": the score decides who writes the next step
+
+    mixtures: tuple  # `Mixture` per step index, None where the pooled one serves
+    pooled: Mixture  # of all steps
+    scope: str = 'rest'  # "rest": absorbing; "next": the score decides who writes the next step
     on_escalate: str = 'append'
-    threshold: float = .5
+    threshold: float = 0.5
 
     @property
-    def name(self): return f'STEER ({self.scope})'
-    @property
-    def mode(self): return 'absorbing' if self.scope == 'rest' else 'per_step'
-    @property
-    def rescore(self): return self.scope == 'next' # the walk shows it every step with the small model's confidences
+    def name(self):
+        return f'STEER ({self.scope})'
 
-    def mixture(self, index): return (self.mixtures[index] if index < len(self.mixtures) else None) or self.pooled
+    @property
+    def mode(self):
+        return 'absorbing' if self.scope == 'rest' else 'per_step'
+
+    @property
+    def rescore(self):
+        return (
+            self.scope == 'next'
+        )  # the walk shows it every step with the small model's confidences
+
+    def mixture(self, index):
+        return (self.mixtures[index] if index < len(self.mixtures) else None) or self.pooled
+
     def score(self, states):
         logits = [logit_confidence(last_scored(s.steps)) for s in states]
         if np.isnan(logits).any():
-            raise ValueError('STEER needs raw logits of the small model, which its backend does not give')
-        return np.array([float(self.mixture(len(s.steps) - 1).posterior(x)) for s, x in zip(states, logits)])
+            raise ValueError(
+                'STEER needs raw logits of the small model, which its backend does not give'
+            )
+        return np.array(
+            [float(self.mixture(len(s.steps) - 1).posterior(x)) for s, x in zip(states, logits)]
+        )
+
     def table_score(self, table):
         logits = table.obs[..., table.features.index('score_logit')]
-        return np.stack([self.mixture(j).posterior(logits[:, j]) for j in range(logits.shape[1])], 1)
+        return np.stack(
+            [self.mixture(j).posterior(logits[:, j]) for j in range(logits.shape[1])], 1
+        )
 
 # %% ../../nbs/04_baselines.ipynb #fit-steer
-def fit_steer(table, scope:str='rest', on_escalate:str='append', seed:int=0)->STEER:
+def fit_steer(table, scope: str = 'rest', on_escalate: str = 'append', seed: int = 0) -> STEER:
     "Fit STEER's mixtures to the small chains of the training split, without labels."
     one_of('scope', scope, ('rest', 'next'))
     not_test(table, 'fitting STEER')
     logits = table.obs[..., table.features.index('score_logit')]
     if np.isnan(logits[table.inside]).any():
-        raise ValueError(f'{table.benchmark} {table.split}: STEER needs raw logits, and some steps have none')
-    def fitted(scores): # one step index; None leaves it to the pooled fit
+        raise ValueError(
+            f'{table.benchmark} {table.split}: STEER needs raw logits, and some steps have none'
+        )
+
+    def fitted(scores):  # one step index; None leaves it to the pooled fit
         present = scores[~np.isnan(scores)]
-        if len(present) < 50 or len(np.unique(present)) < 2: return None
+        if len(present) < 50 or len(np.unique(present)) < 2:
+            return None
         mixture = fit_mixture(scores, seed)
         return None if is_degenerate(mixture, scores) else mixture
+
     return STEER(tuple(map(fitted, logits.T)), fit_mixture(logits, seed), scope, on_escalate)
 
 # %% ../../nbs/04_baselines.ipynb #asking
-def asking_settings(benchmark:str, model)->dict:
+def asking_settings(benchmark: str, model) -> dict:
     "What the answers of a judge (a `Backend`) or `RewardModel` depend on: settings of a `RolloutStore`."
     return dict(benchmark=benchmark, spec=asdict(model.spec), **model.settings())
 
+
 class AskingRouter(ThresholdRouter):
     "Asks a model about every draft (`ask(state)`); answers are kept under `kind`, once per problem and chain."
-    mode, on_escalate = 'per_step', 'regenerate'
 
-    def key(self, state): return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
+    mode = 'per_step'
+    on_escalate = 'regenerate'
+
+    def key(self, state):
+        return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
+
     async def answer(self, state):
         "The answer about the last step of a chain; LookupError where it is not there and nobody can be asked."
         key = self.key(state)
-        if self.store.get(*key) is None: await self.under_way.once(key, lambda: self.keep(key, state))
+        if self.store.get(*key) is None:
+            await self.under_way.once(key, lambda: self.keep(key, state))
         return self.store.get(*key)
+
     async def keep(self, key, state):
-        if self.model: return self.store.put(*key, await self.ask(state))
-        raise LookupError(f'{self.store.path} does not hold what {self.name} asks about step '
-                          f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"')
+        if self.model:
+            return self.store.put(*key, await self.ask(state))
+        raise LookupError(
+            f'{self.store.path} does not hold what {self.name} asks about step '
+            f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"'
+        )
+
     async def read(self, problem, tree):
         "The answers about all steps of a small chain, asked at once, which is one reading of the whole chain."
         chain = await tree.run(problem, '', self.start)
-        states = (State(problem, tree.sample, chain[:t + 1], '0'*(t + 1), tree.n_models) for t in range(len(chain)))
+        states = (
+            State(problem, tree.sample, chain[: t + 1], '0' * (t + 1), tree.n_models)
+            for t in range(len(chain))
+        )
         return await asyncio.gather(*map(self.answer, states))
+
     async def prepare(self, problem, tree):
         "At threshold 0 every draft is kept."
-        if self.threshold <= 0 and self.model: await self.read(problem, tree)
+        if self.threshold <= 0 and self.model:
+            await self.read(problem, tree)
+
     async def score(self, states):
         answers = [await self.answer(s) for s in states]
         scores, calls = zip(*(self.judged(a, s) for a, s in zip(answers, states)))
         return np.array(scores), list(calls)
+
     async def escalates(self, states):
         scores, calls = await self.score(states)
         return scores < self.threshold, calls
@@ -249,41 +368,55 @@ class AskingRouter(ThresholdRouter):
 @dataclass(frozen=True, eq=False)
 class SpecReason(AskingRouter):
     "The large model grades every draft (Pan et al., 2025)."
-    store: object              # `RolloutStore` of its grades, with the large model's `asking_settings`
-    model: object = None       # `Backend` of the large model; None replays the store
+
+    store: object  # `RolloutStore` of its grades, with the large model's `asking_settings`
+    model: object = None  # `Backend` of the large model; None replays the store
     scoring: str = 'expected'  # or "greedy"
-    threshold: float = .5
-    under_way: UnderWay = field(default_factory=UnderWay, repr=False) # questions
+    threshold: float = 0.5
+    under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions
     kind = 'grade'
 
-    def __post_init__(self): one_of('scoring', self.scoring, ('greedy', 'expected'))
+    def __post_init__(self):
+        one_of('scoring', self.scoring, ('greedy', 'expected'))
+
     @property
-    def name(self): return f'SpecReason ({self.scoring})'
+    def name(self):
+        return f'SpecReason ({self.scoring})'
 
     async def ask(self, state):
         c = await self.model.choose(score_messages(state.problem, state.steps), list('0123456789'))
-        return Step('', 1, 'stop', (c.shared,), prob=tuple(c.prob), generated=c.generated, prompt=c.prompt,
-                    cached=c.cached)
+        return Step(
+            '',
+            1,
+            'stop',
+            (c.shared,),
+            prob=tuple(c.prob),
+            generated=c.generated,
+            prompt=c.prompt,
+            cached=c.cached,
+        )
 
     def judged(self, a, state):
         "(score, the `Call`) of a kept answer."
         digit = np.argmax(a.prob) if self.scoring == 'greedy' else np.dot(a.prob, np.arange(10))
         before = max(a.ids[0] - state.steps[-1].generated, 0)
-        return digit/9, Call(1, a.generated, a.prompt, before, 'judge', a.cached)
+        return digit / 9, Call(1, a.generated, a.prompt, before, 'judge', a.cached)
 
 # %% ../../nbs/04_baselines.ipynb #rsd
 @dataclass(frozen=True, eq=False)
 class RSD(AskingRouter):
     "A process reward model scores every draft (Liao et al., 2025)."
-    store: object              # `RolloutStore` of its rewards, with the reward model's `asking_settings`
-    model: object = None       # `RewardModel`; None replays the store
-    threshold: float = .5
+
+    store: object  # `RolloutStore` of its rewards, with the reward model's `asking_settings`
+    model: object = None  # `RewardModel`; None replays the store
+    threshold: float = 0.5
     name: str = 'RSD'
-    under_way: UnderWay = field(default_factory=UnderWay, repr=False) # questions
+    under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions
     kind = 'reward'
 
     @property
-    def external(self): return ModelSpec(**self.store.settings['spec']) # who pays for its calls
+    def external(self):
+        return ModelSpec(**self.store.settings['spec'])  # who pays for its calls
 
     async def ask(self, state):
         r = await self.model.reward(state.problem, state.steps)
@@ -296,71 +429,109 @@ class RSD(AskingRouter):
 # %% ../../nbs/04_baselines.ipynb #reward-table
 TRIM_FEATURES = ('reward_low', 'reward_product', 'reward', 'length', 'index')
 
+
 def reward_table(table, problems, tree, rsd):
     "An outcome table with the rewards of its small chains among its `TRIM_FEATURES`, and with the bill for them."
-    by_id, shape = {p.id: p for p in problems}, table.inside.shape
+    by_id = {p.id: p for p in problems}
+    shape = table.inside.shape
+
     async def read():
         chains = zip(table.problem_id, table.sample)
-        return await gather_progress([rsd.read(by_id[i], tree.resampled(int(k))) for i, k in chains], 'rewards')
+        return await gather_progress(
+            [rsd.read(by_id[i], tree.resampled(int(k))) for i, k in chains], 'rewards'
+        )
+
     answers = run_async(read())
-    reward, new = np.full(shape, np.nan), np.zeros(shape)
+    reward = np.full(shape, np.nan)
+    new = np.zeros(shape)
     for i, chain in enumerate(answers):
-        reward[i, :len(chain)] = [a.prob[0] for a in chain]
-        new[i, :len(chain)] = np.diff([a.prompt for a in chain], prepend=0)
+        reward[i, : len(chain)] = [a.prob[0] for a in chain]
+        new[i, : len(chain)] = np.diff([a.prompt for a in chain], prepend=0)
     before = np.c_[np.ones(len(table)), reward[:, :-1]]
     seen = [np.minimum.accumulate(before, 1), before.cumprod(1), reward]
     known = [table.obs[..., table.features.index(f)] for f in TRIM_FEATURES[3:]]
-    billed = table.small_prompt + new*rsd.external.params/table.params[0]
-    return replace(table, obs=np.where(table.inside[..., None], np.stack(seen + known, -1), np.nan),
-                   features=TRIM_FEATURES, small_prompt=billed)
+    billed = table.small_prompt + new * rsd.external.params / table.params[0]
+    return replace(
+        table,
+        obs=np.where(table.inside[..., None], np.stack(seen + known, -1), np.nan),
+        features=TRIM_FEATURES,
+        small_prompt=billed,
+    )
 
 # %% ../../nbs/04_baselines.ipynb #fit-trim
 def fit_trim(
-    table,              # of `reward_table`, training split
-    lam:float,          # what the large model's mean cost is worth, in right answers
-    unit='paper_flops', # the cost, one of `UNITS`
-    seed:int=0,         # of the weights
-    steps:int=100       # of Adam
-): # `PolicyRouter`
+    table,  # of `reward_table`, training split
+    lam: float,  # what the large model's mean cost is worth, in right answers
+    unit='paper_flops',  # the cost, one of `UNITS`
+    seed: int = 0,  # of the weights
+    steps: int = 100,  # of Adam
+):  # `PolicyRouter`
     "After TRIM-Agg: the policy that earns most of `correct - lam*cost` on the training problems."
     import torch
     from stepwise_routing.method.policy import PolicyRouter, RoutingPolicy, escalation_chances
+
     not_test(table, 'training TRIM')
-    grid, inside = table.grid('regenerate'), torch.as_tensor(table.inside)
-    earned = torch.as_tensor(grid['correct'] - lam*grid[unit]/table.large_only()[unit].mean())
+    grid = table.grid('regenerate')
+    inside = torch.as_tensor(table.inside)
+    earned = torch.as_tensor(grid['correct'] - lam * grid[unit] / table.large_only()[unit].mean())
     policy = RoutingPolicy(fit_scaler(table.obs, table.features), seed=seed)
-    x, optimiser = policy.encode(table.obs, table.features), torch.optim.Adam(policy.parameters(), .01)
+    x = policy.encode(table.obs, table.features)
+    optimiser = torch.optim.Adam(policy.parameters(), 0.01)
     log_pi = torch.zeros(*inside.shape, 2, dtype=x.dtype)
     for _ in range(steps):
         now = log_pi.masked_scatter(inside[..., None], policy(x[inside]))
         optimiser.zero_grad()
-        (-(escalation_chances(now, inside)[0]*earned).sum(1).mean()).backward()
+        (-(escalation_chances(now, inside)[0] * earned).sum(1).mean()).backward()
         optimiser.step()
-    return PolicyRouter(policy, .5, 'regenerate', 'TRIM-Agg')
+    return PolicyRouter(policy, 0.5, 'regenerate', 'TRIM-Agg')
 
 # %% ../../nbs/04_baselines.ipynb #saved-policy
-POLICY_METHODS = { # variant of chapter 03b -> row of the tables
-    'append': 'Ours', 'append-full': 'Ours (full)', 'regenerate': 'Ours', 'regenerate-full': 'Ours (full)',
-    'per_step': 'Ours (per step)', 'per_step-full': 'Ours (per step, full)'}
+POLICY_METHODS = {  # variant of chapter 03b -> row of the tables
+    'append': 'Ours',
+    'append-full': 'Ours (full)',
+    'regenerate': 'Ours',
+    'regenerate-full': 'Ours (full)',
+    'per_step': 'Ours (per step)',
+    'per_step-full': 'Ours (per step, full)',
+}
+
 
 @dataclass(frozen=True)
 class SavedPolicy:
     "A trained policy as a router, and what its calibration found."
-    variant: str      # key of `POLICY_METHODS`, or "ablation-..."
-    seed: int         # of its training
-    router: Router    # at the kappa that keeps the accuracy; at any other one: `router.at(kappa)`
-    online: float     # kappa after the last update of training
-    bound: float      # kappa by the bound on misses
-    sweep: tuple      # kappas at which 0 to all of the chains escalate, evenly
-    calibration: dict # of the router's kappa: target, alpha, n, miss, accuracy, bound, met, ...
+
+    variant: str  # key of `POLICY_METHODS`, or "ablation-..."
+    seed: int  # of its training
+    router: Router  # at the kappa that keeps the accuracy; at any other one: `router.at(kappa)`
+    online: float  # kappa after the last update of training
+    bound: float  # kappa by the bound on misses
+    sweep: tuple  # kappas at which 0 to all of the chains escalate, evenly
+    calibration: dict  # of the router's kappa: target, alpha, n, miss, accuracy, bound, met, ...
 
     @property
-    def name(self): return self.router.name
+    def name(self):
+        return self.router.name
+
     @property
-    def walks(self): return self.variant.startswith('per_step') # else outcome tables replay it
+    def walks(self):
+        return self.variant.startswith('per_step')  # else outcome tables replay it
+
     @property
-    def is_ablation(self): return self.variant not in POLICY_METHODS
+    def is_ablation(self):
+        return self.variant not in POLICY_METHODS
 
 # %% ../../nbs/04_baselines.ipynb #load-policies
-RECEIPT_COLUMNS = ('benchmark', 'variant', 'method', 'on_escalate', 'alpha', 'seed', 'kappa', 'n', 'miss', 'accuracy',
-                   'bound', 'met')
+RECEIPT_COLUMNS = (
+    'benchmark',
+    'variant',
+    'method',
+    'on_escalate',
+    'alpha',
+    'seed',
+    'kappa',
+    'n',
+    'miss',
+    'accuracy',
+    'bound',
+    'met',
+)

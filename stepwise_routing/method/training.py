@@ -21,9 +21,30 @@ from .. import __version__
 from ..base.records import Call, extract_boxed, walk_cost
 from ..base.tools import digest, gather_progress, one_of, run_async
 from ..base.tools import write_file
-from .cpo import Environment, TableEnv, chances_now, exact_estimate, policy_step, sampled_estimate
-from .policy import CONTINUE, LARGE_ONLY, Rollouts, RoutingPolicy, ValueNet, covered, decider
-from .policy import escalate, locally_verified, save_policy, state_inputs, update_threshold
+from stepwise_routing.method.cpo import (
+    Environment,
+    TableEnv,
+    chances_now,
+    exact_estimate,
+    policy_step,
+    sampled_estimate,
+)
+from stepwise_routing.method.policy import (
+    CONTINUE,
+    LARGE_ONLY,
+    Rollouts,
+    RoutingPolicy,
+    ValueNet,
+    covered,
+    decider,
+)
+from stepwise_routing.method.policy import (
+    escalate,
+    locally_verified,
+    save_policy,
+    state_inputs,
+    update_threshold,
+)
 from .walks import grade_answers, walk, walk_one
 from ..base.settings import Policy
 from ..base.settings import checked
@@ -31,200 +52,315 @@ from ..base.settings import checked
 # %% ../../nbs/03b_training.ipynb #tree-env
 class TreeEnv(Environment):
     "Live walks on the routing trees of some problems: both modes, any number of models."
-    most = 25 # thresholds worth trying, where each one takes walks
-    def __init__(self,
-        problems,                  # training or calibration `Problem`s
-        tree,                      # `RoutingTree`: finds the steps in its store, or draws them
-        scaler,                    # of the features that the policy sees, from the training split
-        mode:str='per_step',       # "per_step": any model may write the next step; "absorbing": never back
-        on_escalate:str='append',  # or "regenerate"
-        unit:str='paper_flops'     # the cost: "paper_flops", "full_flops" or "cents"
+
+    most = 25  # thresholds worth trying, where each one takes walks
+
+    def __init__(
+        self,
+        problems,  # training or calibration `Problem`s
+        tree,  # `RoutingTree`: finds the steps in its store, or draws them
+        scaler,  # of the features that the policy sees, from the training split
+        mode: str = 'per_step',  # "per_step": any model may write the next step; "absorbing": never back
+        on_escalate: str = 'append',  # or "regenerate"
+        unit: str = 'paper_flops',  # the cost: "paper_flops", "full_flops" or "cents"
     ):
-        self.problems, self.tree, self.scaler, self.features = list(problems), tree, scaler, tuple(scaler.features)
-        self.mode, self.on_escalate, self.unit, self.observed = mode, on_escalate, unit, {}
-        self.n_models, self.models = tree.n_models, tuple(s.name for s in tree.specs)
-        alone = SimpleNamespace(name='large', mode='absorbing', on_escalate='append', start=tree.n_models - 1)
+        self.problems, self.tree, self.scaler, self.features = (
+            list(problems),
+            tree,
+            scaler,
+            tuple(scaler.features),
+        )
+        self.mode = mode
+        self.on_escalate = on_escalate
+        self.unit = unit
+        self.observed = {}
+        self.n_models = tree.n_models
+        self.models = tuple(s.name for s in tree.specs)
+        alone = SimpleNamespace(
+            name='large', mode='absorbing', on_escalate='append', start=tree.n_models - 1
+        )
         large = walk(self.problems, alone, tree)
         self.large_right = self.against = np.array([w.correct for w in large], float)
-        self.share = float(np.mean([walk_cost(w.calls, tree.specs, unit) for w in large])) # of cost 1
+        self.share = float(
+            np.mean([walk_cost(w.calls, tree.specs, unit) for w in large])
+        )  # of cost 1
 
 # %% ../../nbs/03b_training.ipynb #walker
 @patch
-def inputs(self:TreeEnv, state): # float [feature]
+def inputs(self: TreeEnv, state):  # float [feature]
     "The policy's raw inputs at a node, computed once. ValueError where one of them is not there."
     key = state.problem.id, state.path
-    if key not in self.observed: self.observed[key] = state_inputs(state, self.features)
+    if key not in self.observed:
+        self.observed[key] = state_inputs(state, self.features)
     nan = np.isnan(self.observed[key])
-    if not nan.any(): return self.observed[key]
-    raise ValueError(f'problem {state.problem.id}: feature {self.features[nan.argmax()]!r} is nan; choose others')
+    if not nan.any():
+        return self.observed[key]
+    raise ValueError(
+        f'problem {state.problem.id}: feature {self.features[nan.argmax()]!r} is nan; choose others'
+    )
+
 
 class _Walker:
     "A router for one walk: `act` (pi, current model, decisions before) -> model answers, and it is noted."
-    name, start = 'policy', 0
+
+    name = 'policy'
+    start = 0
+
     def __init__(self, env, pi_at, act):
-        self.env, self.pi_at, self.act, self.notes = env, pi_at, act, []
-        self.mode, self.on_escalate, self.rescore = env.mode, env.on_escalate, env.mode == 'per_step'
+        self.env = env
+        self.pi_at = pi_at
+        self.act = act
+        self.notes = []
+        self.mode, self.on_escalate, self.rescore = (
+            env.mode,
+            env.on_escalate,
+            env.mode == 'per_step',
+        )
 
     def choose(self, states):
-        inputs, at = self.env.inputs(states[0]), int(states[0].path[-1])
+        inputs = self.env.inputs(states[0])
+        at = int(states[0].path[-1])
         pi = self.pi_at(inputs, at)
         act = self.act(pi, at, len(self.notes))
         self.notes.append((inputs, at, act, pi[act]))
         return [act], [Call(0, 0, 0, 0, 'decision')]
-    escalates = choose # how a walk over two models asks
+
+    escalates = choose  # how a walk over two models asks
 
 # %% ../../nbs/03b_training.ipynb #walks
-def _spent(calls, specs, unit): # [1 + decision], FLOPs or cents
+def _spent(calls, specs, unit):  # [1 + decision], FLOPs or cents
     "Cost before the first decision, and from each decision to the next."
     cuts = [0, *(i for i, c in enumerate(calls) if c.kind == 'decision'), len(calls)]
     return np.array([walk_cost(calls[a:b], specs, unit) for a, b in zip(cuts, cuts[1:])])
 
+
 @patch
-def walks(self:TreeEnv, policy, rows, acts): # acts: one function a row, see `_Walker`
+def walks(self: TreeEnv, policy, rows, acts):  # acts: one function a row, see `_Walker`
     "One walk a row: (notes, R_pi [row], cost before and after each decision)."
-    problems, pi_at = [self.problems[i] for i in rows], decider(policy)
+    problems = [self.problems[i] for i in rows]
+    pi_at = decider(policy)
     walkers = [_Walker(self, pi_at, act) for act in acts]
     walking = (walk_one(p, w, self.tree) for p, w in zip(problems, walkers))
     walks = run_async(gather_progress(walking, 'walks', False))
     right = grade_answers(self.tree, [(w.problem, extract_boxed(w.steps[-1].text)) for w in walks])
-    paid = [_spent(w.calls, self.tree.specs, self.unit)/self.share for w in walks]
+    paid = [_spent(w.calls, self.tree.specs, self.unit) / self.share for w in walks]
     return [w.notes for w in walkers], np.array(right, float), paid
 
 # %% ../../nbs/03b_training.ipynb #sample-tree
-def _draw_action(pi, u): # probabilities [model], uniform number -> model
+def _draw_action(pi, u):  # probabilities [model], uniform number -> model
     "Inverse transform, the largest model first: with u < pi(escalate) the chain escalates, here as on a table."
     tail = pi[::-1].cumsum()
-    return len(pi) - 1 - int((u*tail[-1] < tail).argmax())
+    return len(pi) - 1 - int((u * tail[-1] < tail).argmax())
+
 
 @patch
-def sample(self:TreeEnv, policy, rows, rng): # rows int [row]
+def sample(self: TreeEnv, policy, rows, rng):  # rows int [row]
     "`Rollouts` with actions drawn from pi; the uniform numbers are drawn beforehand, whichever walk is faster."
-    uniform = rng.random((len(rows), self.tree.max_steps*self.n_models))
+    uniform = rng.random((len(rows), self.tree.max_steps * self.n_models))
     acts = [lambda pi, at, t, u=u: _draw_action(pi, u[t]) for u in uniform]
     notes, right, paid = self.walks(policy, rows, acts)
     inputs, at, act, mu = zip(*(zip(*row) for row in notes))
-    def pad(parts, fill=0.): return pad_sequence([torch.as_tensor(np.array(p)) for p in parts], True, fill)
+
+    def pad(parts, fill=0.0):
+        return pad_sequence([torch.as_tensor(np.array(p)) for p in parts], True, fill)
+
     x = torch.as_tensor(np.nan_to_num(self.scaler(pad(inputs, torch.nan))))
-    cost, fixed = pad([p[1:] for p in paid]), torch.tensor([p[0] for p in paid])
+    cost = pad([p[1:] for p in paid])
+    fixed = torch.tensor([p[0] for p in paid])
     ends = right, self.large_right[rows], 1 - covered(right, self.against[rows])
-    return Rollouts(x, pad(at), pad(act), pad(mu, 1.), pad([[True]*len(a) for a in act]), cost, fixed,
-                    *map(torch.as_tensor, ends))
+    return Rollouts(
+        x,
+        pad(at),
+        pad(act),
+        pad(mu, 1.0),
+        pad([[True] * len(a) for a in act]),
+        cost,
+        fixed,
+        *map(torch.as_tensor, ends),
+    )
 
 # %% ../../nbs/03b_training.ipynb #deploy-tree
 @patch
-def deploy(self:TreeEnv, policy, kappa, rows=None): # dict of arrays [row]: cost, right, miss
+def deploy(self: TreeEnv, policy, kappa, rows=None):  # dict of arrays [row]: cost, right, miss
     "Gamma on the problems `rows`; an empty set stays with the current model, per step with the smallest."
     rows = np.arange(len(self)) if rows is None else rows
-    def act(pi, at, t): return int(escalate(pi, kappa, at*(self.mode == 'absorbing')))
-    _, right, paid = self.walks(policy, rows, [act]*len(rows))
-    return dict(cost=np.array([p.sum() for p in paid]), right=right, miss=1 - covered(right, self.against[rows]))
+
+    def act(pi, at, t):
+        return int(escalate(pi, kappa, at * (self.mode == 'absorbing')))
+
+    _, right, paid = self.walks(policy, rows, [act] * len(rows))
+    return dict(
+        cost=np.array([p.sum() for p in paid]),
+        right=right,
+        miss=1 - covered(right, self.against[rows]),
+    )
+
 
 @patch
-def visited(self:TreeEnv, policy): # (states [state, feature], current models [state])
+def visited(self: TreeEnv, policy):  # (states [state, feature], current models [state])
     drawn = self.sample(policy, np.arange(len(self)), np.random.default_rng(0))
     return drawn.x[drawn.inside], drawn.at[drawn.inside]
 
+
 @patch
-def highest(self:TreeEnv, policy): # largest pi of a larger model on every small chain [problem]
-    notes, _, _ = self.walks(policy, range(len(self)), [lambda pi, at, t: 0]*len(self))
+def highest(self: TreeEnv, policy):  # largest pi of a larger model on every small chain [problem]
+    notes, _, _ = self.walks(policy, range(len(self)), [lambda pi, at, t: 0] * len(self))
     return np.array([max(1 - stay for *_, stay in row) for row in notes])
 
 # %% ../../nbs/03b_training.ipynb #train-pieces
-def _critic_step(critics, optimiser, x, targets): # x [decision, feature], one tensor [decision] a critic
+def _critic_step(
+    critics, optimiser, x, targets
+):  # x [decision, feature], one tensor [decision] a critic
     "One step of both critics towards their V-trace targets."
     optimiser.zero_grad()
     sum(F.mse_loss(v(x), target) for v, target in zip(critics, targets)).backward()
     optimiser.step()
 
-def _lost(env, rows, deployed, constraint, verdicts): # deployed: what `deploy` returns
+
+def _lost(env, rows, deployed, constraint, verdicts):  # deployed: what `deploy` returns
     "What the constraint bounds, on the batch: accuracy lost, or misses; with a verifier, where it found an error."
-    lost = deployed['miss'] if constraint == 'joint' else np.asarray(env.large_right)[rows] - deployed['right']
-    if verdicts is None: return float(lost.mean())
-    went_on = env.inside[rows].numpy() & (np.arange(env.inside.shape[1]) < deployed['stop'].numpy()[:, None])
-    return float((lost*~locally_verified(np.asarray(verdicts)[rows], went_on)).mean())
+    lost = (
+        deployed['miss']
+        if constraint == 'joint'
+        else np.asarray(env.large_right)[rows] - deployed['right']
+    )
+    if verdicts is None:
+        return float(lost.mean())
+    went_on = env.inside[rows].numpy() & (
+        np.arange(env.inside.shape[1]) < deployed['stop'].numpy()[:, None]
+    )
+    return float((lost * ~locally_verified(np.asarray(verdicts)[rows], went_on)).mean())
+
 
 @contextmanager
 def _one_thread():
     "The order of a sum, and so its last bits, would depend on the number of threads."
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try: yield
-    finally: torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 # %% ../../nbs/03b_training.ipynb #feasible
-def least_risk(env, policy, constraint='gap'): # "gap": accuracy lost, "joint": misses
+def least_risk(env, policy, constraint='gap'):  # "gap": accuracy lost, "joint": misses
     "The smallest risk of a router that escalates at a fixed time; on live walks (any policy will do), at once."
     fixed = env.fixed_times(policy)
-    risks = fixed['miss'] if constraint == 'joint' else float(env.large_right.mean()) - fixed['right']
+    risks = (
+        fixed['miss'] if constraint == 'joint' else float(env.large_right.mean()) - fixed['right']
+    )
     return float(risks.min())
 
-def _check_feasible(env, policy, s): # -> `least_risk`
+
+def _check_feasible(env, policy, s):  # -> `least_risk`
     "Warn where training could only chase a constraint out of reach."
     least = least_risk(env, policy, s.constraint)
     if least > s.alpha + 1e-9:
         lost = 'misses' if s.constraint == 'joint' else 'loses accuracy'
-        other = ' or constraint="gap"'*(s.constraint == 'joint')
-        warnings.warn(f'alpha={s.alpha:g} is out of reach on these {len(env)} problems: even the best fixed time of '
-                      f'escalating {lost}, {least:.4g}; choose a larger alpha{other}', stacklevel=4)
+        other = ' or constraint="gap"' * (s.constraint == 'joint')
+        warnings.warn(
+            f'alpha={s.alpha:g} is out of reach on these {len(env)} problems: even the best fixed time of '
+            f'escalating {lost}, {least:.4g}; choose a larger alpha{other}',
+            stacklevel=4,
+        )
     return least
 
 # %% ../../nbs/03b_training.ipynb #check-training
 def _check_training(env, s, verdicts):
     "ValueError names the setting, what is wrong with it, and what to do."
-    for f in fields(s): checked(f.name, getattr(s, f.name), f.type)
+    for f in fields(s):
+        checked(f.name, getattr(s, f.name), f.type)
     if s.batch is not None and s.batch > len(env):
-        raise ValueError(f'batch is {s.batch!r}: choose 1 to {len(env)} (the training problems), or None for all')
+        raise ValueError(
+            f'batch is {s.batch!r}: choose 1 to {len(env)} (the training problems), or None for all'
+        )
     if s.estimator == 'exact' and not isinstance(env, TableEnv):
-        raise ValueError('estimator="exact" needs the outcome table of two absorbing models; choose "sampled"')
+        raise ValueError(
+            'estimator="exact" needs the outcome table of two absorbing models; choose "sampled"'
+        )
     if verdicts is not None and np.shape(verdicts) != env.inside.shape:
-        raise ValueError(f'verdicts of shape {np.shape(verdicts)}: one a step is needed, {tuple(env.inside.shape)}')
+        raise ValueError(
+            f'verdicts of shape {np.shape(verdicts)}: one a step is needed, {tuple(env.inside.shape)}'
+        )
 
 # %% ../../nbs/03b_training.ipynb #train
-Trained = namedtuple('Trained', 'policy kappa log least') # online threshold; name -> array [step]; `least_risk`
+Trained = namedtuple(
+    'Trained', 'policy kappa log least'
+)  # online threshold; name -> array [step]; `least_risk`
+
 
 @_one_thread()
 def train(
-    env,                    # `TableEnv` or `TreeEnv`: problems, and what happens on them
-    s:Policy=Policy(),      # hyper-parameters
-    seed:int=0,             # of weights, batches and actions
-    verdicts=None,          # bool [problem, step] of a verifier, for the paper's local check; None: answers only
-    progress:bool|None=None # progress bar; None shows it on a terminal only
-)->Trained:
+    env,  # `TableEnv` or `TreeEnv`: problems, and what happens on them
+    s: Policy = Policy(),  # hyper-parameters
+    seed: int = 0,  # of weights, batches and actions
+    verdicts=None,  # bool [problem, step] of a verifier, for the paper's local check; None: answers only
+    progress: bool | None = None,  # progress bar; None shows it on a terminal only
+) -> Trained:
     "Threshold-constrained policy optimisation (paper, section 4). ValueError, or a warning, for what cannot work."
     from tqdm.auto import trange
+
     _check_training(env, s, verdicts)
     policy = RoutingPolicy(env.scaler, env.n_models, s.hidden, s.p_escalate, env.mode, seed)
-    critics = [ValueNet(len(env.features), s.hidden, seed + shift) for shift in (10**6, 2*10**6)] # V, V_miss
+    critics = [
+        ValueNet(len(env.features), s.hidden, seed + shift) for shift in (10**6, 2 * 10**6)
+    ]  # V, V_miss
     optimiser = torch.optim.Adam([p for v in critics for p in v.parameters()], s.lr, fused=True)
-    rng, kappa, log, least = np.random.default_rng(seed), s.kappa, [], _check_feasible(env, policy, s)
-    for k in trange(1, s.steps + 1, desc=f'alpha {s.alpha:g}', disable=None if progress is None else not progress):
-        rows = np.arange(len(env)) if s.batch is None else rng.choice(len(env), s.batch, replace=False)
-        temp = s.temp[0]*(s.temp[1]/s.temp[0])**min(1., 2*k/s.steps)
-        if s.estimator == 'exact': estimate = exact_estimate(policy, env, rows, kappa, temp, s.constraint)
+    rng = np.random.default_rng(seed)
+    kappa = s.kappa
+    log = []
+    least = _check_feasible(env, policy, s)
+    for k in trange(
+        1,
+        s.steps + 1,
+        desc=f'alpha {s.alpha:g}',
+        disable=None if progress is None else not progress,
+    ):
+        rows = (
+            np.arange(len(env)) if s.batch is None else rng.choice(len(env), s.batch, replace=False)
+        )
+        temp = s.temp[0] * (s.temp[1] / s.temp[0]) ** min(1.0, 2 * k / s.steps)
+        if s.estimator == 'exact':
+            estimate = exact_estimate(policy, env, rows, kappa, temp, s.constraint)
         else:
-            rollouts = env.sample(policy, rows, rng)                                              # under pi
-            estimate, targets = sampled_estimate(policy, critics, rollouts, kappa, temp, s)       # V-trace
+            rollouts = env.sample(policy, rows, rng)  # under pi
+            estimate, targets = sampled_estimate(
+                policy, critics, rollouts, kappa, temp, s
+            )  # V-trace
             _critic_step(critics, optimiser, rollouts.x[rollouts.inside], targets)
-        info = policy_step(policy, estimate, estimate.miss - s.alpha, s, rng)                     # eq. 4
+        info = policy_step(policy, estimate, estimate.miss - s.alpha, s, rng)  # eq. 4
         known = dict(pi=chances_now(policy, estimate)) if s.estimator == 'exact' else {}
-        deployed = env.deploy(policy, kappa, rows, **known)                                       # eq. 6
+        deployed = env.deploy(policy, kappa, rows, **known)  # eq. 6
         lost = _lost(env, rows, deployed, s.constraint, verdicts)
-        log.append(dict(coverage=1 - deployed['miss'].mean(), accuracy=deployed['right'].mean(),
-                        cost=deployed['cost'].mean(), kappa=kappa, lost=lost, j_miss=estimate.miss, temp=temp) | info)
-        kappa = update_threshold(kappa, lost, k, s, high=1/env.n_models)                          # eq. 5
-    return Trained(policy, kappa, {name: np.array([row[name] for row in log]) for name in log[0]}, least)
+        log.append(
+            dict(
+                coverage=1 - deployed['miss'].mean(),
+                accuracy=deployed['right'].mean(),
+                cost=deployed['cost'].mean(),
+                kappa=kappa,
+                lost=lost,
+                j_miss=estimate.miss,
+                temp=temp,
+            )
+            | info
+        )
+        kappa = update_threshold(kappa, lost, k, s, high=1 / env.n_models)  # eq. 5
+    return Trained(
+        policy, kappa, {name: np.array([row[name] for row in log]) for name in log[0]}, least
+    )
 
 # %% ../../nbs/03b_training.ipynb #thresholds
 @torch.no_grad()
-def candidate_thresholds(policy, env): # [threshold], ascending
+def candidate_thresholds(policy, env):  # [threshold], ascending
     "Thresholds between the values that pi(escalate) takes on the problems of `env`, `env.most` at most."
     x, at = env.visited(policy)
     pi = 1 - policy(x, at)[..., CONTINUE].exp().numpy()
-    pi = np.unique(pi.round(12)) # two roundings of one value are one value
+    pi = np.unique(pi.round(12))  # two roundings of one value are one value
     pi = pi[np.unique(np.linspace(0, len(pi) - 1, env.most).round().astype(int))]
-    return np.r_[0., (pi[:-1] + pi[1:])/2, 1.]
+    return np.r_[0.0, (pi[:-1] + pi[1:]) / 2, 1.0]
 
-def threshold_path(policy, env): # training problems -> [threshold]
+
+def threshold_path(policy, env):  # training problems -> [threshold]
     "Thresholds that no other one beats in both misses and cost, the safest first, the cheapest last."
     kappas = candidate_thresholds(policy, env)
     curve = env.risk_curve(policy, kappas)
@@ -233,101 +369,129 @@ def threshold_path(policy, env): # training problems -> [threshold]
     return kappas[order[curve['cost'][order] < cheapest]]
 
 # %% ../../nbs/03b_training.ipynb #sweep-thresholds
-def sweep_thresholds(policy, env, n=20): # -> [n + 2], falling
+def sweep_thresholds(policy, env, n=20):  # -> [n + 2], falling
     "Thresholds at which 0, 1/n, ..., 1 of the small chains escalate at some step, or nearly; at last, all at once."
     highest = env.highest(policy)
     values = np.unique(highest.round(12))
-    kappas = np.r_[values[0]/2, (values[:-1] + values[1:])/2, 1.]
+    kappas = np.r_[values[0] / 2, (values[:-1] + values[1:]) / 2, 1.0]
     share = (highest[:, None] >= kappas).mean(0)
-    return np.r_[kappas[np.abs(share[:, None] - np.linspace(0, 1, n + 1)).argmin(0)], 0.]
+    return np.r_[kappas[np.abs(share[:, None] - np.linspace(0, 1, n + 1)).argmin(0)], 0.0]
 
 # %% ../../nbs/03b_training.ipynb #calibration
 @dataclass(frozen=True)
 class Calibration:
     "A calibrated threshold and what it rests on."
-    kappa: float      # `LARGE_ONLY`: the large model alone
-    target: str       # "accuracy" or "miss"
-    alpha: float      # accuracy that may be lost against the large model, or misses
-    met: bool         # is the target met?
-    n: int            # calibration problems
-    accuracy: float   # on them, at kappa
-    large: float      # the large model's
-    miss: float
-    bound: float      # (n*miss + 1)/(n + 1)
-    cost: float       # share of the large model's
 
-def _outcomes(policy, env, kappas): # -> (thresholds, `risk_curve`), the large model alone behind the others
+    kappa: float  # `LARGE_ONLY`: the large model alone
+    target: str  # "accuracy" or "miss"
+    alpha: float  # accuracy that may be lost against the large model, or misses
+    met: bool  # is the target met?
+    n: int  # calibration problems
+    accuracy: float  # on them, at kappa
+    large: float  # the large model's
+    miss: float
+    bound: float  # (n*miss + 1)/(n + 1)
+    cost: float  # share of the large model's
+
+
+def _outcomes(
+    policy, env, kappas
+):  # -> (thresholds, `risk_curve`), the large model alone behind the others
     curve = env.risk_curve(policy, kappas)
-    alone = dict(miss=1 - covered(env.large_right, env.against).mean(), right=env.large_right.mean(), cost=1.)
+    alone = dict(
+        miss=1 - covered(env.large_right, env.against).mean(),
+        right=env.large_right.mean(),
+        cost=1.0,
+    )
     return np.r_[kappas, LARGE_ONLY], {k: np.r_[curve[k], float(alone[k])] for k in curve}
 
 # %% ../../nbs/03b_training.ipynb #calibrate
 def calibrate(
-    policy,                 # trained
-    env,                    # problems that training did not see
-    target:str='accuracy',  # "accuracy": the cheapest kappa that keeps it; "miss": finite-sample bound along a path
-    alpha:float=.02,        # accuracy that may be lost against the large model, or misses
-    path=None               # thresholds in the order to try, see `threshold_path`; None: from 0 upwards
-)->Calibration:
+    policy,  # trained
+    env,  # problems that training did not see
+    target: str = 'accuracy',  # "accuracy": the cheapest kappa that keeps it; "miss": finite-sample bound along a path
+    alpha: float = 0.02,  # accuracy that may be lost against the large model, or misses
+    path=None,  # thresholds in the order to try, see `threshold_path`; None: from 0 upwards
+) -> Calibration:
     """The last word on kappa. Accuracy is a plain point criterion; the bound on misses (conformal risk control) is a
     theorem only where they never fall along the path; where not even the first one keeps it, that one, with a warning.
     ValueError for an alpha that is no share."""
     one_of('target', target, ('accuracy', 'miss'))
-    if not 0 < alpha < 1: raise ValueError(f'alpha={alpha!r}: choose a share between 0 and 1, without the ends')
-    n, large = len(env), float(env.large_right.mean())
-    kappas, curve = _outcomes(policy, env, candidate_thresholds(policy, env) if path is None else path)
-    bound = (n*curve['miss'] + 1)/(n + 1)
+    if not 0 < alpha < 1:
+        raise ValueError(f'alpha={alpha!r}: choose a share between 0 and 1, without the ends')
+    n = len(env)
+    large = float(env.large_right.mean())
+    kappas, curve = _outcomes(
+        policy, env, candidate_thresholds(policy, env) if path is None else path
+    )
+    bound = (n * curve['miss'] + 1) / (n + 1)
     if target == 'accuracy':
         good = curve['right'] >= large - alpha - 1e-12
         i = int(np.where(good, curve['cost'], np.inf).argmin())
-    else: # the large model alone is on no path
+    else:  # the large model alone is on no path
         good = np.logical_and.accumulate(bound[:-1] <= alpha + 1e-12)
         i = max(int(good.sum()) - 1, 0)
-    at = [float(x) for x in (curve['right'][i], large, curve['miss'][i], bound[i], curve['cost'][i])]
+    at = [
+        float(x) for x in (curve['right'][i], large, curve['miss'][i], bound[i], curve['cost'][i])
+    ]
     if not good[i]:
-        advice = 'use more calibration problems' if 1/(n + 1) > alpha else 'allow more, or find out what is missed'
-        warnings.warn(f'no threshold keeps the bound within {alpha:.4g} on {n} problems '
-                      f'(the safest: {bound[i]:.4g}, which is taken): {advice}', stacklevel=2)
+        advice = (
+            'use more calibration problems'
+            if 1 / (n + 1) > alpha
+            else 'allow more, or find out what is missed'
+        )
+        warnings.warn(
+            f'no threshold keeps the bound within {alpha:.4g} on {n} problems '
+            f'(the safest: {bound[i]:.4g}, which is taken): {advice}',
+            stacklevel=2,
+        )
     return Calibration(float(kappas[i]), target, alpha, bool(good[i]), n, *at)
 
 # %% ../../nbs/03b_training.ipynb #train-save
-VERSION = 5 # of the training algorithm: raise it where the same inputs give another result, and only then
+VERSION = 5  # of the training algorithm: raise it where the same inputs give another result, and only then
 
-def training_key(*parts)->str:
+
+def training_key(*parts) -> str:
     "What identifies a training run: its inputs and the version of the algorithm."
     return digest(VERSION, json.dumps(parts, default=str))
 
-def _operating_points(policy, env, held_out, alpha): # part of config.json
+
+def _operating_points(policy, env, held_out, alpha):  # part of config.json
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore') # a bound that is not met says so in the file
+        warnings.simplefilter('ignore')  # a bound that is not met says so in the file
         bounded = calibrate(policy, held_out, 'miss', alpha, threshold_path(policy, env))
     found = dict(calibration=calibrate(policy, held_out, 'accuracy', alpha), bounded=bounded)
     sweep = sweep_thresholds(policy, held_out).tolist()
     return {k: asdict(c) for k, c in found.items()} | dict(bound=bounded.kappa, sweep=sweep)
 
+
 def fit(
-    env,            # training problems
-    held_out,       # calibration problems; None keeps the online threshold, calibration is another call
-    folder,         # where the policy goes
-    s:Policy,       # hyper-parameters
-    seed:int,       # of weights, batches and actions
-    progress=False, # progress bar; None shows it on a terminal only
-    alpha=.02,      # accuracy that calibration may lose, and misses that its bound allows
-    **provenance    # for config.json, with the `key` of this training run
-)->dict: # config.json of the saved policy
+    env,  # training problems
+    held_out,  # calibration problems; None keeps the online threshold, calibration is another call
+    folder,  # where the policy goes
+    s: Policy,  # hyper-parameters
+    seed: int,  # of weights, batches and actions
+    progress=False,  # progress bar; None shows it on a terminal only
+    alpha=0.02,  # accuracy that calibration may lose, and misses that its bound allows
+    **provenance,  # for config.json, with the `key` of this training run
+) -> dict:  # config.json of the saved policy
     "Train, calibrate, save; a policy with the same key is left as it is."
     import pandas as pd
-    file = Path(folder)/'config.json'
+
+    file = Path(folder) / 'config.json'
     config = json.loads(file.read_text('utf-8')) if file.is_file() else {}
-    if config.get('key') == provenance['key']: return config
+    if config.get('key') == provenance['key']:
+        return config
     policy, kappa, log, least = train(env, s, seed, progress=progress)
     found = dict(online=kappa, least=least)
     if held_out is not None:
         found |= _operating_points(policy, env, held_out, alpha)
         kappa = found['calibration']['kappa']
-    found |= provenance | dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env), version=__version__)
+    found |= provenance | dict(
+        on_escalate=env.on_escalate, models=env.models, n_train=len(env), version=__version__
+    )
     settings = {k: v for k, v in asdict(s).items() if k not in ('kappa', 'hidden')}
     log = pd.DataFrame(log, pd.RangeIndex(1, s.steps + 1, name='step'))
-    write_file(Path(folder)/'log.csv', log.to_csv(float_format='%.6g'))
+    write_file(Path(folder) / 'log.csv', log.to_csv(float_format='%.6g'))
     save_policy(folder, policy, kappa, **found, seed=seed, **settings)
     return json.loads(file.read_text('utf-8'))

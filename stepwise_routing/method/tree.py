@@ -15,12 +15,13 @@ from ..base.tools import gather_progress, run_async
 from ..data.grading import is_right
 from ..models.interface import Request
 
-VERSION = 3 # raise it where the same inputs give other draws or other bills
+VERSION = 3  # raise it where the same inputs give other draws or other bills
 
 # %% ../../nbs/02_rollouts.ipynb #under-way-once
 class UnderWay(dict):
     "Work under way, by key: who asks first does it, for all who ask meanwhile."
-    async def once(self, key, work): # work() -> coroutine
+
+    async def once(self, key, work):  # work() -> coroutine
         task = self.get(key)
         if task is None or task.get_loop() is not asyncio.get_running_loop():
             task = self[key] = asyncio.ensure_future(work())
@@ -30,28 +31,43 @@ class UnderWay(dict):
 # %% ../../nbs/02_rollouts.ipynb #tree
 class RoutingTree:
     "The routing trees of a benchmark's problems: an edge is drawn when it is first asked for, and kept in the store."
-    def __init__(self,
-        backends,         # the models, small to large; None replays the store, without any model
-        store,            # a `RolloutStore` with these models' settings
-        sample:int=0,     # which of the independent draws
-        max_steps:int=30, # steps of a chain at most
-        grade=is_right    # (`Problem`, parsed answer) -> bool; its `workers`, where it has them, say how many at once
+
+    def __init__(
+        self,
+        backends,  # the models, small to large; None replays the store, without any model
+        store,  # a `RolloutStore` with these models' settings
+        sample: int = 0,  # which of the independent draws
+        max_steps: int = 30,  # steps of a chain at most
+        grade=is_right,  # (`Problem`, parsed answer) -> bool; its `workers`, where it has them, say how many at once
     ):
-        self.backends, self.store = backends, store
-        self.sample, self.max_steps = sample, max_steps
-        self.grade, self.grades = grade, {} # verdicts by (problem id, answer)
+        self.backends = backends
+        self.store = store
+        self.sample = sample
+        self.max_steps = max_steps
+        self.grade = grade
+        self.grades = {}  # verdicts by (problem id, answer)
         self.benchmark = store.settings['benchmark']
         self.specs = [ModelSpec(**m['spec']) for m in store.settings['models']]
         self.n_models = len(self.specs)
-        self.counts = dict(drawn=0, tokens=0) # edges that were not in the store before, and their tokens
-        self.pending = UnderWay()           # draws, by edge
-        if not backends: return
-        check_settings(store.path, store.settings, json.loads(json.dumps(tree_settings(self.benchmark, backends))))
-        if [b.index for b in backends] != list(range(min(len(backends), 10))): # a path has one digit per step
+        self.counts = dict(
+            drawn=0, tokens=0
+        )  # edges that were not in the store before, and their tokens
+        self.pending = UnderWay()  # draws, by edge
+        if not backends:
+            return
+        check_settings(
+            store.path,
+            store.settings,
+            json.loads(json.dumps(tree_settings(self.benchmark, backends))),
+        )
+        if [b.index for b in backends] != list(
+            range(min(len(backends), 10))
+        ):  # a path has one digit per step
             raise ValueError('the models of a tree, at most 10, need index=0, 1, ... in order')
 
     drawn = property(lambda self: self.counts['drawn'])
     tokens = property(lambda self: self.counts['tokens'])
+
     def resampled(self, sample):
         "The same trees in another of the independent draws."
         other = copy(self)
@@ -60,42 +76,55 @@ class RoutingTree:
 
 # %% ../../nbs/02_rollouts.ipynb #kept
 @patch
-def key(self:RoutingTree, problem, path, model):
+def key(self: RoutingTree, problem, path, model):
     "Key of an edge in the store. ValueError for a problem of another benchmark."
-    if problem.benchmark == self.benchmark: return problem.id, self.sample, path, model
-    raise ValueError(f'{self.store.path} is the store of {self.benchmark}, but {problem.id} is of {problem.benchmark}')
+    if problem.benchmark == self.benchmark:
+        return problem.id, self.sample, path, model
+    raise ValueError(
+        f'{self.store.path} is the store of {self.benchmark}, but {problem.id} is of {problem.benchmark}'
+    )
+
 
 @patch
-def kept(self:RoutingTree, problem, path, model):
+def kept(self: RoutingTree, problem, path, model):
     "A stored step; LookupError where it has not been drawn."
-    step, where = self.store.get(*self.key(problem, path, model)), f'{problem.id} by model {model} after "{path}"'
-    if step is None: raise LookupError(f'{self.store.path} does not hold step {len(path)} of {where}')
+    step = self.store.get(*self.key(problem, path, model))
+    where = f'{problem.id} by model {model} after "{path}"'
+    if step is None:
+        raise LookupError(f'{self.store.path} does not hold step {len(path)} of {where}')
     return step
 
+
 @patch
-def steps(self:RoutingTree, problem, path):
+def steps(self: RoutingTree, problem, path):
     "The stored steps that lead to a node."
     return tuple(self.kept(problem, path[:i], int(m)) for i, m in enumerate(path))
 
 # %% ../../nbs/02_rollouts.ipynb #draw
 @patch
-async def draw(self:RoutingTree, problem, path, model, to_end):
+async def draw(self: RoutingTree, problem, path, model, to_end):
     "Let the model write, and keep what it wrote, a step an edge."
-    def seed(i): return edge_seed(problem.benchmark, problem.id, self.sample, path + str(model)*i, model)
+
+    def seed(i):
+        return edge_seed(problem.benchmark, problem.id, self.sample, path + str(model) * i, model)
+
     request = Request(problem, self.steps(problem, path), seed, to_end, self.max_steps)
     steps = await self.backends[model].write(request)
-    self.store.put_many([(self.key(problem, path + str(model)*i, model), s) for i, s in enumerate(steps)])
+    self.store.put_many(
+        [(self.key(problem, path + str(model) * i, model), s) for i, s in enumerate(steps)]
+    )
     self.counts['drawn'] += len(steps)
     self.counts['tokens'] += sum(s.generated for s in steps)
 
 # %% ../../nbs/02_rollouts.ipynb #follow
 @patch
-async def run(self:RoutingTree,
-    problem,    # of the tree's benchmark
-    path,       # the node: who wrote each step so far, such as "001"
-    model,      # who goes on
-    to_end=True # up to a last step, or one step
-)->tuple: # `Step`s
+async def run(
+    self: RoutingTree,
+    problem,  # of the tree's benchmark
+    path,  # the node: who wrote each step so far, such as "001"
+    model,  # who goes on
+    to_end=True,  # up to a last step, or one step
+) -> tuple:  # `Step`s
     "What a model writes from a node on; who asks first draws, for all. LookupError: not drawn, and no models."
     steps = []
     while not steps or to_end and not (steps[-1].final or len(path) >= self.max_steps):
@@ -108,40 +137,51 @@ async def run(self:RoutingTree,
 
 # %% ../../nbs/02_rollouts.ipynb #read
 @patch
-async def read(self:RoutingTree, problem, path, model):
+async def read(self: RoutingTree, problem, path, model):
     "The last step of a path, written by another model, with `model`'s confidences; kept in the store like an edge."
     key = self.key(problem, path, f'read{model}')
+
     async def reading():
         *prefix, step = self.steps(problem, path)
         step = await self.backends[model].score(Request(problem, tuple(prefix)), step)
         self.store.put_many([(key, step)])
         self.counts['drawn'] += 1
-    if self.backends and self.store.get(*key) is None: await self.pending.once(key, reading)
+
+    if self.backends and self.store.get(*key) is None:
+        await self.pending.once(key, reading)
     return self.kept(problem, path, f'read{model}')
 
 # %% ../../nbs/02_rollouts.ipynb #collect-rollouts
 @patch
-async def rollouts(self:RoutingTree, problem)->tuple:
+async def rollouts(self: RoutingTree, problem) -> tuple:
     "(The small chain, what the large model writes after each of its prefixes, the empty one first)."
     small = await self.run(problem, '', 0)
-    return small, await asyncio.gather(*(self.run(problem, '0'*t, 1) for t in range(len(small))))
+    return small, await asyncio.gather(*(self.run(problem, '0' * t, 1) for t in range(len(small))))
+
 
 @patch
-async def redraws(self:RoutingTree, problem, n)->list:
+async def redraws(self: RoutingTree, problem, n) -> list:
     "What the large model alone writes in the independent draws 1 to n; draw 0 belongs to the rollouts."
     return await asyncio.gather(*(self.resampled(i).run(problem, '', 1) for i in range(1, n + 1)))
 
+
 def collect_rollouts(
-    problems,         # the `Problem`s
-    tree:RoutingTree, # whose store keeps the edges
-    samples:int=1,    # independent draws of all rollouts
-    redraws:int=0     # further draws of the large model alone
-)->int:
+    problems,  # the `Problem`s
+    tree: RoutingTree,  # whose store keeps the edges
+    samples: int = 1,  # independent draws of all rollouts
+    redraws: int = 0,  # further draws of the large model alone
+) -> int:
     "Draw the rollouts of all problems; returns how many edges are new. ValueError for more than two models."
     if tree.n_models != 2:
-        raise ValueError(f'outcome tables are for two models, this tree has {tree.n_models}; use walk')
-    async def collect(p): # what it returned would fill the memory
-        await asyncio.gather(tree.redraws(p, redraws), *(tree.resampled(i).rollouts(p) for i in range(samples)))
+        raise ValueError(
+            f'outcome tables are for two models, this tree has {tree.n_models}; use walk'
+        )
+
+    async def collect(p):  # what it returned would fill the memory
+        await asyncio.gather(
+            tree.redraws(p, redraws), *(tree.resampled(i).rollouts(p) for i in range(samples))
+        )
+
     before = tree.drawn
     run_async(gather_progress(map(collect, problems), f'{tree.benchmark} rollouts'))
     return tree.drawn - before

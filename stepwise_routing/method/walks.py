@@ -18,16 +18,18 @@ from .tree import RoutingTree
 @dataclass(frozen=True)
 class State:
     "What a router sees of a walk: the chain so far; its last step was just written."
+
     problem: Problem
-    sample: int       # which of the independent draws
-    steps: tuple      # the `Step`s so far
-    path: str         # who wrote them
-    n_models: int = 2 # models of the tree
+    sample: int  # which of the independent draws
+    steps: tuple  # the `Step`s so far
+    path: str  # who wrote them
+    n_models: int = 2  # models of the tree
 
 # %% ../../nbs/02a_walks.ipynb #bill
-def bill_call(steps, seen:dict)->Call:
+def bill_call(steps, seen: dict) -> Call:
     "The `Call` that wrote `steps`; `seen` (model -> tokens of the path that it has processed) moves on."
-    m, prompt = steps[0].model, steps[0].prompt
+    m = steps[0].model
+    prompt = steps[0].prompt
     generated = sum(s.generated for s in steps)
     call = Call(m, generated, prompt, min(seen.get(m, 0), prompt), billed=steps[0].cached)
     seen[m] = prompt + generated
@@ -37,16 +39,19 @@ def bill_call(steps, seen:dict)->Call:
 @dataclass
 class Walk:
     "A walk under way, or finished."
+
     problem: Problem
-    router: object                            # see `walk`
+    router: object  # see `walk`
     tree: RoutingTree
-    steps: tuple = ()                         # the `Step`s that were kept
-    calls: list = field(default_factory=list) # every `Call` so far
+    steps: tuple = ()  # the `Step`s that were kept
+    calls: list = field(default_factory=list)  # every `Call` so far
     seen: dict = field(default_factory=dict)  # model -> tokens of the path it has processed
     path = property(lambda self: ''.join(str(s.model) for s in self.steps))
-    top = property(lambda self: self.tree.n_models - 1) # the largest model
+    top = property(lambda self: self.tree.n_models - 1)  # the largest model
     absorbing = property(lambda self: self.router.mode == 'absorbing')
-    chooses = property(lambda self: self.top > 1 and hasattr(self.router, 'choose')) # the model that goes on?
+    chooses = property(
+        lambda self: self.top > 1 and hasattr(self.router, 'choose')
+    )  # the model that goes on?
 
     async def write(self, model, to_end=False):
         "The steps of one call; billed, not kept yet."
@@ -56,25 +61,34 @@ class Walk:
 
 # %% ../../nbs/02a_walks.ipynb #next-model
 @patch
-async def next_model(self:Walk, state):
+async def next_model(self: Walk, state):
     "(Index of the model that goes on, `Call`s that the router's answer cost); ValueError for a model out of reach."
-    router, m = self.router, int(state.path[-1])
-    answer, calls = (router.choose if self.chooses else router.escalates)([state]), ()
-    if inspect.isawaitable(answer): answer = await answer
-    if isinstance(answer, tuple): answer, calls = answer
+    router = self.router
+    m = int(state.path[-1])
+    answer = (router.choose if self.chooses else router.escalates)([state])
+    calls = ()
+    if inspect.isawaitable(answer):
+        answer = await answer
+    if isinstance(answer, tuple):
+        answer, calls = answer
     stay, lowest = (m, m) if self.absorbing else (router.start, 0)
-    if not self.chooses: return min(m + 1, self.top) if answer[0] else stay, calls
-    to, reach = int(answer[0]), f'{lowest} to {self.top}'
-    if lowest <= to <= self.top: return to, calls
-    raise ValueError(f'router {router.name}: chose model {to}; {router.mode}, it can go on with {reach}')
+    if not self.chooses:
+        return min(m + 1, self.top) if answer[0] else stay, calls
+    to = int(answer[0])
+    reach = f'{lowest} to {self.top}'
+    if lowest <= to <= self.top:
+        return to, calls
+    raise ValueError(
+        f'router {router.name}: chose model {to}; {router.mode}, it can go on with {reach}'
+    )
 
 # %% ../../nbs/02a_walks.ipynb #ask
 @patch
-def bill_asking(self:Walk, calls, step):
+def bill_asking(self: Walk, calls, step):
     "Bill a router's own calls about a step; model -> tokens that stay in its cache where the step is thrown away."
     without = {}
     for c in calls:
-        if c.cached: # else nothing is known of what it shares
+        if c.cached:  # else nothing is known of what it shares
             without[c.model] = c.cached
             c = replace(c, cached=min(self.seen.get(c.model, 0), c.cached))
             self.seen[c.model] = c.prompt if c.kind == 'prm' else without[c.model] + step.generated
@@ -83,9 +97,10 @@ def bill_asking(self:Walk, calls, step):
 
 # %% ../../nbs/02a_walks.ipynb #ask-def
 @patch
-async def ask(self:Walk, step):
+async def ask(self: Walk, step):
     "Ask about the step just written: (who goes on, what the judges' caches hold without the step)."
-    path, m = self.path + str(step.model), self.router.start
+    path = self.path + str(step.model)
+    m = self.router.start
     state = State(self.problem, self.tree.sample, (*self.steps, step), path, self.tree.n_models)
     if step.model != m and getattr(self.router, 'rescore', False):
         read = await self.tree.read(self.problem, path, m)
@@ -96,51 +111,70 @@ async def ask(self:Walk, step):
     return to, self.bill_asking(calls, step)
 
 # %% ../../nbs/02a_walks.ipynb #walk-one
-async def walk_one(problem, router, tree:RoutingTree)->Walk:
+async def walk_one(problem, router, tree: RoutingTree) -> Walk:
     "One walk from the question to the last step."
-    w, m, rewritten = Walk(problem, router, tree), router.start, False
-    regenerate, last = router.on_escalate == 'regenerate', False
+    w = Walk(problem, router, tree)
+    m = router.start
+    rewritten = False
+    regenerate = router.on_escalate == 'regenerate'
+    last = False
     never_down = w.absorbing or router.start == w.top and not w.chooses
     while not last:
         if m == w.top and never_down:
             w.steps += await w.write(m, to_end=True)
             break
-        step, = await w.write(m)
-        bill, to = len(w.calls) - 1, m if w.absorbing else router.start
+        (step,) = await w.write(m)
+        bill = len(w.calls) - 1
+        to = m if w.absorbing else router.start
         last = step.final or len(w.steps) + 1 >= tree.max_steps
         accepted = rewritten and (last or regenerate and not w.absorbing)
         if not accepted and not (m == w.top and last):
             to, without = await w.ask(step)
-            if to > m and (regenerate or last): # the larger model writes this step again
+            if to > m and (regenerate or last):  # the larger model writes this step again
                 w.seen |= without | {m: step.prompt}
                 w.calls[bill] = replace(w.calls[bill], kind='draft')
-                m, rewritten, last = to, True, False
+                m = to
+                rewritten = True
+                last = False
                 continue
-        w.steps += step,
-        m, rewritten = to, False
+        w.steps += (step,)
+        m = to
+        rewritten = False
     return w
 
 # %% ../../nbs/02a_walks.ipynb #alike
-def _families(routers): # -> lists of routers
+def _families(routers):  # -> lists of routers
     out = {}
-    for r in routers: out.setdefault(getattr(r, 'family', id(r)), []).append(r)
+    for r in routers:
+        out.setdefault(getattr(r, 'family', id(r)), []).append(r)
     return list(out.values())
+
 
 class _Noted:
     "A router with scores, for one walk; `kept`: the lowest score that did not escalate."
-    def __init__(self, router): self.router, self.kept = router, float('inf')
-    def __getattr__(self, name): return getattr(self.router, name)
+
+    def __init__(self, router):
+        self.router, self.kept = router, float('inf')
+
+    def __getattr__(self, name):
+        return getattr(self.router, name)
+
     async def escalates(self, states):
         answer = self.score(states)
-        if inspect.isawaitable(answer): answer = await answer
+        if inspect.isawaitable(answer):
+            answer = await answer
         (score,), calls = answer if isinstance(answer, tuple) else (answer, ())
-        if score >= self.threshold: self.kept = min(self.kept, score)
+        if score >= self.threshold:
+            self.kept = min(self.kept, score)
         return [score < self.threshold], calls
 
-async def walk_family(problem, routers, tree:RoutingTree)->dict:
+
+async def walk_family(problem, routers, tree: RoutingTree) -> dict:
     "Walks of routers that differ in their threshold alone, by id of the router; equal ones are taken once."
-    if len(routers) == 1: return {id(routers[0]): await walk_one(problem, routers[0], tree)}
-    walks, kept = {}, -float('inf')
+    if len(routers) == 1:
+        return {id(routers[0]): await walk_one(problem, routers[0], tree)}
+    walks = {}
+    kept = -float('inf')
     for r in sorted(routers, key=lambda r: r.threshold):
         if r.threshold > kept:
             noted = _Noted(r)
@@ -150,49 +184,66 @@ async def walk_family(problem, routers, tree:RoutingTree)->dict:
     return walks
 
 # %% ../../nbs/02a_walks.ipynb #walk
-def grade_answers(tree:RoutingTree, pairs)->list:
+def grade_answers(tree: RoutingTree, pairs) -> list:
     "Is each (`Problem`, parsed answer) right? Each distinct one is graded once in the life of the tree."
-    tree.grades.update(grade_pairs(tree.grade, [(p, a) for p, a in pairs if (p.id, a) not in tree.grades]))
+    tree.grades.update(
+        grade_pairs(tree.grade, [(p, a) for p, a in pairs if (p.id, a) not in tree.grades])
+    )
     return [tree.grades[p.id, a] for p, a in pairs]
 
-_WALKS = 1 << 12 # under way at once
+
+_WALKS = 1 << 12  # under way at once
+
 
 async def _walk_problem(problem, families, tree, keep, room):
     "By id of the router: (what `keep` makes of its walk, parsed answer)."
     async with room:
-        ready = (r.prepare(problem, tree) for routers in families for r in routers if hasattr(r, 'prepare'))
+        ready = (
+            r.prepare(problem, tree)
+            for routers in families
+            for r in routers
+            if hasattr(r, 'prepare')
+        )
         await asyncio.gather(*ready)
         walks = await asyncio.gather(*(walk_family(problem, routers, tree) for routers in families))
-    rows = {} # of equal walks what is kept is the same
+    rows = {}  # of equal walks what is kept is the same
     for r, w in ((r, part[id(r)]) for routers, part in zip(families, walks) for r in routers):
-        if id(w) not in rows: rows[id(w)] = keep(r, w), extract_boxed(w.steps[-1].text)
+        if id(w) not in rows:
+            rows[id(w)] = keep(r, w), extract_boxed(w.steps[-1].text)
     return {k: rows[id(w)] for part in walks for k, w in part.items()}
 
+
 def walk_together(
-    wanted,          # (`Problem`, the routers that walk its tree) pairs
-    tree:RoutingTree,
-    keep             # (router, its `Walk`) -> what to keep of it
-)->list: # per problem and router: (what was kept, parsed answer, is it right?)
+    wanted,  # (`Problem`, the routers that walk its tree) pairs
+    tree: RoutingTree,
+    keep,  # (router, its `Walk`) -> what to keep of it
+) -> list:  # per problem and router: (what was kept, parsed answer, is it right?)
     "Let many routers walk the trees of many problems at once. ValueError for a router that cannot walk them."
     for r in {id(r): r for _, routers in wanted for r in routers}.values():
         one_of('mode', r.mode, ('absorbing', 'per_step'))
         one_of('on_escalate', r.on_escalate, READINGS)
-        if 0 <= r.start < tree.n_models: continue
+        if 0 <= r.start < tree.n_models:
+            continue
         raise ValueError(f'router {r.name}: start {r.start} is none of the {tree.n_models} models')
     families = [_families(routers) for _, routers in wanted]
-    room = asyncio.Semaphore(max(1, _WALKS//max(map(len, families), default=1)))
+    room = asyncio.Semaphore(max(1, _WALKS // max(map(len, families), default=1)))
     each = (_walk_problem(p, f, tree, keep, room) for (p, _), f in zip(wanted, families))
     walked = run_async(gather_progress(each, f'{tree.benchmark} walks'))
     done = [[walks[id(r)] for r in routers] for (_, routers), walks in zip(wanted, walked)]
-    right = iter(grade_answers(tree, [(p, a) for (p, _), walks in zip(wanted, done) for _, a in walks]))
+    right = iter(
+        grade_answers(tree, [(p, a) for (p, _), walks in zip(wanted, done) for _, a in walks])
+    )
     return [[(row, a, next(right)) for row, a in walks] for walks in done]
 
 # %% ../../nbs/02a_walks.ipynb #walk-several
 def walk(
-    problems,        # the `Problem`s
-    router,          # has `mode`, `on_escalate`, `start` and `escalates(states)`, see chapter 04
-    tree:RoutingTree # draws the steps, or finds them in its store
-)->list: # one `Trajectory` a problem
+    problems,  # the `Problem`s
+    router,  # has `mode`, `on_escalate`, `start` and `escalates(states)`, see chapter 04
+    tree: RoutingTree,  # draws the steps, or finds them in its store
+) -> list:  # one `Trajectory` a problem
     "Let a router walk the trees of all problems at once. Errors as of `walk_together`."
     walks = walk_together([(p, [router]) for p in problems], tree, lambda _, w: w)
-    return [Trajectory(p, w.path, w.steps, tuple(w.calls), a, right) for p, [(w, a, right)] in zip(problems, walks)]
+    return [
+        Trajectory(p, w.path, w.steps, tuple(w.calls), a, right)
+        for p, [(w, a, right)] in zip(problems, walks)
+    ]

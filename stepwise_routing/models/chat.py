@@ -1,4 +1,5 @@
 """A model that is paid by the token: nothing is paid for twice or lost, and never more than was allowed"""
+
 import asyncio
 import contextlib
 import json
@@ -22,126 +23,196 @@ from .interface import Choice
 from .ledger import CENT, Ledger
 
 
-def is_loopback(base_url)->bool:
+def is_loopback(base_url) -> bool:
     "Is this the address of a server on this machine?"
-    try: host = urlsplit(base_url).hostname
-    except ValueError: return False
-    with contextlib.suppress(ValueError): return ip_address(host).is_loopback
+    try:
+        host = urlsplit(base_url).hostname
+    except ValueError:
+        return False
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
     return host == 'localhost'
 
-def plain_address(base_url:str)->str:
+
+def plain_address(base_url: str) -> str:
     "The one spelling of a server's address. ValueError: it is none, or it holds a password or a query."
     if '@' in base_url or '?' in base_url:
-        raise ValueError('base_url: leave out user, password and query; a key belongs into an environment variable')
+        raise ValueError(
+            'base_url: leave out user, password and query; a key belongs into an environment variable'
+        )
     url = urlsplit(base_url)
     if url.scheme not in ('http', 'https') or not url.hostname:
         raise ValueError(f'base_url={base_url!r}: give an address like http://127.0.0.1:8000/v1')
-    host, usual = url.hostname, dict(http=80, https=443)[url.scheme]
-    if is_loopback(base_url): host = '127.0.0.1'
+    host = url.hostname
+    usual = dict(http=80, https=443)[url.scheme]
+    if is_loopback(base_url):
+        host = '127.0.0.1'
     port = '' if url.port in (None, usual) else f':{url.port}'
     return f'{url.scheme}://{host}{port}{url.path.rstrip("/")}'
+
 
 @dataclass(frozen=True)
 class ApiOptions:
     "Where a model is served, who pays, how it samples and how hard it is asked. ValueError for a value out of range."
-    base_url: str = 'https://api.openai.com/v1' # of the server
-    key_env: str = 'OPENAI_API_KEY' # environment variable with the key
-    price: str|None = None          # row of `PRICES`, or "free"; None = the row that the model is named after
-    identity: dict|None = None      # what stands for the server, e.g. a hash of its weights; None = its address
-    name: str|None = None           # for tables and settings; None = the model's
-    params: float = 0.              # number of parameters, where known
-    temperature: float = .7         # of sampling; 0 = greedy
-    top_p: float = 1.               # sample from the likeliest tokens up to this mass
-    max_tokens: int = 512           # longest step, in tokens
-    max_reply: int = 2048           # longest rest of a chain, in tokens
-    top_logprobs: int = 5           # alternatives per token, 1 to 20; 0 asks for no log-probabilities
-    concurrency: int = 32           # calls in flight
-    timeout: float = 60.            # seconds for one reply
-    retries: int = 6                # attempts
-    pause: float = .5               # seconds; pauses between attempts are drawn from 0 up to this, doubled each time
-    max_cents: float|None = None    # never spend more, earlier runs with the same ledger included; None = no cap
+
+    base_url: str = 'https://api.openai.com/v1'  # of the server
+    key_env: str = 'OPENAI_API_KEY'  # environment variable with the key
+    price: str | None = (
+        None  # row of `PRICES`, or "free"; None = the row that the model is named after
+    )
+    identity: dict | None = (
+        None  # what stands for the server, e.g. a hash of its weights; None = its address
+    )
+    name: str | None = None  # for tables and settings; None = the model's
+    params: float = 0.0  # number of parameters, where known
+    temperature: float = 0.7  # of sampling; 0 = greedy
+    top_p: float = 1.0  # sample from the likeliest tokens up to this mass
+    max_tokens: int = 512  # longest step, in tokens
+    max_reply: int = 2048  # longest rest of a chain, in tokens
+    top_logprobs: int = 5  # alternatives per token, 1 to 20; 0 asks for no log-probabilities
+    concurrency: int = 32  # calls in flight
+    timeout: float = 60.0  # seconds for one reply
+    retries: int = 6  # attempts
+    pause: float = (
+        0.5  # seconds; pauses between attempts are drawn from 0 up to this, doubled each time
+    )
+    max_cents: float | None = (
+        None  # never spend more, earlier runs with the same ledger included; None = no cap
+    )
 
     def __post_init__(self):
         top = self.top_logprobs
         one_of('price', self.price, [*PRICES, 'free', None])
         plain_address(self.base_url)
-        if not 0 <= top <= 20: raise ValueError(f'top_logprobs={top}: give a number from 0 (none) to 20')
-        if not self.timeout > 0: raise ValueError(f'timeout={self.timeout}: give seconds above 0')
-        counts = {k: getattr(self, k) for k in ('max_tokens', 'max_reply', 'concurrency', 'retries')}
+        if not 0 <= top <= 20:
+            raise ValueError(f'top_logprobs={top}: give a number from 0 (none) to 20')
+        if not self.timeout > 0:
+            raise ValueError(f'timeout={self.timeout}: give seconds above 0')
+        counts = {
+            k: getattr(self, k) for k in ('max_tokens', 'max_reply', 'concurrency', 'retries')
+        }
         check_sampling(self.temperature, self.top_p, **counts)
-        for k in ('temperature', 'top_p'): object.__setattr__(self, k, float(getattr(self, k))) # 1 and 1. are one
+        for k in ('temperature', 'top_p'):
+            object.__setattr__(self, k, float(getattr(self, k)))  # 1 and 1. are one
 
-def read_key(key_env, base_url)->str:
+
+def read_key(key_env, base_url) -> str:
     "The API key in an environment variable; '' for a server on this machine. ValueError naming the variable."
-    key, host = os.environ.get(key_env, '').strip(), urlsplit(base_url).hostname
-    if re.search('[^!-~]', key): raise ValueError(f'{key_env} holds no API key: it has a blank or an unusual character')
-    if key or is_loopback(base_url): return key
+    key = os.environ.get(key_env, '').strip()
+    host = urlsplit(base_url).hostname
+    if re.search('[^!-~]', key):
+        raise ValueError(f'{key_env} holds no API key: it has a blank or an unusual character')
+    if key or is_loopback(base_url):
+        return key
     raise ValueError(f'no API key: set the environment variable {key_env} to one for {host}')
 
-def price_row(model:str, price:str|None, must:bool)->str|None:
+
+def price_row(model: str, price: str | None, must: bool) -> str | None:
     "The row of `PRICES` that a model is billed by, None for a free one. ValueError where there `must` be one."
     family = undated(model)
-    if price == 'free': return None
-    if price or family in PRICES: return price or family
-    if not must: return None
-    raise ValueError(f'no price is known for {model!r}: pass price=, a row of PRICES ({", ".join(PRICES)}; add your '
-                     'own to it), or price="free"')
+    if price == 'free':
+        return None
+    if price or family in PRICES:
+        return price or family
+    if not must:
+        return None
+    raise ValueError(
+        f'no price is known for {model!r}: pass price=, a row of PRICES ({", ".join(PRICES)}; add your '
+        'own to it), or price="free"'
+    )
 
-_LEAVES = ContextVar('leaves', default=None) # called where a request leaves, before its first byte
+
+_LEAVES = ContextVar('leaves', default=None)  # called where a request leaves, before its first byte
+
 
 @lru_cache(None)
-def _http_client(): # OpenAI's, as a class
+def _http_client():  # OpenAI's, as a class
     import openai
+
     class Client(openai.DefaultAsyncHttpxClient):
         async def send(self, request, **options):
-            leaves, body = _LEAVES.get(), bytearray()
+            leaves = _LEAVES.get()
+            body = bytearray()
+
             async def trace(event, facts):
-                post = event.endswith('send_request_headers.started') and facts['request'].method == b'POST'
-                if post and leaves: await leaves()
+                post = (
+                    event.endswith('send_request_headers.started')
+                    and facts['request'].method == b'POST'
+                )
+                if post and leaves:
+                    await leaves()
+
             request.extensions['trace'] = trace
             reply = await super().send(request, **options | dict(stream=True))
             try:
                 async for part in reply.aiter_bytes():
                     body += part
-                    if len(body) > self.largest: raise ConnectionError(f'a reply of more than {self.largest} bytes')
-            finally: await reply.aclose()
-            head = [(k, v) for k, v in reply.headers.multi_items() if k not in ('content-encoding', 'content-length')]
-            return type(reply)(reply.status_code, headers=head, content=bytes(body), request=request)
+                    if len(body) > self.largest:
+                        raise ConnectionError(f'a reply of more than {self.largest} bytes')
+            finally:
+                await reply.aclose()
+            head = [
+                (k, v)
+                for k, v in reply.headers.multi_items()
+                if k not in ('content-encoding', 'content-length')
+            ]
+            return type(reply)(
+                reply.status_code, headers=head, content=bytes(body), request=request
+            )
+
     return Client
 
+
 def api_client(
-    key:str,      # "" = none
-    base_url:str, # of the server; proxies are for addresses elsewhere
-    timeout,      # seconds
-    largest=1<<26 # bytes of a reply, unpacked
+    key: str,  # "" = none
+    base_url: str,  # of the server; proxies are for addresses elsewhere
+    timeout,  # seconds
+    largest=1 << 26,  # bytes of a reply, unpacked
 ):
     "OpenAI's own client, without retries."
     import openai
+
     http = _http_client()(trust_env=not is_loopback(base_url))
     http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
     return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
 
-_CONNECTIONS = 16 # of a client: it looks at all that are idle before each request
+
+_CONNECTIONS = 16  # of a client: it looks at all that are idle before each request
+
 
 class OpenAIBackend:
     "A model behind an OpenAI-compatible API. RuntimeError where it cannot go on, ValueError for a bad argument."
+
     has_logits = False
-    def __init__(self,
-        model:str,   # name in the API
-        index:int=1, # place among the models of a tree
-        ledger=None, # path of the book of paid replies, or a `Ledger` that several models share
-        **options    # of `ApiOptions`
+
+    def __init__(
+        self,
+        model: str,  # name in the API
+        index: int = 1,  # place among the models of a tree
+        ledger=None,  # path of the book of paid replies, or a `Ledger` that several models share
+        **options,  # of `ApiOptions`
     ):
         o = self.options = ApiOptions(**options)
-        local, capped = is_loopback(o.base_url), o.max_cents is not None or getattr(ledger, 'cap', math.inf) < math.inf
+        local = is_loopback(o.base_url)
+        capped = o.max_cents is not None or getattr(ledger, 'cap', math.inf) < math.inf
         price = price_row(model, o.price, must=capped or not local)
-        self.model, self.index, self.spec = model, index, ModelSpec(o.name or model, o.params, price)
-        self.host, self.at = urlsplit(o.base_url).netloc, o.identity or plain_address(o.base_url) # tells replies apart
+        self.model, self.index, self.spec = (
+            model,
+            index,
+            ModelSpec(o.name or model, o.params, price),
+        )
+        self.host = urlsplit(o.base_url).netloc
+        self.at = o.identity or plain_address(o.base_url)  # tells replies apart
         self.where = o.identity or ('loopback' if local else self.at)
-        self.key, self.slots = read_key(o.key_env, o.base_url), asyncio.Semaphore(o.concurrency)
-        self.clients = [api_client(self.key, o.base_url, o.timeout) for _ in range(0, o.concurrency, _CONNECTIONS)]
-        self.turns, self.owner = cycle(self.clients), not isinstance(ledger, Ledger)
+        self.key = read_key(o.key_env, o.base_url)
+        self.slots = asyncio.Semaphore(o.concurrency)
+        self.clients = [
+            api_client(self.key, o.base_url, o.timeout)
+            for _ in range(0, o.concurrency, _CONNECTIONS)
+        ]
+        self.turns = cycle(self.clients)
+        self.owner = not isinstance(ledger, Ledger)
         self.ledger = Ledger(ledger, o.max_cents) if self.owner else ledger
         self.ledger.clients += self.clients
 
@@ -150,12 +221,16 @@ class OpenAIBackend:
         prompt = digest(json.dumps(chat_prompt('?')), replies.CONTINUE)
         names = 'temperature', 'top_p', 'max_tokens', 'max_reply', 'top_logprobs'
         sampling = {k: getattr(self.options, k) for k in names}
-        return dict(backend='openai', server=self.where, prompt=prompt, model=self.model, **sampling)
+        return dict(
+            backend='openai', server=self.where, prompt=prompt, model=self.model, **sampling
+        )
 
     async def score(self, request, step):
         raise RuntimeError(f'{self.spec.name}: an API does not score a step that others wrote')
-    async def close(self): # waits for calls in flight; a book that others share stays open
-        if self.owner: await asyncio.to_thread(self.ledger.close)
+
+    async def close(self):  # waits for calls in flight; a book that others share stays open
+        if self.owner:
+            await asyncio.to_thread(self.ledger.close)
 
     def masked(self, text):
         "Text without the API key."
@@ -163,141 +238,226 @@ class OpenAIBackend:
 
     async def _refusal(self, error):
         "The outcome of an HTTP error."
-        status, body, env, wait = error.status_code, error.body, self.options.key_env, None
-        if isinstance(body, dict): body = body.get('message')
+        status = error.status_code
+        body = error.body
+        env = self.options.key_env
+        wait = None
+        if isinstance(body, dict):
+            body = body.get('message')
         reason = self.masked(' '.join(_printable(body or 'no reason').split()))[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status in (401, 403):
             line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
-        elif status == 429 and 'quota' in str(error.code): line = f'{self.host}: the quota of the key in {env} is used up'
+        elif status == 429 and 'quota' in str(error.code):
+            line = f'{self.host}: the quota of the key in {env} is used up'
         elif status in (408, 409, 429) or status >= 500:
-            line, after = f'the server answered {status} ({reason})', error.response.headers.get('retry-after', '')
-            wait = min(float(after), 60.) if re.fullmatch(r'\d+(\.\d*)?', after) else 0
+            line = f'the server answered {status} ({reason})'
+            after = error.response.headers.get('retry-after', '')
+            wait = min(float(after), 60.0) if re.fullmatch(r'\d+(\.\d*)?', after) else 0
         elif status == 404:
             names = []
             with contextlib.suppress(Exception):
-                names = [_printable(m.id)[:60] for m in (await self.clients[0].models.list(timeout=10)).data]
+                names = [
+                    _printable(m.id)[:60]
+                    for m in (await self.clients[0].models.list(timeout=10)).data
+                ]
             line = f'{self.host} has no model {self.model!r}{nearest(self.model, names)}; it lists: {", ".join(names[:5])}'
         return _Outcome(line, units=0, wait=wait)
 
     def _read(self, text, logprobs):
         "The outcome of an answer, with or without log-probabilities."
         text = self.masked(text)
-        try: answer = json.loads(text)
-        except (ValueError, RecursionError): return _Outcome('a reply that is not JSON', answer=text)
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            return _Outcome('a reply that is not JSON', answer=text)
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
-        try: reply = replies.read_reply(answer)
-        except ValueError as e: return _Outcome(str(e), units=units, answer=text)
-        spelled, lacks = ''.join((reply['tokens'] or {}).get('bytes', [])), ''
-        if spelled != self.masked(spelled): return _Outcome('a reply whose tokens spell the API key', units=units)
-        if usage is None: lacks = 'usage record, so its cost is unknown; use a server that sends one'
+        try:
+            reply = replies.read_reply(answer)
+        except ValueError as e:
+            return _Outcome(str(e), units=units, answer=text)
+        spelled = ''.join((reply['tokens'] or {}).get('bytes', []))
+        lacks = ''
+        if spelled != self.masked(spelled):
+            return _Outcome('a reply whose tokens spell the API key', units=units)
+        if usage is None:
+            lacks = 'usage record, so its cost is unknown; use a server that sends one'
         elif logprobs and reply['tokens'] is None:
             lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
-        if lacks: return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
+        if lacks:
+            return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
         return _Outcome(reply=reply, units=units)
 
     async def _attempt(self, body):
         "Ask once."
         import openai
-        limit, asked = self.options.timeout, next(self.turns).post('/chat/completions', cast_to=str, body=body)
-        try: return self._read(await asyncio.wait_for(asked, limit), 'logprobs' in body)
-        except openai.APIStatusError as e: return await self._refusal(e)
+
+        limit = self.options.timeout
+        asked = next(self.turns).post('/chat/completions', cast_to=str, body=body)
+        try:
+            return self._read(await asyncio.wait_for(asked, limit), 'logprobs' in body)
+        except openai.APIStatusError as e:
+            return await self._refusal(e)
         except Exception as e:
-            if not transport(e): raise
+            if not transport(e):
+                raise
             late = isinstance(e, (openai.APITimeoutError, asyncio.TimeoutError))
             why = f'no reply within {limit:g} s' if late else 'the connection broke off'
-            return _Outcome(str(e) if type(e) is ConnectionError else why) # our own says more
+            return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
     async def _billed(self, key, body):
         "One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost."
         # no token is shorter than a byte, and a template adds a few per message
-        prompt = 64 + sum(len(m['content'].encode('utf-8', 'surrogatepass')) + 16 for m in body['messages'])
-        worst, outcome = _units(self.spec.price, prompt, body['max_tokens']), _Outcome('interrupted')
-        call, sent = await self.ledger.reserve(key, worst), []
+        prompt = 64 + sum(
+            len(m['content'].encode('utf-8', 'surrogatepass')) + 16 for m in body['messages']
+        )
+        worst = _units(self.spec.price, prompt, body['max_tokens'])
+        outcome = _Outcome('interrupted')
+        call = await self.ledger.reserve(key, worst)
+        sent = []
+
         async def leaves():
             await self.ledger.send(call)
             sent.append(call)
+
         _LEAVES.set(leaves)
-        try: outcome = await self._attempt(body)
+        try:
+            outcome = await self._attempt(body)
         finally:
-            if not sent and outcome.units is None: outcome = _Outcome(f'no connection to {self.host}', units=0)
+            if not sent and outcome.units is None:
+                outcome = _Outcome(f'no connection to {self.host}', units=0)
             units = worst if outcome.units is None else outcome.units
-            await self.ledger.settle(call, units, outcome.reply, why=outcome.why, answer=outcome.answer[:1 << 16],
-                                     uncertain=outcome.units is None)
-        if units <= worst: return outcome
-        self.ledger.stop(RuntimeError(f'{self.model}: billed {units/CENT:.4f} cents for a call that could cost '
-                                      f'{worst/CENT:.4f}; no new call is made, those in flight count in full'))
+            await self.ledger.settle(
+                call,
+                units,
+                outcome.reply,
+                why=outcome.why,
+                answer=outcome.answer[: 1 << 16],
+                uncertain=outcome.units is None,
+            )
+        if units <= worst:
+            return outcome
+        self.ledger.stop(
+            RuntimeError(
+                f'{self.model}: billed {units / CENT:.4f} cents for a call that could cost '
+                f'{worst / CENT:.4f}; no new call is made, those in flight count in full'
+            )
+        )
         raise self.ledger.broken
 
     async def _paid(self, key, body):
         "A reply that is in the ledger; RuntimeError where there is none to be had."
-        closing, retries = self.ledger.closing, self.options.retries
+        closing = self.ledger.closing
+        retries = self.options.retries
         async with self.slots:
             for attempt in range(retries):
-                if closing.is_set(): raise RuntimeError(f'{self.model}: closed before it answered')
+                if closing.is_set():
+                    raise RuntimeError(f'{self.model}: closed before it answered')
                 why, reply, _, wait, _ = await self._billed(key, body)
-                if reply: return reply
-                if wait is None: raise RuntimeError(why)
-                if attempt + 1 == retries: break
+                if reply:
+                    return reply
+                if wait is None:
+                    raise RuntimeError(why)
+                if attempt + 1 == retries:
+                    break
                 pause = wait + random.uniform(0, min(self.options.pause * 2**attempt, 30))
-                with contextlib.suppress(asyncio.TimeoutError): await asyncio.wait_for(closing.wait(), pause)
-            raise RuntimeError(f'{self.model}: no reply after {retries} attempts; the last one: {why}')
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(closing.wait(), pause)
+            raise RuntimeError(
+                f'{self.model}: no reply after {retries} attempts; the last one: {why}'
+            )
 
-    async def ask(self,
-        messages,       # of the chat
-        max_tokens:int, # of the reply
-        seed:int,       # of the draw
-        **more          # other fields of the request: stop, temperature, top_logprobs
-    )->dict: # of `read_reply`
+    async def ask(
+        self,
+        messages,  # of the chat
+        max_tokens: int,  # of the reply
+        seed: int,  # of the draw
+        **more,  # other fields of the request: stop, temperature, top_logprobs
+    ) -> dict:  # of `read_reply`
         "The reply to a conversation, from the ledger or the server. RuntimeError: there is none to be had."
-        o, top = self.options, more.pop('top_logprobs', self.options.top_logprobs)
-        body = dict(model=self.model, messages=messages, max_tokens=max_tokens, seed=seed, temperature=o.temperature,
-                    top_p=o.top_p) | more
-        if top: body |= dict(logprobs=True, top_logprobs=top)
+        o = self.options
+        top = more.pop('top_logprobs', self.options.top_logprobs)
+        body = (
+            dict(
+                model=self.model,
+                messages=messages,
+                max_tokens=max_tokens,
+                seed=seed,
+                temperature=o.temperature,
+                top_p=o.top_p,
+            )
+            | more
+        )
+        if top:
+            body |= dict(logprobs=True, top_logprobs=top)
         key = digest(json.dumps(dict(at=self.at, body=body), sort_keys=True), size=16)
         return await self.ledger.run(self.ledger.once(key, lambda: self._paid(key, body)))
 
-    async def write(self, request)->tuple:
+    async def write(self, request) -> tuple:
         "The steps of a reply to a `Request`, its guards included."
-        seed, most, left, more = int(request.seed(0)), self.options.max_tokens, 1, dict(stop='\n\n')
-        if request.to_end: most, left, more = self.options.max_reply, max(1, request.max_steps - len(request.steps)), {}
+        seed = int(request.seed(0))
+        most = self.options.max_tokens
+        left = 1
+        more = dict(stop='\n\n')
+        if request.to_end:
+            most, left, more = (
+                self.options.max_reply,
+                max(1, request.max_steps - len(request.steps)),
+                {},
+            )
+
         async def asked(seed, **more):
             reply = await self.ask(replies.step_messages(request), most, seed, **more)
             return replies.reply_steps(reply, self.index, left, bool(more))
+
         steps = await asked(seed, **more)
-        if not steps[0].text and steps[0].finish == 'step': steps = replies.add_bill(*await asked(seed), *steps),
+        if not steps[0].text and steps[0].finish == 'step':
+            steps = (replies.add_bill(*await asked(seed), *steps),)
         fresh = replies.drop_repeats(steps, request.steps)
-        if fresh or not request.steps: return fresh
+        if fresh or not request.steps:
+            return fresh
         first, *rest = await asked(int(digest('another', seed), 16) >> 1, **more)
         return replies.add_bill(first, *steps), *rest
 
-    async def choose(self, messages, options)->Choice:
+    async def choose(self, messages, options) -> Choice:
         "How likely each option is as the next reply."
         top = 20 if self.options.top_logprobs else 0
-        reply = await self.ask(list(messages), 1, 0, temperature=0., top_logprobs=top)
-        first = reply['tokens']['first'] if top else [(reply['text'], 0.)]
+        reply = await self.ask(list(messages), 1, 0, temperature=0.0, top_logprobs=top)
+        first = reply['tokens']['first'] if top else [(reply['text'], 0.0)]
         return Choice(replies.option_probs(first, options), **reply['usage'])
+
 
 class _Outcome(NamedTuple):
     "What came of an attempt."
-    why: str = ''          # it gave no reply
-    reply: object = None   # of `read_reply`
-    units: int|None = None # of its bill; None = unknown
-    wait: float|None = 0.  # seconds the server asked to wait, at most a minute; None: another attempt has no point
-    answer: str = ''       # what was paid for and is no reply, as evidence
 
-def _printable(text): return ''.join(c if c.isprintable() else ' ' for c in str(text)) # no escape codes
+    why: str = ''  # it gave no reply
+    reply: object = None  # of `read_reply`
+    units: int | None = None  # of its bill; None = unknown
+    wait: float | None = (
+        0.0  # seconds the server asked to wait, at most a minute; None: another attempt has no point
+    )
+    answer: str = ''  # what was paid for and is no reply, as evidence
+
+
+def _printable(text):
+    return ''.join(c if c.isprintable() else ' ' for c in str(text))  # no escape codes
+
 
 def _units(price, prompt, generated, cached=0):
     "What a call costs: input, cached input and output apart."
-    if price is None: return 0
+    if price is None:
+        return 0
     row = PRICES[price]
     pairs = (prompt - cached, row.input), (cached, row.cached), (generated, row.output)
-    return sum(tokens*round(dollars*1e6) for tokens, dollars in pairs)
+    return sum(tokens * round(dollars * 1e6) for tokens, dollars in pairs)
 
-def transport(error)->bool:
+
+def transport(error) -> bool:
     "Did the connection fail, and not our own code?"
     import openai
-    below = type(error).__module__.startswith(('httpx', 'httpcore', 'h11')) # what the client library lets through
+
+    below = type(error).__module__.startswith(
+        ('httpx', 'httpcore', 'h11')
+    )  # what the client library lets through
     return below or isinstance(error, (openai.APIConnectionError, OSError, asyncio.TimeoutError))

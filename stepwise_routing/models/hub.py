@@ -1,4 +1,5 @@
 """Any causal language model on this machine as a backend"""
+
 import asyncio
 import contextlib
 import hashlib
@@ -21,199 +22,298 @@ def loading(failure):
     "No progress bars in a `with` block, and a FileNotFoundError of one line, which `failure` begins, for its errors."
     from safetensors import SafetensorError
     from transformers.utils import logging
+
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    try: yield
+    try:
+        yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as e:
         raise FileNotFoundError(f'{failure}: {str(e).strip().splitlines()[0][:150]}') from e
     finally:
-        if bars: logging.enable_progress_bar()
+        if bars:
+            logging.enable_progress_bar()
+
 
 _WEIGHTS = '*.safetensors', 'pytorch_model*.bin'
 
-def model_folder(name)->Path|None:
+
+def model_folder(name) -> Path | None:
     "The folder of a local model, None for a name on the Hub. FileNotFoundError for what is neither."
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path/'config.json').exists(): raise FileNotFoundError(f'{path}: no config.json, so no model folder')
-        if any(any(path.glob(w)) for w in _WEIGHTS): return path
+        if not (path / 'config.json').exists():
+            raise FileNotFoundError(f'{path}: no config.json, so no model folder')
+        if any(any(path.glob(w)) for w in _WEIGHTS):
+            return path
         raise FileNotFoundError(f'{path}: no weights ({" or ".join(_WEIGHTS)})')
     near = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-    hint, local = nearest(path.name, near), str(name).count('/') > 1 or str(name).startswith(('.', '/', '~'))
-    if path.is_file() or hint or local: raise FileNotFoundError(f'no model folder {str(path)!r}{hint}')
+    hint = nearest(path.name, near)
+    local = str(name).count('/') > 1 or str(name).startswith(('.', '/', '~'))
+    if path.is_file() or hint or local:
+        raise FileNotFoundError(f'no model folder {str(path)!r}{hint}')
+
 
 def load_model(name):
     "A causal language model from a folder or the Hub, in the precision it is kept in; FileNotFoundError in one line."
     from transformers import AutoModelForCausalLM
+
     source = model_folder(name) or name
-    with loading(f'model {str(name)!r} does not load, neither from a folder nor from the Hugging Face Hub'):
+    with loading(
+        f'model {str(name)!r} does not load, neither from a folder nor from the Hugging Face Hub'
+    ):
         return AutoModelForCausalLM.from_pretrained(source, dtype='auto')
 
-def hub_folder(name:str, revision:str|None=None)->Path: # named after the commit
+
+def hub_folder(name: str, revision: str | None = None) -> Path:  # named after the commit
     "Download a model from the Hub once, at a commit or the newest. FileNotFoundError in one line where it fails."
     from huggingface_hub import snapshot_download
+
     at = f' at revision {revision}' if revision else ''
     files = [*_WEIGHTS, '*.json', '*.jinja', '*.txt', '*.model']
     with loading(f'model {str(name)!r}{at} does not come from the Hugging Face Hub'):
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
 
+
 def load_tokenizer(source):
     "The tokenizer that a folder, or a name on the Hub, keeps in its tokenizer.json."
     from transformers import PreTrainedTokenizerFast
-    try: return PreTrainedTokenizerFast.from_pretrained(source)
-    except Exception as e: raise FileNotFoundError(f'{source}: no tokenizer there, as tokenizer.json') from e
 
-def weights_sha256(model)->str:
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(source)
+    except Exception as e:
+        raise FileNotFoundError(f'{source}: no tokenizer there, as tokenizer.json') from e
+
+
+def weights_sha256(model) -> str:
     "Hash of the weights in a folder or of a Hugging Face model, hexadecimal."
     h = hashlib.sha256()
     if isinstance(model, (str, Path)):
-        for file in sorted(f for w in _WEIGHTS for f in Path(model).glob(w)): h.update(np.memmap(file, mode='r'))
+        for file in sorted(f for w in _WEIGHTS for f in Path(model).glob(w)):
+            h.update(np.memmap(file, mode='r'))
         return h.hexdigest()
     import torch
+
     for name, t in sorted(model.state_dict().items()):
         h.update(f'{name} {t.dtype} {tuple(t.shape)}'.encode())
         h.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return h.hexdigest()
 
+
 def check_sampling(temperature, top_p, **counts):
     "ValueError for an argument out of range."
-    if not 0 <= temperature < float('inf'): raise ValueError(f'temperature={temperature}: give a number from 0 up')
-    if not 0 < top_p <= 1: raise ValueError(f'top_p={top_p}: give a number above 0, up to 1')
+    if not 0 <= temperature < float('inf'):
+        raise ValueError(f'temperature={temperature}: give a number from 0 up')
+    if not 0 < top_p <= 1:
+        raise ValueError(f'top_p={top_p}: give a number above 0, up to 1')
     for name, n in counts.items():
-        if n < 1: raise ValueError(f'{name}={n}: give a number from 1 up')
+        if n < 1:
+            raise ValueError(f'{name}={n}: give a number from 1 up')
+
 
 @dataclass(frozen=True)
 class LocalOptions:
     "How a model on this machine samples and runs. ValueError for a number out of range."
-    temperature: float = 0.7 # of sampling; 0 = greedy
-    top_p: float = 1.        # sample from the likeliest tokens up to this mass
-    max_tokens: int = 512    # longest step, in tokens
-    context: int|None = None # longest prompt and chain, in tokens; None = all the model has
-    batch_size: int = 256    # rows in flight
-    dtype: str|None = None   # "float64", "float32", "bfloat16", "float16"; None = by device and size
-    prefix_mib: int = 256    # memory for prefixes that later calls may continue, in MiB
+
+    temperature: float = 0.7  # of sampling; 0 = greedy
+    top_p: float = 1.0  # sample from the likeliest tokens up to this mass
+    max_tokens: int = 512  # longest step, in tokens
+    context: int | None = None  # longest prompt and chain, in tokens; None = all the model has
+    batch_size: int = 256  # rows in flight
+    dtype: str | None = (
+        None  # "float64", "float32", "bfloat16", "float16"; None = by device and size
+    )
+    prefix_mib: int = 256  # memory for prefixes that later calls may continue, in MiB
 
     def __post_init__(self):
-        check_sampling(self.temperature, self.top_p, max_tokens=self.max_tokens, batch_size=self.batch_size)
+        check_sampling(
+            self.temperature, self.top_p, max_tokens=self.max_tokens, batch_size=self.batch_size
+        )
         one_of('dtype', self.dtype, (None, 'float64', 'float32', 'bfloat16', 'float16'))
+
 
 def convert(hf, dtype=None):
     "Take a model to the GPU, where there is one, and to a precision, by default by device and size."
     import torch
-    gpu, small = torch.cuda.is_available(), hf.num_parameters() <= 20e6
+
+    gpu = torch.cuda.is_available()
+    small = hf.num_parameters() <= 20e6
     dtype = dtype or ('bfloat16' if gpu else 'float64' if small else 'float32')
     hf.to('cuda' if gpu else 'cpu')
-    for p in hf.parameters(): p.data = p.data.to(getattr(torch, dtype)) # not the buffers: rotary frequencies
+    for p in hf.parameters():
+        p.data = p.data.to(getattr(torch, dtype))  # not the buffers: rotary frequencies
+
 
 def open_forward(hf, rows, context):
     "The `Forward` of a model of `open_model`."
-    if not hasattr(hf, 'tensors'): return PaddedModel(hf, rows)
+    if not hasattr(hf, 'tensors'):
+        return PaddedModel(hf, rows)
     from .kernels.qwen import QwenModel
+
     return QwenModel(hf.settings, hf.tensors, rows, context, getattr(hf, 'read', None))
 
-def kernel_model(folder, dtype=None): # a `QwenFolder`
+
+def kernel_model(folder, dtype=None):  # a `QwenFolder`
     "The checkpoint of a folder, if [kernels](qwen.ipynb) can compute it here in this precision; else None."
     import torch
 
     from .kernels.qwen import QwenFolder, fits
-    if not folder or dtype not in (None, 'float32') or torch.cuda.is_available(): return None
+
+    if not folder or dtype not in (None, 'float32') or torch.cuda.is_available():
+        return None
     with loading(f'model {str(folder)!r} does not load'):
         folder = Path(folder)
-        if fits(json.loads((folder/'config.json').read_text('utf-8'))) and any(folder.glob('*.safetensors')):
+        if fits(json.loads((folder / 'config.json').read_text('utf-8'))) and any(
+            folder.glob('*.safetensors')
+        ):
             return QwenFolder(folder)
+
 
 def open_model(model, tokenizer, options):
     "Hash of the weights, the model as it will run, and its tokenizer, where none is given."
     import torch
+
     named = isinstance(model, (str, Path))
-    if not named and tokenizer is None: raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
+    if not named and tokenizer is None:
+        raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
     folder = model_folder(model) if named else None
     hf = kernel_model(folder, options.dtype) or (load_model(model) if named else model).eval()
     weights = weights_sha256(folder or hf)
-    if isinstance(hf, torch.nn.Module): convert(hf, options.dtype)
+    if isinstance(hf, torch.nn.Module):
+        convert(hf, options.dtype)
     return weights, hf, load_tokenizer(model) if tokenizer is None else tokenizer
+
 
 def context_length(config, context):
     "Tokens that a chain may have; ValueError beyond what the model takes."
     most = getattr(config, 'max_position_embeddings', None) or context or 4096
-    window, layers = getattr(config, 'sliding_window', None), getattr(config, 'layer_types', None)
+    window = getattr(config, 'sliding_window', None)
+    layers = getattr(config, 'layer_types', None)
     if window and (layers is None or 'sliding_attention' in layers) and window < (context or most):
-        raise ValueError(f'this model looks back {window} tokens only: pass context={window} or less')
-    if context is None or 1 < context <= most: return context or most
+        raise ValueError(
+            f'this model looks back {window} tokens only: pass context={window} or less'
+        )
+    if context is None or 1 < context <= most:
+        return context or most
     raise ValueError(f'context={context}: the model takes 2 to {most} tokens')
+
 
 class TransformersBackend:
     "A Hugging Face causal language model on this machine's CPU or GPU."
+
     has_logits = True
+
     def __init__(
         self,
-        model,              # folder, name on the Hub, or a model (converted in place)
-        tokenizer=None,     # of Hugging Face; None = the one that is kept with the model
+        model,  # folder, name on the Hub, or a model (converted in place)
+        tokenizer=None,  # of Hugging Face; None = the one that is kept with the model
         *,
-        name:str|None=None, # for tables and settings; None = the folder's name
-        index:int=0,        # place among the models of a tree
-        **kwargs            # of `LocalOptions`
+        name: str | None = None,  # for tables and settings; None = the folder's name
+        index: int = 0,  # place among the models of a tree
+        **kwargs,  # of `LocalOptions`
     ):
         options = LocalOptions(**kwargs)
         self.weights, hf, tokenizer = open_model(model, tokenizer, options)
-        self.spec = ModelSpec(name or Path(hf.name_or_path or type(hf).__name__).name, hf.num_parameters())
-        self.index, self.context = index, context_length(hf.config, options.context)
-        self.text = StepTokenizer(tokenizer, hf.generation_config.eos_token_id, hf.config.vocab_size)
+        self.spec = ModelSpec(
+            name or Path(hf.name_or_path or type(hf).__name__).name, hf.num_parameters()
+        )
+        self.index = index
+        self.context = context_length(hf.config, options.context)
+        self.text = StepTokenizer(
+            tokenizer, hf.generation_config.eos_token_id, hf.config.vocab_size
+        )
         forward = open_forward(hf, options.batch_size, self.context)
-        self.engine = Engine(self.spec.name, forward, self.text, replace(options, context=self.context), index)
+        self.engine = Engine(
+            self.spec.name, forward, self.text, replace(options, context=self.context), index
+        )
 
     async def close(self):
         "Give the memory back; whoever still waits gets an error."
-        if self.engine: self.engine.fail(RuntimeError(f'{self.spec.name} was closed'))
+        if self.engine:
+            self.engine.fail(RuntimeError(f'{self.spec.name} was closed'))
         self.engine = None
 
-    async def write(self, request): # the `Step`s
+    async def write(self, request):  # the `Step`s
         ids = prefix_ids(self, request)
-        if not request.steps: room_left(self, ids, 1, f'problem {request.problem.id!r}')
-        if len(ids) < self.context: return await answer_request(self, ids, request=request)
-        return Step('', self.index, 'length', prompt=len(ids)),
+        if not request.steps:
+            room_left(self, ids, 1, f'problem {request.problem.id!r}')
+        if len(ids) < self.context:
+            return await answer_request(self, ids, request=request)
+        return (Step('', self.index, 'length', prompt=len(ids)),)
 
     def settings(self):
         "What this model's draws depend on, as JSON."
         e = self.engine
         temperature, top_p = map(float, e.sampling)
-        return dict(backend='transformers', name=self.spec.name, weights=self.weights, **text_settings(self.text.hf),
-                    temperature=temperature, top_p=top_p, max_tokens=e.max_tokens, context=e.context,
-                    dtype=e.forward.dtype, draws=f'philox, inverse transform, {type(e.forward).__name__}')
+        return dict(
+            backend='transformers',
+            name=self.spec.name,
+            weights=self.weights,
+            **text_settings(self.text.hf),
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=e.max_tokens,
+            context=e.context,
+            dtype=e.forward.dtype,
+            draws=f'philox, inverse transform, {type(e.forward).__name__}',
+        )
+
 
 def prefix_ids(backend, request):
     "Token ids of the prompt and all prefix steps."
     ids = list(backend.text.prompt(request.problem.question))
-    for step in request.steps: ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish)
+    for step in request.steps:
+        ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish)
     return ids
+
 
 def room_left(backend, ids, more, where):
     "ValueError unless `more` tokens fit behind `ids`."
-    if len(ids) + more <= backend.context: return
-    raise ValueError(f'{where}: {len(ids)} prompt tokens and {more} more exceed the context of {backend.context} '
-                     f'of {backend.spec.name}')
+    if len(ids) + more <= backend.context:
+        return
+    raise ValueError(
+        f'{where}: {len(ids)} prompt tokens and {more} more exceed the context of {backend.context} '
+        f'of {backend.spec.name}'
+    )
+
 
 async def score_text(backend, request, step, answer=answer_request):
     "`step` with the confidences of a backend; `answer` asks its engine."
     ids = prefix_ids(backend, request)
     tokens = tuple(backend.text.step_ids(tuple(step.ids), step.text, step.finish))
-    room_left(backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}')
+    room_left(
+        backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}'
+    )
     scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((4, 0))
     logit, prob = map(tuple, five_digits(scores[:2]).tolist())
-    rank, ends = tuple(scores[2].astype(int).tolist()), backend.text.parse(tokens)[2]
+    rank = tuple(scores[2].astype(int).tolist())
+    ends = backend.text.parse(tokens)[2]
     entropy = float(five_digits(scores[3, 0])) if tokens else None
-    return replace(step, ids=tokens, ends=ends, prob=prob, rank=rank, max_logit=logit, entropy=entropy, generated=0,
-                   prompt=len(ids) + len(tokens), cached=0)
+    return replace(
+        step,
+        ids=tokens,
+        ends=ends,
+        prob=prob,
+        rank=rank,
+        max_logit=logit,
+        entropy=entropy,
+        generated=0,
+        prompt=len(ids) + len(tokens),
+        cached=0,
+    )
+
 
 TransformersBackend.score = score_text
+
 
 def _reply_ids(backend, ids, options):
     "Token ids of each option; ValueError where one begins another, or does not fit behind the prompt `ids`."
     replies = [backend.text.encode(o) for o in options]
     room_left(backend, ids, max(map(len, replies)), f'options {options}')
     for (o, a), (p, b) in permutations(zip(options, replies), 2):
-        if b[:len(a)] == a: raise ValueError(f'option {o!r} begins option {p!r}: a reply could be either')
+        if b[: len(a)] == a:
+            raise ValueError(f'option {o!r} begins option {p!r}: a reply could be either')
     return replies
+
 
 async def _reply_log_probs(backend, ids, replies):
     "Log-probability of each reply."
@@ -222,32 +322,49 @@ async def _reply_log_probs(backend, ids, replies):
         _, tokens, logs = await ask(replies[0], top=backend.text.vocab)
         return logs[0, tokens[0].argsort()[[r[0] for r in replies]]]
     scores = await asyncio.gather(*map(ask, replies))
-    with np.errstate(divide='ignore'): return np.array([np.log(s[1]).sum() for s in scores])
+    with np.errstate(divide='ignore'):
+        return np.array([np.log(s[1]).sum() for s in scores])
+
 
 async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
     "The `Choice` of a backend among the options as the next reply."
     ids = backend.text.encode(prompt_text(backend.text.hf, messages))
     replies = _reply_ids(backend, ids, options)
-    before = backend.text.encode(prompt_text(backend.text.hf, messages[:-1])) if messages[1:] else []
+    before = (
+        backend.text.encode(prompt_text(backend.text.hf, messages[:-1])) if messages[1:] else []
+    )
     shared = int(np.cumprod([a == b for a, b in zip(ids, before)]).sum())
     logs = await log_probs(backend, ids, replies)
     odds = np.exp(logs - logs.max()) if np.isfinite(logs.max()) else np.ones(len(logs))
-    return Choice(tuple(five_digits(odds / odds.sum()).tolist()), len(ids), max(map(len, replies)), shared=shared)
+    return Choice(
+        tuple(five_digits(odds / odds.sum()).tolist()),
+        len(ids),
+        max(map(len, replies)),
+        shared=shared,
+    )
+
 
 TransformersBackend.choose = choose_reply
 
-def tokenizer_sha256(hf): return hashlib.sha256(hf.backend_tokenizer.to_str().encode()).hexdigest()
+
+def tokenizer_sha256(hf):
+    return hashlib.sha256(hf.backend_tokenizer.to_str().encode()).hexdigest()
+
 
 def text_settings(hf):
     "Hashes of a tokenizer and of the prompt it makes."
     prompt = prompt_text(hf, chat_prompt('?'))
     return dict(tokenizer=tokenizer_sha256(hf), prompt=hashlib.sha256(prompt.encode()).hexdigest())
 
-def micro_path(which:str)->Path:
+
+def micro_path(which: str) -> Path:
     "Folder of a shipped micro model, \"small\" or \"large\"."
     one_of('micro model', which, ('small', 'large'))
-    return PACKAGE/'micro_models'/which
+    return PACKAGE / 'micro_models' / which
 
-def load_micro(which:str, **options)->TransformersBackend:
+
+def load_micro(which: str, **options) -> TransformersBackend:
     "A shipped micro model, ready to write steps; the small one has index 0. Options of `TransformersBackend`."
-    return TransformersBackend(micro_path(which), **dict(index=int(which == 'large'), name=f'micro-{which}') | options)
+    return TransformersBackend(
+        micro_path(which), **dict(index=int(which == 'large'), name=f'micro-{which}') | options
+    )

@@ -1,4 +1,5 @@
 """The one interface of all backends: write steps, score a step, choose a reply"""
+
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Callable, Protocol
@@ -11,69 +12,102 @@ from ..base.records import ModelSpec, Problem, Step, chat_prompt
 @dataclass(frozen=True)
 class Request:
     "What a model is to write: the next step of a chain, or everything up to its first final step."
-    problem: Problem       # $x$
-    steps: tuple = ()      # the prefix $y_{<t}$, by whichever models
-    seed: Callable = int   # i -> seed of the i-th step that this call writes; a server that takes one seed uses seed(0)
-    to_end: bool = False   # one step, or on to the first final one
-    max_steps: int = 30    # longest chain, the prefix included; ends a `to_end` call
+
+    problem: Problem  # $x$
+    steps: tuple = ()  # the prefix $y_{<t}$, by whichever models
+    seed: Callable = int  # i -> seed of the i-th step that this call writes; a server that takes one seed uses seed(0)
+    to_end: bool = False  # one step, or on to the first final one
+    max_steps: int = 30  # longest chain, the prefix included; ends a `to_end` call
+
 
 @dataclass(frozen=True)
 class Choice:
     "How likely each option is as the next reply, and what the question cost."
-    prob: tuple       # per option, renormalised over the options; all 0 where the model shows none of them
-    prompt: int       # prompt tokens
-    generated: int    # tokens generated (billed) for the reply: 1 where options are single tokens
-    cached: int = 0   # of the prompt, what the server says it read from its cache
-    shared: int = 0   # prompt tokens before the last message, as an earlier call may have left in a cache; 0: unknown
+
+    prob: (
+        tuple  # per option, renormalised over the options; all 0 where the model shows none of them
+    )
+    prompt: int  # prompt tokens
+    generated: int  # tokens generated (billed) for the reply: 1 where options are single tokens
+    cached: int = 0  # of the prompt, what the server says it read from its cache
+    shared: int = 0  # prompt tokens before the last message, as an earlier call may have left in a cache; 0: unknown
+
 
 class Backend(Protocol):
     "A language model $M_k$, as the routing tree sees it."
-    spec: ModelSpec        # name, size, price
-    has_logits: bool       # does `Step.max_logit` exist?
-    index: int             # k, its place among the models of a tree, 0 = smallest
 
-    def settings(self)->dict: ...                               # JSON that identifies its draws; a store refuses others
-    async def write(self, request:Request)->tuple: ...          # the `Step`s written, exactly one unless `to_end`
-    async def score(self, request:Request, step:Step)->Step: ... # `step` with this model's confidences, teacher forced
-    async def choose(self, messages, options)->Choice: ...      # probability of each option as the next reply
+    spec: ModelSpec  # name, size, price
+    has_logits: bool  # does `Step.max_logit` exist?
+    index: int  # k, its place among the models of a tree, 0 = smallest
+
+    def settings(self) -> dict: ...  # JSON that identifies its draws; a store refuses others
+    async def write(
+        self, request: Request
+    ) -> tuple: ...  # the `Step`s written, exactly one unless `to_end`
+    async def score(
+        self, request: Request, step: Step
+    ) -> Step: ...  # `step` with this model's confidences, teacher forced
+    async def choose(
+        self, messages, options
+    ) -> Choice: ...  # probability of each option as the next reply
     async def close(self): ...
 
-def prompt_text(tokenizer, messages)->str:
+
+def prompt_text(tokenizer, messages) -> str:
     "Chat messages as text, by the model's own template or ChatML; a last one by the assistant is to be continued."
     *turns, last = messages
     begun = last['content'] if last['role'] == 'assistant' else ''
-    if last['role'] != 'assistant': turns.append(last)
+    if last['role'] != 'assistant':
+        turns.append(last)
     if getattr(tokenizer, 'chat_template', None):
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) + begun
+        return (
+            tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) + begun
+        )
     chat = [f'<|im_start|>{m["role"]}\n{m["content"]}<|im_end|>\n' for m in turns]
     return ''.join(chat) + '<|im_start|>assistant\n' + begun
 
-def step_text(raw:str)->tuple: # the step's text, and whether a blank line has ended it
+
+def step_text(raw: str) -> tuple:  # the step's text, and whether a blank line has ended it
     "The first step of a text: up to the first blank line after its content."
     body = raw.lstrip()
     end = body.find('\n\n')
     return (body if end < 0 else body[:end]).strip(), end >= 0
 
+
 class StepTokenizer:
     "Prompts and steps as token ids, and where a step ends."
-    def __init__(self, tokenizer, eos, vocab): # of Hugging Face; ids that end a reply, beside its own; embedding's rows
-        self.hf, self.vocab = tokenizer, vocab
+
+    def __init__(
+        self, tokenizer, eos, vocab
+    ):  # of Hugging Face; ids that end a reply, beside its own; embedding's rows
+        self.hf = tokenizer
+        self.vocab = vocab
         eos = [tokenizer.eos_token_id, *np.ravel(eos).tolist()]
         self.eos = tuple(dict.fromkeys(i for i in eos if i is not None))
         pieces = [self.decode([i]) for i in range(vocab)]
         self.widths = np.array([len(p) for p in pieces])
-        self.closing = np.array(['\n' in p or i in eos for i, p in enumerate(pieces)]) # no other token can end a step
+        self.closing = np.array(
+            ['\n' in p or i in eos for i, p in enumerate(pieces)]
+        )  # no other token can end a step
         self.prompt, self.step_ids = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.step_ids)
         self.encode = lru_cache(4096)(self.encode)
 
-    def encode(self, text): return tuple(self.hf.encode(text, add_special_tokens=False))
-    def decode(self, ids): return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    def prompt(self, question): return self.encode(prompt_text(self.hf, chat_prompt(question)))
+    def encode(self, text):
+        return tuple(self.hf.encode(text, add_special_tokens=False))
+
+    def decode(self, ids):
+        return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def prompt(self, question):
+        return self.encode(prompt_text(self.hf, chat_prompt(question)))
+
     def step_ids(self, ids, text, finish):
         "Token ids of a step with this text: its own, unless another vocabulary wrote it."
-        if ids and max(ids) < self.vocab and self.parse(ids)[0] == text: return ids
-        if finish == 'step': return self.encode(text + '\n\n')
-        return (*self.encode(text), *self.eos[:finish == 'stop'])
+        if ids and max(ids) < self.vocab and self.parse(ids)[0] == text:
+            return ids
+        if finish == 'step':
+            return self.encode(text + '\n\n')
+        return (*self.encode(text), *self.eos[: finish == 'stop'])
 
     def parse(self, ids):
         "Text of generated tokens, whether a blank line ended it, and the offset in it where each token ends."
@@ -81,57 +115,78 @@ class StepTokenizer:
         raw = self.decode(words)
         text, ended = step_text(raw)
         ends = self.widths[words].cumsum().tolist()
-        if sum(ends[-1:]) != len(raw): # characters split between tokens
-            ends = [len(self.decode(words[:i+1])) for i in range(len(words))]
+        if sum(ends[-1:]) != len(raw):  # characters split between tokens
+            ends = [len(self.decode(words[: i + 1])) for i in range(len(words))]
         ends += [len(raw)] * (len(ids) - len(words))
         lead = len(raw) - len(raw.lstrip())
         return text, ended, tuple(min(max(end - lead, 0), len(text)) for end in ends)
 
-def uniforms(seed:int, n:int)->np.ndarray: # [token] in [0, 1)
+
+def uniforms(seed: int, n: int) -> np.ndarray:  # [token] in [0, 1)
     "The random numbers of a step of up to n tokens: Philox (Salmon et al. 2011), keyed by the step's seed."
     return np.random.Generator(np.random.Philox(key=seed)).random(n)
 
+
 def draw_tokens(
-    logits,               # raw logits $z$ [row, vocabulary], a torch tensor
-    u,                    # uniform numbers [row]
-    temperature:float=1., # $\tau$; 0 = greedy
-    top_p:float=1.        # keep the likeliest tokens up to this mass
-): # token ids [row]
+    logits,  # raw logits $z$ [row, vocabulary], a torch tensor
+    u,  # uniform numbers [row]
+    temperature: float = 1.0,  # $\tau$; 0 = greedy
+    top_p: float = 1.0,  # keep the likeliest tokens up to this mass
+):  # token ids [row]
     "Sample by inverse transform, one uniform number a row."
     import torch
+
     top, best = logits.max(-1, keepdim=True)
-    if temperature == 0: return best[:, 0]
+    if temperature == 0:
+        return best[:, 0]
     mass = ((logits - top) / temperature).exp_()
     if top_p < 1:
         ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        mass = mass.scatter(-1, order, ordered.masked_fill(before >= top_p * ordered.sum(-1, keepdim=True), 0))
+        mass = mass.scatter(
+            -1, order, ordered.masked_fill(before >= top_p * ordered.sum(-1, keepdim=True), 0)
+        )
     total = mass.cumsum_(-1)
-    return torch.searchsorted(total, u[:, None] * total[:, -1:], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    return torch.searchsorted(total, u[:, None] * total[:, -1:], right=True)[:, 0].clamp_(
+        max=logits.shape[-1] - 1
+    )
 
-def draw_rows(logits, u, temperature, top_p): # logits [row, vocabulary]; numbers [row] -> token ids [row]
+
+def draw_rows(
+    logits, u, temperature, top_p
+):  # logits [row, vocabulary]; numbers [row] -> token ids [row]
     "Draw in every row as it samples; rows that sample alike are drawn together."
     import torch
-    how, tokens = np.stack((temperature, top_p)), np.zeros(len(u), int)
+
+    how = np.stack((temperature, top_p))
+    tokens = np.zeros(len(u), int)
     for t, p in np.unique(how, axis=1).T:
         rows = np.flatnonzero((how.T == (t, p)).all(1))
         drawn = draw_tokens(logits[rows], torch.from_numpy(u[rows]).to(logits.device), t, p)
         tokens[rows] = drawn.cpu().numpy()
     return tokens
 
-def confidences(logits, tokens): # raw logits [..., vocabulary], sampled token ids [...]
+
+def confidences(logits, tokens):  # raw logits [..., vocabulary], sampled token ids [...]
     "How sure the model was: [4, ...] of the largest logit, the token's probability, its rank, the entropy (nats)."
     import torch
-    z, top = logits.gather(-1, tokens[..., None]), logits.amax(-1)
+
+    z = logits.gather(-1, tokens[..., None])
+    top = logits.amax(-1)
     below = logits - top[..., None]
     mass = below.exp()
     total = mass.sum(-1)
-    entropy = total.log() - (mass*below.clamp(min=-1e4)).sum(-1)/total # a logit of -inf has no mass
-    return torch.stack((top, (z[..., 0] - top).exp_()/total, 1. + (logits > z).sum(-1), entropy))
+    entropy = (
+        total.log() - (mass * below.clamp(min=-1e4)).sum(-1) / total
+    )  # a logit of -inf has no mass
+    return torch.stack((top, (z[..., 0] - top).exp_() / total, 1.0 + (logits > z).sum(-1), entropy))
 
-def five_digits(x)->np.ndarray: # float64, each exactly representable in float32
+
+def five_digits(x) -> np.ndarray:  # float64, each exactly representable in float32
     "Round numbers to five significant digits, then to float32."
     x = np.asarray(x, float)
-    x = np.where(np.abs(x) < 9.999987e-38, 0, x) # float32 has too few digits below 1e-37, which it rounds down
-    scale = 10. ** (4 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
+    x = np.where(
+        np.abs(x) < 9.999987e-38, 0, x
+    )  # float32 has too few digits below 1e-37, which it rounds down
+    scale = 10.0 ** (4 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
     return (np.round(x * scale) / scale).astype(np.float32).astype(float)

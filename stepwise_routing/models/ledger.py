@@ -1,4 +1,5 @@
 """Every paid reply is kept, and no cap is exceeded"""
+
 import asyncio
 import contextlib
 import json
@@ -8,41 +9,58 @@ from fractions import Fraction
 
 from ..base.store import Database
 
-CENT = 10**10 # units
+CENT = 10**10  # units
+
 
 class Ledger(Database):
     "The book of one or several paid models. In memory only where `path` is None. Errors as of `Database`."
-    kind, sync, loop = 'ledger', 'FULL', None # event loop of all that touches money, in a thread of its own
-    tables = dict(call='call INTEGER PRIMARY KEY, key, most, units, notes',
-                  reply='call INTEGER PRIMARY KEY, key, reply')
-    def __init__(self,
-        path=None,                # file, made where there is none
-        max_cents:float|None=None # never spend more, earlier runs with this file included; None = no cap
+
+    kind = 'ledger'
+    sync = 'FULL'
+    loop = None  # event loop of all that touches money, in a thread of its own
+    tables = dict(
+        call='call INTEGER PRIMARY KEY, key, most, units, notes',
+        reply='call INTEGER PRIMARY KEY, key, reply',
+    )
+
+    def __init__(
+        self,
+        path=None,  # file, made where there is none
+        max_cents: float
+        | None = None,  # never spend more, earlier runs with this file included; None = no cap
     ):
         if not 0 <= (max_cents or 0) < math.inf:
             raise ValueError(f'max_cents={max_cents}: give a number of US cents from 0 up')
-        self.cap = math.inf if max_cents is None else int(Fraction(str(max_cents))*CENT)
-        self.reserved, self.pending, self.clients = {}, {}, [] # call -> (key, units); key -> task
-        self.unsaved, self.broken = {}, None # calls that are not on file yet; the error that ends the run
-        self.closing, self.changed, self.saving = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self.cap = math.inf if max_cents is None else int(Fraction(str(max_cents)) * CENT)
+        self.reserved = {}
+        self.pending = {}
+        self.clients = []  # call -> (key, units); key -> task
+        self.unsaved = {}
+        self.broken = None  # calls that are not on file yet; the error that ends the run
+        self.closing = asyncio.Event()
+        self.changed = asyncio.Event()
+        self.saving = asyncio.Lock()
         super().__init__(path, {})
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
     @property
-    def spent(self): return self.units/CENT # US cents, earlier runs and unknown bills included
-    @property
-    def taken(self): return self.units + sum(most for _, most in self.reserved.values())
+    def spent(self):
+        return self.units / CENT  # US cents, earlier runs and unknown bills included
 
-    def begin(self, settings): # called where the file is opened
+    @property
+    def taken(self):
+        return self.units + sum(most for _, most in self.reserved.values())
+
+    def begin(self, settings):  # called where the file is opened
         Database.begin(self, settings)
         self.read('CREATE INDEX IF NOT EXISTS by_key ON reply (key)')
         calls = self.rows('call')
         self.units = sum(most if units is None else units for _, _, most, units, _ in calls)
         self.calls = max((call for call, *_ in calls), default=0)
 
-    def reply(self, key): # the last one to a request, None where there is none
+    def reply(self, key):  # the last one to a request, None where there is none
         rows = [row for _, row in self.unsaved.values() if row and row[1] == key]
         rows = rows or self.rows('reply', 'WHERE key = ? ORDER BY call DESC LIMIT 1', [key])
         return json.loads(rows[-1][2]) if rows else None
@@ -51,10 +69,13 @@ class Ledger(Database):
         "Number of a call that may cost `most` units; RuntimeError where the cap cannot allow it."
         while not self.broken and self.taken + most > self.cap:
             if not self.reserved:
-                raise RuntimeError(f'cap reached: {self.taken/CENT:.4f} of {self.cap/CENT:.4f} cents are spent and the '
-                                   f'next call could cost {most/CENT:.4f}; raise max_cents: the ledger keeps every reply')
+                raise RuntimeError(
+                    f'cap reached: {self.taken / CENT:.4f} of {self.cap / CENT:.4f} cents are spent and the '
+                    f'next call could cost {most / CENT:.4f}; raise max_cents: the ledger keeps every reply'
+                )
             await self.changed.wait()
-        if self.broken: raise self.broken
+        if self.broken:
+            raise self.broken
         self.calls += 1
         self.reserved[self.calls] = key, most
         return self.calls
@@ -64,18 +85,23 @@ class Ledger(Database):
         row = (call, key, most, units, json.dumps(notes)), reply and (call, key, json.dumps(reply))
         self.unsaved[call] = row
         async with self.saving:
-            if self.unsaved.get(call) is not row: return # whoever came before has taken it along
+            if self.unsaved.get(call) is not row:
+                return  # whoever came before has taken it along
             rows = dict(self.unsaved)
-            try: await asyncio.to_thread(self.save, rows)
-            except OSError as e: self.broken = e; raise
+            try:
+                await asyncio.to_thread(self.save, rows)
+            except OSError as e:
+                self.broken = e
+                raise
             self.unsaved = {k: row for k, row in self.unsaved.items() if rows.get(k) is not row}
 
     def save(self, rows):
         calls, replies = zip(*rows.values())
         self.write('REPLACE', call=calls, reply=filter(None, replies))
 
-    async def send(self, call): # its request leaves now
-        if (most := self.reserved[call])[1]: await self.record(call, *most, None, {})
+    async def send(self, call):  # its request leaves now
+        if (most := self.reserved[call])[1]:
+            await self.record(call, *most, None, {})
 
     async def settle(self, call, units, reply=None, **notes):
         "Put down what a call cost, in units, and its reply; on a full disk both stay in memory and no new call is made."
@@ -84,31 +110,41 @@ class Ledger(Database):
         self.changed.set()
         self.changed = asyncio.Event()
         notes = {k: v for k, v in notes.items() if v}
-        with contextlib.suppress(OSError): await self.record(call, key, most, units, notes, reply)
+        with contextlib.suppress(OSError):
+            await self.record(call, key, most, units, notes, reply)
 
     def stop(self, error):
         "Make no new call and cancel those in flight, which count in full; their callers get the error."
         self.broken = error
-        for task in self.pending.values(): task.cancel()
+        for task in self.pending.values():
+            task.cancel()
 
     def run(self, coro):
         "A future of a coroutine in the ledger's loop; whoever waits for it may be interrupted, the coroutine is not."
-        if self.closing.is_set(): coro.close(); raise RuntimeError('the ledger of this model is closed')
-        return asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.loop)))
+        if self.closing.is_set():
+            coro.close()
+            raise RuntimeError('the ledger of this model is closed')
+        return asyncio.shield(
+            asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.loop))
+        )
 
     def close(self):
         "Let the calls in flight come to an end, then close the file. OSError: the disk has no room for what was paid."
+
         async def end():
             self.closing.set()
             await asyncio.gather(*self.pending.values(), return_exceptions=True)
-            for client in self.clients: await client.close()
+            for client in self.clients:
+                await client.close()
+
         if self.loop and not self.closing.is_set():
             asyncio.run_coroutine_threadsafe(end(), self.loop).result()
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
             self.loop.close()
         try:
-            if self.unsaved: self.save(self.unsaved)
+            if self.unsaved:
+                self.save(self.unsaved)
         except OSError as e:
             n = sum(reply is not None for _, reply in self.unsaved.values())
             raise OSError(f'{n} paid replies are not on file: {e}') from None
@@ -118,9 +154,12 @@ class Ledger(Database):
 
     async def once(self, key, draw):
         "The reply to a request: from the book, on its way, or drawn now by the coroutine function `draw`."
-        if (reply := self.reply(key)) is not None: return reply
+        if (reply := self.reply(key)) is not None:
+            return reply
         if key not in self.pending:
             self.pending[key] = asyncio.ensure_future(draw())
             self.pending[key].add_done_callback(lambda _: self.pending.pop(key))
-        try: return await asyncio.shield(self.pending[key])
-        except asyncio.CancelledError: raise self.broken or asyncio.CancelledError from None
+        try:
+            return await asyncio.shield(self.pending[key])
+        except asyncio.CancelledError:
+            raise self.broken or asyncio.CancelledError from None

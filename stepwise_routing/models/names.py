@@ -1,4 +1,5 @@
 """One line opens any model: micro, Transformers, vLLM or an API"""
+
 import contextlib
 import re
 from dataclasses import fields
@@ -15,57 +16,87 @@ from .vllm import VLLMBackend, VLLMOptions, first_model, serve_vllm
 
 _MICRO = 'micro-small', 'micro-large'
 
-def model_kind(name:str)->tuple: # what is before the colon, "" for our own engine; folder, name or URL; commit
+
+def model_kind(
+    name: str,
+) -> tuple:  # what is before the colon, "" for our own engine; folder, name or URL; commit
     "Take a model's name apart. ValueError for a revision that is no commit."
     kind, colon, rest = name.partition(':')
-    if not colon or kind not in ('served', 'openai', 'vllm', 'vllm-server'): kind, rest = '', name
-    if kind in ('openai', 'vllm-server') or '@' not in rest or Path(rest).exists(): return kind, rest, None
+    if not colon or kind not in ('served', 'openai', 'vllm', 'vllm-server'):
+        kind, rest = '', name
+    if kind in ('openai', 'vllm-server') or '@' not in rest or Path(rest).exists():
+        return kind, rest, None
     rest, _, revision = rest.rpartition('@')
     if not re.fullmatch('[0-9a-f]{40}', revision):
-        raise ValueError(f'model {name!r}: after @ comes the commit of a model on the Hub, 40 hexadecimal digits')
-    if Path(rest).exists(): raise ValueError(f'model {name!r}: a folder has no revision; leave out @{revision[:7]}...')
+        raise ValueError(
+            f'model {name!r}: after @ comes the commit of a model on the Hub, 40 hexadecimal digits'
+        )
+    if Path(rest).exists():
+        raise ValueError(f'model {name!r}: a folder has no revision; leave out @{revision[:7]}...')
     return kind, rest, revision
 
+
 def check_shares(
-    names,     # of the models
-    shares=()  # of the GPU's memory, per model; missing ones are None; nothing: equal ones, .9 together
-)->list: # the share of each model, None for those that no vLLM is started for
+    names,  # of the models
+    shares=(),  # of the GPU's memory, per model; missing ones are None; nothing: equal ones, .9 together
+) -> list:  # the share of each model, None for those that no vLLM is started for
     "Shares of a GPU's memory. ValueError where they do not fit."
     starts = [model_kind(n)[0] == 'vllm' for n in names]
-    shares = shares or [.9 / max(sum(starts), 1)] * len(names)
-    if len(shares) > len(names): raise ValueError(f'memory_shares={shares}: give one per model ({len(names)}) at most')
+    shares = shares or [0.9 / max(sum(starts), 1)] * len(names)
+    if len(shares) > len(names):
+        raise ValueError(f'memory_shares={shares}: give one per model ({len(names)}) at most')
     out = [share if start else None for start, share in zip_longest(starts, shares)]
     used = [share or 0 for start, share in zip(starts, out) if start]
-    if min(used, default=1) > 0 and sum(used) <= 1: return out
-    raise ValueError(f'memory_shares={out}: give shares above 0 that sum to at most 1; these sum to {sum(used):g}')
+    if min(used, default=1) > 0 and sum(used) <= 1:
+        return out
+    raise ValueError(
+        f'memory_shares={out}: give shares above 0 that sum to at most 1; these sum to {sum(used):g}'
+    )
 
-def _fitting(options, kind): return {f.name: options[f.name] for f in fields(kind) if f.name in options}
+
+def _fitting(options, kind):
+    return {f.name: options[f.name] for f in fields(kind) if f.name in options}
+
 
 def _check_options(options):
     "ValueError for an option that no kind of model has."
     names = {f.name for kind in (LocalOptions, VLLMOptions, ApiOptions) for f in fields(kind)}
-    names |= {'ledger', 'memory_shares'} # of all models together
-    for k in options: one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
+    names |= {'ledger', 'memory_shares'}  # of all models together
+    for k in options:
+        one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
+
 
 def _open_api(kind, rest, index, stack, options):
     "A model behind an API; the server of a `served:` one is left on the stack."
-    own, ledger = _fitting(options, ApiOptions), options['ledger']
-    if kind == 'openai': return OpenAIBackend(rest, index, ledger, **own)
+    own = _fitting(options, ApiOptions)
+    ledger = options['ledger']
+    if kind == 'openai':
+        return OpenAIBackend(rest, index, ledger, **own)
     url = stack.enter_context(served(rest))
     facts = run_async(first_model(url))
     identity = {k: facts[k] for k in ('weights', 'tokenizer', 'dtype', 'context', 'template')}
-    own |= dict(name=f'served:{rest}', base_url=url, key_env='', identity=identity, params=facts['params'],
-                price=own.get('price') or 'free')
-    return OpenAIBackend(facts['id'], index, ledger, **own) # with no key of anybody's
+    own |= dict(
+        name=f'served:{rest}',
+        base_url=url,
+        key_env='',
+        identity=identity,
+        params=facts['params'],
+        price=own.get('price') or 'free',
+    )
+    return OpenAIBackend(facts['id'], index, ledger, **own)  # with no key of anybody's
+
 
 def _open_one(name, index, stack, options):
     "One backend by name; a server it starts is left on the stack. ValueError for a name that is like one of ours."
     kind, rest, revision = model_kind(name)
-    if kind in ('served', 'openai'): return _open_api(kind, rest, index, stack, options)
-    local, vllm = _fitting(options, LocalOptions), _fitting(options, VLLMOptions)
-    if kind == 'vllm-server': return VLLMBackend(None, rest, index=index, **vllm)
+    if kind in ('served', 'openai'):
+        return _open_api(kind, rest, index, stack, options)
+    local = _fitting(options, LocalOptions)
+    vllm = _fitting(options, VLLMOptions)
+    if kind == 'vllm-server':
+        return VLLMBackend(None, rest, index=index, **vllm)
     model = micro_path(rest.removeprefix('micro-')) if rest in _MICRO else rest
-    short = Path(rest).name # also of a micro model
+    short = Path(rest).name  # also of a micro model
     if kind == 'vllm':
         url = stack.enter_context(serve_vllm(model, revision=revision, **vllm))
         return VLLMBackend(model, url, short, index, revision, **vllm | dict(key_env=''))
@@ -75,27 +106,35 @@ def _open_one(name, index, stack, options):
     folder = hub_folder(rest, revision) if revision else model
     return TransformersBackend(folder, name=short, index=index, **local)
 
+
 @contextlib.contextmanager
 def _open_here(names, options):
     "Backends in this process."
     shares = check_shares(names, options.get('memory_shares'))
-    with contextlib.ExitStack() as servers, contextlib.ExitStack() as stack: # servers end after the calls in flight
+    with (
+        contextlib.ExitStack() as servers,
+        contextlib.ExitStack() as stack,
+    ):  # servers end after the calls in flight
         if any(n.startswith(('served:', 'openai:')) for n in names):
-            options['ledger'] = stack.enter_context(Ledger(options.get('ledger'), options.get('max_cents')))
+            options['ledger'] = stack.enter_context(
+                Ledger(options.get('ledger'), options.get('max_cents'))
+            )
         backends = []
         for i, name in enumerate(names):
             backends.append(_open_one(name, i, servers, options | dict(memory=shares[i])))
-            stack.callback(lambda b=backends[-1]: run_async(b.close())) # the last one first
+            stack.callback(lambda b=backends[-1]: run_async(b.close()))  # the last one first
         yield backends
 
+
 def open_models(
-    names,              # small to large
-    engine:str='local', # "ray" opens them on workers of Ray
-    **options           # temperature, max_tokens, context, price, ledger, max_cents, memory_shares, ...
-): # list of backends, index 0 up
+    names,  # small to large
+    engine: str = 'local',  # "ray" opens them on workers of Ray
+    **options,  # temperature, max_tokens, context, price, ledger, max_cents, memory_shares, ...
+):  # list of backends, index 0 up
     "Open models by name for the time of a `with` block. ValueError for an unknown name or option."
     one_of('engine', engine, ('local', 'ray'))
     names = [names] if isinstance(names, str) else [str(n) for n in names]
-    if engine == 'ray': return ray_models(names, opener=open_models, **options)
+    if engine == 'ray':
+        return ray_models(names, opener=open_models, **options)
     _check_options(options)
     return _open_here(names, options)

@@ -1,4 +1,5 @@
 """Ray workers hold the models; tree, seeds and store stay in one process, so no draw depends on where it was made"""
+
 import contextlib
 import os
 import socket
@@ -11,117 +12,184 @@ from ..base.tools import digest, install_line
 from .interface import Request
 
 
-def _pack_request(request:Request)->Request:
+def _pack_request(request: Request) -> Request:
     "A request with its seeds as numbers, so that another process can read it."
     n = max(request.max_steps - len(request.steps), 1) if request.to_end else 1
     return replace(request, seed=tuple(request.seed(i) for i in range(n)).__getitem__)
 
+
 class Worker:
     "The models of a tree in a process of their own; Ray makes an actor of it."
+
     def __init__(self, names, opener, options):
-        self.stack, self.error = contextlib.ExitStack(), None
-        try: self.models = self.stack.enter_context(opener(names, **options))
-        except Exception as e: self.error = e
+        self.stack = contextlib.ExitStack()
+        self.error = None
+        try:
+            self.models = self.stack.enter_context(opener(names, **options))
+        except Exception as e:
+            self.error = e
 
     async def describe(self):
         "Of each model, what a tree asks of a backend."
-        if self.error: raise self.error
+        if self.error:
+            raise self.error
         return [(m.spec, m.has_logits, m.settings()) for m in self.models]
 
     async def call(self, index, method, *args):
         "What a method of a model returns."
-        if self.error: os._exit(1)
+        if self.error:
+            os._exit(1)
         return await getattr(self.models[index], method)(*args)
 
-    async def close(self): self.stack.close()
+    async def close(self):
+        self.stack.close()
+
 
 def _start_ray(cpus):
     "Join the cluster at `RAY_ADDRESS`, or start one here; False where Ray runs already. ConnectionError in one line."
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
-    try: import ray
-    except ImportError: raise ImportError(f'engine="ray" needs Ray: {install_line("ray")}') from None
-    if ray.is_initialized(): return False
-    address, options = os.environ.get('RAY_ADDRESS') or 'local', dict(log_to_driver=False, logging_level='ERROR')
-    if address == 'local': options |= dict(num_cpus=cpus, include_dashboard=False, object_store_memory=128 << 20)
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(f'engine="ray" needs Ray: {install_line("ray")}') from None
+    if ray.is_initialized():
+        return False
+    address = os.environ.get('RAY_ADDRESS') or 'local'
+    options = dict(log_to_driver=False, logging_level='ERROR')
+    if address == 'local':
+        options |= dict(num_cpus=cpus, include_dashboard=False, object_store_memory=128 << 20)
     host, _, port = address.rpartition(':')
     try:
-        if host: socket.create_connection((host, int(port)), 10).close() # Ray itself would try for minutes
+        if host:
+            socket.create_connection(
+                (host, int(port)), 10
+            ).close()  # Ray itself would try for minutes
         ray.init(address, **options)
     except Exception as e:
         why = shorten(str(e), 200)
-        raise ConnectionError(f'no Ray at RAY_ADDRESS={address!r} ("auto" or HOST:PORT): {why}') from None
+        raise ConnectionError(
+            f'no Ray at RAY_ADDRESS={address!r} ("auto" or HOST:PORT): {why}'
+        ) from None
     return True
+
 
 def _reserve(workers, needs, timeout):
     "Room for all workers, as a placement group of Ray; RuntimeError where there is none within `timeout` seconds."
     import ray
-    room = ray.util.placement_group([needs]*workers, strategy='SPREAD')
-    if room.wait(timeout): return room
-    ray.util.remove_placement_group(room)
-    each, there = (', '.join(f'{r.get(k, 0):g} {k}' for k in needs) for r in (needs, ray.cluster_resources()))
-    raise RuntimeError(f'no room for {workers} workers with {each} each in {timeout:g} s: Ray has {there}, and others '
-                       'may use them; lower workers, num_gpus or num_cpus')
 
-def _worker_error(error, task): # without Ray's report around it
-    if isinstance(getattr(error, 'cause', None), Exception): return error.cause
-    return RuntimeError(f'workers died while they {task}, most often since memory is too small (fewer workers on a '
-                        f'machine, or a smaller batch_size or context): {shorten(str(error), 200)}')
+    room = ray.util.placement_group([needs] * workers, strategy='SPREAD')
+    if room.wait(timeout):
+        return room
+    ray.util.remove_placement_group(room)
+    each, there = (
+        ', '.join(f'{r.get(k, 0):g} {k}' for k in needs) for r in (needs, ray.cluster_resources())
+    )
+    raise RuntimeError(
+        f'no room for {workers} workers with {each} each in {timeout:g} s: Ray has {there}, and others '
+        'may use them; lower workers, num_gpus or num_cpus'
+    )
+
+
+def _worker_error(error, task):  # without Ray's report around it
+    if isinstance(getattr(error, 'cause', None), Exception):
+        return error.cause
+    return RuntimeError(
+        f'workers died while they {task}, most often since memory is too small (fewer workers on a '
+        f'machine, or a smaller batch_size or context): {shorten(str(error), 200)}'
+    )
+
 
 class RayModel:
     "A model that stands on workers: a `Backend` whose calls travel."
-    def __init__(self, actors, index, facts): # Ray's handles; place of the model; its part of `Worker.describe`
-        self.actors, self.index, self.facts = actors, index, facts
+
+    def __init__(
+        self, actors, index, facts
+    ):  # Ray's handles; place of the model; its part of `Worker.describe`
+        self.actors = actors
+        self.index = index
+        self.facts = facts
         self.spec, self.has_logits, _ = facts
 
     async def send(self, key, *call):
         "The result of a call; the worker follows from `key`."
         from ray.exceptions import RayError
-        actor = self.actors[int(digest(key), 16) % len(self.actors)]
-        try: return await actor.call.remote(self.index, *call)
-        except RayError as e: raise _worker_error(e, f'drew {key!r:.60}') from None
 
-    def settings(self): return self.facts[2]
-    async def write(self, request): return await self.send(request.problem.id, 'write', _pack_request(request))
+        actor = self.actors[int(digest(key), 16) % len(self.actors)]
+        try:
+            return await actor.call.remote(self.index, *call)
+        except RayError as e:
+            raise _worker_error(e, f'drew {key!r:.60}') from None
+
+    def settings(self):
+        return self.facts[2]
+
+    async def write(self, request):
+        return await self.send(request.problem.id, 'write', _pack_request(request))
+
     async def score(self, request, step):
         return await self.send(request.problem.id, 'score', _pack_request(request), step)
-    async def choose(self, messages, options): return await self.send(str(messages), 'choose', messages, options)
-    async def close(self): "The workers end with their `with` block."
+
+    async def choose(self, messages, options):
+        return await self.send(str(messages), 'choose', messages, options)
+
+    async def close(self):
+        "The workers end with their `with` block."
+
 
 def _describe_all(actors):
     "Facts of the models, once all workers have loaded them. ValueError where they hold different ones."
     import ray
-    try: first, *others = ray.get([a.describe.remote() for a in actors])
-    except ray.exceptions.RayError as e: raise _worker_error(e, 'loaded the models') from None
+
+    try:
+        first, *others = ray.get([a.describe.remote() for a in actors])
+    except ray.exceptions.RayError as e:
+        raise _worker_error(e, 'loaded the models') from None
     for other in others:
         if d := settings_difference(*([f[2] for f in facts] for facts in (first, other)), 'models'):
-            raise ValueError(f'the workers hold different models: {d[0]} is {d[1]!s:.60} on one '
-                             f'and {d[2]!s:.60} on another')
+            raise ValueError(
+                f'the workers hold different models: {d[0]} is {d[1]!s:.60} on one '
+                f'and {d[2]!s:.60} on another'
+            )
     return first
+
 
 @contextlib.contextmanager
 def ray_models(
-    names,             # as for `opener`: small to large
-    opener,            # `open_models`, for the workers
-    workers:int=2,     # processes that each hold all of these models
-    num_gpus:float=0., # GPUs of each worker; .5 lets two share one
-    num_cpus:float=1., # CPUs that Ray reserves for each, and threads of torch
-    timeout:float=20., # seconds that finding room for the workers may take
-    **options          # of `opener`; paid models are refused
-): # list of `RayModel`, index 0 up
+    names,  # as for `opener`: small to large
+    opener,  # `open_models`, for the workers
+    workers: int = 2,  # processes that each hold all of these models
+    num_gpus: float = 0.0,  # GPUs of each worker; .5 lets two share one
+    num_cpus: float = 1.0,  # CPUs that Ray reserves for each, and threads of torch
+    timeout: float = 20.0,  # seconds that finding room for the workers may take
+    **options,  # of `opener`; paid models are refused
+):  # list of `RayModel`, index 0 up
     "Open models on Ray workers for the time of a `with` block. ValueError, RuntimeError: no room, or they do not load."
     names = [str(Path(n).resolve()) if Path(n).is_dir() else n for n in names]
     paid = any(n.startswith('openai:') for n in names) and not options.get('base_url')
     if paid or any(options.get(k) is not None for k in ('price', 'ledger', 'max_cents')):
-        raise ValueError('paid models are not drawn on Ray, as ledger and cap need one process: use engine="local"')
+        raise ValueError(
+            'paid models are not drawn on Ray, as ledger and cap need one process: use engine="local"'
+        )
     with contextlib.ExitStack() as stack:
-        started = _start_ray(max(os.cpu_count() or 1, int(workers*num_cpus + 1)))
+        started = _start_ray(max(os.cpu_count() or 1, int(workers * num_cpus + 1)))
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as inside
-        if started: stack.callback(ray.shutdown)
-        room = _reserve(workers, {k: n for k, n in dict(CPU=num_cpus, GPU=num_gpus).items() if n}, timeout)
-        stack.callback(ray.util.remove_placement_group, room) # and its workers
-        kind = ray.remote(Worker).options(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=inside(room),
-                                          max_restarts=10, max_task_retries=3)
+
+        if started:
+            stack.callback(ray.shutdown)
+        room = _reserve(
+            workers, {k: n for k, n in dict(CPU=num_cpus, GPU=num_gpus).items() if n}, timeout
+        )
+        stack.callback(ray.util.remove_placement_group, room)  # and its workers
+        kind = ray.remote(Worker).options(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            scheduling_strategy=inside(room),
+            max_restarts=10,
+            max_task_retries=3,
+        )
         actors = [kind.remote(names, opener, options) for _ in range(workers)]
-        stack.callback(lambda: ray.wait([a.close.remote() for a in actors], num_returns=workers, timeout=20))
+        stack.callback(
+            lambda: ray.wait([a.close.remote() for a in actors], num_returns=workers, timeout=20)
+        )
         yield [RayModel(actors, i, facts) for i, facts in enumerate(_describe_all(actors))]

@@ -1,4 +1,5 @@
 """A chain of steps as a conversation, and a reply as steps"""
+
 import math
 from bisect import bisect_left
 from dataclasses import replace
@@ -10,113 +11,181 @@ from .interface import five_digits
 
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 
-def step_messages(request)->list:
+
+def step_messages(request) -> list:
     "The conversation that asks for the next step of a `Request`."
-    messages, chain = chat_prompt(request.problem.question), '\n\n'.join(s.text for s in request.steps)
-    if not request.steps: return messages
+    messages = chat_prompt(request.problem.question)
+    chain = '\n\n'.join(s.text for s in request.steps)
+    if not request.steps:
+        return messages
     return [*messages, dict(role='assistant', content=chain), dict(role='user', content=CONTINUE)]
 
-def read_usage(reply)->dict|None:
+
+def read_usage(reply) -> dict | None:
     "The tokens that a server's reply reports: prompt, cached (of these), generated; None where it reports none."
     try:
         record = reply['usage']
         cached = (record.get('prompt_tokens_details') or {}).get('cached_tokens') or 0
-        usage = dict(prompt=record['prompt_tokens'], generated=record['completion_tokens'], cached=cached)
-    except (TypeError, KeyError, AttributeError): return None
+        usage = dict(
+            prompt=record['prompt_tokens'], generated=record['completion_tokens'], cached=cached
+        )
+    except (TypeError, KeyError, AttributeError):
+        return None
     whole = all(type(n) is int and n >= 0 for n in usage.values())
     return usage if whole and cached <= usage['prompt'] else None
 
+
 def _token_ends(text, tokens):
     "Per token, the offset in `text` where it ends; ValueError where the tokens do not spell the text."
-    raw, at, ends, vague = text.encode(), 0, [], 0 # vague: tokens in a row whose bytes are not in the text
-    begun = np.cumsum([b & 0xC0 != 0x80 for b in raw], dtype=int).tolist() # characters begun, per byte
+    raw = text.encode()
+    at = 0
+    ends = []
+    vague = 0  # vague: tokens in a row whose bytes are not in the text
+    begun = np.cumsum(
+        [b & 0xC0 != 0x80 for b in raw], dtype=int
+    ).tolist()  # characters begun, per byte
     for token in tokens:
-        b, here = token.encode('latin-1'), -1
-        if raw.startswith(b, at): here = at
-        elif b and vague: here = raw.find(b, at, at + len(b) + 8*vague)
-        cut = raw[at:] and b.startswith(raw[at:]) # the stop string is cut off from this token
-        if here < 0 and not cut: vague += 1; continue
+        b = token.encode('latin-1')
+        here = -1
+        if raw.startswith(b, at):
+            here = at
+        elif b and vague:
+            here = raw.find(b, at, at + len(b) + 8 * vague)
+        cut = raw[at:] and b.startswith(raw[at:])  # the stop string is cut off from this token
+        if here < 0 and not cut:
+            vague += 1
+            continue
         ends += [at if here < 0 else here] * vague
-        at, vague = (len(raw) if here < 0 else here + len(b)), 0
+        at = len(raw) if here < 0 else here + len(b)
+        vague = 0
         ends.append(at)
     if at < len(raw) and not vague:
-        raise ValueError(f'the log-probabilities do not spell the reply (from {text[begun[at] - 1:][:20]!r} on)')
+        raise ValueError(
+            f'the log-probabilities do not spell the reply (from {text[begun[at] - 1 :][:20]!r} on)'
+        )
     return [begun[e - 1] if e else 0 for e in ends + [len(raw)] * vague]
+
 
 def _tokens(content):
     "Per token: bytes (as Latin-1 text), log-probability, rank; and what could have stood in the first place."
     beside = [t.get('top_logprobs') or [] for t in content]
-    if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *beside) for t in row): raise ValueError
+    if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *beside) for t in row):
+        raise ValueError
     raw = [t['token'].encode() if t.get('bytes') is None else bytes(t['bytes']) for t in content]
-    ranks = [1 + sum(a['logprob'] > t['logprob'] for a in others) for t, others in zip(content, beside)]
+    ranks = [
+        1 + sum(a['logprob'] > t['logprob'] for a in others) for t, others in zip(content, beside)
+    ]
     first = (beside[0] or [content[0]]) if content else []
-    return dict(bytes=[b.decode('latin-1') for b in raw], logs=[float(t['logprob']) for t in content], ranks=ranks,
-                first=[[a['token'], float(a['logprob'])] for a in first])
+    return dict(
+        bytes=[b.decode('latin-1') for b in raw],
+        logs=[float(t['logprob']) for t in content],
+        ranks=ranks,
+        first=[[a['token'], float(a['logprob'])] for a in first],
+    )
 
-def read_reply(reply)->dict:
+
+def read_reply(reply) -> dict:
     "Text, finish, usage, tokens, and `ends` (does the server say what stopped it?). ValueError: it is no reply."
     try:
         choice = reply['choices'][0]
         content = (choice.get('logprobs') or {}).get('content')
-        text, finish = choice['message'].get('content') or '', choice['finish_reason']
-        text.encode() # it is text, and every character whole
+        text = choice['message'].get('content') or ''
+        finish = choice['finish_reason']
+        text.encode()  # it is text, and every character whole
         tokens = None if content is None else _tokens(content)
     except (LookupError, TypeError, AttributeError, ValueError):
-        raise ValueError('a reply without choices, or with a text or log-probabilities that are none') from None
-    if tokens: _token_ends(text, tokens['bytes'])
+        raise ValueError(
+            'a reply without choices, or with a text or log-probabilities that are none'
+        ) from None
+    if tokens:
+        _token_ends(text, tokens['bytes'])
     ends = choice['stop_reason'] is None if 'stop_reason' in choice else None
     return dict(text=text, finish=finish, usage=read_usage(reply), ends=ends, tokens=tokens)
 
+
 def _pieces(text, finish, most):
     "(step, where it starts, where what belongs to it ends, finish) of each step of a reply."
-    pieces, at = [], 0
+    pieces = []
+    at = 0
     while True:
         body = text[at:].lstrip()
         start, step, blank = len(text) - len(body), *body.partition('\n\n')[:2]
         at = start + len(step) + 2 if blank else len(text)
         pieces.append((step.strip(), start, at, 'step' if blank else finish))
-        if not blank or extract_boxed(step) is not None or len(pieces) == most: return pieces
+        if not blank or extract_boxed(step) is not None or len(pieces) == most:
+            return pieces
 
-def reply_steps(reply, index=1, most=30, stopped=False)->tuple:
+
+def reply_steps(reply, index=1, most=30, stopped=False) -> tuple:
     "The first `most` Steps of a reply by model `index`, with their costs; `stopped`: a blank line was its stop string."
-    text, usage, tokens, finish = reply['text'], reply['usage'], reply['tokens'], reply['finish']
-    if finish != 'stop': finish = 'length'
-    elif stopped and not reply['ends']: finish = 'step'
-    pieces, ends = _pieces(text, finish, most), tokens and _token_ends(text, tokens['bytes'])
-    steps, first, paid = [], 0, 0
+    text = reply['text']
+    usage = reply['usage']
+    tokens = reply['tokens']
+    finish = reply['finish']
+    if finish != 'stop':
+        finish = 'length'
+    elif stopped and not reply['ends']:
+        finish = 'step'
+    pieces = _pieces(text, finish, most)
+    ends = tokens and _token_ends(text, tokens['bytes'])
+    steps = []
+    first = 0
+    paid = 0
     for i, (step, start, upto, finish) in enumerate(pieces):
-        last, record = i == len(pieces) - 1, {}
-        if not tokens: n = round(usage['generated'] * upto / max(len(text), 1))
-        elif last and upto == len(text): n = len(ends)
-        else: n = min(bisect_left(ends, upto, first) + 1, len(ends))
-        if tokens: # ends are clipped to the step
-            record = dict(ends=tuple(min(max(e - start, 0), len(step)) for e in ends[first:n]),
-                          prob=tuple(five_digits(np.exp(tokens['logs'][first:n])).tolist()),
-                          rank=tuple(tokens['ranks'][first:n]))
+        last = i == len(pieces) - 1
+        record = {}
+        if not tokens:
+            n = round(usage['generated'] * upto / max(len(text), 1))
+        elif last and upto == len(text):
+            n = len(ends)
+        else:
+            n = min(bisect_left(ends, upto, first) + 1, len(ends))
+        if tokens:  # ends are clipped to the step
+            record = dict(
+                ends=tuple(min(max(e - start, 0), len(step)) for e in ends[first:n]),
+                prob=tuple(five_digits(np.exp(tokens['logs'][first:n])).tolist()),
+                rank=tuple(tokens['ranks'][first:n]),
+            )
         billed = usage['generated'] if last else min(n, usage['generated'])
-        bill = dict(generated=billed - paid, prompt=usage['prompt'] + paid, cached=0 if i else usage['cached'])
+        bill = dict(
+            generated=billed - paid,
+            prompt=usage['prompt'] + paid,
+            cached=0 if i else usage['cached'],
+        )
         steps.append(Step(step, index, finish, **record, **bill))
-        first, paid = n, max(billed, paid)
+        first = n
+        paid = max(billed, paid)
     return tuple(steps)
+
 
 def add_bill(step, *others):
     "A step that also pays for other calls."
-    total = {k: sum(getattr(s, k) for s in (step, *others)) for k in ('generated', 'prompt', 'cached')}
+    total = {
+        k: sum(getattr(s, k) for s in (step, *others)) for k in ('generated', 'prompt', 'cached')
+    }
     return replace(step, **total)
+
 
 def drop_repeats(steps, prefix):
     "Steps of a reply without those at its beginning that repeat the end of the prefix."
-    new, old = [s.text for s in steps], [s.text for s in prefix]
+    new = [s.text for s in steps]
+    old = [s.text for s in prefix]
     k = max((k for k in range(1, min(len(new), len(old)) + 1) if new[:k] == old[-k:]), default=0)
-    if k in (0, len(steps)): return steps[k:]
-    generated = sum(s.generated for s in steps[:k + 1])
-    return replace(steps[k], generated=generated, prompt=steps[0].prompt, cached=steps[0].cached), *steps[k + 1:]
+    if k in (0, len(steps)):
+        return steps[k:]
+    generated = sum(s.generated for s in steps[: k + 1])
+    return replace(
+        steps[k], generated=generated, prompt=steps[0].prompt, cached=steps[0].cached
+    ), *steps[k + 1 :]
 
-def option_probs(first, options)->tuple:
+
+def option_probs(first, options) -> tuple:
     "Probabilities of options, from (token, log-probability) pairs that begin one of them; all 0 where none appears."
-    mass, names = np.zeros(len(options)), [o.strip().casefold() for o in options]
+    mass = np.zeros(len(options))
+    names = [o.strip().casefold() for o in options]
     for token, log in first:
         t = token.strip().casefold()
         begins = [i for i, name in enumerate(names) if t and name.startswith(t)]
-        if len(begins) == 1: mass[begins[0]] += math.exp(log)
-    return tuple(five_digits(mass / (mass.sum() or 1.)).tolist())
+        if len(begins) == 1:
+            mass[begins[0]] += math.exp(log)
+    return tuple(five_digits(mass / (mass.sum() or 1.0)).tolist())

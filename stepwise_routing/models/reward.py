@@ -1,4 +1,5 @@
 """How likely is it that a step is right? A model with a head for that question"""
+
 import asyncio
 import json
 from dataclasses import dataclass, replace
@@ -33,22 +34,32 @@ from .interface import five_digits, prompt_text
 @dataclass(frozen=True)
 class Reward:
     "What a reward model says about the last step of a chain, and what it read for that."
-    value: float # in [0, 1]: how likely the step is right
-    tokens: int  # prompt tokens read: problem and all steps
-    new: int     # of these, tokens of the last step, with its tag
 
-LAYOUTS = dict(Qwen2ForProcessRewardModel='score', Qwen2ForPrmModel='v_head.summary') # and where its head is
+    value: float  # in [0, 1]: how likely the step is right
+    tokens: int  # prompt tokens read: problem and all steps
+    new: int  # of these, tokens of the last step, with its tag
+
+
+LAYOUTS = dict(
+    Qwen2ForProcessRewardModel='score', Qwen2ForPrmModel='v_head.summary'
+)  # and where its head is
+
 
 def reward_head(layout, width):
     "The head of a layout, on hidden states of this width."
     from torch.nn import Linear, ReLU, Sequential
-    if layout == 'Qwen2ForPrmModel': return Linear(width, 1)
+
+    if layout == 'Qwen2ForPrmModel':
+        return Linear(width, 1)
     return Sequential(Linear(width, width), ReLU(), Linear(width, 2))
 
-def read_head(head, hidden): # [..., width] -> logits of "wrong" and "right" [..., 2]
+
+def read_head(head, hidden):  # [..., width] -> logits of "wrong" and "right" [..., 2]
     from torch import cat, zeros_like
+
     z = head(hidden.to(next(head.parameters()).dtype))
     return cat((zeros_like(z), z), -1) if z.shape[-1] == 1 else z
+
 
 @lru_cache(None)
 def reward_network(layout):
@@ -56,88 +67,128 @@ def reward_network(layout):
     from torch.nn import ModuleDict
     from transformers import Qwen2Model, Qwen2PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
+
     class Network(Qwen2PreTrainedModel):
         _keys_to_ignore_on_load_unexpected = [r'^lm_head\.']
         _keep_in_fp32_modules_strict = {'v_head'}
+
         def __init__(self, config):
             super().__init__(config)
-            self.model, head = Qwen2Model(config), reward_head(layout, config.hidden_size)
+            self.model = Qwen2Model(config)
+            head = reward_head(layout, config.hidden_size)
             name, *inner = LAYOUTS[layout].split('.')
             setattr(self, name, ModuleDict({inner[0]: head}) if inner else head)
             self.post_init()
+
         @property
-        def head(self): return self.get_submodule(LAYOUTS[layout])
+        def head(self):
+            return self.get_submodule(LAYOUTS[layout])
+
         def forward(self, input_ids=None, **kwargs):
             out = self.model(input_ids=input_ids, **kwargs)
             logits = read_head(self.head, out.last_hidden_state)
             return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+
     Network.__name__ = layout
     return Network
+
 
 def _with_head(qwen, layout):
     "A `QwenFolder` whose last hidden states are read by the head of a layout. ValueError where tensors are missing."
     from .kernels.qwen import reader
-    head, at = reward_head(layout, qwen.config.hidden_size), LAYOUTS[layout] + '.'
+
+    head = reward_head(layout, qwen.config.hidden_size)
+    at = LAYOUTS[layout] + '.'
     own = {k.removeprefix(at): t for k, t in qwen.tensors.items() if k.startswith(at)}
     lost = [f'{at}{k}' for k in head.state_dict() if k not in own]
-    if lost: raise ValueError(f'the weights lack {len(lost)} tensors of {layout}, such as {lost[0]!r}')
+    if lost:
+        raise ValueError(f'the weights lack {len(lost)} tensors of {layout}, such as {lost[0]!r}')
     head.load_state_dict(own)
-    *layers, last = [(m.weight.detach(), m.bias.detach()) for m in head.modules() if hasattr(m, 'bias')]
-    if len(last[1]) == 1: last = [np.concatenate((0*t, t)) for t in last] # of "wrong", as `read_head` has it
-    qwen.head, qwen.read = head, reader(*layers, last)
+    *layers, last = [
+        (m.weight.detach(), m.bias.detach()) for m in head.modules() if hasattr(m, 'bias')
+    ]
+    if len(last[1]) == 1:
+        last = [np.concatenate((0 * t, t)) for t in last]  # of "wrong", as `read_head` has it
+    qwen.head = head
+    qwen.read = reader(*layers, last)
     return qwen
+
 
 def _open_reward(folder, layout, options):
     "Hash of the weights, the model as it will run, its head in at least float32. ValueError where tensors are missing."
     import torch
-    if qwen := kernel_model(folder, options.dtype): return weights_sha256(folder), _with_head(qwen, layout)
+
+    if qwen := kernel_model(folder, options.dtype):
+        return weights_sha256(folder), _with_head(qwen, layout)
     with loading(f'reward model {str(folder)!r} does not load'):
-        net, report = reward_network(layout).from_pretrained(folder, dtype='auto', output_loading_info=True)
+        net, report = reward_network(layout).from_pretrained(
+            folder, dtype='auto', output_loading_info=True
+        )
     lost = sorted(report['missing_keys'])
-    if lost: raise ValueError(f'the weights lack {len(lost)} tensors of {layout}, such as {lost[0]!r}')
+    if lost:
+        raise ValueError(f'the weights lack {len(lost)} tensors of {layout}, such as {lost[0]!r}')
     head = [p.data for p in net.head.parameters()]
     convert(net.eval(), options.dtype)
     dtype = torch.promote_types(net.dtype, torch.float32)
-    for p, read in zip(net.head.parameters(), head): p.data = read.to(net.device, dtype)
+    for p, read in zip(net.head.parameters(), head):
+        p.data = read.to(net.device, dtype)
     return weights_sha256(folder), net
+
 
 class ProcessRewardModel:
     "A Qwen2 process reward model with two labels, as Qwen2.5-Math-PRM and the micro one have."
-    layout, close = 'Qwen2ForProcessRewardModel', TransformersBackend.close
+
+    layout = 'Qwen2ForProcessRewardModel'
+    close = TransformersBackend.close
+
     def __init__(
         self,
-        folder,             # of a checkpoint of the layout, with its tokenizer
-        tag:str|None=None,  # token that ends each step, where the reward is read; None = as the layout has it
-        name:str|None=None, # for tables and settings; None = the folder's name
-        **options           # of `LocalOptions`: context, dtype, batch_size=64, prefix_mib=512
+        folder,  # of a checkpoint of the layout, with its tokenizer
+        tag: str
+        | None = None,  # token that ends each step, where the reward is read; None = as the layout has it
+        name: str | None = None,  # for tables and settings; None = the folder's name
+        **options,  # of `LocalOptions`: context, dtype, batch_size=64, prefix_mib=512
     ):
         options = LocalOptions(**dict(batch_size=64, prefix_mib=512) | options)
-        (self.weights, hf), self.hf = _open_reward(folder, self.layout, options), load_tokenizer(folder)
+        (self.weights, hf), self.hf = (
+            _open_reward(folder, self.layout, options),
+            load_tokenizer(folder),
+        )
         self.tag = self.default_tag() if tag is None else tag
-        self.tag_id, self.context = self.read_tag(), context_length(hf.config, options.context)
+        self.tag_id = self.read_tag()
+        self.context = context_length(hf.config, options.context)
         self.prompt, self.encode = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.encode)
         self.spec = ModelSpec(name or Path(folder).name, hf.num_parameters())
         forward = open_forward(hf, options.batch_size, self.context)
         options = replace(options, max_tokens=1, context=self.context)
         self.engine = Engine(self.spec.name, forward, SimpleNamespace(vocab=2), options)
 
-    def default_tag(self): return '<extra_0>' if '<extra_0>' in self.hf.get_vocab() else '\n\n'
+    def default_tag(self):
+        return '<extra_0>' if '<extra_0>' in self.hf.get_vocab() else '\n\n'
 
-    def read_tag(self): # its token id
+    def read_tag(self):  # its token id
         ids = self.hf.encode(self.tag, add_special_tokens=False)
-        if len(ids) == 1: return ids[0]
-        raise ValueError(f'tag {self.tag!r} is {len(ids)} tokens of this tokenizer: pass tag=<a single token>')
+        if len(ids) == 1:
+            return ids[0]
+        raise ValueError(
+            f'tag {self.tag!r} is {len(ids)} tokens of this tokenizer: pass tag=<a single token>'
+        )
 
-    def prompt(self, question): # token ids
-        return tuple(self.hf.encode(prompt_text(self.hf, chat_prompt(question)), add_special_tokens=False))
+    def prompt(self, question):  # token ids
+        return tuple(
+            self.hf.encode(prompt_text(self.hf, chat_prompt(question)), add_special_tokens=False)
+        )
 
-    def encode(self, text): # token ids of a text in which no special token is recognised
+    def encode(self, text):  # token ids of a text in which no special token is recognised
         text = text.encode('utf-8', 'replace').decode()
         return tuple(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def chain_ids(self, problem, steps):
         "Token ids of prompt and steps, and how many of them are of the last step."
-        if not steps: raise ValueError(f'problem {problem.id!r}: a reward is of the last step, and there is none')
+        if not steps:
+            raise ValueError(
+                f'problem {problem.id!r}: a reward is of the last step, and there is none'
+            )
         parts = [[*self.encode(text), self.tag_id] for text in step_texts(steps)]
         return sum(parts, list(self.prompt(problem.question))), len(parts[-1])
 
@@ -145,50 +196,81 @@ class ProcessRewardModel:
         "The `Reward` of the last step. ValueError beyond the context."
         ids, new = self.chain_ids(problem, steps)
         room_left(self, ids[:-new], new, f'problem {problem.id!r}, step {len(steps) - 1}')
-        scores = await answer_request(self, ids, answers=(1,)) # token 1, "right", as the next one
+        scores = await answer_request(self, ids, answers=(1,))  # token 1, "right", as the next one
         return Reward(float(five_digits(scores[1])[0]), len(ids), new)
 
     def settings(self):
         "What the rewards depend on, as JSON."
-        return dict(reward_model=self.layout, name=self.spec.name, weights=self.weights, tag=self.tag,
-                    dtype=self.engine.forward.dtype, forward=type(self.engine.forward).__name__,
-                    tokenizer=tokenizer_sha256(self.hf), prompt=digest(*self.prompt('?')))
+        return dict(
+            reward_model=self.layout,
+            name=self.spec.name,
+            weights=self.weights,
+            tag=self.tag,
+            dtype=self.engine.forward.dtype,
+            forward=type(self.engine.forward).__name__,
+            tokenizer=tokenizer_sha256(self.hf),
+            prompt=digest(*self.prompt('?')),
+        )
+
 
 class SkyworkPRM(ProcessRewardModel):
     "Skywork-o1-Open-PRM: one value per token, read at the last token of the tag."
+
     layout = 'Qwen2ForPrmModel'
 
     def read_tag(self):
         ids = self.hf.encode(self.tag, add_special_tokens=False)
-        if not ids: raise ValueError(f'tag {self.tag!r} has no token: pass tag="\\n\\n" (as RSD) or "\\n"')
+        if not ids:
+            raise ValueError(f'tag {self.tag!r} has no token: pass tag="\\n\\n" (as RSD) or "\\n"')
         return ids[-1]
+
     def prompt(self, question):
-        start, name = self.hf.bos_token, self.spec.name
-        if not start: raise ValueError(f'the tokenizer of {name} has no bos_token, with which its input begins')
+        start = self.hf.bos_token
+        name = self.spec.name
+        if not start:
+            raise ValueError(
+                f'the tokenizer of {name} has no bos_token, with which its input begins'
+            )
         return tuple(self.hf.encode(f'{start}{question}\n', add_special_tokens=False))
+
 
 _PRMS = 'micro-prm', 'Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B', 'Qwen/Qwen2.5-Math-PRM-7B'
 
+
 def _kind_of(folder):
     "The class for a checkpoint. ValueError where it is none of the two layouts."
-    architectures = json.loads((folder/'config.json').read_text()).get('architectures') or []
+    architectures = json.loads((folder / 'config.json').read_text()).get('architectures') or []
     for kind in (ProcessRewardModel, SkyworkPRM):
-        if kind.layout in architectures: return kind
-    raise ValueError(f'{folder}: no reward model of a known layout ({" or ".join(LAYOUTS)}), but {architectures}')
+        if kind.layout in architectures:
+            return kind
+    raise ValueError(
+        f'{folder}: no reward model of a known layout ({" or ".join(LAYOUTS)}), but {architectures}'
+    )
+
 
 def load_prm(
-    model='micro-prm', # "micro-prm" (shipped), a folder, or a name on the Hub
-    **options          # of `ProcessRewardModel`: tag, dtype, batch_size, ...
-)->ProcessRewardModel:
+    model='micro-prm',  # "micro-prm" (shipped), a folder, or a name on the Hub
+    **options,  # of `ProcessRewardModel`: tag, dtype, batch_size, ...
+) -> ProcessRewardModel:
     "A reward model, by the layout of its checkpoint. Raises ValueError and FileNotFoundError."
     shipped = model == 'micro-prm'
-    if not shipped and '/' not in str(model) and not Path(model).exists(): one_of('reward model', str(model), _PRMS)
-    folder = micro_path('small').parent/'prm' if shipped else model_folder(model) or hub_folder(model)
+    if not shipped and '/' not in str(model) and not Path(model).exists():
+        one_of('reward model', str(model), _PRMS)
+    folder = (
+        micro_path('small').parent / 'prm' if shipped else model_folder(model) or hub_folder(model)
+    )
     return _kind_of(folder)(folder, **dict(name=Path(model).name) | options)
 
-def step_rewards(prm, cases)->list: # float array [step] per case
+
+def step_rewards(prm, cases) -> list:  # float array [step] per case
     "The reward of every step of many chains, (problem, steps) pairs, all at once."
+
     async def chain(problem, steps):
-        return await asyncio.gather(*(prm.reward(problem, steps[:i + 1]) for i in range(len(steps))))
-    async def every(): return await asyncio.gather(*(chain(p, steps) for p, steps in cases))
+        return await asyncio.gather(
+            *(prm.reward(problem, steps[: i + 1]) for i in range(len(steps)))
+        )
+
+    async def every():
+        return await asyncio.gather(*(chain(p, steps) for p, steps in cases))
+
     return [np.array([r.value for r in rewards]) for rewards in run_async(every())]

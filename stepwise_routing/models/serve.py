@@ -1,4 +1,5 @@
 """A small HTTP server that speaks the OpenAI protocol, so that the API setting can be run without a key"""
+
 import asyncio
 import contextlib
 import hmac
@@ -21,110 +22,190 @@ from .engine import answer_request
 from .interface import Request
 from .replies import CONTINUE
 
-_BEGIN = ("{% if messages|length > 1 and messages[-1]['content'] == " + json.dumps(CONTINUE)
-          + " and messages[-2]['role'] == 'assistant' %}{% set begun = messages[-2]['content'] + '\\n\\n' %}"
-          "{% set messages = messages[:-2] %}{% set add_generation_prompt = true %}"
-          "{% else %}{% set begun = '' %}{% endif %}")
+_BEGIN = (
+    "{% if messages|length > 1 and messages[-1]['content'] == "
+    + json.dumps(CONTINUE)
+    + " and messages[-2]['role'] == 'assistant' %}{% set begun = messages[-2]['content'] + '\\n\\n' %}"
+    "{% set messages = messages[:-2] %}{% set add_generation_prompt = true %}"
+    "{% else %}{% set begun = '' %}{% endif %}"
+)
 
-def continuing(template)->str:
+
+def continuing(template) -> str:
     "A chat template (Jinja) under which a model continues where its last step ended; also for `vllm serve`."
     return _BEGIN + template + '{{ begun }}'
 
+
 def _prompt_ids(backend, messages):
     "Token ids of a conversation; of a chain that is to be continued, those of its question and of each step."
+
     def render(messages):
-        return backend.text.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    parts, longest = [render(messages)], backend.context*backend.text.widths.max()
-    if len(parts[0]) > longest: # said without counting tokens, which would take long
-        raise Refused(400, f'the prompt has {len(parts[0])} characters, the context only {backend.context} tokens')
+        return backend.text.hf.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+
+    parts = [render(messages)]
+    longest = backend.context * backend.text.widths.max()
+    if len(parts[0]) > longest:  # said without counting tokens, which would take long
+        raise Refused(
+            400,
+            f'the prompt has {len(parts[0])} characters, the context only {backend.context} tokens',
+        )
     if len(messages) > 2 and messages[-1]['content'] == CONTINUE:
         chain = messages[-2]['content'] + '\n\n'
         base = parts[0].removesuffix(chain)
-        if base == render(messages[:-2]): parts = [base, *(s + '\n\n' for s in chain.split('\n\n')[:-1])]
+        if base == render(messages[:-2]):
+            parts = [base, *(s + '\n\n' for s in chain.split('\n\n')[:-1])]
     return [i for part in parts for i in backend.text.encode(part)]
+
 
 @lru_cache(4)
 def _vocabulary(text):
     "The bytes that each token of a `StepTokenizer` writes; worked out once."
     from transformers.convert_slow_tokenizer import bytes_to_unicode
-    hf, byte = text.hf, {c: b for b, c in bytes_to_unicode().items()}
-    special, level, n = set(hf.all_special_ids), 'Ġ' in hf.get_vocab(), min(text.vocab, len(hf))
+
+    hf = text.hf
+    byte = {c: b for b, c in bytes_to_unicode().items()}
+    special = set(hf.all_special_ids)
+    level = 'Ġ' in hf.get_vocab()
+    n = min(text.vocab, len(hf))
+
     def written(i, piece):
-        if i in special: return (piece or '').encode()
-        if piece and level and all(c in byte for c in piece): return bytes(byte[c] for c in piece)
+        if i in special:
+            return (piece or '').encode()
+        if piece and level and all(c in byte for c in piece):
+            return bytes(byte[c] for c in piece)
         return text.decode([i]).encode()
+
     return [*map(written, range(n), hf.convert_ids_to_tokens(range(n)))] + [b''] * (text.vocab - n)
+
 
 class Refused(Exception):
     "A request that gets an error instead of a reply: (status, line)."
 
-_RANGES = dict(max_tokens=(1, 1 << 31), max_completion_tokens=(1, 1 << 31), temperature=(0., 2.), top_p=(1e-9, 1.),
-               n=(1, 1), seed=(-1 << 63, 1 << 63), logprobs=(False, True), top_logprobs=(0, 20), stream=(False, False))
+
+_RANGES = dict(
+    max_tokens=(1, 1 << 31),
+    max_completion_tokens=(1, 1 << 31),
+    temperature=(0.0, 2.0),
+    top_p=(1e-9, 1.0),
+    n=(1, 1),
+    seed=(-1 << 63, 1 << 63),
+    logprobs=(False, True),
+    top_logprobs=(0, 20),
+    stream=(False, False),
+)
 
 _FIELDS = ['model', 'messages', 'stop', *_RANGES]
 
+
 def _check_field(name, value):
     "Refuse a field that is unknown, or a number of a wrong type or out of range."
-    if name not in _FIELDS: raise Refused(400, f'unknown field {name!r}{nearest(name, _FIELDS)}')
+    if name not in _FIELDS:
+        raise Refused(400, f'unknown field {name!r}{nearest(name, _FIELDS)}')
     low, high = _RANGES.get(name, (0, 0))
     fits = isinstance(value, (int, type(low))) and isinstance(value, bool) == isinstance(low, bool)
-    if name not in _RANGES or fits and low <= value <= high: return
+    if name not in _RANGES or fits and low <= value <= high:
+        return
     raise Refused(400, f'{name}={value!s:.40}: the server takes {low} to {high}')
+
 
 def _is_turn(m):
     roles = 'system', 'user', 'assistant'
-    if not isinstance(m, dict) or m.get('role') not in roles or not isinstance(m.get('content'), str): return False
-    return not re.search('[\ud800-\udfff]', m['content']) # half a character
+    if (
+        not isinstance(m, dict)
+        or m.get('role') not in roles
+        or not isinstance(m.get('content'), str)
+    ):
+        return False
+    return not re.search('[\ud800-\udfff]', m['content'])  # half a character
+
 
 def _checked(raw, name):
     "The fields of a request's HTTP body, without those that are null; `Refused` names the first bad one."
-    if len(raw) > 1 << 22: raise Refused(413, f'the request has {len(raw)} bytes, this server takes {1 << 22}')
-    try: body = {k: v for k, v in json.loads(raw).items() if v is not None}
+    if len(raw) > 1 << 22:
+        raise Refused(413, f'the request has {len(raw)} bytes, this server takes {1 << 22}')
+    try:
+        body = {k: v for k, v in json.loads(raw).items() if v is not None}
     except (ValueError, RecursionError, AttributeError):
         raise Refused(400, 'the body of the request is no JSON object') from None
-    for k, v in body.items(): _check_field(k, v)
+    for k, v in body.items():
+        _check_field(k, v)
     if body.get('stop', '\n\n') not in ('\n\n', ['\n\n']):
         raise Refused(400, r'stop: "\n\n" (one step) or none (to the end)')
-    if 'top_logprobs' in body and not body.get('logprobs'): raise Refused(400, 'top_logprobs needs logprobs=true')
-    turns, model = body.get('messages'), body.get('model')
+    if 'top_logprobs' in body and not body.get('logprobs'):
+        raise Refused(400, 'top_logprobs needs logprobs=true')
+    turns = body.get('messages')
+    model = body.get('model')
     if not (isinstance(turns, list) and turns and all(map(_is_turn, turns))):
-        raise Refused(400, 'messages: each has a role, system, user or assistant, and a content: text only, without '
-                           'half characters')
-    if model == name: return body
+        raise Refused(
+            400,
+            'messages: each has a role, system, user or assistant, and a content: text only, without '
+            'half characters',
+        )
+    if model == name:
+        return body
     raise Refused(404, f'no model {model!r} here{nearest(model, [name])}; this server has {name!r}')
+
 
 async def _written(backend, body, ids):
     "(ids of the reply to a prompt, its text, why it ended, the stop string it met, log-probabilities of its tokens)."
-    def decoded(ids): return backend.text.decode([i for i in ids if i not in backend.text.eos])
-    room, stop = backend.context - len(ids), 'stop' in body
-    if room < 1: raise Refused(400, f'the prompt has {len(ids)} tokens, the context only {backend.context}')
+
+    def decoded(ids):
+        return backend.text.decode([i for i in ids if i not in backend.text.eos])
+
+    room = backend.context - len(ids)
+    stop = 'stop' in body
+    if room < 1:
+        raise Refused(400, f'the prompt has {len(ids)} tokens, the context only {backend.context}')
     most = min(room, body.get('max_completion_tokens', room), body.get('max_tokens', room))
     first = body.get('seed', secrets.randbits(62)) % (1 << 64)
-    def seed(i): return int(digest('reply', first, i), 16) >> 1 if i else first # of each step
+
+    def seed(i):
+        return int(digest('reply', first, i), 16) >> 1 if i else first  # of each step
+
     request = Request(Problem('', '', '', ''), seed=seed, to_end=not stop, max_steps=1 << 30)
-    sampling = body.get('temperature', 1.), body.get('top_p', 1.)
+    sampling = body.get('temperature', 1.0), body.get('top_p', 1.0)
     top = max(body.get('top_logprobs', 0), 1) if body.get('logprobs') else 0
-    steps, beside = await answer_request(backend, ids, request=request, most=most, sampling=sampling, top=top)
+    steps, beside = await answer_request(
+        backend, ids, request=request, most=most, sampling=sampling, top=top
+    )
     reply = [i for s in steps for i in s.ids]
-    text, finish = decoded(reply), 'length' if steps[-1].finish == 'length' else 'stop'
+    text = decoded(reply)
+    finish = 'length' if steps[-1].finish == 'length' else 'stop'
     sure = [p for s in steps for p in s.prob], beside
-    if not stop or '\n\n' not in text: return reply, text, finish, None, sure
-    while '\n\n' in decoded(reply[:-1]): reply.pop() # one that begins with blank lines ends there
-    return reply, text[:text.index('\n\n')], 'stop', '\n\n', sure
+    if not stop or '\n\n' not in text:
+        return reply, text, finish, None, sure
+    while '\n\n' in decoded(reply[:-1]):
+        reply.pop()  # one that begins with blank lines ends there
+    return reply, text[: text.index('\n\n')], 'stop', '\n\n', sure
+
 
 @lru_cache(4)
-def _records(text): # the part of a token's record that is always the same
+def _records(text):  # the part of a token's record that is always the same
     return [dict(token=b.decode(errors='replace'), bytes=[*b]) for b in _vocabulary(text)]
 
-def _logprobs(text, reply, prob, beside, top): # a `StepTokenizer`; per token its id, its probability, `log_probs`
+
+def _logprobs(
+    text, reply, prob, beside, top
+):  # a `StepTokenizer`; per token its id, its probability, `log_probs`
     "The protocol's record of each token of a reply: its log-probability, and the `top` likeliest tokens in its place."
-    known, out = _records(text), []
-    def record(token, logprob, **more): return dict(known[token], logprob=max(logprob, -9999.), **more)
+    known = _records(text)
+    out = []
+
+    def record(token, logprob, **more):
+        return dict(known[token], logprob=max(logprob, -9999.0), **more)
+
     for token, p, (ids, logs) in zip(reply, prob, beside):
         near = dict(zip(ids.tolist(), logs.tolist()))
-        own = near.get(token, float(np.log(max(p, 1e-300)))) # the same to the last bit where it is shown
-        out.append(record(token, own, top_logprobs=[record(*pair) for pair in [*near.items()][:top]]))
+        own = near.get(
+            token, float(np.log(max(p, 1e-300)))
+        )  # the same to the last bit where it is shown
+        out.append(
+            record(token, own, top_logprobs=[record(*pair) for pair in [*near.items()][:top]])
+        )
     return out
+
 
 def cached_tokens(ids, beginnings):
     "Prompt tokens that count as read from a cache; the prompt's own beginnings join the set of earlier ones."
@@ -133,69 +214,126 @@ def cached_tokens(ids, beginnings):
     beginnings.update(keys)
     return cached
 
+
 class _Chat:
     "A backend under a `continuing` template, behind the protocol; `key` is what every request must show."
+
     def __init__(self, backend, name, key=''):
-        self.backend, self.name, self.key, self.beginnings = backend, name, key, set()
-        facts = {k: v for k, v in backend.settings().items() if k in ('weights', 'tokenizer', 'dtype', 'context')}
+        self.backend = backend
+        self.name = name
+        self.key = key
+        self.beginnings = set()
+        facts = {
+            k: v
+            for k, v in backend.settings().items()
+            if k in ('weights', 'tokenizer', 'dtype', 'context')
+        }
         template = digest(backend.text.hf.chat_template)
-        self.facts = facts | dict(id=name, object='model', params=backend.spec.params, template=template)
+        self.facts = facts | dict(
+            id=name, object='model', params=backend.spec.params, template=template
+        )
 
     async def complete(self, body):
         "The reply to a checked request."
-        ids, shown = await asyncio.to_thread(_prompt_ids, self.backend, body['messages']), None # others go on
+        ids = await asyncio.to_thread(_prompt_ids, self.backend, body['messages'])
+        shown = None  # others go on
         reply, text, finish, stop, sure = await _written(self.backend, body, ids)
         if body.get('logprobs'):
-            shown = dict(content=_logprobs(self.backend.text, reply, *sure, body.get('top_logprobs', 0)))
-        usage = dict(prompt_tokens=len(ids), completion_tokens=len(reply), total_tokens=len(ids) + len(reply),
-                     prompt_tokens_details=dict(cached_tokens=cached_tokens(ids, self.beginnings)))
-        choice = dict(index=0, message=dict(role='assistant', content=text), finish_reason=finish, stop_reason=stop)
-        return dict(id=f'chatcmpl-{secrets.token_hex(12)}', object='chat.completion', created=int(time.time()),
-                    model=self.name, choices=[choice | dict(logprobs=shown)], usage=usage)
+            shown = dict(
+                content=_logprobs(self.backend.text, reply, *sure, body.get('top_logprobs', 0))
+            )
+        usage = dict(
+            prompt_tokens=len(ids),
+            completion_tokens=len(reply),
+            total_tokens=len(ids) + len(reply),
+            prompt_tokens_details=dict(cached_tokens=cached_tokens(ids, self.beginnings)),
+        )
+        choice = dict(
+            index=0,
+            message=dict(role='assistant', content=text),
+            finish_reason=finish,
+            stop_reason=stop,
+        )
+        return dict(
+            id=f'chatcmpl-{secrets.token_hex(12)}',
+            object='chat.completion',
+            created=int(time.time()),
+            model=self.name,
+            choices=[choice | dict(logprobs=shown)],
+            usage=usage,
+        )
 
     async def answer(self, request):
         "What is said to a request over HTTP; `Refused` where it gets an error."
-        head, where = request.headers, (request.method, request.path)
-        given, origin = head.get('Authorization', '').removeprefix('Bearer '), head.get('Origin')
+        head = request.headers
+        where = (request.method, request.path)
+        given = head.get('Authorization', '').removeprefix('Bearer ')
+        origin = head.get('Origin')
         if not is_loopback(f'http://{head.get("Host", "")}') or origin and not is_loopback(origin):
             raise Refused(403, 'this server answers programs on its own machine, and no web page')
         if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
             raise Refused(401, 'this server asks for an API key, and that was not it')
-        if where == ('GET', '/v1/models'): return dict(object='list', data=[self.facts])
-        if where == ('POST', '/v1/chat/completions'): return await self.complete(_checked(request.body, self.name))
+        if where == ('GET', '/v1/models'):
+            return dict(object='list', data=[self.facts])
+        if where == ('POST', '/v1/chat/completions'):
+            return await self.complete(_checked(request.body, self.name))
         raise Refused(404, f'nothing is served at {request.path}')
+
 
 def _application(chat):
     "A Tornado application for a `_Chat`."
     from tornado.web import Application, RequestHandler
+
     class Handler(RequestHandler):
         task = None
+
         async def get(self):
             self.task = asyncio.ensure_future(chat.answer(self.request))
-            try: return self.finish(await self.task)
-            except asyncio.CancelledError: return
-            except Refused as e: status, line = e.args
+            try:
+                return self.finish(await self.task)
+            except asyncio.CancelledError:
+                return
+            except Refused as e:
+                status, line = e.args
             except (ValueError, RuntimeError, ArithmeticError) as e:
-                status, line = 500, f'{type(e).__name__}: {e}'.splitlines()[0]
+                status = 500
+                line = f'{type(e).__name__}: {e}'.splitlines()[0]
             self.set_status(status)
             kind = 'invalid_request_error' if status < 500 else 'server_error'
             self.finish(dict(error=dict(message=line, type=kind, param=None, code=None)))
+
         post = get
-        def on_connection_close(self): self.task and self.task.cancel()
+
+        def on_connection_close(self):
+            self.task and self.task.cancel()
+
     return Application([('.*', Handler)], log_function=lambda handler: None)
+
 
 def _open_served(name, context):
     "The model to be served: a micro model by its name, or whatever `TransformersBackend` opens."
     from .hub import TransformersBackend, load_micro
+
     micro = ['micro-small', 'micro-large']
-    if name not in micro and not Path(name).exists() and '/' not in name and (hint := nearest(name, micro)):
-        raise ValueError(f'unknown model {name!r}{hint}; give a micro model, a folder, or a name on the Hub')
+    if (
+        name not in micro
+        and not Path(name).exists()
+        and '/' not in name
+        and (hint := nearest(name, micro))
+    ):
+        raise ValueError(
+            f'unknown model {name!r}{hint}; give a micro model, a folder, or a name on the Hub'
+        )
     options = dict(context=context or None, max_tokens=context or 4096)
-    backend = load_micro(name[6:], **options) if name in micro else TransformersBackend(name, **options)
+    backend = (
+        load_micro(name[6:], **options) if name in micro else TransformersBackend(name, **options)
+    )
     hf = backend.text.hf
-    if not hf.chat_template: raise ValueError(f'model {name!r} has no chat template, so a chat API cannot serve it')
+    if not hf.chat_template:
+        raise ValueError(f'model {name!r} has no chat template, so a chat API cannot serve it')
     hf.chat_template = continuing(hf.chat_template)
     return backend
+
 
 _WATCH = """
 import os, signal, subprocess, sys, threading, time
@@ -210,35 +348,45 @@ server.wait()
 os.killpg(0, signal.SIGKILL)
 """
 
-def watched(command, **kwargs): # its watcher, for a `with` block
+
+def watched(command, **kwargs):  # its watcher, for a `with` block
     "Run a command for the time of a `with` block, and no longer than this process lives."
     command = [sys.executable, '-c', _WATCH, *map(str, command)]
     return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, **kwargs)
+
 
 async def serve_forever(model, context):
     "Serve a model and print the address; the environment has the key."
     from tornado.httpserver import HTTPServer
     from tornado.netutil import bind_sockets
+
     chat = _Chat(_open_served(model, context), Path(model).name, os.environ['STEPWISE_ROUTING_KEY'])
     sockets = bind_sockets(0, '127.0.0.1')
     HTTPServer(_application(chat), max_body_size=1 << 24).add_sockets(sockets)
     print(f'http://127.0.0.1:{sockets[0].getsockname()[1]}/v1', flush=True)
-    for out in (1, 2): os.dup2(os.open(os.devnull, os.O_WRONLY), out) # nobody reads on
+    for out in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # nobody reads on
     await asyncio.Event().wait()
+
 
 @contextlib.contextmanager
 def served(
-    model:str='micro-large', # micro-small, micro-large, a folder, or a name on the Hub
-    key:str='',              # what requests must show; "" asks for none
-    context:int=0            # longest prompt and reply, in tokens; 0 takes the model's
-): # the server's base_url
+    model: str = 'micro-large',  # micro-small, micro-large, a folder, or a name on the Hub
+    key: str = '',  # what requests must show; "" asks for none
+    context: int = 0,  # longest prompt and reply, in tokens; 0 takes the model's
+):  # the server's base_url
     "A server process for the time of a `with` block. RuntimeError with its last line where it does not start."
-    code = (f'import asyncio, sys; sys.path[:] = {sys.path}; from stepwise_routing.models.serve import serve_forever; '
-            f'asyncio.run(serve_forever({str(model)!r}, {context}))')
-    env, line = dict(os.environ, STEPWISE_ROUTING_KEY=key, OMP_NUM_THREADS='1'), 'it said nothing'
+    code = (
+        f'import asyncio, sys; sys.path[:] = {sys.path}; from stepwise_routing.models.serve import serve_forever; '
+        f'asyncio.run(serve_forever({str(model)!r}, {context}))'
+    )
+    env = dict(os.environ, STEPWISE_ROUTING_KEY=key, OMP_NUM_THREADS='1')
+    line = 'it said nothing'
     output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace')
     with watched([sys.executable, '-c', code], env=env, **output) as child:
         for line in filter(None, map(str.strip, child.stdout)):
-            if line.startswith('http://'): break
-        else: raise RuntimeError(f'the server of {model!r} did not start: {line}')
+            if line.startswith('http://'):
+                break
+        else:
+            raise RuntimeError(f'the server of {model!r} did not start: {line}')
         yield line

@@ -1,4 +1,5 @@
 """A large model at full speed, with the same token ids in its steps as the other backends"""
+
 import asyncio
 import contextlib
 import os
@@ -41,117 +42,183 @@ from .serve import watched
 
 
 def shown_confidences(
-    tokens # per token: its raw logit, and the logits of the likeliest tokens with itself among them
-)->np.ndarray: # [4, token]: largest logit, probability (too high by the mass of what is not shown), rank, entropy
+    tokens,  # per token: its raw logit, and the logits of the likeliest tokens with itself among them
+) -> np.ndarray:  # [4, token]: largest logit, probability (too high by the mass of what is not shown), rank, entropy
     "How sure the model was of each token."
     z = np.array([logit for logit, _ in tokens])
-    top = np.array([*zip_longest(*(top for _, top in tokens), fillvalue=-np.inf)]) # [place, token]
+    top = np.array([*zip_longest(*(top for _, top in tokens), fillvalue=-np.inf)])  # [place, token]
     best = top.max(0)
     mass = np.exp(top - best)
-    total, below = mass.sum(0), np.maximum(top - best, -1e4) # a place that is not shown has no mass
-    entropy = np.log(total) - (mass*below).sum(0)/total
-    return np.stack((best, np.exp(z - best)/total, 1. + (top > z).sum(0), entropy))
+    total = mass.sum(0)
+    below = np.maximum(top - best, -1e4)  # a place that is not shown has no mass
+    entropy = np.log(total) - (mass * below).sum(0) / total
+    return np.stack((best, np.exp(z - best) / total, 1.0 + (top > z).sum(0), entropy))
+
 
 @dataclass(frozen=True)
 class VLLMOptions(LocalOptions):
     "How a model runs on vLLM and is asked: as in our own engine (but for `prefix_mib`), and more."
-    top: int = 20           # likeliest tokens that are looked at; the vocabulary's size makes `prob` exact
-    memory: float = .9      # share of the GPU's memory, weights included
-    logits: bool = True     # show raw logits, as `VLLMBackend` needs; False: log-probabilities, for `OpenAIBackend`
-    key_env: str = ''       # environment variable with the server's key
-    timeout: float = 1800.  # seconds for a reply, and for a server to start
+
+    top: int = 20  # likeliest tokens that are looked at; the vocabulary's size makes `prob` exact
+    memory: float = 0.9  # share of the GPU's memory, weights included
+    logits: bool = True  # show raw logits, as `VLLMBackend` needs; False: log-probabilities, for `OpenAIBackend`
+    key_env: str = ''  # environment variable with the server's key
+    timeout: float = 1800.0  # seconds for a reply, and for a server to start
 
     def __post_init__(self):
         super().__post_init__()
         check_sampling(self.temperature, self.top_p, top=self.top)
 
-def _engine_flags(options:VLLMOptions, cpu:bool, **values)->list:
-    "Options and further values as vLLM's command line; `cpu`: of its build for CPUs."
-    values |= dict(logprobs_mode='raw_logits' if options.logits else 'raw_logprobs', max_logprobs=options.top,
-                   max_num_seqs=options.batch_size, gpu_memory_utilization=options.memory,
-                   dtype=options.dtype or 'auto', generation_config='vllm')
-    if cpu: values |= dict(kv_cache_memory_bytes=2**30, max_num_batched_tokens=max(8192, values['max_model_len']))
-    flags = [x for k, v in values.items() for x in ('--' + k.replace('_', '-'), str(v))]
-    return [*flags, '--enable-prefix-caching', *['--enforce-eager', '--no-enable-chunked-prefill']*cpu]
 
-def vllm_on_cpu()->bool:
+def _engine_flags(options: VLLMOptions, cpu: bool, **values) -> list:
+    "Options and further values as vLLM's command line; `cpu`: of its build for CPUs."
+    values |= dict(
+        logprobs_mode='raw_logits' if options.logits else 'raw_logprobs',
+        max_logprobs=options.top,
+        max_num_seqs=options.batch_size,
+        gpu_memory_utilization=options.memory,
+        dtype=options.dtype or 'auto',
+        generation_config='vllm',
+    )
+    if cpu:
+        values |= dict(
+            kv_cache_memory_bytes=2**30, max_num_batched_tokens=max(8192, values['max_model_len'])
+        )
+    flags = [x for k, v in values.items() for x in ('--' + k.replace('_', '-'), str(v))]
+    return [
+        *flags,
+        '--enable-prefix-caching',
+        *['--enforce-eager', '--no-enable-chunked-prefill'] * cpu,
+    ]
+
+
+def vllm_on_cpu() -> bool:
     "Is the vLLM here the build for CPUs? RuntimeError in one line where there is none."
-    if not find_spec('vllm'): raise RuntimeError(f'vLLM is not installed: {install_line("gpu")}')
+    if not find_spec('vllm'):
+        raise RuntimeError(f'vLLM is not installed: {install_line("gpu")}')
     return any(re.match('vllm(-cpu| .*cpu)', f'{d.name} {d.version}') for d in distributions())
 
-def _last_words(log:str)->str:
+
+def _last_words(log: str) -> str:
     "The line of a log that says what went wrong, else its last line."
-    echo = '(Engine core|WorkerProc) initialization failed|EngineCore encountered an issue|cancelled'
+    echo = (
+        '(Engine core|WorkerProc) initialization failed|EngineCore encountered an issue|cancelled'
+    )
     errors = re.findall(r'(?:^|[\s.])(\w*(?:Error|Exception): \S.*)', log)
-    lines = [e.strip() for e in errors if not re.search(echo, e)] or log.strip().splitlines() or ['it wrote nothing']
+    lines = (
+        [e.strip() for e in errors if not re.search(echo, e)]
+        or log.strip().splitlines()
+        or ['it wrote nothing']
+    )
     return lines[-1].replace('gpu_memory_utilization', 'memory')[:300]
 
-async def _ask(call, url:str): # call() -> awaitable
+
+async def _ask(call, url: str):  # call() -> awaitable
     """What a call to a server returns; RuntimeError in one line where it fails. A server hangs up on connections that
     nobody uses, now and then as one is taken again: then it is asked a second time, which draws the same."""
     from openai import APITimeoutError
+
     for last in (False, True):
-        try: return await call()
+        try:
+            return await call()
         except Exception as e:
-            if not (transport(e) or hasattr(e, 'status_code')): raise
-            if not last and transport(e) and not isinstance(e, (APITimeoutError, TimeoutError)): continue
+            if not (transport(e) or hasattr(e, 'status_code')):
+                raise
+            if not last and transport(e) and not isinstance(e, (APITimeoutError, TimeoutError)):
+                continue
             raise RuntimeError(f'the vLLM server at {url}: {shorten(str(e), 300)}') from None
 
-async def first_model(url:str, key:str='')->dict:
+
+async def first_model(url: str, key: str = '') -> dict:
     "What a server says of its first model: id, root (folder or name on the Hub), max_model_len (tokens)."
-    async with api_client(key, url, timeout=5.) as client:
+    async with api_client(key, url, timeout=5.0) as client:
         return (await _ask(lambda: client.get('/models', cast_to=object), url))['data'][0]
 
-def _wait_until_ready(server, log, name:str, url:str, timeout:float):
+
+def _wait_until_ready(server, log, name: str, url: str, timeout: float):
     "Wait until a server names its model; RuntimeError with the end of its log where it ends, or after `timeout` s."
     end = time.monotonic() + timeout
     while server.poll() is None and time.monotonic() < end:
         with contextlib.suppress(RuntimeError):
-            if run_async(first_model(url))['id'] == name: return
-        time.sleep(.5)
+            if run_async(first_model(url))['id'] == name:
+                return
+        time.sleep(0.5)
     log.seek(0)
-    late = f'was not ready after {timeout:g} s (raise timeout=)' if server.poll() is None else 'did not start'
-    raise RuntimeError(f'the vLLM server of {name!r} {late}: {_last_words(log.read().decode(errors="replace"))}')
+    late = (
+        f'was not ready after {timeout:g} s (raise timeout=)'
+        if server.poll() is None
+        else 'did not start'
+    )
+    raise RuntimeError(
+        f'the vLLM server of {name!r} {late}: {_last_words(log.read().decode(errors="replace"))}'
+    )
+
 
 @contextlib.contextmanager
 def serve_vllm(
-    model,                  # folder or name on the Hub
-    name:str|None=None,     # in the API; None: the last part of `model`
-    revision:str|None=None, # of a model on the Hub, its commit; None: its newest
-    **kwargs                # of `VLLMOptions`; context: at most 4096 unless given
-): # the server's base_url
+    model,  # folder or name on the Hub
+    name: str | None = None,  # in the API; None: the last part of `model`
+    revision: str | None = None,  # of a model on the Hub, its commit; None: its newest
+    **kwargs,  # of `VLLMOptions`; context: at most 4096 unless given
+):  # the server's base_url
     "A vLLM server on this machine for the time of a `with` block. RuntimeError in one line where it does not start."
     from transformers import AutoConfig
-    options, name = VLLMOptions(**kwargs), name or Path(str(model)).name
-    folder, cpu = model_folder(model) or hub_folder(model, revision), vllm_on_cpu()
+
+    options = VLLMOptions(**kwargs)
+    name = name or Path(str(model)).name
+    folder = model_folder(model) or hub_folder(model, revision)
+    cpu = vllm_on_cpu()
     config = AutoConfig.from_pretrained(folder)
     context = context_length(config, options.context or min(context_length(config, None), 4096))
-    with socket.create_server(('127.0.0.1', 0)) as s: port = s.getsockname()[1]
-    flags = _engine_flags(options, cpu, model=folder, served_model_name=name, host='127.0.0.1', port=port,
-                          max_model_len=context)
+    with socket.create_server(('127.0.0.1', 0)) as s:
+        port = s.getsockname()[1]
+    flags = _engine_flags(
+        options,
+        cpu,
+        model=folder,
+        served_model_name=name,
+        host='127.0.0.1',
+        port=port,
+        max_model_len=context,
+    )
     command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *flags]
-    env = dict(VLLM_LOGGING_LEVEL='ERROR', VLLM_NO_USAGE_STATS='1', VLLM_CPU_OMP_THREADS_BIND='nobind',
-               VLLM_HTTP_TIMEOUT_KEEP_ALIVE='3600') | os.environ
+    env = (
+        dict(
+            VLLM_LOGGING_LEVEL='ERROR',
+            VLLM_NO_USAGE_STATS='1',
+            VLLM_CPU_OMP_THREADS_BIND='nobind',
+            VLLM_HTTP_TIMEOUT_KEEP_ALIVE='3600',
+        )
+        | os.environ
+    )
     url = f'http://127.0.0.1:{port}/v1'
-    with tempfile.TemporaryFile() as log, watched(command, stdout=log, stderr=log, env=env) as server:
+    with (
+        tempfile.TemporaryFile() as log,
+        watched(command, stdout=log, stderr=log, env=env) as server,
+    ):
         _wait_until_ready(server, log, name, url, options.timeout)
         yield url
 
+
 class VLLMBackend:
     "A Hugging Face causal language model behind a vLLM server."
+
     has_logits = True
+
     def __init__(
         self,
-        model,                  # folder or name on the Hub; None: what stands behind #, or what the server names
-        base_url:str,           # of a vLLM server that has this model: "http://HOST:8000/v1", with "#MODEL" at will
-        name:str|None=None,     # for tables and settings; None: the last part of `model`
-        index:int=0,            # place among the models of a tree
-        revision:str|None=None, # of a model on the Hub, its commit; None: its newest
-        **kwargs                # of `VLLMOptions`; context: the server's unless given
+        model,  # folder or name on the Hub; None: what stands behind #, or what the server names
+        base_url: str,  # of a vLLM server that has this model: "http://HOST:8000/v1", with "#MODEL" at will
+        name: str | None = None,  # for tables and settings; None: the last part of `model`
+        index: int = 0,  # place among the models of a tree
+        revision: str | None = None,  # of a model on the Hub, its commit; None: its newest
+        **kwargs,  # of `VLLMOptions`; context: the server's unless given
     ):
         self.base_url, _, named = base_url.partition('#')
         plain_address(self.base_url)
-        self.options, self.index, self.clients = VLLMOptions(**kwargs), index, WeakKeyDictionary()
+        self.options = VLLMOptions(**kwargs)
+        self.index = index
+        self.clients = WeakKeyDictionary()
         self.key = self.options.key_env and read_key(self.options.key_env, self.base_url)
         facts = run_async(first_model(self.base_url, self.key))
         self.served_name, self.context = facts['id'], _context(facts, self.options.context)
@@ -161,25 +228,33 @@ class VLLMBackend:
     def client(self):
         "OpenAI's client for the running event loop."
         loop = asyncio.get_running_loop()
-        if self.clients is None: raise RuntimeError(f'{self.spec.name} is closed')
-        if loop not in self.clients: # a reply with all logits is large
-            self.clients[loop] = api_client(self.key, self.base_url, self.options.timeout, largest=1 << 36)
+        if self.clients is None:
+            raise RuntimeError(f'{self.spec.name} is closed')
+        if loop not in self.clients:  # a reply with all logits is large
+            self.clients[loop] = api_client(
+                self.key, self.base_url, self.options.timeout, largest=1 << 36
+            )
         return self.clients[loop]
 
     async def close(self):
         "Hang up; whoever still waits gets an error."
-        clients, self.clients = self.clients or {}, None
-        if client := clients.get(asyncio.get_running_loop()): await client.close()
+        clients = self.clients or {}
+        self.clients = None
+        if client := clients.get(asyncio.get_running_loop()):
+            await client.close()
 
     def open_text(self, model, name, revision):
         "Tokenizer, size and hash of a model, whose weights are read by the server only."
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
         local = model_folder(model)
         folder = local or hub_folder(model, revision)
         self.weights = weights_sha256(folder) if local else f'{model}@{Path(folder).name}'
-        with torch.device('meta'): net = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-        with contextlib.suppress(OSError): net.generation_config = GenerationConfig.from_pretrained(folder)
+        with torch.device('meta'):
+            net = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        with contextlib.suppress(OSError):
+            net.generation_config = GenerationConfig.from_pretrained(folder)
         hf = load_tokenizer(str(folder))
         self.text = StepTokenizer(hf, net.generation_config.eos_token_id, net.config.vocab_size)
         self.spec = ModelSpec(name or Path(model).name, net.num_parameters())
@@ -188,86 +263,152 @@ class VLLMBackend:
     def settings(self):
         "What this model's draws depend on, as JSON; they also depend on what else is in vLLM's batch."
         o = self.options
-        return dict(backend='vllm', name=self.spec.name, weights=self.weights, **text_settings(self.text.hf),
-                    temperature=float(o.temperature), top_p=float(o.top_p), max_tokens=o.max_tokens, context=self.context,
-                    top=self.top, dtype=str(o.dtype or 'as served').removeprefix('torch.'), vllm=self.version,
-                    draws='vllm, a seed per step')
+        return dict(
+            backend='vllm',
+            name=self.spec.name,
+            weights=self.weights,
+            **text_settings(self.text.hf),
+            temperature=float(o.temperature),
+            top_p=float(o.top_p),
+            max_tokens=o.max_tokens,
+            context=self.context,
+            top=self.top,
+            dtype=str(o.dtype or 'as served').removeprefix('torch.'),
+            vllm=self.version,
+            draws='vllm, a seed per step',
+        )
 
-    async def complete(self, prompt, most:int, **more)->tuple:
+    async def complete(self, prompt, most: int, **more) -> tuple:
         "The server's choice behind `prompt`, and per token (id, logit, logits of the likeliest with itself among them)."
-        body = dict(model=self.served_name, prompt=list(prompt), max_tokens=most, logprobs=self.top, top_k=0, min_p=0.,
-                    repetition_penalty=1., stop_token_ids=list(self.text.eos), include_stop_str_in_output=True,
-                    return_token_ids=True, return_tokens_as_token_ids=True)
-        try: reply = await _ask(lambda: self.client.post('/completions', body=body | more, cast_to=object), self.base_url)
+        body = dict(
+            model=self.served_name,
+            prompt=list(prompt),
+            max_tokens=most,
+            logprobs=self.top,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            stop_token_ids=list(self.text.eos),
+            include_stop_str_in_output=True,
+            return_token_ids=True,
+            return_tokens_as_token_ids=True,
+        )
+        try:
+            reply = await _ask(
+                lambda: self.client.post('/completions', body=body | more, cast_to=object),
+                self.base_url,
+            )
         except RuntimeError:
-            self.client # where it was closed meanwhile, this says so
+            self.client  # where it was closed meanwhile, this says so
             raise
-        choice, = reply['choices']
-        ids, logs = choice.get('token_ids'), choice['logprobs']
-        if not (ids and logs): raise RuntimeError(f'{self.base_url} sends no token ids: is it vLLM, and a recent one?')
+        (choice,) = reply['choices']
+        ids = choice.get('token_ids')
+        logs = choice['logprobs']
+        if not (ids and logs):
+            raise RuntimeError(f'{self.base_url} sends no token ids: is it vLLM, and a recent one?')
         rows = zip(ids, logs['token_logprobs'], logs['top_logprobs'])
         return choice, [(i, z, list(top.values())) for i, z, top in rows]
 
-    async def forced(self, ids, tokens)->list:
+    async def forced(self, ids, tokens) -> list:
         "Of each given token behind the prompt `ids`: its raw logit, and those of the likeliest."
         tokens = list(tokens)
-        choice, last = await self.complete([*ids, *tokens[:-1]], 1, temperature=0., allowed_token_ids=tokens[-1:],
-                                           prompt_logprobs=self.top if tokens[1:] else None)
-        before = (choice.get('prompt_logprobs') or [])[len(ids):]
-        read = [(row[str(t)]['logprob'], [v['logprob'] for v in row.values()]) for t, row in zip(tokens, before)]
+        choice, last = await self.complete(
+            [*ids, *tokens[:-1]],
+            1,
+            temperature=0.0,
+            allowed_token_ids=tokens[-1:],
+            prompt_logprobs=self.top if tokens[1:] else None,
+        )
+        before = (choice.get('prompt_logprobs') or [])[len(ids) :]
+        read = [
+            (row[str(t)]['logprob'], [v['logprob'] for v in row.values()])
+            for t, row in zip(tokens, before)
+        ]
         return read + [(z, top) for _, z, top in last]
 
     async def meet(self):
         "Ask the server for its version and a few logits; RuntimeError where it shows none."
         root = self.base_url.rstrip('/').removesuffix('/v1')
         async with self.client as client:
-            version = await _ask(lambda: client.get(f'{root}/version', cast_to=object), self.base_url)
+            version = await _ask(
+                lambda: client.get(f'{root}/version', cast_to=object), self.base_url
+            )
             ids = list(self.text.prompt('?'))
             logits = [z for _, top in await self.forced(ids[:1], ids[1:]) for z in top]
         self.version = version.get('version', 'unknown')
-        if max(logits) > 0 and min(logits) > -9999: return
-        raise RuntimeError(f'{self.spec.name}: vLLM shows no raw logits: start the server with --logprobs-mode raw_logits')
+        if max(logits) > 0 and min(logits) > -9999:
+            return
+        raise RuntimeError(
+            f'{self.spec.name}: vLLM shows no raw logits: start the server with --logprobs-mode raw_logits'
+        )
 
-    async def write_step(self, ids, seed:int)->Step:
+    async def write_step(self, ids, seed: int) -> Step:
         "The next step behind the prompt `ids`; at `max_tokens` or `context` it is cut."
-        tokens, room = [], min(self.options.max_tokens, self.context - len(ids))
-        if room <= 0: return Step('', self.index, 'length', prompt=len(ids))
+        tokens = []
+        room = min(self.options.max_tokens, self.context - len(ids))
+        if room <= 0:
+            return Step('', self.index, 'length', prompt=len(ids))
         draw = dict(temperature=self.options.temperature, top_p=self.options.top_p, stop='\n\n')
         while True:
             prompt, draw['seed'] = [*ids, *(t[0] for t in tokens)], (seed + len(tokens)) % 2**63
             choice, new = await self.complete(prompt, room - len(tokens), **draw)
             for token in new:
                 tokens.append(token)
-                if len(tokens) < room and not self.text.closing[token[0]]: continue
-                drawn = np.column_stack(([t[0] for t in tokens], shown_confidences([t[1:] for t in tokens]).T))
-                if step := new_step(self, SimpleNamespace(ids=ids), drawn, len(tokens) == room): return step
-            if choice.get('stop_reason') != '\n\n': raise RuntimeError(f'{self.spec.name}: vLLM ended a reply too early')
+                if len(tokens) < room and not self.text.closing[token[0]]:
+                    continue
+                drawn = np.column_stack(
+                    ([t[0] for t in tokens], shown_confidences([t[1:] for t in tokens]).T)
+                )
+                if step := new_step(self, SimpleNamespace(ids=ids), drawn, len(tokens) == room):
+                    return step
+            if choice.get('stop_reason') != '\n\n':
+                raise RuntimeError(f'{self.spec.name}: vLLM ended a reply too early')
 
     async def write(self, request):
         "The `Step`s that the model writes."
-        steps, ids = [], prefix_ids(self, request)
-        if not request.steps: room_left(self, ids, 1, f'problem {request.problem.id!r}')
+        steps = []
+        ids = prefix_ids(self, request)
+        if not request.steps:
+            room_left(self, ids, 1, f'problem {request.problem.id!r}')
         while True:
             steps.append(step := await self.write_step(ids, int(request.seed(len(steps)))))
             ids = [*ids, *step.ids]
-            if not request.to_end or step.final or len(request.steps) + len(steps) >= request.max_steps: return tuple(steps)
+            if (
+                not request.to_end
+                or step.final
+                or len(request.steps) + len(steps) >= request.max_steps
+            ):
+                return tuple(steps)
 
     async def score(self, request, step):
         "`step`, which another model wrote, with this model's confidences."
-        async def confidences(backend, ids, answers): return shown_confidences(await self.forced(ids, answers))
+
+        async def confidences(backend, ids, answers):
+            return shown_confidences(await self.forced(ids, answers))
+
         return await score_text(self, request, step, confidences)
 
     async def choose(self, messages, options):
         "How likely each option is as the next reply."
+
         async def log_probs(backend, ids, replies):
             rows = await asyncio.gather(*(self.forced(ids, r) for r in replies))
-            if max(map(len, replies)) == 1: return np.array([row[0][0] for row in rows])
-            with np.errstate(divide='ignore'): return np.array([np.log(shown_confidences(r)[1]).sum() for r in rows])
+            if max(map(len, replies)) == 1:
+                return np.array([row[0][0] for row in rows])
+            with np.errstate(divide='ignore'):
+                return np.array([np.log(shown_confidences(r)[1]).sum() for r in rows])
+
         return await choose_reply(self, messages, options, log_probs)
 
-def _context(facts, wanted): # of `first_model`; tokens or None
+
+def _context(facts, wanted):  # of `first_model`; tokens or None
     "Tokens of prompt and chain at most; RuntimeError where the server takes fewer than are wanted."
-    most, model = facts.get('max_model_len'), facts['id']
-    if not most: raise RuntimeError(f'the server of {model} is no vLLM server: it has no max_model_len')
-    if most >= (wanted or most): return wanted or most
-    raise RuntimeError(f'the server of {model} takes {most} tokens: pass context={most}, or start it with more')
+    most = facts.get('max_model_len')
+    model = facts['id']
+    if not most:
+        raise RuntimeError(f'the server of {model} is no vLLM server: it has no max_model_len')
+    if most >= (wanted or most):
+        return wanted or most
+    raise RuntimeError(
+        f'the server of {model} takes {most} tokens: pass context={most}, or start it with more'
+    )

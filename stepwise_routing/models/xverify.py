@@ -1,4 +1,5 @@
 """xVerify says whether an answer means the same as the reference; its verdicts are kept"""
+
 import ast
 import contextlib
 import re
@@ -18,44 +19,71 @@ from .vllm import serve_vllm
 
 _PROMPT_URL = 'https://raw.githubusercontent.com/IAAR-Shanghai/xVerify/main/src/xVerify/prompts/judge_prompt.py'
 
-_PROMPT_DIGEST = '76a874ddae55d26b4798bb78b0c23744' # of its words
+_PROMPT_DIGEST = '76a874ddae55d26b4798bb78b0c23744'  # of its words
 
-def _words(text): return digest(' '.join(text.split()), size=16)
+
+def _words(text):
+    return digest(' '.join(text.split()), size=16)
+
 
 def _find_template(source):
     "xVerify's prompt among the string literals of a Python file, or the text itself; None where it is not there."
-    try: nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError): nodes = []
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        nodes = []
     texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     return next((t for t in (*texts, source) if _words(t) == _PROMPT_DIGEST), None)
 
+
 def _xverify_template():
     "The prompt that xVerify's weights were trained on, fetched once. RuntimeError in one line."
-    file = xdg_cache_home()/'stepwise-routing'/'xverify_judge_prompt.py'
-    cached, hint = file.is_file(), 'or give a template'
-    try: text = file.read_text('utf-8', 'replace') if cached else urlread(_PROMPT_URL, timeout=20)
+    file = xdg_cache_home() / 'stepwise-routing' / 'xverify_judge_prompt.py'
+    cached = file.is_file()
+    hint = 'or give a template'
+    try:
+        text = file.read_text('utf-8', 'replace') if cached else urlread(_PROMPT_URL, timeout=20)
     except (OSError, ValueError) as e:
-        raise RuntimeError(f"xVerify's prompt does not come from GitHub ({shorten(str(e), 100)}): "
-                           f'save {_PROMPT_URL} as {file}, {hint}') from None
-    template, where = _find_template(text), file if cached else _PROMPT_URL
-    if not template: raise RuntimeError(f"{where} does not hold the prompt of xVerify's weights: remove it, {hint}")
-    if not cached: write_file(file, text)
+        raise RuntimeError(
+            f"xVerify's prompt does not come from GitHub ({shorten(str(e), 100)}): "
+            f'save {_PROMPT_URL} as {file}, {hint}'
+        ) from None
+    template = _find_template(text)
+    where = file if cached else _PROMPT_URL
+    if not template:
+        raise RuntimeError(
+            f"{where} does not hold the prompt of xVerify's weights: remove it, {hint}"
+        )
+    if not cached:
+        write_file(file, text)
     return template
 
-_FIELDS = '{question}', '{output}', '{answer}' # of a prompt; the second is the answer to grade, the third the reference
+
+_FIELDS = (
+    '{question}',
+    '{output}',
+    '{answer}',
+)  # of a prompt; the second is the answer to grade, the third the reference
+
 
 def _template(source):
     "A prompt: a text with the fields, a file that holds such a text or xVerify's own, or None for xVerify's own."
-    if source is None: return _xverify_template()
+    if source is None:
+        return _xverify_template()
     text = str(source)
-    if '{' not in text: # no fields, so it is a path
-        try: text = Path(text).read_text('utf-8', 'replace')
+    if '{' not in text:  # no fields, so it is a path
+        try:
+            text = Path(text).read_text('utf-8', 'replace')
         except OSError:
-            raise FileNotFoundError(f'template {text[:80]!r} is neither a file nor a text with {_FIELDS[0]}') from None
+            raise FileNotFoundError(
+                f'template {text[:80]!r} is neither a file nor a text with {_FIELDS[0]}'
+            ) from None
         text = _find_template(text) or text
     missing = [f for f in _FIELDS if f not in text]
-    if missing: raise ValueError(f'template has no {missing[0]}; it needs {", ".join(_FIELDS)}')
+    if missing:
+        raise ValueError(f'template has no {missing[0]}; it needs {", ".join(_FIELDS)}')
     return text
+
 
 def _fill(template, problem, answer):
     "The prompt of one answer, as text that can be sent."
@@ -63,32 +91,48 @@ def _fill(template, problem, answer):
     text = re.sub(r'\{(question|output|answer)\}', lambda m: values[m[1]], template)
     return text.encode('utf-8', 'replace').decode()
 
-def read_verdict(reply:str)->bool|None:
+
+def read_verdict(reply: str) -> bool | None:
     "What a judge's reply says: Correct or Incorrect, brackets and letter case aside; None where it is no verdict."
-    if re.search(r'(?<![a-z])incorrect(?![a-z])', reply, re.I): return False
+    if re.search(r'(?<![a-z])incorrect(?![a-z])', reply, re.I):
+        return False
     return True if re.match(r'[\W_]*(?:judge?ment[\W_]*)?correct(?![a-z])', reply, re.I) else None
+
 
 class XVerify:
     "Grades by a judge behind a chat endpoint, in as many threads as you like. RuntimeError in one line: no reply."
-    def __init__(self, model:str, template=None, ledger=None, workers:int=16, **options):
+
+    def __init__(self, model: str, template=None, ledger=None, workers: int = 16, **options):
         "`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `OpenAIBackend`."
-        limits = dict(key_env='XVERIFY_API_KEY', price='free', temperature=0., max_tokens=8, top_logprobs=0)
-        self.template, self.workers = _template(template), workers
-        self.unread = {} # replies that are no verdict, by (problem id, answer)
-        self.judge = OpenAIBackend(model, ledger=ledger, concurrency=workers, **limits | dict(timeout=120.) | options)
+        limits = dict(
+            key_env='XVERIFY_API_KEY', price='free', temperature=0.0, max_tokens=8, top_logprobs=0
+        )
+        self.template = _template(template)
+        self.workers = workers
+        self.unread = {}  # replies that are no verdict, by (problem id, answer)
+        self.judge = OpenAIBackend(
+            model, ledger=ledger, concurrency=workers, **limits | dict(timeout=120.0) | options
+        )
 
     def __call__(self, problem, answer):
         "Is the answer right?"
-        if answer is None or not answer.strip(): return False
-        if len(answer) > MAX_ANSWER: return answer.strip() == problem.answer.strip()
+        if answer is None or not answer.strip():
+            return False
+        if len(answer) > MAX_ANSWER:
+            return answer.strip() == problem.answer.strip()
         messages = [dict(role='user', content=_fill(self.template, problem, answer))]
         reply = run_async(self.judge.ask(messages, self.judge.options.max_tokens, 0))['text']
         verdict = read_verdict(reply)
-        if verdict is None: self.unread[problem.id, answer] = reply
+        if verdict is None:
+            self.unread[problem.id, answer] = reply
         return verdict is True
 
-    def __enter__(self): return self
-    def __exit__(self, *exc): run_async(self.judge.close())
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        run_async(self.judge.close())
+
 
 @contextlib.contextmanager
 def _place(judge, memory):
@@ -96,33 +140,51 @@ def _place(judge, memory):
     address, _, model = judge.partition('#')
     if address.startswith(('http://', 'https://')):
         plain_address(address)
-        if not model: raise ValueError(f'grader {judge!r} names no model: write xverify:{address}#MODEL')
+        if not model:
+            raise ValueError(f'grader {judge!r} names no model: write xverify:{address}#MODEL')
         yield dict(model=model, base_url=address)
         return
     _, name, revision = model_kind(judge)
-    folder, model = model_folder(name) or hub_folder(name, revision), Path(name).name
+    folder = model_folder(name) or hub_folder(name, revision)
+    model = Path(name).name
     with serve_vllm(str(folder), name=model, memory=memory, context=4096, logits=False) as url:
-        yield dict(model=model, base_url=url, identity=dict(weights=weights_sha256(folder)), key_env='')
+        yield dict(
+            model=model, base_url=url, identity=dict(weights=weights_sha256(folder)), key_env=''
+        )
 
-_GRADERS = 'math-verify', 'xverify:NAME', 'xverify:NAME@REVISION', 'xverify:http://HOST:PORT/v1#MODEL'
+
+_GRADERS = (
+    'math-verify',
+    'xverify:NAME',
+    'xverify:NAME@REVISION',
+    'xverify:http://HOST:PORT/v1#MODEL',
+)
+
 
 @contextlib.contextmanager
 def open_grader(
-    name:str='math-verify', # "math-verify" or another of `_GRADERS`
-    memory:float=.15,       # share of the GPU's memory for a server that is started here
-    template=None,          # prompt with {question}, {output}, {answer}, or a file with it; None = xVerify's own
-    **options               # of `XVerify`: ledger, workers, timeout, ...
-): # grade(problem, answer) -> bool
+    name: str = 'math-verify',  # "math-verify" or another of `_GRADERS`
+    memory: float = 0.15,  # share of the GPU's memory for a server that is started here
+    template=None,  # prompt with {question}, {output}, {answer}, or a file with it; None = xVerify's own
+    **options,  # of `XVerify`: ledger, workers, timeout, ...
+):  # grade(problem, answer) -> bool
     "A grader by name for the time of a `with` block. ValueError: unknown name; it warns of replies without a verdict."
     kind, _, judge = str(name).partition(':')
     if name == 'math-verify':
         yield is_right
         return
     if kind != 'xverify' or not judge:
-        raise ValueError(f'unknown grader {name!r}{nearest(name, _GRADERS)}; choose one of: {", ".join(_GRADERS)}')
-    template = _template(template) # before anything is started
-    with _place(judge, memory) as place, XVerify(template=template, **place | options) as grade: yield grade
-    if not grade.unread: return
+        raise ValueError(
+            f'unknown grader {name!r}{nearest(name, _GRADERS)}; choose one of: {", ".join(_GRADERS)}'
+        )
+    template = _template(template)  # before anything is started
+    with _place(judge, memory) as place, XVerify(template=template, **place | options) as grade:
+        yield grade
+    if not grade.unread:
+        return
     given_up().update(grade.unread)
-    count, reply = len(grade.unread), next(iter(grade.unread.values()))
-    warnings.warn(f'{name}: no verdict in {count} replies, e.g. {reply[:40]!r}: graded as wrong', stacklevel=3)
+    count = len(grade.unread)
+    reply = next(iter(grade.unread.values()))
+    warnings.warn(
+        f'{name}: no verdict in {count} replies, e.g. {reply[:40]!r}: graded as wrong', stacklevel=3
+    )

@@ -1,4 +1,5 @@
 """Who wrote which step, how sure it was, and what was thrown away"""
+
 import os
 import sys
 from dataclasses import dataclass
@@ -24,76 +25,107 @@ _PAGE = '''<div style="font-family: sans-serif"><p><b>Question.</b> {{t.question
 {% if s.draft %}<s>{{s.text}}</s>{% else %}{{s.text}}{% endif %}</p>{% endfor %}
 <p><b>{{t.end}}</b></p></div>'''
 
+
 @dataclass(frozen=True)
 class Line:
     "One step of a transcript."
-    writer: str # "small" or "large"
+
+    writer: str  # "small" or "large"
     text: str
-    note: str   # how sure the router was
-    draft: bool # thrown away: the other model wrote it again
+    note: str  # how sure the router was
+    draft: bool  # thrown away: the other model wrote it again
+
 
 @dataclass(frozen=True)
 class Transcript:
     "An answer, step by step."
+
     question: str
     steps: list  # of `Line`s
-    end: str     # what came out, and what it cost
+    end: str  # what came out, and what it cost
+
     def __str__(self):
-        lines = [f'{s.writer:6} {s.text}' + ' (thrown away)'*s.draft for s in self.steps]
+        lines = [f'{s.writer:6} {s.text}' + ' (thrown away)' * s.draft for s in self.steps]
         return '\n'.join([self.question, *lines, self.end])
 
     def _repr_html_(self):
         from jinja2 import Template
+
         colours = dict(small='#047ac9', large='#c65200')
         return Template(_PAGE, autoescape=True).render(t=self, colours=colours)
 
-    def coloured(self)->str:
+    def coloured(self) -> str:
         "For a terminal."
-        lines = [f'{_CODES["draft" if s.draft else s.writer]}{s.writer:6} {s.text}\x1b[0m  {s.note}' for s in self.steps]
+        lines = [
+            f'{_CODES["draft" if s.draft else s.writer]}{s.writer:6} {s.text}\x1b[0m  {s.note}'
+            for s in self.steps
+        ]
         return '\n'.join([self.question, *lines, self.end])
 
-def verdict(walk): return 'right' if walk.correct else 'wrong' # of a `Trajectory`
+
+def verdict(walk):
+    return 'right' if walk.correct else 'wrong'  # of a `Trajectory`
+
 
 def transcribe(
     walk,  # a `Trajectory`
     tree,  # the `RoutingTree` that it walked
-    router # that walked, such as `ScoreRouter`
-)->Transcript:
+    router,  # that walked, such as `ScoreRouter`
+) -> Transcript:
     "A walk with its scores and the drafts that were thrown away."
-    p, lines = walk.problem, []
-    def line(steps, draft=False): # the last of them
-        step, note = steps[-1], ''
+    p = walk.problem
+    lines = []
+
+    def line(steps, draft=False):  # the last of them
+        step = steps[-1]
+        note = ''
         if step.model == 0 and hasattr(router, 'score'):
             state = State(p, tree.sample, steps, ''.join(str(s.model) for s in steps))
             note = f'score {router.score([state])[0]:.2f}, threshold {router.threshold:g}'
         lines.append(Line(WRITERS[min(step.model, 1)], step.text, note, draft))
+
     for t, step in enumerate(walk.steps):
-        taken_over = step.model and (t == 0 or walk.steps[t-1].model < step.model)
+        taken_over = step.model and (t == 0 or walk.steps[t - 1].model < step.model)
         if taken_over and router.on_escalate == 'regenerate' and router.start == 0:
             line((*walk.steps[:t], tree.kept(p, walk.path[:t], 0)), draft=True)
-        line(walk.steps[:t+1])
+        line(walk.steps[: t + 1])
     cost = walk_cost(walk.calls, tree.specs)
     return Transcript(p.question, lines, f'{verdict(walk)}, {cost:.3g} FLOPs')
 
-def both_wrote(walks, right)->list:
+
+def both_wrote(walks, right) -> list:
     "The right or wrong ones of `walks` in which each model wrote a step, as they come."
     return [w for w in walks if w.correct == right and len(set(w.path)) > 1]
 
-def demo(n=20, benchmark='micro-gsm', each=1): # test problems; transcripts of right and of wrong answers at most
+
+def demo(
+    n=20, benchmark='micro-gsm', each=1
+):  # test problems; transcripts of right and of wrong answers at most
     "Route problems between the shipped models: (`Transcript`s, the first right ones first, DataFrame of all routers)."
     import pandas as pd
-    problems, router = load_problems(benchmark, 'test', n=n), ScoreRouter('score_prob', 'regenerate', .5)
+
+    problems = load_problems(benchmark, 'test', n=n)
+    router = ScoreRouter('score_prob', 'regenerate', 0.5)
     with TemporaryDirectory() as tmp, open_models(['micro-small', 'micro-large']) as models:
         with RolloutStore(f'{tmp}/draws.db', tree_settings(benchmark, models)) as store:
             tree = RoutingTree(models, store)
             walks = {r.name: walk(problems, r, tree) for r in (SmallOnly(), LargeOnly(), router)}
-            chosen = [w for right in (True, False) for w in both_wrote(walks[router.name], right)[:each]]
+            chosen = [
+                w for right in (True, False) for w in both_wrote(walks[router.name], right)[:each]
+            ]
             texts = [transcribe(w, tree, router) for w in chosen]
-    rows = {name: dict(right=sum(w.correct for w in own), cost=sum(walk_cost(w.calls, tree.specs) for w in own))
-            for name, own in walks.items()}
+    rows = {
+        name: dict(
+            right=sum(w.correct for w in own), cost=sum(walk_cost(w.calls, tree.specs) for w in own)
+        )
+        for name, own in walks.items()
+    }
     table = pd.DataFrame(rows).T
-    share = 100*table['cost']/table.loc['Large only', 'cost']
-    return texts, pd.DataFrame({f'right of {n}': table['right'].astype(int), 'cost, % of large': share.round(1)})
+    share = 100 * table['cost'] / table.loc['Large only', 'cost']
+    return texts, pd.DataFrame(
+        {f'right of {n}': table['right'].astype(int), 'cost, % of large': share.round(1)}
+    )
+
 
 def show_demo():
     "`stepwise-routing demo`: a transcript and a table, in ten seconds."
@@ -102,7 +134,8 @@ def show_demo():
     text = str(texts[0]) if plain else texts[0].coloured()
     print(text, table.to_string(), 'Next: stepwise-routing reproduce --profile smoke', sep='\n\n')
 
+
 @patch
-def _repr_html_(self:Trajectory):
+def _repr_html_(self: Trajectory):
     lines = [Line(WRITERS[min(s.model, 1)], s.text, '', False) for s in self.steps]
     return Transcript(self.problem.question, lines, verdict(self))._repr_html_()

@@ -3,6 +3,7 @@
 Here belongs a plain function for whatever a numbered notebook does with a whole run. This is the only room, with
 `run.sweep`, that knows both a `Setting` and the method. What a method computes belongs in `method/`.
 """
+
 import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -44,7 +45,15 @@ from ..method.results import (
     resamples,
     with_calibration,
 )
-from ..method.routers import POLICY_METHODS, RECEIPT_COLUMNS, RSD, SavedPolicy, SpecReason, asking_settings, fit_steer
+from ..method.routers import (
+    POLICY_METHODS,
+    RECEIPT_COLUMNS,
+    RSD,
+    SavedPolicy,
+    SpecReason,
+    asking_settings,
+    fit_steer,
+)
 from ..method.tree import RoutingTree, collect_rollouts
 from ..models.names import open_models
 from ..models.xverify import open_grader
@@ -53,19 +62,21 @@ from .workers import side_by_side
 
 
 def read_problems(
-    setting:Setting,
-    benchmark:str,
-    split:str,       # "train", "calibration" or "test"
-    n:int|None=None  # how many; None: as many as the run says
-)->list: # `Problem`s
+    setting: Setting,
+    benchmark: str,
+    split: str,  # "train", "calibration" or "test"
+    n: int | None = None,  # how many; None: as many as the run says
+) -> list:  # `Problem`s
     "The problems of a split of a run. Errors as of `load_problems`."
     folder = setting.run.config.data.data_dir
     if n is None:
         n = setting.n(split)
-    return load_problems(benchmark, split, n, data_dir=find_project().nbs/folder if folder else None)
+    return load_problems(
+        benchmark, split, n, data_dir=find_project().nbs / folder if folder else None
+    )
 
 
-def setting_options(setting:Setting)->dict:
+def setting_options(setting: Setting) -> dict:
     "Options of `open_models` for a setting: the limits that its profile sets."
     limits = setting.run.config.models
     options = {}
@@ -81,24 +92,29 @@ def setting_options(setting:Setting)->dict:
     return options
 
 
-def open_backends(setting:Setting): # list of backends, index 0 up
+def open_backends(setting: Setting):  # list of backends, index 0 up
     "The models of a setting, small to large, for the time of a `with` block."
     return open_models(setting.models, **setting_options(setting))
 
 
-def open_run_grader(setting:Setting): # grade(problem, answer) -> bool
+def open_run_grader(setting: Setting):  # grade(problem, answer) -> bool
     "The grader of a run for the time of a `with` block. Errors as of `open_grader`."
     data = setting.run.config.data
-    return open_grader(data.grader, data.grader_memory, data.grader_template or None, ledger=setting.files.verdicts())
+    return open_grader(
+        data.grader,
+        data.grader_memory,
+        data.grader_template or None,
+        ledger=setting.files.verdicts(),
+    )
 
 
 @contextmanager
 def open_tree(
-    setting:Setting,
-    benchmark:str,
+    setting: Setting,
+    benchmark: str,
     backends=None,  # models of `open_backends`; None replays what the store holds
-    grade=is_right  # (`Problem`, parsed answer) -> bool
-): # `RoutingTree`
+    grade=is_right,  # (`Problem`, parsed answer) -> bool
+):  # `RoutingTree`
     "The routing trees of a benchmark on the setting's store, for the time of a `with` block."
     settings = tree_settings(benchmark, backends) if backends else None
     limit = step_limit(setting.run.config.data.max_steps, benchmark)
@@ -107,10 +123,10 @@ def open_tree(
 
 
 def small_chains(
-    setting:Setting, # its store keeps the chains
-    benchmark:str,   # whose training problems are solved
-    backends         # the open models; the first one writes
-)->list: # (problem, steps) pairs
+    setting: Setting,  # its store keeps the chains
+    benchmark: str,  # whose training problems are solved
+    backends,  # the open models; the first one writes
+) -> list:  # (problem, steps) pairs
     "The small model's chains, drawn if the store does not hold them."
     problems = read_problems(setting, benchmark, 'train')
     with open_tree(setting, benchmark, backends) as tree:
@@ -118,7 +134,7 @@ def small_chains(
     return list(zip(problems, chains))
 
 
-def draw_edges(setting:Setting, benchmark:str, backends)->dict:
+def draw_edges(setting: Setting, benchmark: str, backends) -> dict:
     "Draw all that a benchmark's outcome tables need; edges and tokens of now, edges in the store, US cents so far."
     problems = {split: read_problems(setting, benchmark, split) for split in SPLITS}
     with open_tree(setting, benchmark, backends) as tree:
@@ -132,35 +148,40 @@ def draw_edges(setting:Setting, benchmark:str, backends)->dict:
             drawn_now=tree.drawn,
             tokens_now=tree.tokens,
             in_store=len(tree.store),
-            cents=getattr(backends[-1], 'spent', 0.))
+            cents=getattr(backends[-1], 'spent', 0.0),
+        )
 
 
-def draw_all(run:Run)->list: # a dict as of `draw_edges` per setting and benchmark
+def draw_all(run: Run) -> list:  # a dict as of `draw_edges` per setting and benchmark
     "Draw all that the outcome tables of a run need."
+
     def work(setting, benchmarks):
         with open_backends(setting) as backends:
             return [draw_edges(setting, b, backends) for b in benchmarks]
+
     return side_by_side(run, work, 'rollouts', count_problems)
 
 
-def count_problems(setting:Setting, benchmark:str)->int:
+def count_problems(setting: Setting, benchmark: str) -> int:
     "How many problems a benchmark has in a run, over all splits."
     return sum(len(read_problems(setting, benchmark, split)) for split in SPLITS)
 
 
-def read_table(setting:Setting, benchmark:str, split:str)->OutcomeTable:
+def read_table(setting: Setting, benchmark: str, split: str) -> OutcomeTable:
     "The outcome table that a run saved. Errors as of `OutcomeTable.load`."
     return OutcomeTable.load(setting.files.outcomes(benchmark, split))
 
 
-def read_tables(setting:Setting, benchmark:str, grade)->tuple: # `grade`: of `open_run_grader`
+def read_tables(setting: Setting, benchmark: str, grade) -> tuple:  # `grade`: of `open_run_grader`
     "Save a benchmark's outcome tables: ({split: table}, `Agreement` of its grader with Math-Verify or None)."
     problems = {split: read_problems(setting, benchmark, split) for split in SPLITS}
     tables = {}
     with open_tree(setting, benchmark, grade=grade) as tree:
         tables['train'] = outcome_table(problems['train'], tree, 'train', setting.part.samples)
         for split in SPLITS[1:]:
-            tables[split] = outcome_table(problems[split], tree, split, redraws=setting.part.redraws)
+            tables[split] = outcome_table(
+                problems[split], tree, split, redraws=setting.part.redraws
+            )
     for split, table in tables.items():
         table.save(setting.files.outcomes(benchmark, split))
     if setting.run.config.data.grader == 'math-verify':
@@ -171,25 +192,32 @@ def read_tables(setting:Setting, benchmark:str, grade)->tuple: # `grade`: of `op
     return tables, agreement(graded_problems, answers, grade, is_right)
 
 
-def read_all(run:Run)->dict: # (setting, benchmark) -> what `read_tables` returns
+def read_all(run: Run) -> dict:  # (setting, benchmark) -> what `read_tables` returns
     "Save the outcome tables of a run."
+
     def work(setting, benchmarks):
         with open_run_grader(setting.run.settings[0]) as grade:
             return [read_tables(setting, b, grade) for b in benchmarks]
+
     keys = [(setting.name, b) for setting in run.settings for b in setting.benchmarks]
     return dict(zip(keys, side_by_side(run, work, 'outcome tables', count_problems)))
 
 
-def save_agreement(run:Run, agreements:dict): # (setting, benchmark) -> `Agreement` or None; the saved table
+def save_agreement(
+    run: Run, agreements: dict
+):  # (setting, benchmark) -> `Agreement` or None; the saved table
     "Write grading/agreement.csv and disagreements.csv, if there is any second grader."
     import pandas as pd
+
     second = {key: found for key, found in agreements.items() if found}
     if not second:
         return pd.DataFrame()
+
     def saved(name, frames):
         rows = pd.concat(frames, names=['setting', 'benchmark']).droplevel(-1)
-        write_file(run.folder/'grading'/f'{name}.csv', rows.to_csv())
+        write_file(run.folder / 'grading' / f'{name}.csv', rows.to_csv())
         return rows
+
     saved('disagreements', {key: found.disagreements() for key, found in second.items()})
     return saved('agreement', {key: found.frame() for key, found in second.items()})
 
@@ -197,6 +225,7 @@ def save_agreement(run:Run, agreements:dict): # (setting, benchmark) -> `Agreeme
 def _saved_policy(folder, benchmark, models):
     "The policy of one folder; errors with the folder's whole path."
     from ..method.policy import PolicyRouter, load_policy
+
     policy = load_policy(folder, models=models)
     variant = folder.parent.name
     config = policy.config
@@ -210,10 +239,11 @@ def _saved_policy(folder, benchmark, models):
         online=config['online'],
         bound=config['bound'],
         sweep=tuple(config['sweep']),
-        calibration=config['calibration'])
+        calibration=config['calibration'],
+    )
 
 
-def load_policies(setting:Setting, benchmark:str)->list:
+def load_policies(setting: Setting, benchmark: str) -> list:
     "The `SavedPolicy`s of a run by variant and seed, if any. ValueError names the one that cannot be used."
     folders = sorted(p for p in setting.files.policies(benchmark).glob('*/*') if p.is_dir())
     models = read_table(setting, benchmark, 'test').models if folders else ()
@@ -222,24 +252,36 @@ def load_policies(setting:Setting, benchmark:str)->list:
         try:
             policies.append(_saved_policy(folder, benchmark, models))
         except (OSError, ValueError, KeyError) as e:
-            reason = f'{folder} has no {e} in its config.json' if isinstance(e, KeyError) else str(e)
+            reason = (
+                f'{folder} has no {e} in its config.json' if isinstance(e, KeyError) else str(e)
+            )
             name = '/'.join(folder.parts[-4:])
-            raise ValueError(f'{reason.replace(str(folder), name)}: run nbs/03b_training.ipynb again') from e
+            raise ValueError(
+                f'{reason.replace(str(folder), name)}: run nbs/03b_training.ipynb again'
+            ) from e
     return sorted(policies, key=lambda p: (p.variant, p.seed))
 
 
-def open_case(setting:Setting, benchmark:str)->Case:
+def open_case(setting: Setting, benchmark: str) -> Case:
     "What a comparison on a benchmark needs: its outcome tables, our policies, and the rule of choice."
     tables = {split: read_table(setting, benchmark, split) for split in SPLITS}
     config = setting.run.config
-    return Case(setting.name, benchmark, tables, load_policies(setting, benchmark),
-                alpha=config.policy.alpha, unit=setting.unit, seed=config.seed)
+    return Case(
+        setting.name,
+        benchmark,
+        tables,
+        load_policies(setting, benchmark),
+        alpha=config.policy.alpha,
+        unit=setting.unit,
+        seed=config.seed,
+    )
 
 
 @contextmanager
-def reward_model(run:Run):
+def reward_model(run: Run):
     "The reward model of RSD and TRIM for the time of a `with` block; None if the run has none."
     from ..models.reward import load_prm
+
     name = run.config.baselines.reward_model
     prm = load_prm(name) if name else None
     try:
@@ -252,9 +294,11 @@ def reward_model(run:Run):
 def _walking_routers(setting, case, backends, prm, enter):
     "The baselines that walk, RSD last; `enter` keeps a store open."
     baselines = setting.run.config.baselines
+
     def answers(kind, model):
         path = setting.files.replies(case.benchmark, kind)
         return enter(RolloutStore(path, asking_settings(case.benchmark, model)))
+
     if baselines.steer_next:
         yield fit_steer(case.tables['train'], 'next', seed=case.seed)
     if baselines.specreason:
@@ -266,12 +310,12 @@ def _walking_routers(setting, case, backends, prm, enter):
 
 
 def walk_case(
-    setting:Setting,
-    case:Case,   # of `replay_case`
-    backends,    # the open models
-    grade,       # of `open_run_grader`
-    prm=None     # reward model of RSD and TRIM; None leaves both out
-)->None:
+    setting: Setting,
+    case: Case,  # of `replay_case`
+    backends,  # the open models
+    grade,  # of `open_run_grader`
+    prm=None,  # reward model of RSD and TRIM; None leaves both out
+) -> None:
     "Add all methods that walk to a case, on all calibration and test problems."
     baselines = setting.run.config.baselines
     problems = {split: read_problems(setting, case.benchmark, split) for split in SPLITS}
@@ -296,60 +340,82 @@ def walk_case(
         if is_open and case.benchmark in MICRO:
             for on_escalate in READINGS:
                 knowing = knows_steps(problems['test'], tree, on_escalate)
-                case.rows += outcome_rows(knowing, test, replay(knowing, test), .5)
+                case.rows += outcome_rows(knowing, test, replay(knowing, test), 0.5)
 
 
-def save_case(setting:Setting, case:Case)->None:
+def save_case(setting: Setting, case: Case) -> None:
     "Write methods/: results, calibration grids, single seeds (ablations among them) and receipts."
     receipts = []
     for p in case.policies:
         facts = [p.calibration[k] for k in RECEIPT_COLUMNS[6:]]
-        receipts.append((case.benchmark, p.variant, p.router.name, p.router.on_escalate, p.calibration['alpha'],
-                         p.seed, *facts))
+        receipts.append(
+            (
+                case.benchmark,
+                p.variant,
+                p.router.name,
+                p.router.on_escalate,
+                p.calibration['alpha'],
+                p.seed,
+                *facts,
+            )
+        )
+
     def save(part, rows, columns):
         save_rows(setting.files.methods(case.benchmark, part), rows, columns)
+
     save('', case.rows, COLUMNS)
     save('-grid', grid_rows(case.grids), GRID_COLUMNS)
     save('-ablations', case.singles, SEED_COLUMNS)
     save('-policies', receipts, RECEIPT_COLUMNS)
 
 
-def walk_all(run:Run)->list: # a `Case` per setting and benchmark, with nothing but its grids
+def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with nothing but its grids
     "Compare all methods of a run, and save what they reach."
+
     def work(setting, benchmarks):
         cases = [open_case(setting, b) for b in benchmarks]
         for case in cases:
             replay_case(case)
-        with (open_run_grader(setting) as grade, reward_model(setting.run) as prm,
-              open_backends(setting) as backends):
+        with (
+            open_run_grader(setting) as grade,
+            reward_model(setting.run) as prm,
+            open_backends(setting) as backends,
+        ):
             for case in cases:
                 walk_case(setting, case, backends, grade, prm)
                 save_case(setting, case)
         return [replace(case, tables={}, policies=[], rows=[], singles=[]) for case in cases]
+
     return side_by_side(run, work, 'walks', count_problems)
 
 
-def kept_given_up(setting:Setting)->set:
+def kept_given_up(setting: Setting) -> set:
     "The (problem, answer) pairs that grading gave up in all stages of a run so far."
-    files = (setting.folder/'grading').glob('given-up-*.json')
+    files = (setting.folder / 'grading').glob('given-up-*.json')
     return {tuple(pair) for file in files for pair in json.loads(file.read_text('utf-8'))}
 
 
-def load_benchmark(setting:Setting, benchmark:str)->BenchmarkResults:
+def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     "Everything a setting stored about a benchmark; one line if something is missing or does not belong together."
     table = read_table(setting, benchmark, 'test')
     table = take_rows(table, np.argsort(table.problem_id, kind='stable'))
+
     def file(part):
         return setting.files.methods(benchmark, part)
+
     rows = read_rows(file(''))
     singles = read_rows(file('-ablations'), SEED_COLUMNS)
     grid = read_csv(file('-grid'), GRID_COLUMNS)
     for part, frame in {'': rows, '-grid': grid}.items():
         if frame.empty:
-            raise FileNotFoundError(f'no results at {file(part)}: run nbs/04b_comparison.ipynb first')
+            raise FileNotFoundError(
+                f'no results at {file(part)}: run nbs/04b_comparison.ipynb first'
+            )
     for frame in (rows, singles):
         if len(frame) and set(frame['problem']) != set(table.problem_id):
-            raise ValueError(f'methods/ and outcomes/ hold different problems of {benchmark}: {RERUN}')
+            raise ValueError(
+                f'methods/ and outcomes/ hold different problems of {benchmark}: {RERUN}'
+            )
     config = setting.run.config
     counts = resamples(len(table), config.results.n_boot, config.seed)
     means = resampled(rows, counts, cost_unit(table), setting.unit)
@@ -359,7 +425,7 @@ def load_benchmark(setting:Setting, benchmark:str)->BenchmarkResults:
     return BenchmarkResults(table, rows, grid, singles, means, results)
 
 
-def load_results(setting:Setting)->SettingResults:
+def load_results(setting: Setting) -> SettingResults:
     "One setting of a run, from its files alone."
     run = setting.run
     return SettingResults(
@@ -371,9 +437,10 @@ def load_results(setting:Setting)->SettingResults:
         figures=run.figures,
         ablations=run.config.sweep.ablations,
         given_up=len(kept_given_up(setting)),
-        parts={b: load_benchmark(setting, b) for b in setting.benchmarks})
+        parts={b: load_benchmark(setting, b) for b in setting.benchmarks},
+    )
 
 
-def load_run(run:Run)->dict: # "open", "api" -> `SettingResults`
+def load_run(run: Run) -> dict:  # "open", "api" -> `SettingResults`
     "All settings of a run, from its files alone; one clear line if something is missing."
     return {setting.name: load_results(setting) for setting in run.settings}

@@ -2,6 +2,7 @@
 
 Here belongs how processes start, end and are interrupted. What a job does belongs in `run.stages` and `run.sweep`.
 """
+
 import logging
 import os
 import shutil
@@ -12,33 +13,35 @@ from tempfile import TemporaryDirectory
 
 from ..data.grading import collected, graded
 
-PATIENCE = 60 # seconds that a job gets to end the paid calls under way
+PATIENCE = 60  # seconds that a job gets to end the paid calls under way
 ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1')
 
 
 def interrupt_once(number, _):
     "A handler of signals: the first one interrupts; a second one does not cut short what the first has begun."
     signal.signal(number, signal.SIG_IGN)
-    logging.getLogger('asyncio').setLevel(logging.CRITICAL) # tasks that it ends are no news
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # tasks that it ends are no news
     raise KeyboardInterrupt
 
 
 @contextmanager
 def wanted_by(
-    parent:int, # process number of who waits for the job
-    flag        # a folder that the parent removes when it wants no answer any more
+    parent: int,  # process number of who waits for the job
+    flag,  # a folder that the parent removes when it wants no answer any more
 ):
     "Interrupt a job of a worker process when nobody waits for it; it has a minute to end the calls under way."
     done = threading.Event()
     job = threading.get_ident()
+
     def watch():
         while os.getppid() == parent and os.path.exists(flag):
-            if done.wait(.5):
+            if done.wait(0.5):
                 return
         if not done.is_set():
             signal.pthread_kill(job, signal.SIGUSR1)
         if not done.wait(PATIENCE) or os.getppid() != parent:
             os._exit(1)
+
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
@@ -49,7 +52,7 @@ def wanted_by(
 def _in_worker(parent, flag, work, *job):
     "Run one job in a worker process; None after an interrupt."
     if os.getpgrp() != os.getpid():
-        os.setsid() # out of the group that Jupyter interrupts and terminates
+        os.setsid()  # out of the group that Jupyter interrupts and terminates
     signal.signal(signal.SIGUSR1, interrupt_once)
     with suppress(KeyboardInterrupt), wanted_by(parent, flag):
         return graded(work, *job)
@@ -67,11 +70,11 @@ def _jobs(run, workers):
 
 
 def side_by_side(
-    run,       # `Run`: all benchmarks of all its settings
-    work,      # (setting, benchmarks) -> a result per benchmark
-    desc:str,  # what is done, for the file of what grading gave up
-    size=None  # (setting, benchmark) -> how much work it is; None: all are alike
-)->list: # the results, setting by setting
+    run,  # `Run`: all benchmarks of all its settings
+    work,  # (setting, benchmarks) -> a result per benchmark
+    desc: str,  # what is done, for the file of what grading gave up
+    size=None,  # (setting, benchmark) -> how much work it is; None: all are alike
+) -> list:  # the results, setting by setting
     "Do the largest jobs first, in `models.workers` processes; errors and interrupts reach everybody."
     config = run.config
     workers = config.models.workers if config.data.grader == 'math-verify' else 1
@@ -81,17 +84,21 @@ def side_by_side(
     from concurrent.futures import as_completed, wait
 
     from joblib.externals.loky import get_reusable_executor
+
     def job_size(i):
         setting, benchmarks = jobs[i]
         return sum(size(setting, b) for b in benchmarks) if size else 0
-    order = sorted(range(len(jobs)), key=lambda i: (-job_size(i), -i)) # of equal ones the last: benchmarks get harder
+
+    order = sorted(
+        range(len(jobs)), key=lambda i: (-job_size(i), -i)
+    )  # of equal ones the last: benchmarks get harder
     pool = get_reusable_executor(workers, env=ONE_THREAD)
     with TemporaryDirectory(ignore_cleanup_errors=True) as flag:
         futures = {i: pool.submit(_in_worker, os.getpid(), flag, work, *jobs[i]) for i in order}
         try:
             for future in as_completed(futures.values()):
                 future.result()
-        finally: # calls under way come to their end, then no process stays behind
+        finally:  # calls under way come to their end, then no process stays behind
             for future in futures.values():
                 future.cancel()
             shutil.rmtree(flag)

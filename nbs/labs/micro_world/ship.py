@@ -3,6 +3,7 @@
 One file a benchmark, `stepwise_routing/micro_problems/NAME.jsonl.xz`: a line per problem, the splits one after the
 other, each in the order in which the generator draws it. The bytes depend on the generator alone.
 """
+
 import json
 import lzma
 
@@ -11,9 +12,10 @@ from stepwise_routing.base.tools import PACKAGE, write_file
 from .drafts import micro_problems
 from .families import FAMILIES
 
-SHIPPED = dict(train=1000, calibration=1000, test=1000) # problems of a benchmark
+SHIPPED = dict(train=1000, calibration=1000, test=1000)  # problems of a benchmark
 
-def problem_line(split, problem)->str:
+
+def problem_line(split, problem) -> str:
     "One problem as JSON."
     fields = dict(
         split=split,
@@ -21,18 +23,23 @@ def problem_line(split, problem)->str:
         level=problem.difficulty,
         question=problem.question,
         answer=problem.answer,
-        solution=problem.solution)
+        solution=problem.solution,
+    )
     return json.dumps(fields) + '\n'
 
-def benchmark_file(benchmark)->bytes:
+
+def benchmark_file(benchmark) -> bytes:
     "The problems of a benchmark, compressed."
     lines = []
     for split, count in SHIPPED.items():
-        lines += [problem_line(split, problem) for problem in micro_problems(benchmark, split, count)]
+        lines += [
+            problem_line(split, problem) for problem in micro_problems(benchmark, split, count)
+        ]
     return lzma.compress(''.join(lines).encode(), preset=9)
+
 
 if __name__ == '__main__':
     for benchmark in FAMILIES:
         data = benchmark_file(benchmark)
-        path = write_file(PACKAGE/'micro_problems'/f'{benchmark}.jsonl.xz', data)
+        path = write_file(PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz', data)
         print(f'{path.name}: {len(data):,} bytes')
