@@ -1,5 +1,6 @@
 # make reproduce   install if needed, then from the micro models to tables/ and figures/; what is unchanged is not run again
 # make test        install if needed, then a cold smoke run of the stages, the other notebooks, all tests but the slow ones
+# make fuzz        the property tests with ten times the examples, at random; its findings become fixed examples
 # make ablations   a policy per design choice and per-step policies, to tables/ablations/ and figures/ablations/
 # make bench       speed of the engine, of policy steps, of routed generation, and how cost grows; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
@@ -10,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02b_outcomes|03b_training|04b_comparison|05_results
 
-.PHONY: reproduce ablations bench test smoke lessons hooks notebooks site
+.PHONY: reproduce ablations bench test fuzz smoke lessons hooks notebooks site
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
@@ -25,6 +26,9 @@ bench: $(STAMP)
 test: $(STAMP)
 	$(MAKE) -j 2 smoke lessons
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+fuzz: $(STAMP)
+	STEPWISE_FUZZ=10 $(BIN)/python -m pytest -n 2 -m hypothesis --timeout 3600
 
 smoke: $(STAMP)
 	rm -rf runs/smoke runs/store/smoke

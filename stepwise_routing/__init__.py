@@ -1,1 +1,47 @@
+"""Policy-guided stepwise model routing: the names that most programs need
+
+They are imported when they are first used, so that `import stepwise_routing` takes no time. Everything else is in the
+modules of the package: `base`, `data`, `models`, `method`, `own`, `report` and `run`.
+"""
+
 __version__ = "0.2.0"
+
+ENTRY_POINTS = {  # name -> the module that it is in
+    'collect': 'own',
+    'train': 'own',
+    'calibrate': 'own',
+    'route': 'own',
+    'open_router': 'own',
+    'export': 'own',
+    'load_problems': 'data.benchmarks',
+    'open_models': 'models.names',
+    'RolloutStore': 'base.store',
+    'RoutingTree': 'method.tree',
+    'collect_rollouts': 'method.tree',
+    'walk': 'method.walks',
+    'OutcomeTable': 'method.outcomes',
+    'outcome_table': 'method.outcomes',
+    'replay': 'method.outcomes',
+    'PolicyRouter': 'method.policy',
+    'load_policy': 'method.policy',
+    'open_run': 'run.config',
+}
+
+__all__ = ['__version__', *ENTRY_POINTS]
+
+
+def __getattr__(name):
+    "Import an entry point when it is first asked for; its docstring gets a line per parameter, for `help`."
+    if name not in ENTRY_POINTS:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    from importlib import import_module
+
+    from .base.tools import explain_parameters
+
+    thing = getattr(import_module(f'{__name__}.{ENTRY_POINTS[name]}'), name)
+    globals()[name] = explain_parameters(thing)
+    return thing
+
+
+def __dir__():
+    return sorted(__all__)

@@ -14,25 +14,16 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from .base.records import Problem, walk_cost
 from .base.tools import digest, nearest, one_of, write_file
-from .method.cpo import TableEnv
 from .data.benchmarks import file_rows, make_problem
 from .data.grading import graded, is_right
 from .models.names import model_kind, open_models
 from .method.outcomes import OutcomeTable, outcome_table
-from .method.policy import FULL_FEATURES, PolicyRouter, load_policy, save_policy
 from .report.transcripts import WRITERS, Line, Transcript
 from .method.tree import RoutingTree, collect_rollouts
 from .method.walks import walk
 from .base.settings import Policy
 from .base.settings import checked
 from .base.store import RolloutStore, check_settings, tree_settings
-from stepwise_routing.method.training import (
-    Calibration,
-    calibrate as calibrate_policy,
-    fit,
-    threshold_path,
-    training_key,
-)
 
 # %% ../nbs/06_your_own_models.ipynb #own-problems
 def _own_problem(row, name):  # one row as a `Problem`; ValueError for what is wrong with it
@@ -221,6 +212,8 @@ def own_table(folder, split):  # `OutcomeTable`
 
 def _own_inputs(folder, table):  # (features, unit of cost)
     "What the policy sees, and the unit of cost: what the models' interfaces give."
+    from stepwise_routing.method.policy import FULL_FEATURES
+
     obs = table.obs[table.inside]
     features = tuple(
         f for f in FULL_FEATURES if not np.isnan(obs[:, table.features.index(f)]).any()
@@ -241,6 +234,10 @@ def train(
     **settings,  # seed, and fields of `Policy`, e.g. steps
 ) -> dict:  # on the training problems, in %: right, missed, and the share of the large model's cost
     "Train the router. What the same call has trained before is left as it is. ValueError for what cannot work."
+    from stepwise_routing.method.cpo import TableEnv  # torch: only those wait for it who need it
+    from stepwise_routing.method.policy import load_policy
+    from stepwise_routing.method.training import fit, training_key
+
     for k in settings:
         one_of('setting', k, ['seed', *(f.name for f in fields(Policy) if f.name != 'alpha')])
     folder, table, seed = Path(folder), own_table(folder, 'train'), settings.pop('seed', 0)
@@ -270,9 +267,13 @@ def calibrate(
     alpha: float
     | None = None,  # accuracy that may be lost, or share that may be missed; None = as in training
 ) -> (
-    Calibration
+    'Calibration'
 ):  # kappa; accuracy, misses and cost of the calibration problems; whether the target is met
     "Choose the threshold on the problems set aside. ValueError where they are too few for a bound."
+    from stepwise_routing.method import training
+    from stepwise_routing.method.cpo import TableEnv
+    from stepwise_routing.method.policy import load_policy, save_policy
+
     tables = [own_table(folder, split) for split in SIDES]
     policy = load_policy(Path(folder) / 'policy')
     config = policy.config
@@ -284,8 +285,8 @@ def calibrate(
             f'{folder}: {len(held_out)} calibration problems are too few for {alpha:.4g}, which takes '
             f'at least {math.ceil(1 / alpha - 1 - 1e-9)}; collect more problems, or allow more'
         )
-    path = threshold_path(policy, env) if target == 'miss' else None
-    result = calibrate_policy(policy, held_out, target, alpha, path)
+    path = training.threshold_path(policy, env) if target == 'miss' else None
+    result = training.calibrate(policy, held_out, target, alpha, path)
     save_policy(
         Path(folder) / 'policy',
         policy,
@@ -318,6 +319,8 @@ class OwnRouter:
     "A calibrated router with its models; made by `open_router`."
 
     def __init__(self, tree, policy, name):
+        from stepwise_routing.method.policy import PolicyRouter
+
         self.tree = tree
         self.name = name
         self.unit = policy.config['unit']
@@ -385,6 +388,8 @@ def open_router(
     **options,  # of `open_models`: where they are, their keys
 ):  # `OwnRouter`
     "The router and its models, for the time of a `with` block. ValueError in one line where they do not fit together."
+    from stepwise_routing.method.policy import load_policy
+
     folder, (own, here), policy = (
         Path(folder),
         read_own(folder),
@@ -464,6 +469,8 @@ def export(
     licence='not stated',  # of the router, for the model card
 ) -> list:  # names of the files
     "Write policy, settings and model card, without paths, hosts, names of keys or problems. Errors in one line."
+    from stepwise_routing.method.policy import load_policy, save_policy
+
     out, (own, _), policy = Path(out), read_own(folder), load_policy(Path(folder) / 'policy')
     if 'calibration' not in policy.config:
         raise ValueError(f'{folder}: not calibrated yet; call calibrate')

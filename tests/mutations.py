@@ -14,7 +14,7 @@ STORE, GRADING, POLICY = 'tests/test_store.py', 'tests/test_grading.py', 'tests/
 CONFIG, RUNS = (f'tests/test_reproduce.py -k "{words}"' for words in ('refused or profile', 'not kill and not ctrl_c'))
 PAID = 'cap or ledger or disk or paid or kept or once or options or tried or records or closed or bills or waited'
 LEDGER = f'tests/test_api.py tests/test_faults.py -k "({PAID}) and not test_a_fault and not test_a_soak and not stage"'
-WALKS = 'tests/test_rollouts.py -k "walk or append or regenerate or choice or models or rescoring or seeds or edge"'
+WALKS = 'tests/test_walks.py tests/test_tree.py'
 OWN = 'tests/test_own.py -k "foreign or key or exported or public or own_json or twice or added or promise or fewer"'
 MUTATIONS = { # tests -> (file, old text, new text)
     STORE: [
@@ -80,14 +80,16 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('policy.py', '!= same: raise', '== 0: raise'),
         ('policy.py', "masked_fill(log_pi == -torch.inf, -torch.inf)", 'clone()')],
     WALKS: [
-        ('rollouts.py', 'len(w.steps) + 1 >= tree.max_steps', 'len(w.steps) >= tree.max_steps'),
-        ('rollouts.py', "kind='draft'", "kind='step'"),
-        ('rollouts.py', 'w.seen |= without | {m: step.prompt}', 'pass'),
-        ('rollouts.py', 'seen[m] = prompt + generated', 'seen[m] = prompt'),
-        ('rollouts.py', 'if lowest <= to <= self.top: return', 'if True: return'),
-        ('rollouts.py', 'if to > m and (regenerate or last)', 'if to > m and regenerate'),
-        ('rollouts.py', 'not accepted and not (m == w.top and last)', 'not accepted'),
-        ('rollouts.py', "min(seen.get(m, 0), prompt)", 'seen.get(m, 0)')],
+        ('method/walks.py', 'len(current.steps) + 1 >= tree.max_steps', 'len(current.steps) >= tree.max_steps'),
+        ('method/walks.py', "kind='draft'", "kind='step'"),
+        ('method/walks.py', 'current.processed |= cached_without_step | {writer: step.prompt}', 'pass'),
+        ('method/walks.py', '= first.prompt + generated', '= first.prompt'),
+        ('method/walks.py', 'if lowest <= chosen_model <= self.largest_model:', 'if True:'),
+        ('method/walks.py', '> writer and (regenerate or is_last)', '> writer and regenerate'),
+        ('method/walks.py', 'not (accepted or nobody_larger)', 'not accepted'),
+        ('method/walks.py', 'self.lowest_kept = min(self.lowest_kept, answer)', 'pass'),
+        ('method/walks.py', 'self.lowest_kept = min(self.lowest_kept, answer)', 'self.lowest_kept = 2.'),
+        ('method/walks.py', 'min(processed.get(first.model, 0), first.prompt)', 'processed.get(first.model, 0)')],
     CONFIG: [
         ('run/config.py', '(low < x or', '(low <= x or'),
         ('run/config.py', "span[-1] == ']' and x == high", 'x == high'),
@@ -101,13 +103,19 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('run/config.py', 'except (UnicodeDecodeError, yaml.YAMLError)', 'except yaml.YAMLError')],
     RUNS: [
         ('run/publish.py', 'if name in past and name not in made', 'if name not in made'),
-        ('run/publish.py', 'OSError, ValueError, KeyError, TypeError', 'OSError'),
-        ('run/reproduce.py', "f.is_absolute() or '..' in f.parts", 'f.is_absolute()'),
-        ('run/reproduce.py', "words += ['-p', f'{k}={value.strip()[1:-1]}']", 'pass'),
-        ('run/reproduce.py', "if past.get('status') != 'done' or mark not in", 'if mark not in'),
-        ('run/reproduce.py', 'all(f.is_file() and file_sha256(f) == sha for', 'all(f.is_file() for'),
-        ('run/reproduce.py', "replace(f'{Path.home()}/', '~/')", 'strip()'),
-        ('run/reproduce.py', 'if name not in recorded: path.unlink()', 'pass')],
+        ('run/publish.py', 'except (OSError, ValueError, KeyError, TypeError)', 'except OSError'),
+        ('run/manifest.py', "path.is_absolute() or '..' in path.parts", 'path.is_absolute()'),
+        ('run/manifest.py', "stage.get('status') != 'done' or fingerprint not in", 'fingerprint not in'),
+        ('run/manifest.py', 'not path.is_file() or file_sha256(path) != sha256', 'not path.is_file()'),
+        ('run/manifest.py', "text.replace(f'{Path.home()}/', '~/')", 'text'),
+        ('run/manifest.py', 'if changed:', 'if False:'), # a notebook runs with other settings than its folder
+        ('run/fingerprints.py', 'settings_of(config),', ''),
+        ('run/fingerprints.py', 'parts = [shared, previous, cells, code]', 'parts = [shared, cells, code]'),
+        ('run/fingerprints.py', 'parts = [shared, previous, cells, code]', 'parts = [shared, previous, cells]'),
+        ('base/code.py', 'tree = without_docstrings(ast.parse(path.read_text(\'utf-8\')))', 'tree = ast.parse(path.read_text(\'utf-8\'))'),
+        ('base/code.py', 'waiting += read_module(files[name], name)[1]', 'pass'), # only what is imported directly
+        ('run/runner.py', "return ['-p', f'{name}={text.strip()[1:-1]}']", 'return []'),
+        ('run/runner.py', 'if name not in recorded:', 'if False:')],
     OWN: [
         ('own.py', 'bool(mark) and hmac.compare_digest(mark.encode(), _mark(own).encode())', 'bool(mark)'),
         ('own.py', 'here = here and models is None', 'here = models is None'),

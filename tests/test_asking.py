@@ -333,7 +333,7 @@ def test_what_a_reading_leaves_in_the_cache():
                                                 (Call(-1, 0, 70, 60, 'prm'), {}, 0, {-1: 70}, {-1: 60}),
                                                 (Call(1, 1, 76, 60, 'judge', 5), {0: 80, 1: 99}, 60, {0: 80, 1: 69},
                                                  {1: 60}), (Call(1, 1, 76, 0, 'judge'), {1: 45}, 0, {1: 45}, {})):
-        w = Walk(None, RSD(None), SimpleNamespace(n_models=2), calls=[Call(0, 9, 50, 0)], seen=seen)
+        w = Walk(None, RSD(None), SimpleNamespace(n_models=2), calls=[Call(0, 9, 50, 0)], processed=seen)
         before = w.bill_asking([call], step)
         assert w.calls == [Call(0, 9, 50, 0), replace(call, cached=cached)] and (seen, before) == (after, rejected)
 
@@ -363,7 +363,7 @@ def test_every_question_is_asked_once_and_kept(tmp_path, method):
     live = {x: s.walk(problems, x) for x in THRESHOLDS}
     # the chains a draft followed
     about = {(w.problem.id, w.path[:i]) for ws in live.values() for w in ws for i in range(len(w.path))}
-    chains = {(p.question, '\n\n'.join(y.text for y in (*s.tree.steps(p, path), s.tree.kept(p, path, 0))))
+    chains = {(p.question, '\n\n'.join(y.text for y in (*s.tree.steps(p, path), s.tree.stored(p, path, 0))))
               for p in problems for i, path in about if i == p.id}
     assert set(s.log) == chains and len(s.log) == len(chains) == len(s.router.store)
     assert sum(c.kind == s_kind(method) for ws in live.values() for w in ws
@@ -394,11 +394,11 @@ def test_equal_walks_of_a_grid_are_taken_once(tmp_path, monkeypatch, method):
     from stepwise_routing.method import walks as rollouts
     s, problems, taken = Setting(tmp_path, method, end=.15), toy_problems(12), Counter()
     walk_one = rollouts.walk_one
-    async def counted(problem, router, tree): taken[problem.id] += 1; return await walk_one(problem, router, tree)
+    async def counted(problem, *args, **kwargs): taken[problem.id] += 1; return await walk_one(problem, *args, **kwargs)
     alone = {x: s.walk(problems, x) for x in THRESHOLDS}
     monkeypatch.setattr(rollouts, 'walk_one', counted)
     routers = [s.router.at(x) for x in (*THRESHOLDS[::2], *THRESHOLDS[1::2])]
-    rollouts.walk_together([(p, routers) for p in problems], s.tree, lambda r, *walked: walked)
+    rollouts.walk_together([(r, problems) for r in routers], s.tree, lambda r, *walked: walked)
     different = {p.id: len({(ws[i].path, ws[i].calls) for ws in alone.values()}) for i, p in enumerate(problems)}
     assert taken == different and sum(taken.values()) < 11*12
 

@@ -11,7 +11,7 @@ from toy import toy_backends, toy_problems
 from stepwise_routing.base.records import Problem, Step
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.method.confidence import *
-from stepwise_routing.run.stages import *
+from stepwise_routing.run.stages import open_tree, small_chains
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.run.config import Config, Run, changed
@@ -174,7 +174,7 @@ def test_the_chains_lie_where_the_tree_finds_them(tmp_path):
     s = Run('toy', changed(Config(), {'open.n_train': 4}), tmp_path/'run', tmp_path/'store').settings[0]
     chains = small_chains(s, 'micro-gsm', pair)
     assert [p.id for p, _ in chains] == [p.id for p in load_problems('micro-gsm', 'train', 4)]
-    with s.tree('micro-gsm') as tree: # without models: 02 draws nothing again
+    with open_tree(s, 'micro-gsm') as tree: # without models: 02 draws nothing again
         assert [(p, run_async(tree.run(p, '', 0))) for p, _ in chains] == chains
     pair[0].write = None # nor does 01
     assert small_chains(s, 'micro-gsm', pair) == chains

@@ -8,7 +8,9 @@ from hypothesis import given, settings, strategies as st
 
 from stepwise_routing.base import records as core_module
 from stepwise_routing.data import benchmarks as data_benchmarks
-from stepwise_routing.base.records import PRICES, UNITS, Call, ModelSpec, Problem, Step, api_cost, chat_prompt, edge_seed, extract_boxed, generation_flops, split_steps, walk_cost
+from stepwise_routing.base.records import (PRICES, UNITS, Call, ModelSpec, Step, api_cost, chat_prompt, edge_seed,
+                                           extract_boxed, generation_flops, split_steps, token_cents, token_flops,
+                                           walk_cost)
 from stepwise_routing.base.tools import nearest, run_async
 from stepwise_routing.data.benchmarks import SPLITS, load_problems
 
@@ -58,7 +60,7 @@ def test_edge_seeds_depend_on_every_part_and_on_nothing_else():
               ('gsm8k', 'p1', 0, '000', 1), ('gsm8k', 'p1', 0, '00', 0), ('gsm8k', 'p10', 0, '0', 1)]
     seeds = [edge_seed(*a) for a in [base, *others]]
     assert len(set(seeds)) == len(seeds) and all(0 <= s < 2**63 for s in seeds)
-    code = f'from stepwise_routing.core import edge_seed; print(edge_seed(*{base!r}))'
+    code = f'from stepwise_routing.base.records import edge_seed; print(edge_seed(*{base!r}))'
     run = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONHASHSEED': '7'}, capture_output=True,
                          text=True)
     assert int(run.stdout) == seeds[0]
@@ -242,7 +244,8 @@ def test_bad_names_and_numbers(tmp_path):
     with pytest.raises(ValueError, match='at least 1'): load_problems('gsm8k', 'test', n=0)
     with pytest.raises(FileNotFoundError, match=r"gsm8k.json is not a file \(did you mean 'gsm8k.jsonl'\?\)"):
         data_benchmarks.file_rows(DATA/'gsm8k.json')
-    with pytest.raises(ValueError, match='say how many'): load_problems('micro-gsm', 'test')
+    with pytest.raises(ValueError, match='micro-gsm test has .* problems, n=1000000 were asked for'):
+        load_problems('micro-gsm', 'test', 10**6)
 
 def test_without_datasets_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'datasets', None)
@@ -290,6 +293,14 @@ def test_a_walk_costs_in_three_units():
 def test_a_walk_cost_is_the_sum_of_its_calls(calls, unit):
     assert walk_cost(calls, PAIR, unit, JUDGE) == pytest.approx(sum(walk_cost([c], PAIR, unit, JUDGE) for c in calls))
 
+@given(st.lists(call, min_size=1, max_size=8))
+def test_tokens_cost_the_same_in_an_array(calls):
+    import numpy as np
+    own = [replace(c, model=1, billed=c.cached) for c in calls]
+    generated, prompt, billed = (np.array([getattr(c, k) for c in own]) for k in ('generated', 'prompt', 'billed'))
+    assert token_flops(PAIR[1].params, generated).tolist() == [generation_flops([c], PAIR) for c in own]
+    assert token_cents('gpt-4.1-mini', prompt, billed, generated).tolist() == [api_cost([c], PAIR) for c in own]
+
 def test_costs_name_what_is_missing():
     with pytest.raises(ValueError, match='external'): generation_flops([Call(-1, 3, 5, 0, 'judge')], PAIR)
     with pytest.raises(ValueError, match=r"did you mean 'paper'"): generation_flops([], PAIR, 'papr')
@@ -299,14 +310,14 @@ def test_costs_name_what_is_missing():
 
 def test_import_is_light():
     heavy = 'torch', 'numpy', 'pandas', 'sympy', 'transformers', 'datasets', 'fastcore'
-    code = f'import sys; import stepwise_routing.core; print([m for m in {heavy} if m in sys.modules])'
+    code = f'import sys; import stepwise_routing.base.records; print([m for m in {heavy} if m in sys.modules])'
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout.strip() == '[]'
 
 
 def test_an_interrupt_in_a_running_loop_ends_the_work():
     code = '''
 import asyncio, os, signal, threading, time
-from stepwise_routing.core import run_async
+from stepwise_routing.base.tools import run_async
 ended = []
 async def long():
     try: await asyncio.sleep(60)

@@ -387,7 +387,7 @@ def test_the_level_of_the_constraint_is_that_of_the_expectation(kappa, constrain
 
 def test_misses_are_counted_against_other_draws_where_there_are_any():
     table, again = toy_table(300), (np.random.default_rng(0).random((300, 3)) < .8).astype(float)
-    tables = (replace(table, again=draws) for draws in (again[:, :0], again))
+    tables = (replace(table, large_redraws_right=draws) for draws in (again[:, :0], again))
     shared, other = (TableEnv(t, table.features, 'regenerate') for t in tables)
     assert not shared.miss[:, 0].any() and (other.large_right == shared.large_right).all()
     for t in range(table.obs.shape[1] + 1):

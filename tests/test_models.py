@@ -477,17 +477,17 @@ def test_replies_of_limited_length_and_their_own_sampling_leave_other_rows_alone
     ids = list(backend.text.prompt('1+1?'))
     ask = [Request(PROBLEM, seed=lambda i, k=k: 100*k + i, to_end=True, max_steps=99) for k in range(12)]
     async def row(k, **what): return (await models_engine.answer_request(backend, ids, request=ask[k], **what))[0]
-    alone = [run_async(row(k, most=25)) for k in range(12)]
+    alone = [run_async(row(k, max_reply=25)) for k in range(12)]
     async def mixed():
-        some = [row(k, most=25) if k % 2 else row(k, most=25, sampling=(.1*k, .9)) for k in range(12)]
+        some = [row(k, max_reply=25) if k % 2 else row(k, max_reply=25, sampling=(.1*k, .9)) for k in range(12)]
         return await asyncio.gather(*some)
     both = run_async(mixed())
     assert all(both[k] == alone[k] for k in range(1, 12, 2)) and any(both[k] != alone[k] for k in range(0, 12, 2))
     for steps in both:
         n = sum(s.generated for s in steps)
         assert n == 25 and steps[-1].finish == 'length' or n <= 25 and steps[-1].finish == 'stop'
-    greedy = run_async(row(0, most=5, sampling=(0, 1.)))
-    assert greedy == run_async(row(1, most=5, sampling=(0, 1.)))
+    greedy = run_async(row(0, max_reply=5, sampling=(0, 1.)))
+    assert greedy == run_async(row(1, max_reply=5, sampling=(0, 1.)))
 
 def test_a_step_from_another_vocabulary_is_scored_as_text():
     backend, oracle = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from stepwise_routing.base.records import Step
-from stepwise_routing.data.benchmarks import MICRO, SPLITS
+from stepwise_routing.data.benchmarks import MICRO, SPLITS, load_problems
 from stepwise_routing.run import needs as run_needs
 from stepwise_routing.base.tools import Project
-from stepwise_routing.run.config import open_run
+from stepwise_routing.run.config import read_run
 from stepwise_routing.run.needs import LOADS, estimate, needs, report
 from stepwise_routing.base.store import RolloutStore
 
@@ -19,7 +19,7 @@ PROFILES = sorted(p.stem for p in (ROOT/'nbs/params').glob('*.yaml'))
 KEY = 'sk-' + 'not-a-real-key'*2
 
 def run_of(profile, **changes):
-    return open_run(profile, changes={k.replace('__', '.'): v for k, v in changes.items()}, project=Project(ROOT))
+    return read_run(profile, changes={k.replace('__', '.'): v for k, v in changes.items()}, project=Project(ROOT))
 
 def disk(monkeypatch, free):
     usage = namedtuple('usage', 'total used free')(free, 0, free)
@@ -36,7 +36,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv('OPENAI_API_KEY', KEY)
     monkeypatch.setenv('HF_HUB_CACHE', str(tmp_path/'cache'))
     monkeypatch.delenv('HF_HUB_OFFLINE', raising=False)
-    monkeypatch.setattr(run_needs, '_has', lambda package: True)
+    monkeypatch.setattr(run_needs, 'has_package', lambda package: True)
     monkeypatch.setattr(run_needs, 'vllm_on_cpu', lambda: False)
     disk(monkeypatch, 10**12)
     return smi
@@ -56,7 +56,7 @@ def test_nothing_is_missing_and_nobody_is_called(offline, machine, profile):
 def test_what_a_bare_machine_lacks_is_told_in_one_line_each(offline, machine, monkeypatch, profile):
     machine.write_text('#!/bin/sh\nexit 9\n')
     monkeypatch.delenv('OPENAI_API_KEY')
-    monkeypatch.setattr(run_needs, '_has', lambda package: False)
+    monkeypatch.setattr(run_needs, 'has_package', lambda package: False)
     expected, lines = ('vLLM', 'the Hub', 'a GPU') + ('an API key',)*(profile == 'api'), needs(run_of(profile))
     for name in expected: assert sum(line.startswith(f'needs {name}') for line in lines) == 1, lines
     assert len(lines) == len(expected) and not any('\n' in line for line in lines)
@@ -70,7 +70,7 @@ def test_what_a_bare_machine_lacks_is_told_in_one_line_each(offline, machine, mo
     (dict(baselines__reward_model='nowhere'), "needs the model 'nowhere'"),
     (dict(open__models=['vllm:Qwen/Qwen2.5-Math-1.5B-Instruct@abc', 'micro-large']), '40 hexadecimal digits'),
     (dict(data__benchmarks=['gsm8k', 'aime']), "aime: unknown benchmark 'aime'"),
-    (dict(data__benchmarks=['micro-gsm']), 'is generated without end')])
+    (dict(data__benchmarks=['micro-gsm'], open__n_test=1001), 'micro-gsm test has 1000 problems, n=1001 were asked')])
 def test_settings_that_cannot_work_are_needs(offline, machine, changes, line):
     lines = needs(run_of('open', **changes))
     assert any(line in x for x in lines), lines
@@ -99,6 +99,12 @@ def test_the_micro_chains_are_those_of_the_committed_tables():
         assert x.steps == pytest.approx(float(small['steps']), rel=.03)
         assert x.small == pytest.approx(float(small['small_tokens']), rel=.03)
         assert x.large == pytest.approx(float(large['large_tokens']), rel=.03)
+
+def test_of_all_micro_problems_as_many_are_counted_as_are_shipped():
+    counts = {b: tuple(len(load_problems(b, split)) for split in SPLITS) for b in MICRO}
+    assert counts == {b: LOADS[b].counts for b in MICRO}
+    every = dict(open__n_train=None, open__n_calibration=None, open__n_test=None)
+    assert {w.problems for w in estimate(run_of('smoke', **every)) if w.setting == 'open'} == {3000}
 
 def bill(run): return sum(w.cents for w in estimate(run))
 

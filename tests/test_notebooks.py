@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from stepwise_routing.base.tools import Project
-from stepwise_routing.run.runner import notebook_cells, stages
+from stepwise_routing.run.notebooks import lesson_sources, notebook_cells, stage_names
 
 NBS = Path(__file__).resolve().parents[1]/'nbs'
 NOTEBOOKS = sorted(p for p in NBS.rglob('*.ipynb') if not any(x.startswith(('.', '_'))
                                                               for x in p.relative_to(NBS).parts))
 RUN_CELL = '''profile: str = "smoke"  # name of a file in nbs/params, or a .yaml file of yours
-run_dir: str = ""       # folder of the run; "" is the newest run of the profile
-changes: dict = {}      # settings to change, e.g. {"policy.alpha": 0.05}'''
+run_dir: str = ""  # folder of the run; "" is the newest run of the profile
+changes: dict = {}  # settings to change, e.g. {"policy.alpha": 0.05}'''
 
 def cells(path, kind=None): return [c for c in notebook_cells(path) if kind in (None, c['cell_type'])]
 
@@ -28,13 +28,15 @@ def texts(cell):
 
 each = pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.relative_to(NBS).with_suffix('').as_posix())
 
-def test_there_are_notebooks_and_six_stages():
-    assert {'00_core', 'index'} <= {p.stem for p in NOTEBOOKS}
-    assert stages(Project(NBS.parent)) == ['01_confidence', '02_rollouts', '02a_outcomes', '03b_training',
-                                           '04_baselines', '05_results']
+STAGES = ['01_confidence', '02_rollouts', '02b_outcomes', '03b_training', '04b_comparison', '05_results']
+LESSONS = ['00_records', '02a_walks', '03_policy', '03a_cpo', '04_baselines', '04a_bounds', '06_your_own_models']
 
-@pytest.mark.parametrize('name', ['01_confidence', '02_rollouts', '02a_outcomes', '03b_training', '04_baselines',
-                                  '05_results'])
+def test_there_are_six_stages_and_seven_lessons():
+    project = Project(NBS.parent)
+    lessons = [name for name in lesson_sources(project) if '/' not in name]
+    assert stage_names(project) == STAGES and lessons == [*LESSONS, 'index']
+
+@pytest.mark.parametrize('name', STAGES)
 def test_a_stage_has_the_one_cell_of_parameters(name):
     assert [c['source'] for c in cells(NBS/f'{name}.ipynb')
             if 'parameters' in c['metadata'].get('tags', [])] == [RUN_CELL]
@@ -43,7 +45,7 @@ def test_papermill_lists_every_parameter_of_a_stage_and_takes_it(tmp_path, caplo
     "`papermill --help-notebook`: name, type, default and meaning; what the runner passes is known to it."
     import papermill as pm
     meant = {m[1]: m.groups() for m in re.finditer(r'^(\w+): (\w+) = (\S+) +# (.+)$', RUN_CELL, re.M)}
-    for name in stages(Project(NBS.parent)):
+    for name in stage_names(Project(NBS.parent)):
         told = pm.inspect_notebook(str(NBS/f'{name}.ipynb'))
         rows = {k: (k, p['inferred_type_name'], p['default'], p['help']) for k, p in told.items()}
         assert rows == meant and len(meant) == 3
@@ -57,7 +59,7 @@ def test_papermill_lists_every_parameter_of_a_stage_and_takes_it(tmp_path, caplo
 def test_make_test_runs_every_notebook_once():
     "The smoke run executes the stages, so nbdev_test leaves these out."
     listed = re.search(r'^STAGES := (.*)$', (NBS.parent/'Makefile').read_text('utf-8'), re.M)[1]
-    assert listed.split('|') == stages(Project(NBS.parent))
+    assert listed.split('|') == stage_names(Project(NBS.parent))
 
 @each
 def test_cell_ids_are_unique_and_readable(path):

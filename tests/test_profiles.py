@@ -8,9 +8,9 @@ from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.run.stages import setting_options
 from stepwise_routing.run import cli, needs
 from stepwise_routing.base.tools import Project
-from stepwise_routing.run.config import open_run, read_yaml
+from stepwise_routing.run.config import read_run, read_yaml
 from stepwise_routing.run.sweep import planned
-from stepwise_routing.run.runner import Manifest, settings_of
+from stepwise_routing.run.manifest import Manifest, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
@@ -61,7 +61,7 @@ def test_unknown_settings_and_types_are_refused(clone, capsys, change, message):
 
 @pytest.mark.parametrize('profile', ('open', 'open-lite', 'api'))
 def test_the_papers_settings(profile):
-    c = open_run(profile, project=PROJECT).config
+    c = read_run(profile, project=PROJECT).config
     assert c.data.benchmarks == ('gsm8k', 'math500', 'omnimath') and c.policy.alpha == .02
     assert (c.models.context, c.data.max_steps) == (4096, dict(default=30, omnimath=100))
     names = [m for m in (*c.open.models, *c.api.models, c.data.grader) if not m.startswith('openai:')]
@@ -70,7 +70,7 @@ def test_the_papers_settings(profile):
     assert bool(c.open.models) != bool(c.api.models)
 
 def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies():
-    whole, lite = (settings_of(open_run(p, project=PROJECT).config) for p in ('open', 'open-lite'))
+    whole, lite = (settings_of(read_run(p, project=PROJECT).config) for p in ('open', 'open-lite'))
     sections = dict(open=('n_train', 'n_calibration', 'n_test'), policy=('batch', 'steps'),
                     baselines=('walk_thresholds',),
                     sweep=('ablations', 'most_steps', 'per_step', 'per_step_steps', 'per_step_batch',
@@ -79,7 +79,7 @@ def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies(
     assert {k for k in whole if whole[k] != lite[k]} <= fewer and lite['open.n_train'] == lite['open.n_test'] == 200
 
 def test_the_ablations_have_the_problems_draws_and_policies_of_micro_and_more():
-    runs = [open_run(p, project=PROJECT) for p in ('micro', 'micro-ablations')]
+    runs = [read_run(p, project=PROJECT) for p in ('micro', 'micro-ablations')]
     micro, more = (settings_of(run.config) for run in runs)
     names = 'seeds ablations per_step ablation_seeds most_steps per_step_steps per_step_batch per_step_problems'.split()
     assert {k for k in micro if micro[k] != more[k]} == {'store', *(f'sweep.{k}' for k in names)}
@@ -90,12 +90,12 @@ def test_the_ablations_have_the_problems_draws_and_policies_of_micro_and_more():
 
 def test_every_profile_differs_from_the_defaults_where_it_says_so():
     for profile in PROFILES:
-        config, default = (settings_of(open_run(p, project=PROJECT).config) for p in (profile, 'smoke'))
+        config, default = (settings_of(read_run(p, project=PROJECT).config) for p in (profile, 'smoke'))
         assert set(read_yaml(PROJECT.params/f'{profile}.yaml')) <= set(config)
         assert profile == 'smoke' or config != default
 
 def test_a_real_model_is_billed_by_its_own_row_or_refused():
-    def run(large): return open_run('api', changes={'api.models': ['micro-small', large]}, project=PROJECT)
+    def run(large): return read_run('api', changes={'api.models': ['micro-small', large]}, project=PROJECT)
     def price(large): return setting_options(run(large).settings[-1])['price']
     assert (price('openai:gpt-4o-mini-2024-07-18'), price('served:x')) == ('gpt-4o-mini', 'gpt-4.1-mini')
     assert 'needs a price: gpt-4.1 is none of gpt-4.1-mini, gpt-4o-mini' in needs.needs(run('openai:gpt-4.1'))

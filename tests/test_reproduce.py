@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from toy_project import OPEN, TOY, toy_project
 
-from stepwise_routing.run import cli, config, publish, runner
-from stepwise_routing.run.runner import Manifest, Options
+from stepwise_routing.base import code
+from stepwise_routing.base.tools import PACKAGE, Project
+from stepwise_routing.run import cli, config, fingerprints, notebooks, publish, runner
+from stepwise_routing.run.manifest import Manifest, file_sha256
+from stepwise_routing.run.runner import Options
 
 N, PAUSE = 20, .1 # the toy's first notebook takes about N * PAUSE seconds
 
@@ -37,7 +40,7 @@ def planned(project, profile='toy', **options):
 def bytes_of(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
 
-def artefacts(folder): return {name: path.read_bytes() for name, path in runner._artefacts(folder).items()}
+def artefacts(folder): return {name: path.read_bytes() for name, path in runner.stage_files(folder).items()}
 
 def kernels_of(pids):
     "Kernels that one of these processes has started."
@@ -107,13 +110,43 @@ def test_the_command_that_continues_has_the_same_settings(changes, alphas, name)
     asked = Options(f'{name}.yaml', ('04', '05'), publish=True, project=name,
                     changes=changes | {'policy.temp': alphas, 'open.n_test': dict(default=3), 'seed': 2})
     plan = SimpleNamespace(options=asked, run=SimpleNamespace(folder=Path('runs/r')))
-    first, *args = shlex.split(runner._told(plan, KeyboardInterrupt()).partition('continue with: ')[2])
+    first, *args = shlex.split(runner.how_to_continue(plan, KeyboardInterrupt()).partition('continue with: ')[2])
     got = vars(cli.build_parser().parse_args(args))
     assert Path(first).name == 'stepwise-routing' and got.pop('command') == 'reproduce' and not got.pop('dry_run')
     assert not got.pop('faults')
     read = config.changed(config.Config(), dict(got.pop('changes'))) # as the settings are read
     assert read == config.changed(config.Config(), asked.changes)
     assert Options(**got) == replace(asked, changes={}, run_id='r', resume=True)
+
+# ---- settings of a notebook and of its run folder
+
+@pytest.mark.parametrize('run_dir', ['', '../runs/whole'])
+def test_a_notebook_with_other_settings_than_its_run_stops_with_one_line(whole, tmp_path, monkeypatch, run_dir):
+    "Interactively, with the newest run or one that is named; the same settings go on."
+    monkeypatch.chdir(whole.nbs)
+    shutil.copytree(whole.runs/'whole', whole.runs/'toy-2026', dirs_exist_ok=True)
+    folder = run_dir or whole.runs/'toy-2026'
+    assert config.open_run('toy', run_dir).folder == Path(folder)
+    line = rf"^runs/{Path(folder).name} was made with policy.alpha=0.02, this notebook has policy.alpha=0.2: "
+    with pytest.raises(ValueError, match=line) as e: config.open_run('toy', run_dir, {'policy.alpha': .2})
+    assert '\n' not in str(e.value) and 'stepwise-routing reproduce --profile toy -p' in str(e.value)
+    with pytest.raises(ValueError, match='policy.alpha=0.2 and 1 more: '):
+        config.open_run('toy', run_dir, {'policy.alpha': .2, 'seed': 3})
+    assert config.open_run('toy', str(tmp_path), {'policy.alpha': .2}).config.policy.alpha == .2 # a new folder
+    assert config.read_run('toy', run_dir, {'policy.alpha': .2}).config.policy.alpha == .2
+    shutil.rmtree(whole.runs/'toy-2026')
+
+def test_papermill_with_other_settings_than_the_run_stops_and_leaves_its_files(ran):
+    before = bytes_of(ran.runs/'whole')
+    given = dict(profile='toy', run_dir='../runs/whole', changes={'results.n_boot': 3})
+    with pytest.raises(notebooks.NotebookFailed, match='results.n_boot=1, this notebook has results.n_boot=3'):
+        notebooks.execute(ran.nbs/'05_table.ipynb', ran.root/'mine.ipynb', ran.nbs, given)
+    assert bytes_of(ran.runs/'whole') == before
+
+def test_the_runner_may_run_one_stage_of_a_run_with_other_settings(ran):
+    runner.run_plan(planned(ran, only=('05',), run_id='whole', changes={'results.n_boot': 3}))
+    assert (ran.runs/'whole/tables/mean.md').read_text().endswith('.500') # three decimals
+    assert Manifest(ran.runs/'whole')['settings']['results.n_boot'] == 3
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
     (tmp_path/'toy.yaml').write_text('open: {n_test: 2}')
@@ -173,14 +206,14 @@ def test_a_kernel_whose_cells_have_run_ends_at_once_with_its_children(tmp_path):
 
 @pytest.mark.parametrize('avx2', [True, False])
 def test_kernels_choose_the_same_instructions_everywhere(tmp_path, monkeypatch, avx2):
-    for name in runner.KERNEL_SETTINGS: monkeypatch.delenv(name, raising=False)
+    for name in notebooks.KERNEL_SETTINGS: monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('ATEN_CPU_CAPABILITY', 'default')
-    monkeypatch.setattr(runner, 'has_avx2', lambda: avx2)
-    cell = (f'import json, os; names = {[*runner.KERNEL_SETTINGS]!r}\n'
+    monkeypatch.setattr(notebooks, 'has_avx2', lambda: avx2)
+    cell = (f'import json, os; names = {[*notebooks.KERNEL_SETTINGS]!r}\n'
             'json.dump({n: os.environ.get(n) for n in names}, open("../facts", "w"))')
     project = toy_project(tmp_path/'p', {'01_facts': (cell,)})
     runner.run_plan(planned(project))
-    due = runner.KERNEL_SETTINGS if avx2 else dict.fromkeys(runner.KERNEL_SETTINGS)
+    due = notebooks.KERNEL_SETTINGS if avx2 else dict.fromkeys(notebooks.KERNEL_SETTINGS)
     assert json.loads((project.root/'facts').read_text()) == due | dict(ATEN_CPU_CAPABILITY='default')
 
 def test_a_finished_run_is_not_run_again(whole, capsys):
@@ -193,14 +226,89 @@ def test_a_finished_run_is_not_run_again(whole, capsys):
     new = planned(whole, resume=True)
     assert new.todo == () and new.run.folder != whole.runs/'whole' and 'no unfinished run' in new.note
 
-def test_what_runs_again_is_what_would_come_out_different(whole, monkeypatch):
+def test_what_runs_again_is_what_could_come_out_different(whole, monkeypatch):
     def todo(**changes): return planned(whole, run_id='whole', resume=True, changes=changes).todo
     assert todo() == ()
-    assert todo(**{'results.n_boot': 2}) == todo(**{'policy.alpha': .5}) == ('05_table',)
-    assert todo(**{'open.n_test': 7}) == todo(seed=1) == ('01_count', '05_table')
-    versions = runner.library_versions()
-    monkeypatch.setattr(runner, 'library_versions', lambda: {**versions, 'rollouts.py': versions['rollouts.py'] + 1})
+    for change in ({'results.n_boot': 2}, {'policy.alpha': .5}, {'open.n_test': 7}, dict(seed=1)):
+        assert todo(**change) == ('01_count', '05_table'), change
+    monkeypatch.setattr(fingerprints, 'code_fingerprint', lambda *names: 'other code')
     assert todo() == ('01_count', '05_table')
+    monkeypatch.undo()
+    monkeypatch.setattr(fingerprints, 'direct_packages', lambda: dict(numpy='0'))
+    assert todo() == ('01_count', '05_table')
+    monkeypatch.undo()
+    monkeypatch.setattr(fingerprints, 'shipped_files', lambda: {'micro_models/x': '0'})
+    assert todo() == ('01_count', '05_table')
+    monkeypatch.undo()
+    assert todo() == ()
+
+def test_a_changed_cell_runs_its_stage_and_those_after_it(whole):
+    path = whole.nbs/'05_table.ipynb'
+    before = path.read_text()
+    path.write_text(before.replace('mean of', 'mean over'))
+    assert planned(whole, run_id='whole', resume=True).todo == ('05_table',)
+    path.write_text(before)
+
+# ---- fingerprints of code
+
+@pytest.fixture
+def package(tmp_path):
+    "A package of three modules: `low` is imported by `high`, inside of a function; `alone` by nobody."
+    folder = tmp_path/'lib'
+    (folder/'sub').mkdir(parents=True)
+    texts = {'__init__.py': '__version__ = "1"', 'sub/__init__.py': '', '_modidx.py': 'd = 1',
+             'sub/low.py': '"About."\nX = 1\ndef f(x):\n    "Doc."\n    return x # a comment',
+             'high.py': 'from . import __version__\ndef g():\n    from .sub.low import f\n    return f(1)',
+             'alone.py': 'Y = 2'}
+    for name, text in texts.items(): (folder/name).write_text(text)
+    return folder
+
+def code_of(package, *names):
+    for function in (code.module_files, code.read_module, code.code_fingerprint): function.cache_clear()
+    return code.code_fingerprint(*(f'lib.{name}' for name in names), package=package)
+
+def test_a_module_reaches_what_it_imports_and_nothing_else(package):
+    files = code.module_files(package)
+    assert set(files) == {'lib.alone', 'lib.high', 'lib.sub', 'lib.sub.low'}
+    assert code.reachable_modules(['lib.high', 'numpy'], files) == ['lib.high', 'lib.sub.low']
+    assert code.reachable_modules(['lib'], files) == sorted(files) # whoever imports the package may reach all
+
+@pytest.mark.parametrize('file, old, new, changes', [
+    ('sub/low.py', ' # a comment', '   # another one', False), ('sub/low.py', '"Doc."', '"Another."', False),
+    ('sub/low.py', '"About."', '"Else."\n\n\n', False), ('sub/low.py', '    "Doc."\n', '', False),
+    ('sub/low.py', 'return x', 'return x + 0', True), ('sub/low.py', 'X = 1', 'X = 2', True),
+    ('high.py', 'f(1)', 'f( 1 )', False), ('high.py', 'f(1)', 'f("1")', True),
+    ('alone.py', 'Y = 2', 'Y = 3', False), ('__init__.py', '"1"', '"2"', False), ('_modidx.py', '1', '2', False)])
+def test_a_fingerprint_is_that_of_what_the_code_does(package, file, old, new, changes):
+    before = code_of(package, 'high')
+    text = (package/file).read_text()
+    assert old in text
+    (package/file).write_text(text.replace(old, new))
+    assert (code_of(package, 'high') != before) == changes
+
+def test_a_policy_in_the_store_is_trained_again_when_the_code_of_training_has_changed(monkeypatch):
+    from stepwise_routing.method import training
+    names = {m.partition('.')[2] for m in code.reachable_modules(['stepwise_routing.method.training'],
+                                                                 code.module_files())}
+    assert {'method.cpo', 'method.policy', 'method.outcomes', 'base.records'} <= names
+    assert not any(name.startswith(('run.', 'report.')) for name in names)
+    key = training.training_key('inputs', dict(alpha=.02))
+    assert key == training.training_key('inputs', dict(alpha=.02)) != training.training_key('inputs', dict(alpha=.03))
+    monkeypatch.setattr(training, 'code_fingerprint', lambda *names: 'other code')
+    assert training.training_key('inputs', dict(alpha=.02)) != key
+
+def test_every_stage_reaches_the_code_that_it_is_about():
+    "Also of modules that are imported inside of functions; and `report` only from where tables are made."
+    project = Project(PACKAGE.parent)
+    def reached(name):
+        cells = notebooks.notebook_code(project.nbs/f'{name}.ipynb')
+        names = fingerprints.imported_by(cells)
+        return {m.partition('.')[2] for m in code.reachable_modules(names, code.module_files())}
+    first, last = reached('01_confidence'), reached('05_results')
+    assert {'run.stages', 'method.tree', 'models.engine', 'data.grading', 'base.store'} <= first
+    assert not any(name.startswith(('report.', 'run.cli', 'run.runner')) for name in first)
+    assert {'report.tables', 'report.figures', 'run.training_report', 'run.stages'} <= last
+    assert {'method.training', 'run.sweep', 'method.cpo'} <= reached('03b_training')
 
 # ---- stages that a new run takes over
 
@@ -209,7 +317,7 @@ def ran(whole, tmp_path):
     "A copy of the project with its run, nothing published."
     root = Path(shutil.copytree(whole.root, tmp_path/'ran', symlinks=True))
     shutil.rmtree(root/'tables', ignore_errors=True)
-    return config.Project(root)
+    return Project(root)
 
 def no_notebook_runs(monkeypatch):
     def refused(source, *args, **kwargs): raise AssertionError(f'{source} was run')
@@ -233,7 +341,9 @@ def test_a_new_run_takes_over_what_is_unchanged(ran, monkeypatch, capsys):
     assert bytes_of(old) == before
 
 def test_only_the_stages_before_a_changed_one_are_taken_over(ran, capsys):
-    plan = planned(ran, changes={'results.n_boot': 3}, run_id='finer')
+    path = ran.nbs/'05_table.ipynb'
+    path.write_text(path.read_text().replace('.{decimals}f', '.3f'))
+    plan = planned(ran, run_id='finer')
     assert plan.todo == ('05_table',) and set(plan.taken) == {'01_count'}
     runner.run_plan(plan)
     *lines, took = capsys.readouterr().out.splitlines()
@@ -300,18 +410,17 @@ def test_a_dry_run_tells_what_would_be_taken_over(ran, monkeypatch, capsys):
     from stepwise_routing.run import needs
     monkeypatch.setattr(needs, 'report', lambda run: [])
     monkeypatch.setattr(needs, 'needs', lambda run: [])
+    path = ran.nbs/'05_table.ipynb'
+    path.write_text(path.read_text().replace('mean of', 'mean over'))
     before = bytes_of(ran.root)
-    cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--dry-run', '-p', 'results.n_boot=5'])
-    lines = capsys.readouterr().out.splitlines()
+    def told(*args):
+        cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--dry-run', *args])
+        return capsys.readouterr().out.splitlines()
+    lines = told()
     assert 'skip     01_count: unchanged, taken over from whole' in lines
     assert any(re.fullmatch(r'run      05_table: took \d+\.\d min in run whole', line) for line in lines)
-    assert 'settings open.n_test=20, results.n_boot=5' in lines and bytes_of(ran.root) == before
-
-def test_versions_are_read_without_an_import(tmp_path):
-    (tmp_path/'a').mkdir()
-    (tmp_path/'a'/'b.py').write_text('raise SystemExit\nVERSION = 12 # raise it\n')
-    (tmp_path/'c.py').write_text('if 1:\n    VERSION = 3\n__version__ = "1"\n')
-    assert runner.library_versions(tmp_path) == {'a/b.py': 12}
+    assert 'settings open.n_test=20, results.n_boot=5' in told('-p', 'results.n_boot=5')
+    assert bytes_of(ran.root) == before
 
 def test_a_profile_that_is_no_text_is_one_line(toy, tmp_path, capsys):
     (tmp_path/'bad.yaml').write_bytes(b'seed: 1 # \xff\n')
@@ -323,17 +432,17 @@ def test_the_manifest_tells_what_was_run_and_nothing_private(whole):
     manifest, text = Manifest(whole.runs/'whole'), (whole.runs/'whole/manifest.json').read_text()
     assert manifest['status'] == 'finished'
     assert (manifest['settings']['seed'], manifest['settings']['open.n_test']) == (0, N)
-    made = {'tables/mean.md': runner.file_sha256(whole.runs/'whole/tables/mean.md')}
+    made = {'tables/mean.md': file_sha256(whole.runs/'whole/tables/mean.md')}
     assert manifest.stage('05_table')['artefacts'] == made
-    assert manifest['inputs']['05_table.ipynb'] == runner.file_sha256(whole.nbs/'05_table.ipynb')
-    assert manifest['inputs']['toy.yaml'] == runner.file_sha256(whole.params/'toy.yaml')
+    assert manifest['inputs']['05_table.ipynb'] == file_sha256(whole.nbs/'05_table.ipynb')
+    assert manifest['inputs']['toy.yaml'] == file_sha256(whole.params/'toy.yaml')
     assert {'python', 'packages', 'hardware', 'git', 'started', 'ended'} <= set(manifest.data)
     secrets = [v for k, v in os.environ.items() if len(v) > 5 and re.search('KEY|TOKEN|SECRET', k)]
     private = [str(whole.root), str(Path.home()), sys.prefix, *secrets]
     assert [p for p in private if p != '/' and p in text] == []
 
 def test_a_receipt_names_nobody(ran):
-    runner._begin(planned(ran, run_id='mine', changes={'data.data_dir': str(Path.home()/'data')}))
+    runner.begin(planned(ran, run_id='mine', changes={'data.data_dir': str(Path.home()/'data')}))
     assert Manifest(ran.runs/'mine')['settings']['data.data_dir'] == '~/data'
 
 def test_only_the_published_profile_reaches_the_top_level(whole):
@@ -503,7 +612,7 @@ def test_write_back_copies_outputs_and_refuses_another_source(whole):
                                       dict(output_type='stream', name='stdout', text='\r 50%')]
     noise.write_text(json.dumps(noisy))
     publish.write_back(noise, source)
-    cells = runner.notebook_cells(source)
+    cells = notebooks.notebook_cells(source)
     assert [c['id'] for c in cells] == ['cell-0', 'cell-1', 'cell-2']
     assert [o['output_type'] for o in cells[2]['outputs']] == ['execute_result']
     assert all(c['execution_count'] is None for c in cells) and 'injected' not in source.read_text()
@@ -525,7 +634,7 @@ def test_lessons_are_run_and_hold_their_outputs(toy):
     done = subprocess.run([sys.executable, script], cwd=toy.root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ['00_slow is left as it is: it has cells for slow', 'data/lesson ']
-    outputs = [runner.notebook_cells(p)[0]['outputs'] for p in (lesson, slow, toy.nbs/'01_count.ipynb')]
+    outputs = [notebooks.notebook_cells(p)[0]['outputs'] for p in (lesson, slow, toy.nbs/'01_count.ipynb')]
     assert [''.join(o['data']['text/plain']) for out in outputs for o in out] == ['42']
 
 @pytest.mark.slow
@@ -570,7 +679,7 @@ sys.meta_path.insert(0, CtrlC)
 from stepwise_routing.run.cli import main; main(['reproduce', '--profile', 'smoke', '--dry-run'])
 """
 
-@pytest.mark.parametrize('module', ['argparse', 'stepwise_routing.core', 'stepwise_routing.run.reproduce', 'yaml',
+@pytest.mark.parametrize('module', ['argparse', 'stepwise_routing.base.tools', 'stepwise_routing.run.runner', 'yaml',
                                     'stepwise_routing.run.needs'])
 def test_ctrl_c_while_it_starts_is_one_line(module):
     done = subprocess.run([sys.executable, '-c', EARLY, module], capture_output=True, text=True, timeout=60)
@@ -601,15 +710,28 @@ def test_leftovers_of_an_interrupted_notebook_are_not_published(whole):
     (plan.run.folder/'tables').mkdir(parents=True)
     (plan.run.folder/'tables/old.md').write_text('half done')
     runner.run_plan(plan)
-    assert set(runner._artefacts(plan.run.folder)) == {'numbers.json', 'tables/mean.md'}
+    assert set(runner.stage_files(plan.run.folder)) == {'numbers.json', 'tables/mean.md'}
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as e: cli.main(['--version'])
     assert e.value.code == 0 and re.fullmatch(r'stepwise-routing \d+\.\d+\.\d+\n', capsys.readouterr().out)
 
-@pytest.mark.parametrize('code', ['import stepwise_routing', 'import sys; sys.argv[1:] = ["--help"]; '
+@pytest.mark.parametrize('code', ['import stepwise_routing; dir(stepwise_routing)', 'import sys; sys.argv[1:] = ["--help"]; '
                                   'from stepwise_routing.run.cli import main; main()'])
 def test_what_everybody_imports_is_light(code):
     modules = subprocess.run([sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True).stderr
     heavy = re.findall(r'\| +(torch|pandas|numpy|papermill|nbformat|yaml|matplotlib|openai|transformers)\n', modules)
     assert 'stepwise_routing' in modules and heavy == []
+
+def test_the_package_shows_what_there_is_and_help_keeps_the_comments_of_parameters():
+    import pydoc
+    import stepwise_routing
+    assert set(stepwise_routing.ENTRY_POINTS) < set(dir(stepwise_routing))
+    for name in stepwise_routing.ENTRY_POINTS:
+        thing = getattr(stepwise_routing, name)
+        assert thing is getattr(stepwise_routing, name) and thing.__name__ == name
+        assert thing.__doc__.count('Parameters') <= 1
+    told = pydoc.plain(pydoc.render_doc(stepwise_routing.load_problems))
+    assert 'Problems of one split' in told and 'split: "train", "calibration" or "test"' in told
+    with pytest.raises(AttributeError, match="module 'stepwise_routing' has no attribute 'trian'"): stepwise_routing.trian
+    assert not hasattr(stepwise_routing, '__path')

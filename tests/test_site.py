@@ -9,7 +9,7 @@ import pytest
 from stepwise_routing.report.figures import read_points
 from stepwise_routing.report.slider import show_slider
 from stepwise_routing.method.results import headline
-from stepwise_routing.run.runner import notebook_cells
+from stepwise_routing.run.notebooks import notebook_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOKS = [p for p in sorted((ROOT/'nbs').rglob('*.ipynb')) if not re.search(r'/[._]', p.relative_to(ROOT).as_posix())]

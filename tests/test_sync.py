@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd, pytest
 
 from stepwise_routing.report.tables import PAPER_TABLES
+from stepwise_routing import __version__
 from stepwise_routing.base.tools import Project
 
 ROOT = Path(__file__).resolve().parents[1]

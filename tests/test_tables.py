@@ -373,7 +373,7 @@ def test_shortfalls_are_named(flops):
     text = '\n'.join(_shortfalls(flops))
     assert '60 test problems, fewer than 300' in text and 'not drawn again' not in text
     assert '; SpecReason (expected); RSD; STEER (next); TRIM-Agg; GlimpRouter; Ours; Ours (full); ' in text
-    once = replace(flops, table=replace(flops.table, again=flops.table.again[:, :0]))
+    once = replace(flops, table=replace(flops.table, large_redraws_right=flops.table.large_redraws_right[:, :0]))
     assert 'the large model was not drawn again' in '\n'.join(_shortfalls(once))
     steer = flops.results['method'] == 'STEER (rest)'
     chosen = steer & (flops.results['chosen'] == 1)

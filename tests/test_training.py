@@ -317,7 +317,7 @@ def chain_states(problem, tree):
     "What a router sees of a problem's small chain, step by step."
     steps = []
     while not steps or not (steps[-1].final or len(steps) >= tree.max_steps):
-        steps.append(tree.kept(problem, '0'*len(steps), 0))
+        steps.append(tree.stored(problem, '0'*len(steps), 0))
         yield State(problem, 0, tuple(steps), '0'*len(steps), 2)
 
 @pytest.mark.parametrize('features', [PAPER_FEATURES, FULL_FEATURES, ('index',), ('final', 'model', 'score_prob')])

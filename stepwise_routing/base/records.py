@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['READINGS', 'Price', 'PRICES', 'UNITS', 'VERIFY_PROMPT', 'chat_prompt', 'split_steps', 'extract_boxed', 'Problem',
-           'Step', 'Call', 'Trajectory', 'ModelSpec', 'edge_seed', 'undated', 'api_cost', 'generation_flops',
-           'walk_cost', 'step_texts', 'verdict_messages', 'score_messages']
+           'Step', 'Call', 'Trajectory', 'ModelSpec', 'edge_seed', 'undated', 'token_cents', 'api_cost', 'token_flops',
+           'generation_flops', 'walk_cost', 'step_texts', 'verdict_messages', 'score_messages']
 
 # %% ../../nbs/00_records.ipynb #imports
 import re
 from collections import namedtuple
 from dataclasses import dataclass
+
 from .tools import digest, one_of
 
 # %% ../../nbs/00_records.ipynb #chat-prompt
@@ -29,28 +30,32 @@ def split_steps(text: str) -> list:
 # %% ../../nbs/00_records.ipynb #boxed
 _BRACE = re.compile(
     r'(?P<box>\\(?:boxed|fbox)\s*\{)'
-    r'|(?P<bare>\\(?:boxed|fbox)\s*(?P<token>\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])))|\\.|[{}]',
+    r'|(?P<bare>\\(?:boxed|fbox)\s*(?P<token>\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])))'
+    r'|\\.|[{}]',
     re.S,
 )
+_NO_BOX = -1  # where a brace that opens no box starts
 
 
 def extract_boxed(text: str) -> str | None:
     "The parsed answer $\\hat y$: the last complete, brace-balanced `\\boxed{}` (or `\\fbox{}`, or bare `\\boxed 5`)."
-    last = None
-    last_start = -1
-    stack = []
-    for m in _BRACE.finditer(text):
-        if m['box']:
-            stack.append((m.start(), m.end()))
-        elif m['bare']:
-            last, last_start = m['token'], m.start()
-        elif m[0] == '{':
-            stack.append((-1, 0))
-        elif m[0] == '}' and stack:
-            start, begin = stack.pop()
-            if start > last_start:
-                last, last_start = text[begin : m.start()].strip(), start
-    return last
+    answer = None
+    answer_start = _NO_BOX
+    open_braces = []  # (where the box starts, where its content starts)
+    for match in _BRACE.finditer(text):
+        if match['box']:
+            open_braces.append((match.start(), match.end()))
+        elif match['bare']:
+            answer = match['token']
+            answer_start = match.start()
+        elif match[0] == '{':
+            open_braces.append((_NO_BOX, _NO_BOX))
+        elif match[0] == '}' and open_braces:
+            box_start, content_start = open_braces.pop()
+            if box_start > answer_start:  # of boxes in each other the inner one counts
+                answer = text[content_start : match.start()].strip()
+                answer_start = box_start
+    return answer
 
 # %% ../../nbs/00_records.ipynb #problem
 @dataclass(frozen=True)
@@ -152,6 +157,18 @@ def undated(model: str) -> str:
     return re.sub(r'-\d{4}-\d\d-\d\d$', '', model)
 
 # %% ../../nbs/00_records.ipynb #api-cost
+def token_cents(
+    price: str,  # row of `PRICES`
+    prompt,  # prompt tokens; numbers or arrays, as all that follow
+    cached,  # of these, tokens that the server charged at its price for cached input
+    generated,  # generated tokens
+):
+    "What tokens cost, in US cents. ValueError: no such price."
+    one_of('price', price, PRICES)
+    p = PRICES[price]
+    return ((prompt - cached) * p.input + cached * p.cached + generated * p.output) / 1e4
+
+
 def _spec_of(call, specs, external):
     "The ModelSpec that pays for a call."
     if call.model >= len(specs):
@@ -165,29 +182,42 @@ def _spec_of(call, specs, external):
     return external
 
 
-def api_cost(calls, specs, external=None) -> float:  # US cents; parameters as of `walk_cost`
-    "What a walk costs where input, cached input and output tokens have their own prices; open models are free."
+def api_cost(
+    calls,  # the `Call`s of a walk
+    specs,  # the ModelSpecs of the tree, small to large
+    external=None,  # the ModelSpec of the judge or reward model (model -1), if one was called
+) -> float:  # US cents
+    "What a walk costs if input, cached input and output tokens have their own prices; open models are free."
     cents = 0.0
-    for c in calls:
-        if (price := _spec_of(c, specs, external).price) is None:
-            continue
-        one_of('price', price, PRICES)
-        p = PRICES[price]
-        cents += (
-            (c.prompt - c.billed) * p.input + c.billed * p.cached + c.generated * p.output
-        ) / 1e4
+    for call in calls:
+        price = _spec_of(call, specs, external).price
+        if price is not None:
+            cents += token_cents(price, call.prompt, call.billed, call.generated)
     return cents
 
 # %% ../../nbs/00_records.ipynb #flops
+def token_flops(params, tokens):  # numbers or arrays
+    "$2N$ FLOPs per token of a model with N parameters."
+    return 2 * params * tokens
+
+
 def generation_flops(
-    calls, specs, reading='paper', external=None
-) -> float:  # parameters as of `walk_cost`
-    "$2N$ FLOPs per token of a walk, drafts and judges included; \"full\" adds the prompt tokens that no cache holds."
+    calls,  # the `Call`s of a walk
+    specs,  # the ModelSpecs of the tree, small to large
+    reading: str = 'paper',  # "paper": generated tokens; "full": prompt tokens that no cache holds, too
+    external=None,  # the ModelSpec of the judge or reward model (model -1), if one was called
+) -> float:
+    "$2N$ FLOPs per token of a walk, drafts and judges included."
     one_of('reading', reading, ('paper', 'full'))
-    tokens = lambda c: c.generated + (c.prompt - c.cached if reading == 'full' else 0)
-    return float(
-        sum(2 * _spec_of(c, specs, external).params * tokens(c) for c in calls if tokens(c))
-    )
+    flops = []
+    for call in calls:
+        tokens = call.generated
+        if reading == 'full':
+            tokens += call.prompt - call.cached
+        if tokens:
+            spec = _spec_of(call, specs, external)
+            flops.append(token_flops(spec.params, tokens))
+    return float(sum(flops))
 
 # %% ../../nbs/00_records.ipynb #walk-cost
 UNITS = ('paper_flops', 'full_flops', 'cents')

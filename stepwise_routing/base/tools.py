@@ -9,8 +9,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import stepwise_routing
-
 
 def digest(*parts, size=8):
     "Hexadecimal blake2b of the parts, joined by the unit separator."
@@ -101,7 +99,7 @@ class Project:
         return Path(path).relative_to(self.root).as_posix()
 
 
-PACKAGE = Path(stepwise_routing.__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def find_project(start=None) -> Project:
@@ -121,3 +119,14 @@ def find_project(start=None) -> Project:
 def install_line(extra: str) -> str:
     "The command that installs an extra in a clone, at the versions tried."
     return f'pip install -e ".[{extra}]" -c constraints{"-gpu" if extra == "gpu" else ""}.txt (in the clone)'
+
+
+def explain_parameters(thing):  # a function or class with comments on its parameters
+    "The same thing; its docstring has a line per parameter now, so that `help` shows the comments."
+    from fastcore.docments import docments
+
+    meaning = {k: text for k, text in docments(thing).items() if text and k != 'return'}
+    lines = [f'{name}: {" ".join(text.split())}' for name, text in meaning.items()]
+    if lines:
+        thing.__doc__ = '\n'.join([thing.__doc__ or '', '', 'Parameters', *lines])
+    return thing

@@ -1,4 +1,8 @@
-"""Many chains at once on one model, each with draws that do not depend on the other chains"""
+"""Many chains at once on one model, each with draws that do not depend on the other chains.
+
+Here belongs who is computed next and which keys and values are kept. How a model computes belongs in `models.kernels`;
+how it is opened, in `models.hub`.
+"""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -12,106 +16,135 @@ from .interface import Request, five_digits, uniforms
 
 
 class Forward(Protocol):
-    "Keys and values of the rows of one model, each at a place, and its forward pass over them."
+    "The forward pass of one model over many rows; the keys and values of a row are kept in its slot."
 
-    def feed(
-        self, place, tokens, start
-    ): ...  # a list of tokens from position `start` on; computed when needed
-    def logits(
-        self, places, tokens, starts
-    ): ...  # the same for several places, now: [all tokens, vocabulary]
-    def confidences(
-        self, logits, tokens
-    ): ...  # largest logit, probability, rank, entropy: [4, token]
-    def decode(
-        self, tokens, at, u, temperature, top_p
-    ): ...  # draw for places 0, 1, ...: ([row, 5], logits)
-    def keep(self, place, n): ...  # a handle, with `nbytes`, to the first n positions of a place
-    def load(self, place, kept, n): ...  # take n positions of it over
-    def drop(self, kept): ...  # it is not needed any more
-    def move(self, place, to, n): ...  # its first n positions, which are all, go to another place
-    def clear(self, place): ...
+    def feed(self, slot, tokens, start):
+        "Take a list of tokens from position `start` on; they are computed when they are needed."
+
+    def logits(self, slots, tokens, starts):
+        "The same for several slots, now: logits [all tokens, vocabulary]."
+
+    def confidences(self, logits, tokens):
+        "Largest logit, probability, rank, entropy of each token: [4, token]."
+
+    def decode(self, tokens, positions, u, temperature, top_p):
+        "Draw a token in the slots 0, 1, ...: ([slot, token and its confidences], logits)."
+
+    def keep(self, slot, n):
+        "A handle, with `nbytes`, to the first n positions of a slot."
+
+    def load(self, slot, kept, n):
+        "Take over n positions of a handle."
+
+    def drop(self, kept):
+        "A handle is not needed any more."
+
+    def move(self, slot, to, n):
+        "The first n positions, which are all, go to another slot."
+
+    def clear(self, slot):
+        "A slot is empty."
 
 
-def block_keys(ids, block=16):  # one per whole block of token ids: all tokens up to its end
+def block_keys(ids, block=16):
+    "One key per whole block of token ids: all tokens up to its end."
     code = np.asarray(ids, np.int32).tobytes()
     return [code[: 4 * n] for n in range(block, len(ids) + 1, block)]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    "Keys and values of a finished row."
+
+    kept: object  # handle of the `Forward`
+    ids: np.ndarray  # the tokens that it stands for
+    keys: list  # of `block_keys`
 
 
 class PrefixCache:
     "Handles of finished rows, found by the tokens they begin with; the least recently used go first."
 
-    def __init__(self, budget, drop):  # bytes; what is called with a handle that goes
+    def __init__(
+        self,
+        budget: int,  # bytes
+        forget,  # called with a handle that goes
+    ):
         self.budget = budget
-        self.forget = drop
-        self.used = 0
-        self.made = 0
-        self.entries = OrderedDict()
-        self.index = {}  # number -> (handle, token ids, keys); key -> number
+        self.forget = forget
+        self.used = 0  # bytes
+        self.count = 0  # prefixes so far; the number of the next one
+        self.entries = OrderedDict()  # number -> `Prefix`
+        self.index = {}  # key -> number of the prefix that it leads to
 
     def find(self, ids):
-        "(Handle, positions) of the longest beginning there is; (None, 0) without one."
+        "(Handle, positions) of the longest beginning in the cache; (None, 0) without one."
         number = next((self.index[k] for k in reversed(block_keys(ids)) if k in self.index), None)
         if number is None:
             return None, 0
         self.entries.move_to_end(number)
-        kept, there, _ = self.entries[number]
-        n = min(len(ids), len(there))
-        same = np.equal(ids[:n], there[:n])
-        return kept, n if same.all() else int(same.argmin())
+        prefix = self.entries[number]
+        n = min(len(ids), len(prefix.ids))
+        equal = np.equal(ids[:n], prefix.ids[:n])
+        return prefix.kept, n if equal.all() else int(equal.argmin())
 
     def put(self, ids, kept):
-        "Keep a handle of what stands for `ids`; entries that nothing leads to any more go."
+        "Keep the handle of the tokens `ids`; prefixes that no key leads to any more go."
         keys = block_keys(ids)
-        if (
-            not keys
-            or keys[-1] in self.index
-            and len(self.entries[self.index[keys[-1]]][1]) >= len(ids)
-        ):
-            return self.forget(kept)
-        older = {self.index.get(k) for k in keys} - {None}
-        self.made = self.made + 1
-        self.used = self.used + kept.nbytes
-        self.entries[self.made] = kept, np.array(ids), keys
-        self.index |= dict.fromkeys(keys, self.made)
-        for n in older:
-            if all(self.index[k] != n for k in self.entries[n][2]):
-                self.remove(n)
+        if not keys or self._covers(keys[-1], len(ids)):
+            self.forget(kept)
+            return
+        shadowed = {self.index[k] for k in keys if k in self.index}
+        self.count += 1
+        self.used += kept.nbytes
+        self.entries[self.count] = Prefix(kept, np.array(ids), keys)
+        self.index |= dict.fromkeys(keys, self.count)
+        for number in shadowed:
+            if all(self.index[k] != number for k in self.entries[number].keys):
+                self.remove(number)
         while self.used > self.budget:
             self.remove(next(iter(self.entries)))
 
+    def _covers(self, key, n):
+        "Is there a prefix of at least n tokens behind this key?"
+        return key in self.index and len(self.entries[self.index[key]].ids) >= n
+
     def remove(self, number):
-        kept, _, keys = self.entries.pop(number)
-        self.used -= kept.nbytes
-        self.forget(kept)
-        for k in keys:
+        prefix = self.entries.pop(number)
+        self.used -= prefix.kept.nbytes
+        self.forget(prefix.kept)
+        for k in prefix.keys:
             if self.index.get(k) == number:
                 del self.index[k]
 
 
 @dataclass(eq=False)
 class Row:
-    "A chain in flight: its tokens so far, and what is to be done with it."
+    "A chain in flight: its tokens so far, and what its caller wants."
 
-    ids: list  # prompt, prefix, then what is written
+    ids: list  # prompt, prefix, then the tokens that are written
     future: object  # gets the answer
-    request: Request = None  # what to write,
+    request: Request = None  # steps to write,
     answers: tuple = ()  # or tokens to be scored as the continuation
     top: int = 0  # with log-probabilities of that many likeliest tokens each
-    most: int = (
-        0  # tokens that the whole reply may have; it then goes on to the end token, past an answer
+    max_reply: int = (
+        0  # tokens of the whole reply, which then goes on to the end token; 0: steps only
     )
-    sampling: tuple = ()  # temperature and top_p, where they are not the engine's
+    sampling: tuple = ()  # temperature and top_p, if they are not the engine's
     steps: list = field(default_factory=list)
-    beside: list = field(default_factory=list)  # of `top`, a pair of arrays per written token
+    top_logprobs: list = field(default_factory=list)  # of `top`, a pair of arrays per written token
 
 
 class Engine:
     "Rows of one model, waiting and in flight, and how to sample."
 
     def __init__(
-        self, name, forward, text, options, index=0
-    ):  # a `Forward`, its `StepTokenizer`, `LocalOptions`
+        self,
+        name: str,  # of the model, for errors
+        forward,  # a `Forward`
+        text,  # its `StepTokenizer`
+        options,  # `LocalOptions`, with `context`
+        index: int = 0,  # of the model in a tree
+    ):
         self.name = name
         self.forward = forward
         self.text = text
@@ -123,78 +156,73 @@ class Engine:
         self.prefixes = PrefixCache(options.prefix_mib << 20, forward.drop)
         self.waiting = deque()
         self.new = []
-        self.rows = []
+        self.rows = []  # the row in slot i is rows[i]
         self.stats = dict(passes=0, generated=0, prompt=0, cached=0)
         self.task = None
-        self.last, self.length = np.zeros((2, self.size), int)  # last token, tokens there are
-        self.count, self.limit = np.zeros(
-            (2, self.size), int
-        )  # tokens of this step, and how many it may have
-        self.how = np.zeros((2, self.size))  # temperature and top_p
-        self.u = np.zeros((self.size, self.max_tokens))  # random numbers
-        self.drawn = np.zeros((*self.u.shape, 5))  # token, logit, prob, rank, entropy
+        size = self.size
+        self.last = np.zeros(size, int)  # last token [slot]
+        self.length = np.zeros(size, int)  # tokens there are
+        self.count = np.zeros(size, int)  # tokens of this step
+        self.limit = np.zeros(size, int)  # tokens that this step may have
+        self.slot_sampling = np.zeros((2, size))  # temperature and top_p
+        self.u = np.zeros((size, self.max_tokens))  # random numbers
+        self.drawn = np.zeros((size, self.max_tokens, 5))  # token, logit, prob, rank, entropy
 
-    def begin(self, place):
-        "Start the next step of a row; False where there is no room for it."
-        row = self.rows[place]
+    def begin(self, slot):
+        "Start the next step of a row; False if there is no room for it."
+        row = self.rows[slot]
         room = min(self.max_tokens, self.context - len(row.ids))
-        if row.most:
-            room = min(room, row.most - sum(s.generated for s in row.steps))
-        if room > 0:
-            self.last[place], self.length[place] = row.ids[-1], len(row.ids)
-            self.count[place], self.limit[place] = 0, room
-            self.how[:, place] = row.sampling or self.sampling
-            self.u[place, :room] = uniforms(row.request.seed(len(row.steps)), room)
-        else:
+        if row.max_reply:
+            room = min(room, row.max_reply - sum(s.generated for s in row.steps))
+        if room <= 0:
             row.steps.append(Step('', self.index, 'length', prompt=len(row.ids)))
-        return room > 0
+            return False
+        self.last[slot] = row.ids[-1]
+        self.length[slot] = len(row.ids)
+        self.count[slot] = 0
+        self.limit[slot] = room
+        self.slot_sampling[:, slot] = row.sampling or self.sampling
+        self.u[slot, :room] = uniforms(row.request.seed(len(row.steps)), room)
+        return True
 
-    def remember(
-        self, place, ids
-    ):  # leave keys and values of all tokens but the last to later rows
+    def remember(self, slot, ids):
+        "Leave keys and values of all tokens but the last to later rows."
         if len(ids) > 1:
-            self.prefixes.put(ids[:-1], self.forward.keep(place, len(ids) - 1))
+            self.prefixes.put(ids[:-1], self.forward.keep(slot, len(ids) - 1))
 
-    def leave(self, place):
+    def leave(self, slot):
         "Take a row out and answer its caller."
-        row = self.rows[place]
+        row = self.rows[slot]
         end = len(self.rows) - 1
-        self.remember(place, row.ids)
-        self.forward.clear(place)
-        if place < end:
-            for a in (
-                self.last,
-                self.length,
-                self.count,
-                self.limit,
-                self.how.T,
-                self.u,
-                self.drawn,
-            ):
-                a[place] = a[end]
-            self.forward.move(end, place, self.length[place])
-            self.rows[place] = self.rows[end]
+        self.remember(slot, row.ids)
+        self.forward.clear(slot)
+        if slot < end:  # the last row moves to the slot that is free now
+            columns = (self.last, self.length, self.count, self.limit, self.u, self.drawn)
+            for column in (*columns, self.slot_sampling.T):
+                column[slot] = column[end]
+            self.forward.move(end, slot, self.length[slot])
+            self.rows[slot] = self.rows[end]
         self.rows.pop()
-        if not row.future.done():
-            row.future.set_result((tuple(row.steps), row.beside) if row.most else tuple(row.steps))
+        if row.future.done():
+            return
+        steps = tuple(row.steps)
+        row.future.set_result((steps, row.top_logprobs) if row.max_reply else steps)
 
-    def settle(self, place):
+    def settle(self, slot):
         "Make a Step of a row's tokens if it has ended, and go on to the next one or leave."
-        row = self.rows[place]
-        n = self.count[place]
-        step = new_step(self, row, self.drawn[place, :n], full=n == self.limit[place])
+        row = self.rows[slot]
+        request = row.request
+        n = self.count[slot]
+        step = new_step(self, row, self.drawn[slot, :n], full=n == self.limit[slot])
         if step is None:
             return
         row.steps.append(step)
         row.ids += step.ids
-        ended = step.finish != 'step' if row.most else step.final
-        more = (
-            row.request.to_end
-            and not ended
-            and len(row.request.steps) + len(row.steps) < row.request.max_steps
-        )
-        if not (more and self.begin(place)):
-            self.leave(place)
+        ended = step.finish != 'step' if row.max_reply else step.final
+        written = len(request.steps) + len(row.steps)
+        goes_on = request.to_end and not ended and written < request.max_steps
+        if not goes_on or not self.begin(slot):
+            self.leave(slot)
 
     def check_finite(self, numbers):
         if np.isfinite(numbers).all():
@@ -204,81 +232,89 @@ class Engine:
         )
 
     def score_rows(self, rows, first):
-        "Confidences [4, token] of the answers of rows, which stand from place `first` on, each to its future."
-        places = range(first, first + len(rows))
+        "Confidences [4, token] of the answers of rows, which have the slots from `first` on, each to its future."
+        slots = range(first, first + len(rows))
         starts = [len(row.ids) - 1 for row in rows]
-        logits = self.forward.logits(
-            places, [[row.ids[-1], *row.answers[:-1]] for row in rows], starts
-        )
-        scores = self.forward.confidences(logits, np.concatenate([row.answers for row in rows]))
+        tokens = [[row.ids[-1], *row.answers[:-1]] for row in rows]
+        logits = self.forward.logits(slots, tokens, starts)
+        answers = np.concatenate([row.answers for row in rows])
+        scores = self.forward.confidences(logits, answers)
         self.check_finite(scores[0])
         ends = np.cumsum([len(row.answers) for row in rows])
-        for place, row, end in zip(places, rows, ends):
+        for slot, row, end in zip(slots, rows, ends):
             own = slice(end - len(row.answers), end)
-            self.remember(place, [*row.ids, *row.answers[1:]])
-            self.forward.clear(place)
-            row.future.set_result(
-                (scores[:, own], *log_probs(logits[own], row.top)) if row.top else scores[:, own]
-            )
+            self.remember(slot, [*row.ids, *row.answers[1:]])
+            self.forward.clear(slot)
+            answer = scores[:, own]
+            if row.top:
+                answer = (answer, *log_probs(logits[own], row.top))
+            row.future.set_result(answer)
 
     def enter(self, wave, keep=False):
-        "Put rows in their places; `keep` what others may continue."
-        writers = [r for r in wave if r.request]
-        readers = [r for r in wave if not r.request]
+        "Put rows in their slots; `keep` the prompts that others may continue."
+        writers = [row for row in wave if row.request]
+        readers = [row for row in wave if not row.request]
         first = len(self.rows)
-        for place, row in enumerate(writers + readers, first):
+        for slot, row in enumerate(writers + readers, first):
             kept, n = self.prefixes.find(row.ids[:-1])
             if n:
-                self.forward.load(place, kept, n)
-            self.forward.feed(place, row.ids[n:-1], n)
+                self.forward.load(slot, kept, n)
+            self.forward.feed(slot, row.ids[n:-1], n)
             if keep:
-                self.remember(place, row.ids)
+                self.remember(slot, row.ids)
             self.stats['prompt'] += len(row.ids)
             self.stats['cached'] += n
         if readers:
             self.score_rows(readers, first + len(writers))
         self.rows += writers
-        for place in range(first, len(self.rows)):
-            self.begin(place)
+        for slot in range(first, len(self.rows)):
+            self.begin(slot)
 
     def admit(self):
         "Drop rows that nobody waits for any more, then let waiting ones in."
-        for place in reversed([i for i, row in enumerate(self.rows) if row.future.done()]):
-            self.leave(place)
+        for slot in reversed(range(len(self.rows))):
+            if self.rows[slot].future.done():
+                self.leave(slot)
         while self.waiting and len(self.rows) + len(self.new) < self.size:
-            if not (row := self.waiting.popleft()).future.done():
+            row = self.waiting.popleft()
+            if not row.future.done():
                 self.new.append(row)
         first, second = _waves(self.new)
         self.enter(first, keep=bool(second))
         self.enter(second)
         self.new.clear()
 
-    def show(self, logits):
-        "Note the likeliest tokens beside the drawn ones, of the rows that want to know."
-        curious = [i for i, row in enumerate(self.rows) if row.top]
-        if not curious:
+    def note_likeliest(self, logits):
+        "Note the likeliest tokens beside the drawn ones, for the rows that ask for them."
+        slots = [slot for slot, row in enumerate(self.rows) if row.top]
+        if not slots:
             return
-        ids, logs = log_probs(logits[curious], max(self.rows[i].top for i in curious))
-        for i, *shown in zip(curious, ids, logs):
-            self.rows[i].beside.append([x[: self.rows[i].top] for x in shown])
+        widest = max(self.rows[slot].top for slot in slots)
+        ids, logs = log_probs(logits[slots], widest)
+        for i, slot in enumerate(slots):
+            row = self.rows[slot]
+            row.top_logprobs.append([ids[i][: row.top], logs[i][: row.top]])
 
     def turn(self):
         "Admit, write one token in every row, settle the rows whose step may have ended."
         self.admit()
-        if not (n := len(self.rows)):
+        n = len(self.rows)
+        if not n:
             return
-        here = np.arange(n), self.count[:n]
+        cells = np.arange(n), self.count[:n]
+        positions = self.length[:n] - 1
         drawn, logits = self.forward.decode(
-            self.last[:n], self.length[:n] - 1, self.u[here], *self.how[:, :n]
+            self.last[:n], positions, self.u[cells], *self.slot_sampling[:, :n]
         )
         self.check_finite(drawn[:, 1])
-        self.show(logits)
-        self.drawn[here], self.last[:n] = drawn, drawn[:, 0]
+        self.note_likeliest(logits)
+        self.drawn[cells] = drawn
+        self.last[:n] = drawn[:, 0]
         self.length[:n] += 1
         self.count[:n] += 1
-        over = self.text.closing[self.last[:n]] | (self.count[:n] == self.limit[:n])
-        for place in np.flatnonzero(over)[::-1].tolist():
-            self.settle(place)
+        may_end = self.text.closing[self.last[:n]] | (self.count[:n] == self.limit[:n])
+        for slot in np.flatnonzero(may_end)[::-1].tolist():
+            self.settle(slot)
         self.stats['passes'] += 1
         self.stats['generated'] += n
 
@@ -287,8 +323,8 @@ class Engine:
         rows = [*self.rows, *self.new, *self.waiting]
         for queue in (self.rows, self.new, self.waiting):
             queue.clear()
-        for place in range(self.size):
-            self.forward.clear(place)
+        for slot in range(self.size):
+            self.forward.clear(slot)
         for row in rows:
             if row.future.done() or row.future.get_loop().is_closed():
                 continue
@@ -297,7 +333,8 @@ class Engine:
             else:
                 row.future.set_exception(error)
 
-    async def drive(self):  # turn until nobody waits
+    async def drive(self):
+        "Take turns until nobody waits."
         import torch
 
         try:
@@ -321,19 +358,18 @@ def new_step(model, row, drawn, full):
         finish = 'stop'
     if finish is None:
         return None
-    logit, prob, entropy = map(tuple, five_digits(drawn[:, [1, 2, 4]].T).tolist())
-    rank = tuple(drawn[:, 3].astype(int).tolist())
+    logit, prob, entropy = five_digits(drawn[:, [1, 2, 4]].T).tolist()
     return Step(
         text,
         model.index,
         finish,
         ids,
         ends,
-        prob,
-        rank,
-        logit,
-        len(ids),
-        len(row.ids),
+        prob=tuple(prob),
+        rank=tuple(drawn[:, 3].astype(int).tolist()),
+        max_logit=tuple(logit),
+        generated=len(ids),
+        prompt=len(row.ids),
         entropy=entropy[0],
     )
 
@@ -346,16 +382,17 @@ def log_probs(logits, top):  # [token, vocabulary]
 
 
 def _waves(rows):
-    "Rows in two waves, the longest first: in the second those that share most of their tokens with one of the first."
+    "Rows in two waves, the longest first: the second shares most of its tokens with rows of the first."
     first = []
     second = []
-    begun = set()
+    keys_of_first = set()
     for row in sorted(rows, key=lambda row: -len(row.ids)):
         keys = block_keys(row.ids)
-        known = bool(keys) and keys[3 * len(keys) // 4] in begun
-        (second if known else first).append(row)
-        if not known:
-            begun |= set(keys)
+        if keys and keys[3 * len(keys) // 4] in keys_of_first:
+            second.append(row)
+        else:
+            first.append(row)
+            keys_of_first |= set(keys)
     return first, second
 
 
@@ -368,7 +405,7 @@ async def answer_request(backend, ids, **row):
     task = engine.task
     if task is None or task.done() or task.get_loop() is not loop:
         if task and not task.done() and task.get_loop().is_running():
-            raise RuntimeError(f'{engine.name} is at work in another event loop')
+            raise RuntimeError(f'{engine.name} is positions work in another event loop')
         engine.fail(asyncio.CancelledError())  # what a loop that is gone has left behind
         engine.task = loop.create_task(engine.drive())
     engine.waiting.append(row := Row(list(ids), loop.create_future(), **row))

@@ -1,4 +1,8 @@
-"""Any causal language model on this machine as a backend"""
+"""Any causal language model on this machine as a backend.
+
+Here belongs opening a folder or a name on the Hub, and asking a model that runs here. The forward pass belongs in
+`models.kernels`; many chains at once, in `models.engine`.
+"""
 
 import asyncio
 import contextlib
@@ -14,7 +18,7 @@ from ..base.records import ModelSpec, Step, chat_prompt
 from ..base.tools import PACKAGE, nearest, one_of
 from .engine import Engine, answer_request
 from .interface import Choice, StepTokenizer, five_digits, prompt_text
-from .padded import PaddedModel
+from .kernels.padded import PaddedModel
 
 
 @contextlib.contextmanager
@@ -65,7 +69,7 @@ def load_model(name):
 
 
 def hub_folder(name: str, revision: str | None = None) -> Path:  # named after the commit
-    "Download a model from the Hub once, at a commit or the newest. FileNotFoundError in one line where it fails."
+    "Download a model from the Hub once, at a commit or the newest. FileNotFoundError in one line if it fails."
     from huggingface_hub import snapshot_download
 
     at = f' at revision {revision}' if revision else ''
@@ -132,12 +136,14 @@ class LocalOptions:
 
 
 def convert(hf, dtype=None):
-    "Take a model to the GPU, where there is one, and to a precision, by default by device and size."
+    "Take a model to the GPU, if there is one, and to a precision; the default depends on device and size."
     import torch
 
     gpu = torch.cuda.is_available()
-    small = hf.num_parameters() <= 20e6
-    dtype = dtype or ('bfloat16' if gpu else 'float64' if small else 'float32')
+    if dtype is None and gpu:
+        dtype = 'bfloat16'
+    elif dtype is None:
+        dtype = 'float64' if hf.num_parameters() <= 20e6 else 'float32'
     hf.to('cuda' if gpu else 'cpu')
     for p in hf.parameters():
         p.data = p.data.to(getattr(torch, dtype))  # not the buffers: rotary frequencies
@@ -153,7 +159,7 @@ def open_forward(hf, rows, context):
 
 
 def kernel_model(folder, dtype=None):  # a `QwenFolder`
-    "The checkpoint of a folder, if [kernels](qwen.ipynb) can compute it here in this precision; else None."
+    "The checkpoint of a folder, if `kernels.qwen` can compute it here in this precision; else None."
     import torch
 
     from .kernels.qwen import QwenFolder, fits
@@ -162,9 +168,8 @@ def kernel_model(folder, dtype=None):  # a `QwenFolder`
         return None
     with loading(f'model {str(folder)!r} does not load'):
         folder = Path(folder)
-        if fits(json.loads((folder / 'config.json').read_text('utf-8'))) and any(
-            folder.glob('*.safetensors')
-        ):
+        config = json.loads((folder / 'config.json').read_text('utf-8'))
+        if fits(config) and any(folder.glob('*.safetensors')):
             return QwenFolder(folder)
 
 
@@ -172,35 +177,137 @@ def open_model(model, tokenizer, options):
     "Hash of the weights, the model as it will run, and its tokenizer, where none is given."
     import torch
 
-    named = isinstance(model, (str, Path))
-    if not named and tokenizer is None:
+    has_name = isinstance(model, (str, Path))
+    if not has_name and tokenizer is None:
         raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
-    folder = model_folder(model) if named else None
-    hf = kernel_model(folder, options.dtype) or (load_model(model) if named else model).eval()
+    folder = model_folder(model) if has_name else None
+    hf = kernel_model(folder, options.dtype)
+    if hf is None:
+        hf = load_model(model) if has_name else model
+        hf.eval()
     weights = weights_sha256(folder or hf)
     if isinstance(hf, torch.nn.Module):
         convert(hf, options.dtype)
-    return weights, hf, load_tokenizer(model) if tokenizer is None else tokenizer
+    if tokenizer is None:
+        tokenizer = load_tokenizer(model)
+    return weights, hf, tokenizer
 
 
 def context_length(config, context):
-    "Tokens that a chain may have; ValueError beyond what the model takes."
-    most = getattr(config, 'max_position_embeddings', None) or context or 4096
+    "Tokens that a chain may have; ValueError if the model takes fewer."
+    limit = getattr(config, 'max_position_embeddings', None) or context or 4096
     window = getattr(config, 'sliding_window', None)
     layers = getattr(config, 'layer_types', None)
-    if window and (layers is None or 'sliding_attention' in layers) and window < (context or most):
+    if window and (layers is None or 'sliding_attention' in layers) and window < (context or limit):
         raise ValueError(
             f'this model looks back {window} tokens only: pass context={window} or less'
         )
-    if context is None or 1 < context <= most:
-        return context or most
-    raise ValueError(f'context={context}: the model takes 2 to {most} tokens')
+    if context is None or 1 < context <= limit:
+        return context or limit
+    raise ValueError(f'context={context}: the model takes 2 to {limit} tokens')
+
+
+def prefix_ids(backend, request):
+    "Token ids of the prompt and all prefix steps."
+    ids = list(backend.text.prompt(request.problem.question))
+    for step in request.steps:
+        ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish)
+    return ids
+
+
+def room_left(backend, ids, more, where):
+    "ValueError unless `more` tokens fit behind `ids`."
+    if len(ids) + more <= backend.context:
+        return
+    raise ValueError(
+        f'{where}: {len(ids)} prompt tokens and {more} more exceed the context of {backend.context} '
+        f'of {backend.spec.name}'
+    )
+
+
+async def score_text(backend, request, step, answer=answer_request):
+    "`step` with the confidences of a backend; `answer` asks its engine."
+    ids = prefix_ids(backend, request)
+    tokens = tuple(backend.text.step_ids(tuple(step.ids), step.text, step.finish))
+    room_left(
+        backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}'
+    )
+    scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((4, 0))
+    logit, prob = five_digits(scores[:2]).tolist()
+    rank = scores[2].astype(int).tolist()
+    ends = backend.text.parse(tokens)[2]
+    entropy = float(five_digits(scores[3, 0])) if tokens else None
+    return replace(
+        step,
+        ids=tokens,
+        ends=ends,
+        prob=tuple(prob),
+        rank=tuple(rank),
+        max_logit=tuple(logit),
+        entropy=entropy,
+        generated=0,
+        prompt=len(ids) + len(tokens),
+        cached=0,
+    )
+
+
+def _reply_ids(backend, ids, options):
+    "Token ids of each option; ValueError where one begins another, or does not fit behind the prompt `ids`."
+    replies = [backend.text.encode(o) for o in options]
+    room_left(backend, ids, max(map(len, replies)), f'options {options}')
+    for (o, a), (p, b) in permutations(zip(options, replies), 2):
+        if b[: len(a)] == a:
+            raise ValueError(f'option {o!r} begins option {p!r}: a reply could be either')
+    return replies
+
+
+async def _reply_log_probs(backend, ids, replies):
+    "Log-probability of each reply."
+    if max(map(len, replies)) == 1:  # one look at the whole vocabulary
+        top = backend.text.vocab
+        _, tokens, logs = await answer_request(backend, ids, answers=replies[0], top=top)
+        place_of_token = tokens[0].argsort()
+        return logs[0, place_of_token[[reply[0] for reply in replies]]]
+    asked = (answer_request(backend, ids, answers=reply) for reply in replies)
+    scores = await asyncio.gather(*asked)
+    with np.errstate(divide='ignore'):
+        return np.array([np.log(score[1]).sum() for score in scores])
+
+
+async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
+    "The `Choice` of a backend among the options as the next reply."
+    text = backend.text
+    ids = text.encode(prompt_text(text.hf, messages))
+    replies = _reply_ids(backend, ids, options)
+    earlier = []
+    if len(messages) > 1:
+        earlier = text.encode(prompt_text(text.hf, messages[:-1]))
+    shared = int(np.cumprod([a == b for a, b in zip(ids, earlier)]).sum())
+    logs = await log_probs(backend, ids, replies)
+    odds = np.ones(len(logs))
+    if np.isfinite(logs.max()):
+        odds = np.exp(logs - logs.max())
+    prob = five_digits(odds / odds.sum()).tolist()
+    generated = max(map(len, replies))
+    return Choice(tuple(prob), prompt=len(ids), generated=generated, shared=shared)
+
+
+def tokenizer_sha256(hf):
+    return hashlib.sha256(hf.backend_tokenizer.to_str().encode()).hexdigest()
+
+
+def text_settings(hf):
+    "Hashes of a tokenizer and of the prompt it makes."
+    prompt = prompt_text(hf, chat_prompt('?'))
+    return dict(tokenizer=tokenizer_sha256(hf), prompt=hashlib.sha256(prompt.encode()).hexdigest())
 
 
 class TransformersBackend:
     "A Hugging Face causal language model on this machine's CPU or GPU."
 
     has_logits = True
+    score = score_text
+    choose = choose_reply
 
     def __init__(
         self,
@@ -213,18 +320,15 @@ class TransformersBackend:
     ):
         options = LocalOptions(**kwargs)
         self.weights, hf, tokenizer = open_model(model, tokenizer, options)
-        self.spec = ModelSpec(
-            name or Path(hf.name_or_path or type(hf).__name__).name, hf.num_parameters()
-        )
+        source = hf.name_or_path or type(hf).__name__
+        self.spec = ModelSpec(name or Path(source).name, hf.num_parameters())
         self.index = index
         self.context = context_length(hf.config, options.context)
-        self.text = StepTokenizer(
-            tokenizer, hf.generation_config.eos_token_id, hf.config.vocab_size
-        )
+        eos = hf.generation_config.eos_token_id
+        self.text = StepTokenizer(tokenizer, eos, hf.config.vocab_size)
         forward = open_forward(hf, options.batch_size, self.context)
-        self.engine = Engine(
-            self.spec.name, forward, self.text, replace(options, context=self.context), index
-        )
+        options = replace(options, context=self.context)
+        self.engine = Engine(self.spec.name, forward, self.text, options, index)
 
     async def close(self):
         "Give the memory back; whoever still waits gets an error."
@@ -256,105 +360,6 @@ class TransformersBackend:
             dtype=e.forward.dtype,
             draws=f'philox, inverse transform, {type(e.forward).__name__}',
         )
-
-
-def prefix_ids(backend, request):
-    "Token ids of the prompt and all prefix steps."
-    ids = list(backend.text.prompt(request.problem.question))
-    for step in request.steps:
-        ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish)
-    return ids
-
-
-def room_left(backend, ids, more, where):
-    "ValueError unless `more` tokens fit behind `ids`."
-    if len(ids) + more <= backend.context:
-        return
-    raise ValueError(
-        f'{where}: {len(ids)} prompt tokens and {more} more exceed the context of {backend.context} '
-        f'of {backend.spec.name}'
-    )
-
-
-async def score_text(backend, request, step, answer=answer_request):
-    "`step` with the confidences of a backend; `answer` asks its engine."
-    ids = prefix_ids(backend, request)
-    tokens = tuple(backend.text.step_ids(tuple(step.ids), step.text, step.finish))
-    room_left(
-        backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}'
-    )
-    scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((4, 0))
-    logit, prob = map(tuple, five_digits(scores[:2]).tolist())
-    rank = tuple(scores[2].astype(int).tolist())
-    ends = backend.text.parse(tokens)[2]
-    entropy = float(five_digits(scores[3, 0])) if tokens else None
-    return replace(
-        step,
-        ids=tokens,
-        ends=ends,
-        prob=prob,
-        rank=rank,
-        max_logit=logit,
-        entropy=entropy,
-        generated=0,
-        prompt=len(ids) + len(tokens),
-        cached=0,
-    )
-
-
-TransformersBackend.score = score_text
-
-
-def _reply_ids(backend, ids, options):
-    "Token ids of each option; ValueError where one begins another, or does not fit behind the prompt `ids`."
-    replies = [backend.text.encode(o) for o in options]
-    room_left(backend, ids, max(map(len, replies)), f'options {options}')
-    for (o, a), (p, b) in permutations(zip(options, replies), 2):
-        if b[: len(a)] == a:
-            raise ValueError(f'option {o!r} begins option {p!r}: a reply could be either')
-    return replies
-
-
-async def _reply_log_probs(backend, ids, replies):
-    "Log-probability of each reply."
-    ask = lambda answers, **top: answer_request(backend, ids, answers=answers, **top)
-    if max(map(len, replies)) == 1:
-        _, tokens, logs = await ask(replies[0], top=backend.text.vocab)
-        return logs[0, tokens[0].argsort()[[r[0] for r in replies]]]
-    scores = await asyncio.gather(*map(ask, replies))
-    with np.errstate(divide='ignore'):
-        return np.array([np.log(s[1]).sum() for s in scores])
-
-
-async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
-    "The `Choice` of a backend among the options as the next reply."
-    ids = backend.text.encode(prompt_text(backend.text.hf, messages))
-    replies = _reply_ids(backend, ids, options)
-    before = (
-        backend.text.encode(prompt_text(backend.text.hf, messages[:-1])) if messages[1:] else []
-    )
-    shared = int(np.cumprod([a == b for a, b in zip(ids, before)]).sum())
-    logs = await log_probs(backend, ids, replies)
-    odds = np.exp(logs - logs.max()) if np.isfinite(logs.max()) else np.ones(len(logs))
-    return Choice(
-        tuple(five_digits(odds / odds.sum()).tolist()),
-        len(ids),
-        max(map(len, replies)),
-        shared=shared,
-    )
-
-
-TransformersBackend.choose = choose_reply
-
-
-def tokenizer_sha256(hf):
-    return hashlib.sha256(hf.backend_tokenizer.to_str().encode()).hexdigest()
-
-
-def text_settings(hf):
-    "Hashes of a tokenizer and of the prompt it makes."
-    prompt = prompt_text(hf, chat_prompt('?'))
-    return dict(tokenizer=tokenizer_sha256(hf), prompt=hashlib.sha256(prompt.encode()).hexdigest())
 
 
 def micro_path(which: str) -> Path:

@@ -1,4 +1,8 @@
-"""The one interface of all backends: write steps, score a step, choose a reply"""
+"""The one interface of all backends: write steps, score a step, choose a reply.
+
+Here belongs what every backend shares: requests, prompts and steps as token ids, sampling, confidences of a token. How
+a model is opened belongs in `models.hub`, `models.vllm` and `models.chat`.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,31 +44,36 @@ class Backend(Protocol):
     has_logits: bool  # does `Step.max_logit` exist?
     index: int  # k, its place among the models of a tree, 0 = smallest
 
-    def settings(self) -> dict: ...  # JSON that identifies its draws; a store refuses others
-    async def write(
-        self, request: Request
-    ) -> tuple: ...  # the `Step`s written, exactly one unless `to_end`
-    async def score(
-        self, request: Request, step: Step
-    ) -> Step: ...  # `step` with this model's confidences, teacher forced
-    async def choose(
-        self, messages, options
-    ) -> Choice: ...  # probability of each option as the next reply
-    async def close(self): ...
+    def settings(self) -> dict:
+        "JSON that identifies its draws; a store refuses others."
+
+    async def write(self, request: Request) -> tuple:
+        "The `Step`s written, exactly one unless the request is `to_end`."
+
+    async def score(self, request: Request, step: Step) -> Step:
+        "`step` with this model's confidences, teacher forced."
+
+    async def choose(self, messages, options) -> Choice:
+        "Probability of each option as the next reply."
+
+    async def close(self):
+        "Give back memory and connections."
 
 
 def prompt_text(tokenizer, messages) -> str:
     "Chat messages as text, by the model's own template or ChatML; a last one by the assistant is to be continued."
     *turns, last = messages
-    begun = last['content'] if last['role'] == 'assistant' else ''
-    if last['role'] != 'assistant':
+    beginning = ''
+    if last['role'] == 'assistant':
+        beginning = last['content']
+    else:
         turns.append(last)
     if getattr(tokenizer, 'chat_template', None):
-        return (
-            tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) + begun
-        )
-    chat = [f'<|im_start|>{m["role"]}\n{m["content"]}<|im_end|>\n' for m in turns]
-    return ''.join(chat) + '<|im_start|>assistant\n' + begun
+        prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    else:
+        chat = [f'<|im_start|>{m["role"]}\n{m["content"]}<|im_end|>\n' for m in turns]
+        prompt = ''.join(chat) + '<|im_start|>assistant\n'
+    return prompt + beginning
 
 
 def step_text(raw: str) -> tuple:  # the step's text, and whether a blank line has ended it
@@ -78,18 +87,21 @@ class StepTokenizer:
     "Prompts and steps as token ids, and where a step ends."
 
     def __init__(
-        self, tokenizer, eos, vocab
-    ):  # of Hugging Face; ids that end a reply, beside its own; embedding's rows
+        self,
+        tokenizer,  # of Hugging Face
+        eos,  # ids that end a reply, beside the tokenizer's own
+        vocab: int,  # rows of the model's embedding
+    ):
         self.hf = tokenizer
         self.vocab = vocab
         eos = [tokenizer.eos_token_id, *np.ravel(eos).tolist()]
         self.eos = tuple(dict.fromkeys(i for i in eos if i is not None))
         pieces = [self.decode([i]) for i in range(vocab)]
         self.widths = np.array([len(p) for p in pieces])
-        self.closing = np.array(
-            ['\n' in p or i in eos for i, p in enumerate(pieces)]
-        )  # no other token can end a step
-        self.prompt, self.step_ids = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.step_ids)
+        can_end = ['\n' in p or i in eos for i, p in enumerate(pieces)]
+        self.closing = np.array(can_end)  # no other token can end a step
+        self.prompt = lru_cache(4096)(self.prompt)
+        self.step_ids = lru_cache(1 << 16)(self.step_ids)
         self.encode = lru_cache(4096)(self.encode)
 
     def encode(self, text):
@@ -107,7 +119,8 @@ class StepTokenizer:
             return ids
         if finish == 'step':
             return self.encode(text + '\n\n')
-        return (*self.encode(text), *self.eos[: finish == 'stop'])
+        ids = self.encode(text)
+        return (*ids, self.eos[0]) if finish == 'stop' and self.eos else ids
 
     def parse(self, ids):
         "Text of generated tokens, whether a blank line ended it, and the offset in it where each token ends."
@@ -143,25 +156,26 @@ def draw_tokens(
     if top_p < 1:
         ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        mass = mass.scatter(
-            -1, order, ordered.masked_fill(before >= top_p * ordered.sum(-1, keepdim=True), 0)
-        )
+        unlikely = before >= top_p * ordered.sum(-1, keepdim=True)
+        mass = mass.scatter(-1, order, ordered.masked_fill(unlikely, 0))
     total = mass.cumsum_(-1)
-    return torch.searchsorted(total, u[:, None] * total[:, -1:], right=True)[:, 0].clamp_(
-        max=logits.shape[-1] - 1
-    )
+    drawn = torch.searchsorted(total, u[:, None] * total[:, -1:], right=True)[:, 0]
+    return drawn.clamp_(max=logits.shape[-1] - 1)
 
 
 def draw_rows(
-    logits, u, temperature, top_p
-):  # logits [row, vocabulary]; numbers [row] -> token ids [row]
-    "Draw in every row as it samples; rows that sample alike are drawn together."
+    logits,  # [row, vocabulary]
+    u,  # uniform numbers [row]
+    temperature,  # [row]
+    top_p,  # [row]
+):  # token ids [row]
+    "`draw_tokens` in every row with its own sampling; rows that sample alike are drawn together."
     import torch
 
-    how = np.stack((temperature, top_p))
+    sampling = np.stack((temperature, top_p))
     tokens = np.zeros(len(u), int)
-    for t, p in np.unique(how, axis=1).T:
-        rows = np.flatnonzero((how.T == (t, p)).all(1))
+    for t, p in np.unique(sampling, axis=1).T:
+        rows = np.flatnonzero((sampling.T == (t, p)).all(1))
         drawn = draw_tokens(logits[rows], torch.from_numpy(u[rows]).to(logits.device), t, p)
         tokens[rows] = drawn.cpu().numpy()
     return tokens
@@ -176,17 +190,18 @@ def confidences(logits, tokens):  # raw logits [..., vocabulary], sampled token 
     below = logits - top[..., None]
     mass = below.exp()
     total = mass.sum(-1)
-    entropy = (
-        total.log() - (mass * below.clamp(min=-1e4)).sum(-1) / total
-    )  # a logit of -inf has no mass
-    return torch.stack((top, (z[..., 0] - top).exp_() / total, 1.0 + (logits > z).sum(-1), entropy))
+    finite = below.clamp(min=-1e4)  # a logit of -inf has no mass
+    entropy = total.log() - (mass * finite).sum(-1) / total
+    prob = (z[..., 0] - top).exp_() / total
+    rank = 1.0 + (logits > z).sum(-1)
+    return torch.stack((top, prob, rank, entropy))
 
 
 def five_digits(x) -> np.ndarray:  # float64, each exactly representable in float32
     "Round numbers to five significant digits, then to float32."
     x = np.asarray(x, float)
-    x = np.where(
-        np.abs(x) < 9.999987e-38, 0, x
-    )  # float32 has too few digits below 1e-37, which it rounds down
-    scale = 10.0 ** (4 - np.floor(np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)))
+    tiny = np.abs(x) < 9.999987e-38  # float32 has too few digits below 1e-37
+    x = np.where(tiny, 0, x)
+    magnitude = np.log10(np.abs(x), out=np.zeros_like(x), where=x != 0)
+    scale = 10.0 ** (4 - np.floor(magnitude))
     return (np.round(x * scale) / scale).astype(np.float32).astype(float)

@@ -1,4 +1,8 @@
-"""Ray workers hold the models; tree, seeds and store stay in one process, so no draw depends on where it was made"""
+"""Ray workers hold the models; tree, seeds and store stay in one process.
+
+So no draw depends on the worker that made it. Here belongs the way to other processes and machines; what a model does
+there belongs in the backends.
+"""
 
 import contextlib
 import os
@@ -46,7 +50,7 @@ class Worker:
 
 
 def _start_ray(cpus):
-    "Join the cluster at `RAY_ADDRESS`, or start one here; False where Ray runs already. ConnectionError in one line."
+    "Join the cluster at `RAY_ADDRESS`, or start one here; False if Ray runs already. ConnectionError in one line."
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     try:
         import ray
@@ -61,31 +65,31 @@ def _start_ray(cpus):
     host, _, port = address.rpartition(':')
     try:
         if host:
-            socket.create_connection(
-                (host, int(port)), 10
-            ).close()  # Ray itself would try for minutes
+            # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), 10).close()
         ray.init(address, **options)
     except Exception as e:
-        why = shorten(str(e), 200)
         raise ConnectionError(
-            f'no Ray at RAY_ADDRESS={address!r} ("auto" or HOST:PORT): {why}'
+            f'no Ray at RAY_ADDRESS={address!r} ("auto" or HOST:PORT): {shorten(str(e), 200)}'
         ) from None
     return True
 
 
 def _reserve(workers, needs, timeout):
-    "Room for all workers, as a placement group of Ray; RuntimeError where there is none within `timeout` seconds."
+    "Room for all workers, as a placement group of Ray; RuntimeError if there is none within `timeout` seconds."
     import ray
 
     room = ray.util.placement_group([needs] * workers, strategy='SPREAD')
     if room.wait(timeout):
         return room
     ray.util.remove_placement_group(room)
-    each, there = (
-        ', '.join(f'{r.get(k, 0):g} {k}' for k in needs) for r in (needs, ray.cluster_resources())
-    )
+
+    def listed(resources):
+        return ', '.join(f'{resources.get(k, 0):g} {k}' for k in needs)
+
+    available = listed(ray.cluster_resources())
     raise RuntimeError(
-        f'no room for {workers} workers with {each} each in {timeout:g} s: Ray has {there}, and others '
+        f'no room for {workers} workers with {listed(needs)} each in {timeout:g} s: Ray has {available}, and others '
         'may use them; lower workers, num_gpus or num_cpus'
     )
 
@@ -103,8 +107,11 @@ class RayModel:
     "A model that stands on workers: a `Backend` whose calls travel."
 
     def __init__(
-        self, actors, index, facts
-    ):  # Ray's handles; place of the model; its part of `Worker.describe`
+        self,
+        actors,  # Ray's handles of the workers
+        index: int,  # of the model in a tree
+        facts,  # of the model, as `Worker.describe` says
+    ):
         self.actors = actors
         self.index = index
         self.facts = facts
@@ -137,7 +144,7 @@ class RayModel:
 
 
 def _describe_all(actors):
-    "Facts of the models, once all workers have loaded them. ValueError where they hold different ones."
+    "Facts of the models, once all workers have loaded them. ValueError if they hold different ones."
     import ray
 
     try:
@@ -145,10 +152,13 @@ def _describe_all(actors):
     except ray.exceptions.RayError as e:
         raise _worker_error(e, 'loaded the models') from None
     for other in others:
-        if d := settings_difference(*([f[2] for f in facts] for facts in (first, other)), 'models'):
+        settings = [[settings for *_, settings in facts] for facts in (first, other)]
+        difference = settings_difference(*settings, 'models')
+        if difference:
+            where, here, there = difference
             raise ValueError(
-                f'the workers hold different models: {d[0]} is {d[1]!s:.60} on one '
-                f'and {d[2]!s:.60} on another'
+                f'the workers hold different models: {where} is {here!s:.60} on one '
+                f'and {there!s:.60} on another'
             )
     return first
 
@@ -177,9 +187,8 @@ def ray_models(
 
         if started:
             stack.callback(ray.shutdown)
-        room = _reserve(
-            workers, {k: n for k, n in dict(CPU=num_cpus, GPU=num_gpus).items() if n}, timeout
-        )
+        needs = {name: n for name, n in dict(CPU=num_cpus, GPU=num_gpus).items() if n}
+        room = _reserve(workers, needs, timeout)
         stack.callback(ray.util.remove_placement_group, room)  # and its workers
         kind = ray.remote(Worker).options(
             num_cpus=num_cpus,
@@ -189,7 +198,10 @@ def ray_models(
             max_task_retries=3,
         )
         actors = [kind.remote(names, opener, options) for _ in range(workers)]
-        stack.callback(
-            lambda: ray.wait([a.close.remote() for a in actors], num_returns=workers, timeout=20)
-        )
+
+        def close_workers():
+            closing = [actor.close.remote() for actor in actors]
+            ray.wait(closing, num_returns=workers, timeout=20)
+
+        stack.callback(close_workers)
         yield [RayModel(actors, i, facts) for i, facts in enumerate(_describe_all(actors))]

@@ -1,4 +1,8 @@
-"""How likely is it that a step is right? A model with a head for that question"""
+"""How likely is it that a step is right? A model with a head for that question.
+
+Here belong the checkpoints of process reward models and their reading of a chain. How routers use a reward belongs in
+`method.routers`.
+"""
 
 import asyncio
 import json
@@ -40,9 +44,8 @@ class Reward:
     new: int  # of these, tokens of the last step, with its tag
 
 
-LAYOUTS = dict(
-    Qwen2ForProcessRewardModel='score', Qwen2ForPrmModel='v_head.summary'
-)  # and where its head is
+# architecture of a checkpoint -> name of its head
+LAYOUTS = dict(Qwen2ForProcessRewardModel='score', Qwen2ForPrmModel='v_head.summary')
 
 
 def reward_head(layout, width):
@@ -93,20 +96,26 @@ def reward_network(layout):
     return Network
 
 
+def _missing_tensors(names, layout):
+    return ValueError(f'the weights lack {len(names)} tensors of {layout}, such as {names[0]!r}')
+
+
 def _with_head(qwen, layout):
-    "A `QwenFolder` whose last hidden states are read by the head of a layout. ValueError where tensors are missing."
+    "A `QwenFolder` whose last hidden states are read by the head of a layout. ValueError if tensors are missing."
     from .kernels.qwen import reader
 
     head = reward_head(layout, qwen.config.hidden_size)
-    at = LAYOUTS[layout] + '.'
-    own = {k.removeprefix(at): t for k, t in qwen.tensors.items() if k.startswith(at)}
-    lost = [f'{at}{k}' for k in head.state_dict() if k not in own]
-    if lost:
-        raise ValueError(f'the weights lack {len(lost)} tensors of {layout}, such as {lost[0]!r}')
-    head.load_state_dict(own)
-    *layers, last = [
-        (m.weight.detach(), m.bias.detach()) for m in head.modules() if hasattr(m, 'bias')
-    ]
+    prefix = LAYOUTS[layout] + '.'
+    tensors = {}
+    for name, tensor in qwen.tensors.items():
+        if name.startswith(prefix):
+            tensors[name.removeprefix(prefix)] = tensor
+    missing = [prefix + name for name in head.state_dict() if name not in tensors]
+    if missing:
+        raise _missing_tensors(missing, layout)
+    head.load_state_dict(tensors)
+    modules = [m for m in head.modules() if hasattr(m, 'bias')]
+    *layers, last = [(m.weight.detach(), m.bias.detach()) for m in modules]
     if len(last[1]) == 1:
         last = [np.concatenate((0 * t, t)) for t in last]  # of "wrong", as `read_head` has it
     qwen.head = head
@@ -115,7 +124,7 @@ def _with_head(qwen, layout):
 
 
 def _open_reward(folder, layout, options):
-    "Hash of the weights, the model as it will run, its head in at least float32. ValueError where tensors are missing."
+    "Hash of the weights, the model as it will run, its head in at least float32. ValueError if tensors are missing."
     import torch
 
     if qwen := kernel_model(folder, options.dtype):
@@ -124,9 +133,9 @@ def _open_reward(folder, layout, options):
         net, report = reward_network(layout).from_pretrained(
             folder, dtype='auto', output_loading_info=True
         )
-    lost = sorted(report['missing_keys'])
-    if lost:
-        raise ValueError(f'the weights lack {len(lost)} tensors of {layout}, such as {lost[0]!r}')
+    missing = sorted(report['missing_keys'])
+    if missing:
+        raise _missing_tensors(missing, layout)
     head = [p.data for p in net.head.parameters()]
     convert(net.eval(), options.dtype)
     dtype = torch.promote_types(net.dtype, torch.float32)
@@ -150,14 +159,13 @@ class ProcessRewardModel:
         **options,  # of `LocalOptions`: context, dtype, batch_size=64, prefix_mib=512
     ):
         options = LocalOptions(**dict(batch_size=64, prefix_mib=512) | options)
-        (self.weights, hf), self.hf = (
-            _open_reward(folder, self.layout, options),
-            load_tokenizer(folder),
-        )
+        self.weights, hf = _open_reward(folder, self.layout, options)
+        self.hf = load_tokenizer(folder)
         self.tag = self.default_tag() if tag is None else tag
         self.tag_id = self.read_tag()
         self.context = context_length(hf.config, options.context)
-        self.prompt, self.encode = lru_cache(4096)(self.prompt), lru_cache(1 << 16)(self.encode)
+        self.prompt = lru_cache(4096)(self.prompt)
+        self.encode = lru_cache(1 << 16)(self.encode)
         self.spec = ModelSpec(name or Path(folder).name, hf.num_parameters())
         forward = open_forward(hf, options.batch_size, self.context)
         options = replace(options, max_tokens=1, context=self.context)
@@ -238,7 +246,7 @@ _PRMS = 'micro-prm', 'Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B', 'Qwen/Qwen2.5-
 
 
 def _kind_of(folder):
-    "The class for a checkpoint. ValueError where it is none of the two layouts."
+    "The class for a checkpoint. ValueError if it is none of the two layouts."
     architectures = json.loads((folder / 'config.json').read_text()).get('architectures') or []
     for kind in (ProcessRewardModel, SkyworkPRM):
         if kind.layout in architectures:
@@ -256,21 +264,21 @@ def load_prm(
     shipped = model == 'micro-prm'
     if not shipped and '/' not in str(model) and not Path(model).exists():
         one_of('reward model', str(model), _PRMS)
-    folder = (
-        micro_path('small').parent / 'prm' if shipped else model_folder(model) or hub_folder(model)
-    )
+    if shipped:
+        folder = micro_path('small').parent / 'prm'
+    else:
+        folder = model_folder(model) or hub_folder(model)
     return _kind_of(folder)(folder, **dict(name=Path(model).name) | options)
 
 
 def step_rewards(prm, cases) -> list:  # float array [step] per case
     "The reward of every step of many chains, (problem, steps) pairs, all at once."
 
-    async def chain(problem, steps):
-        return await asyncio.gather(
-            *(prm.reward(problem, steps[: i + 1]) for i in range(len(steps)))
-        )
+    async def read_chain(problem, steps):
+        prefixes = [steps[: i + 1] for i in range(len(steps))]
+        return await asyncio.gather(*(prm.reward(problem, prefix) for prefix in prefixes))
 
-    async def every():
-        return await asyncio.gather(*(chain(p, steps) for p, steps in cases))
+    async def read_all():
+        return await asyncio.gather(*(read_chain(p, steps) for p, steps in cases))
 
-    return [np.array([r.value for r in rewards]) for rewards in run_async(every())]
+    return [np.array([r.value for r in rewards]) for rewards in run_async(read_all())]

@@ -168,7 +168,7 @@ async def _written(backend, body, ids):
     sampling = body.get('temperature', 1.0), body.get('top_p', 1.0)
     top = max(body.get('top_logprobs', 0), 1) if body.get('logprobs') else 0
     steps, beside = await answer_request(
-        backend, ids, request=request, most=most, sampling=sampling, top=top
+        backend, ids, request=request, max_reply=most, sampling=sampling, top=top
     )
     reply = [i for s in steps for i in s.ids]
     text = decoded(reply)

@@ -1,4 +1,8 @@
-"""A large model at full speed, with the same token ids in its steps as the other backends"""
+"""A model behind a vLLM server, with the same token ids in its steps as the other backends.
+
+Here belongs starting a server and asking it. What ends a step and how confident a model was belong in
+`models.interface` and `models.engine`.
+"""
 
 import asyncio
 import contextlib
@@ -43,16 +47,22 @@ from .serve import watched
 
 def shown_confidences(
     tokens,  # per token: its raw logit, and the logits of the likeliest tokens with itself among them
-) -> np.ndarray:  # [4, token]: largest logit, probability (too high by the mass of what is not shown), rank, entropy
-    "How sure the model was of each token."
-    z = np.array([logit for logit, _ in tokens])
-    top = np.array([*zip_longest(*(top for _, top in tokens), fillvalue=-np.inf)])  # [place, token]
-    best = top.max(0)
-    mass = np.exp(top - best)
+) -> np.ndarray:  # [4, token]
+    """Largest logit, probability, rank and entropy of each token.
+
+    The probability is too high by the mass of the tokens that the server does not show.
+    """
+    logits = np.array([logit for logit, _ in tokens])
+    columns = zip_longest(*(likeliest for _, likeliest in tokens), fillvalue=-np.inf)
+    likeliest = np.array([*columns])  # [rank, token]
+    best = likeliest.max(0)
+    mass = np.exp(likeliest - best)
     total = mass.sum(0)
-    below = np.maximum(top - best, -1e4)  # a place that is not shown has no mass
+    below = np.maximum(likeliest - best, -1e4)  # a token that is not shown has no mass
     entropy = np.log(total) - (mass * below).sum(0) / total
-    return np.stack((best, np.exp(z - best) / total, 1.0 + (top > z).sum(0), entropy))
+    prob = np.exp(logits - best) / total
+    rank = 1.0 + (likeliest > logits).sum(0)
+    return np.stack((best, prob, rank, entropy))
 
 
 @dataclass(frozen=True)
@@ -84,16 +94,16 @@ def _engine_flags(options: VLLMOptions, cpu: bool, **values) -> list:
         values |= dict(
             kv_cache_memory_bytes=2**30, max_num_batched_tokens=max(8192, values['max_model_len'])
         )
-    flags = [x for k, v in values.items() for x in ('--' + k.replace('_', '-'), str(v))]
-    return [
-        *flags,
-        '--enable-prefix-caching',
-        *['--enforce-eager', '--no-enable-chunked-prefill'] * cpu,
-    ]
+    flags = ['--enable-prefix-caching']
+    if cpu:
+        flags += ['--enforce-eager', '--no-enable-chunked-prefill']
+    for name, value in values.items():
+        flags += ['--' + name.replace('_', '-'), str(value)]
+    return flags
 
 
 def vllm_on_cpu() -> bool:
-    "Is the vLLM here the build for CPUs? RuntimeError in one line where there is none."
+    "Is the vLLM here the build for CPUs? RuntimeError in one line if there is none."
     if not find_spec('vllm'):
         raise RuntimeError(f'vLLM is not installed: {install_line("gpu")}')
     return any(re.match('vllm(-cpu| .*cpu)', f'{d.name} {d.version}') for d in distributions())
@@ -105,17 +115,18 @@ def _last_words(log: str) -> str:
         '(Engine core|WorkerProc) initialization failed|EngineCore encountered an issue|cancelled'
     )
     errors = re.findall(r'(?:^|[\s.])(\w*(?:Error|Exception): \S.*)', log)
-    lines = (
-        [e.strip() for e in errors if not re.search(echo, e)]
-        or log.strip().splitlines()
-        or ['it wrote nothing']
-    )
+    lines = [e.strip() for e in errors if not re.search(echo, e)]
+    if not lines:
+        lines = log.strip().splitlines() or ['it wrote nothing']
     return lines[-1].replace('gpu_memory_utilization', 'memory')[:300]
 
 
 async def _ask(call, url: str):  # call() -> awaitable
-    """What a call to a server returns; RuntimeError in one line where it fails. A server hangs up on connections that
-    nobody uses, now and then as one is taken again: then it is asked a second time, which draws the same."""
+    """The answer to a call to a server; RuntimeError in one line if it fails.
+
+    A server hangs up on idle connections, sometimes just as one is used again. Then it is asked a second time; the seed
+    makes it draw the same.
+    """
     from openai import APITimeoutError
 
     for last in (False, True):
@@ -136,7 +147,7 @@ async def first_model(url: str, key: str = '') -> dict:
 
 
 def _wait_until_ready(server, log, name: str, url: str, timeout: float):
-    "Wait until a server names its model; RuntimeError with the end of its log where it ends, or after `timeout` s."
+    "Wait until a server names its model; RuntimeError with the end of its log if it ends, or after `timeout` s."
     end = time.monotonic() + timeout
     while server.poll() is None and time.monotonic() < end:
         with contextlib.suppress(RuntimeError):
@@ -144,14 +155,11 @@ def _wait_until_ready(server, log, name: str, url: str, timeout: float):
                 return
         time.sleep(0.5)
     log.seek(0)
-    late = (
-        f'was not ready after {timeout:g} s (raise timeout=)'
-        if server.poll() is None
-        else 'did not start'
-    )
-    raise RuntimeError(
-        f'the vLLM server of {name!r} {late}: {_last_words(log.read().decode(errors="replace"))}'
-    )
+    problem = 'did not start'
+    if server.poll() is None:
+        problem = f'was not ready after {timeout:g} s (raise timeout=)'
+    reason = _last_words(log.read().decode(errors='replace'))
+    raise RuntimeError(f'the vLLM server of {name!r} {problem}: {reason}')
 
 
 @contextlib.contextmanager
@@ -161,7 +169,7 @@ def serve_vllm(
     revision: str | None = None,  # of a model on the Hub, its commit; None: its newest
     **kwargs,  # of `VLLMOptions`; context: at most 4096 unless given
 ):  # the server's base_url
-    "A vLLM server on this machine for the time of a `with` block. RuntimeError in one line where it does not start."
+    "A vLLM server on this machine for the time of a `with` block. RuntimeError in one line if it does not start."
     from transformers import AutoConfig
 
     options = VLLMOptions(**kwargs)
@@ -169,7 +177,8 @@ def serve_vllm(
     folder = model_folder(model) or hub_folder(model, revision)
     cpu = vllm_on_cpu()
     config = AutoConfig.from_pretrained(folder)
-    context = context_length(config, options.context or min(context_length(config, None), 4096))
+    wanted = options.context or min(context_length(config, None), 4096)
+    context = context_length(config, wanted)
     with socket.create_server(('127.0.0.1', 0)) as s:
         port = s.getsockname()[1]
     flags = _engine_flags(
@@ -182,15 +191,13 @@ def serve_vllm(
         max_model_len=context,
     )
     command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *flags]
-    env = (
-        dict(
-            VLLM_LOGGING_LEVEL='ERROR',
-            VLLM_NO_USAGE_STATS='1',
-            VLLM_CPU_OMP_THREADS_BIND='nobind',
-            VLLM_HTTP_TIMEOUT_KEEP_ALIVE='3600',
-        )
-        | os.environ
+    defaults = dict(
+        VLLM_LOGGING_LEVEL='ERROR',
+        VLLM_NO_USAGE_STATS='1',
+        VLLM_CPU_OMP_THREADS_BIND='nobind',
+        VLLM_HTTP_TIMEOUT_KEEP_ALIVE='3600',
     )
+    env = defaults | os.environ
     url = f'http://127.0.0.1:{port}/v1'
     with (
         tempfile.TemporaryFile() as log,
@@ -223,8 +230,9 @@ class VLLMBackend:
         facts = run_async(first_model(self.base_url, self.key))
         self.served_name, self.context = facts['id'], _context(facts, self.options.context)
         self.open_text(model or named or facts['root'], name, revision)
-        run_async(self.meet())
+        run_async(self.check_server())
 
+    @property
     def client(self):
         "OpenAI's client for the running event loop."
         loop = asyncio.get_running_loop()
@@ -278,12 +286,12 @@ class VLLMBackend:
             draws='vllm, a seed per step',
         )
 
-    async def complete(self, prompt, most: int, **more) -> tuple:
+    async def complete(self, prompt, max_tokens: int, **more) -> tuple:
         "The server's choice behind `prompt`, and per token (id, logit, logits of the likeliest with itself among them)."
         body = dict(
             model=self.served_name,
             prompt=list(prompt),
-            max_tokens=most,
+            max_tokens=max_tokens,
             logprobs=self.top,
             top_k=0,
             min_p=0.0,
@@ -299,7 +307,7 @@ class VLLMBackend:
                 self.base_url,
             )
         except RuntimeError:
-            self.client  # where it was closed meanwhile, this says so
+            self.client  # says so if it was closed meanwhile
             raise
         (choice,) = reply['choices']
         ids = choice.get('token_ids')
@@ -319,15 +327,15 @@ class VLLMBackend:
             allowed_token_ids=tokens[-1:],
             prompt_logprobs=self.top if tokens[1:] else None,
         )
-        before = (choice.get('prompt_logprobs') or [])[len(ids) :]
-        read = [
-            (row[str(t)]['logprob'], [v['logprob'] for v in row.values()])
-            for t, row in zip(tokens, before)
-        ]
-        return read + [(z, top) for _, z, top in last]
+        shown = []
+        rows = (choice.get('prompt_logprobs') or [])[len(ids) :]
+        for token, row in zip(tokens, rows):
+            likeliest = [v['logprob'] for v in row.values()]
+            shown.append((row[str(token)]['logprob'], likeliest))
+        return shown + [(logit, likeliest) for _, logit, likeliest in last]
 
-    async def meet(self):
-        "Ask the server for its version and a few logits; RuntimeError where it shows none."
+    async def check_server(self):
+        "Ask the server for its version and a few logits; RuntimeError if it shows none."
         root = self.base_url.rstrip('/').removesuffix('/v1')
         async with self.client as client:
             version = await _ask(
@@ -350,16 +358,17 @@ class VLLMBackend:
             return Step('', self.index, 'length', prompt=len(ids))
         draw = dict(temperature=self.options.temperature, top_p=self.options.top_p, stop='\n\n')
         while True:
-            prompt, draw['seed'] = [*ids, *(t[0] for t in tokens)], (seed + len(tokens)) % 2**63
+            prompt = [*ids, *(token for token, *_ in tokens)]
+            draw['seed'] = (seed + len(tokens)) % 2**63
             choice, new = await self.complete(prompt, room - len(tokens), **draw)
             for token in new:
                 tokens.append(token)
                 if len(tokens) < room and not self.text.closing[token[0]]:
                     continue
-                drawn = np.column_stack(
-                    ([t[0] for t in tokens], shown_confidences([t[1:] for t in tokens]).T)
-                )
-                if step := new_step(self, SimpleNamespace(ids=ids), drawn, len(tokens) == room):
+                numbers = shown_confidences([logits for _, *logits in tokens])
+                drawn = np.column_stack(([token for token, *_ in tokens], numbers.T))
+                step = new_step(self, SimpleNamespace(ids=ids), drawn, len(tokens) == room)
+                if step:
                     return step
             if choice.get('stop_reason') != '\n\n':
                 raise RuntimeError(f'{self.spec.name}: vLLM ended a reply too early')
@@ -371,13 +380,11 @@ class VLLMBackend:
         if not request.steps:
             room_left(self, ids, 1, f'problem {request.problem.id!r}')
         while True:
-            steps.append(step := await self.write_step(ids, int(request.seed(len(steps)))))
+            step = await self.write_step(ids, int(request.seed(len(steps))))
+            steps.append(step)
             ids = [*ids, *step.ids]
-            if (
-                not request.to_end
-                or step.final
-                or len(request.steps) + len(steps) >= request.max_steps
-            ):
+            written = len(request.steps) + len(steps)
+            if not request.to_end or step.final or written >= request.max_steps:
                 return tuple(steps)
 
     async def score(self, request, step):
@@ -402,13 +409,13 @@ class VLLMBackend:
 
 
 def _context(facts, wanted):  # of `first_model`; tokens or None
-    "Tokens of prompt and chain at most; RuntimeError where the server takes fewer than are wanted."
-    most = facts.get('max_model_len')
+    "Tokens of prompt and chain at most; RuntimeError if the server takes fewer than are wanted."
+    limit = facts.get('max_model_len')
     model = facts['id']
-    if not most:
+    if not limit:
         raise RuntimeError(f'the server of {model} is no vLLM server: it has no max_model_len')
-    if most >= (wanted or most):
-        return wanted or most
+    if limit >= (wanted or limit):
+        return wanted or limit
     raise RuntimeError(
-        f'the server of {model} takes {most} tokens: pass context={most}, or start it with more'
+        f'the server of {model} takes {limit} tokens: pass context={limit}, or start it with more'
     )

@@ -8,9 +8,7 @@ from ..base.records import READINGS
 from ..base.tools import find_project, one_of, write_file
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import METHOD_STYLE, REWRITES, headline, method_rank, style_of
-from .writer import interval_table, label, markdown, save_table
-
-VERSION = 8  # raise it where the same inputs give other files
+from .writer import label, save_table
 
 _STYLE = {
     'font.family': 'STIXGeneral',
@@ -576,40 +574,3 @@ def report_accuracy_cost(r) -> list:
     "Write the points and the figures of a `SettingResults`, and show the main one. After `report_paper`."
     save_points(r)
     return save_and_show(accuracy_figures(r.tables, r.suffix), r.figures, 130)
-
-
-_CHOICES = {
-    'Runs': 'runs',
-    'Share of the area': 'share',
-    'Cost': 'cost',
-    'Cost, online kappa': 'online',
-    'Lost, online kappa': 'lost',
-    'Frozen': 'frozen',
-    'Collapsed': 'collapsed',
-}  # heading -> column
-
-_CHOICE_NOTES = """
-On calibration problems, means over the runs, as fractions: of the area between chance and hindsight, of the large
-model's cost, of answers lost against it. Frozen: runs without an accepted step in their last fifth. Collapsed: runs
-that hand over nearly all chains, or nearly none.
-"""
-
-
-def report_training(run) -> list:
-    "Write tables and figures of a `Run`'s training and policies, and show the latter; empty where it trained none."
-    from ..run.sweep import choices_table, policy_curves, trained_setting, training_curves
-
-    setting, benchmarks = trained_setting(run)
-    if not benchmarks:
-        return []
-    for stem, curves in dict(training=training_curves, policy=policy_curves).items():
-        save_table(run.tables / stem, curves(setting, benchmarks).round(5))
-    choices = choices_table(setting, benchmarks).reset_index()
-    names = {'Benchmark': 'benchmark', 'Policies': 'variant'}
-    cells = {head: lambda r, k=k: f'{r[k]:g}' for head, k in _CHOICES.items()}
-    save_table(
-        run.tables / 'choices',
-        choices,
-        md=markdown(interval_table(choices, names, cells)) + _CHOICE_NOTES,
-    )
-    return save_and_show(policy_figures(run.tables), run.figures)

@@ -315,7 +315,7 @@ def _shortfalls(p):
     low = judged[bound & (judged['coverage_high'] < 1 - alpha - 1e-12)]
     sentences = {
         f'{n} test problems, fewer than 300; the intervals are wide': n < 300,
-        'the large model was not drawn again, so misses are counted against the draw that methods share': not p.table.again.shape[
+        'the large model was not drawn again, so misses are counted against the draw that methods share': not p.table.large_redraws_right.shape[
             1
         ],
         f'no rows for {"; ".join(missing)}: not run in this setting, or switched off': missing,

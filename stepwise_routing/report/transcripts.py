@@ -87,7 +87,7 @@ def transcribe(
     for t, step in enumerate(walk.steps):
         taken_over = step.model and (t == 0 or walk.steps[t - 1].model < step.model)
         if taken_over and router.on_escalate == 'regenerate' and router.start == 0:
-            line((*walk.steps[:t], tree.kept(p, walk.path[:t], 0)), draft=True)
+            line((*walk.steps[:t], tree.stored(p, walk.path[:t], 0)), draft=True)
         line(walk.steps[: t + 1])
     cost = walk_cost(walk.calls, tree.specs)
     return Transcript(p.question, lines, f'{verdict(walk)}, {cost:.3g} FLOPs')

@@ -1,4 +1,8 @@
-"""`stepwise-routing reproduce`, its plan beforehand, and mistakes in one line"""
+"""`stepwise-routing reproduce`, its plan beforehand, and mistakes in one line
+
+Here belongs what the command line says and prints. What a command does belongs in the modules that it calls, which
+are imported when they are needed: `stepwise-routing --help` loads none of them.
+"""
 
 import sys
 
@@ -15,46 +19,46 @@ try:
     from .. import __version__
     from ..base.tools import PACKAGE, find_project, nearest, write_file
     from .config import Config
+    from .manifest import Manifest, files_in, settings_of
     from .publish import PUBLISHED, compared, publish, published, write_back
-    from .runner import Manifest, Options, files_in, plan, run_plan, settings_of
+    from .runner import Options, plan, run_plan
 except KeyboardInterrupt:  # Ctrl-C before there is a command to interrupt
     print('stepwise-routing: interrupted', file=sys.stderr)
     raise SystemExit(130) from None
 
 
-def dry_run(plan):
-    "Print a plan, what it takes and what this machine lacks; that is returned, too. Writes, downloads, calls nothing."
+def _settings_line(config):
+    "The settings that are not the defaults."
+    defaults = settings_of(Config())
+    changed = [f'{k}={v}' for k, v in settings_of(config).items() if v != defaults[k]]
+    text = f'settings {", ".join(changed) or "the defaults"}'
+    return textwrap.fill(text, 110, subsequent_indent=' ' * 9)
+
+
+def dry_run(plan) -> list:  # the lines that begin with "needs"
+    "Print a plan, what it takes and what this machine lacks. Writes, downloads, calls nothing."
     from fastcore.xtras import working_directory
 
     from .needs import needs, report
 
     short = plan.project.short
     run = plan.run
-    size = sum(path.stat().st_size for path in files_in(run.store).values()) / 1e6
-    todo = [
-        f'run      {name}{plan.took(name)}'
-        if name in plan.todo
-        else f'skip     {name}{plan.why_not(name)}'
-        for name in plan.stages
-    ]
-    usual = settings_of(Config())
-    other = (
-        ', '.join(f'{k}={v}' for k, v in settings_of(run.config).items() if v != usual[k])
-        or 'the defaults'
-    )
-    with working_directory(plan.project.nbs):  # that of the notebooks
-        lines = report(run)
-        missing = needs(run)
-    print(
+    megabytes = sum(path.stat().st_size for path in files_in(run.store).values()) / 1e6
+    lines = [
         f'profile  {run.profile}',
-        textwrap.fill(f'settings {other}', 110, subsequent_indent=' ' * 9),
+        _settings_line(run.config),
         f'run      {short(run.folder)} ({plan.note})',
-        f'store    {short(run.store)}: {size:,.1f} MB',
-        *todo,
-        *lines,
-        *missing,
-        sep='\n',
-    )
+        f'store    {short(run.store)}: {megabytes:,.1f} MB',
+    ]
+    for name in plan.stages:
+        if name in plan.todo:
+            lines.append(f'run      {name}{plan.took(name)}')
+        else:
+            lines.append(f'skip     {name}{plan.why_not(name)}')
+    with working_directory(plan.project.nbs):  # that of the notebooks
+        lines += report(run)
+        missing = needs(run)
+    print(*lines, *missing, sep='\n')
     return missing
 
 
@@ -67,21 +71,24 @@ def reproduce(options: Options) -> Manifest:
     run = work.run
     short = work.project.short
     print(f'run {short(run.folder)} ({work.note})', file=sys.stderr)
-    if (manifest := run_plan(work))['status'] != 'finished':
+    manifest = run_plan(work)
+    if manifest['status'] != 'finished':
         print(f'run {run.folder.name} lacks other notebooks: nothing published')
         return manifest
-    same = ''
+    comparison = ''
     where = short(run.folder)
-    if options.publish or options.profile in PUBLISHED and not options.changes:
-        same = compared(run.tables, published(work, 'tables'))
+    is_committed = options.profile in PUBLISHED and not options.changes
+    if options.publish or is_committed:
+        comparison = compared(run.tables, published(work, 'tables'))
         publish(work)
         where = ', '.join(short(published(work, kind)) for kind in ('tables', 'figures'))
-    for name in work.stages if options.write_back else ():
-        write_back(run.folder / f'{name}.ipynb', work.project.nbs / f'{name}.ipynb')
-    stages = sum(stage.get('seconds', 0) for stage in manifest['notebooks'].values())
-    seconds = time.time() - start, stages
+    if options.write_back:
+        for name in work.stages:
+            write_back(run.folder / f'{name}.ipynb', work.project.nbs / f'{name}.ipynb')
+    stage_seconds = sum(stage.get('seconds', 0) for stage in manifest['notebooks'].values())
+    seconds = (time.time() - start, stage_seconds)
     where += f'; notebooks and receipts: {short(run.folder)}'
-    print(*summary(run.tables, seconds, where, same), sep='\n')
+    print(*summary(run.tables, seconds, where, comparison), sep='\n')
     return manifest
 
 
@@ -97,14 +104,15 @@ def figures(options):
     from ..report.figures import redraw
 
     root = find_project(options.project).root
-    names = [
-        name for name in PUBLISHED.values() if (root / 'tables' / name / 'frontiers.csv').is_file()
-    ]
-    if not names:
+    folders = []
+    for name in PUBLISHED.values():
+        if (root / 'tables' / name / 'frontiers.csv').is_file():
+            folders.append(name)
+    if not folders:
         raise FileNotFoundError(
             f'{root / "tables"} holds no tables: reproduce --publish puts them there'
         )
-    for name in names:
+    for name in folders:
         print(*redraw(root / 'tables' / name, root / 'figures' / name), sep='\n')
 
 
@@ -115,7 +123,8 @@ def faults(options):
     script = find_project(options.project).root / 'tests' / 'helpers' / 'faults.py'
     if not script.is_file():
         raise FileNotFoundError(f'there are no tests in {script.parents[2]}: it is no clone')
-    if status := subprocess.run([sys.executable, script]).returncode:
+    status = subprocess.run([sys.executable, script]).returncode
+    if status:
         raise SystemExit(status)
 
 
@@ -131,18 +140,12 @@ def init(options):
         raise ValueError(f'this is installed from the clone {clone}: work there')
     if (out / 'nbs').exists():
         raise ValueError(f'{out / "nbs"} is there already: choose a new folder')
-    shipped = {
-        f.as_posix().partition('share/stepwise-routing/')[2]: f.locate()
-        for f in files('stepwise-routing')
-    }
-    for place, path in shipped.items():
-        if place:
-            write_file(out / place, Path(path).read_bytes())
-    print(
-        f'Notebooks and profiles: {out / "nbs"}',
-        f'Next: stepwise-routing reproduce {out} --profile smoke',
-        sep='\n',
-    )
+    for file in files('stepwise-routing'):
+        inside = file.as_posix().partition('share/stepwise-routing/')[2]
+        if inside:
+            write_file(out / inside, Path(file.locate()).read_bytes())
+    print(f'Notebooks and profiles: {out / "nbs"}')
+    print(f'Next: stepwise-routing reproduce {out} --profile smoke')
 
 
 COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # they need no run
@@ -153,14 +156,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         wrong = re.search(r"(?:unrecognized arguments: |invalid choice: ')([\w-]+)", message)
-        options = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
         if wrong:
-            hint = f'{nearest(wrong[1], options)}; there are: {", ".join(options)}'
+            names = []
+            for action in self._actions:
+                names += [*action.option_strings, *(action.choices or ())]
+            hint = f'{nearest(wrong[1], names)}; there are: {", ".join(names)}'
             message = f'{wrong[1]!r} is not known to {self.prog}{hint}'
         raise ValueError(message)
 
 
-def _change(pair):  # "policy.alpha=.05"
+def _change(pair):  # "policy.alpha=.05" -> (name, value)
     import yaml
 
     name, equals, value = pair.partition('=')
@@ -172,17 +177,27 @@ def _change(pair):  # "policy.alpha=.05"
         raise argparse.ArgumentTypeError(f'{value!r} is no value') from None
 
 
-def _names(text):
-    return tuple(filter(None, text.split(',')))  # "04,05"
+def _names(text):  # "04,05" -> ("04", "05")
+    return tuple(name for name in text.split(',') if name)
 
 
-def build_parser():
-    "The command line of `stepwise-routing`: the fields of `Options`."
+OPTION_KINDS = {  # type of a field of `Options` -> how argparse reads it
+    bool: dict(action='store_true'),
+    str: {},
+    tuple: dict(type=_names, metavar='NN[,NN]'),
+}
+
+
+def build_parser() -> Parser:
+    "The command line of `stepwise-routing`: the commands, and the fields of `Options`."
     from fastcore.docments import docments
 
-    about = 'Run the numbered notebooks and keep the receipts.'
-    help = docments(Options)
-    parser = Parser('stepwise-routing', description=about, allow_abbrev=False)
+    meaning = docments(Options)
+    parser = Parser(
+        'stepwise-routing',
+        description='Run the numbered notebooks and keep the receipts.',
+        allow_abbrev=False,
+    )
     parser.add_argument(
         'command',
         choices=['reproduce', *COMMANDS],
@@ -197,10 +212,11 @@ def build_parser():
     parser.add_argument(
         '--dry-run', action='store_true', help='print the plan, what it takes and what is missing'
     )
-    kinds = {bool: dict(action='store_true'), str: {}, tuple: dict(type=_names, metavar='NN[,NN]')}
-    for f in fields(Options)[:-1]:  # all but `changes`
-        option = kinds[f.type] | dict(default=f.default, help=help[f.name])
-        parser.add_argument(f'--{f.name.replace("_", "-")}', **option)
+    for option in fields(Options):
+        if option.name != 'changes':
+            flag = f'--{option.name.replace("_", "-")}'
+            kind = OPTION_KINDS[option.type]
+            parser.add_argument(flag, default=option.default, help=meaning[option.name], **kind)
     parser.add_argument(
         '-p',
         '--parameter',
@@ -209,50 +225,57 @@ def build_parser():
         default=[],
         type=_change,
         metavar='NAME=VALUE',
-        help=help['changes'],
+        help=meaning['changes'],
     )
     return parser
 
 
-def _check_unused(command, dry, options):
+def _check_unused(command, is_dry_run, options):
     "ValueError for an option that the command does not have."
-    usual = asdict(Options(project=options.project))
-    given = ['dry_run'] * dry + [k for k, v in asdict(options).items() if v != usual[k]]
+    defaults = asdict(Options(project=options.project))
+    given = ['dry_run'] if is_dry_run else []
+    given += [name for name, value in asdict(options).items() if value != defaults[name]]
     if given:
         raise ValueError(f'{command} has no option --{given[0].replace("_", "-")}')
 
 
-def main(argv=None):
-    "The console command `stepwise-routing`; ends the process with a status where something went wrong or is missing."
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        args = vars(build_parser().parse_args(argv))
-        command = args.pop('command')
-        dry = args.pop('dry_run')
-        if args.pop('faults') != (command == 'test'):
-            raise ValueError('write: stepwise-routing test --faults')
-        options = Options(**args | dict(changes=dict(args['changes'])))
-        if command in COMMANDS:
-            _check_unused(command, dry, options)
-        if command in COMMANDS:
-            COMMANDS[command](options)
-        elif not dry:
-            reproduce(options)
-        elif dry_run(plan(options)):
+def run_command(argv) -> None:  # the words after `stepwise-routing`
+    "Do what the command line says. Exits with 1 after a dry run on a machine that lacks something."
+    words = vars(build_parser().parse_args(argv))
+    command = words.pop('command')
+    is_dry_run = words.pop('dry_run')
+    if words.pop('faults') != (command == 'test'):
+        raise ValueError('write: stepwise-routing test --faults')
+    words['changes'] = dict(words['changes'])
+    options = Options(**words)
+    if command in COMMANDS:
+        _check_unused(command, is_dry_run, options)
+        COMMANDS[command](options)
+    elif is_dry_run:
+        if dry_run(plan(options)):
             raise SystemExit(1)
+    else:
+        reproduce(options)
+
+
+def main(argv=None):  # words of the command line; None: those of this process
+    "The console command `stepwise-routing`; ends the process with a status if something went wrong or is missing."
+    try:
+        run_command(sys.argv[1:] if argv is None else argv)
         return
     except KeyboardInterrupt as e:
-        logging.getLogger('asyncio').setLevel(
-            logging.CRITICAL
-        )  # tasks that died with the kernel are no news
+        # tasks that died with the kernel are no news
+        logging.getLogger('asyncio').setLevel(logging.CRITICAL)
         line = str(e) or 'interrupted'
         status = 130
     except BrokenPipeError:  # whoever read what we print has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except (ValueError, FileNotFoundError) as e:
-        line, status = str(e), 2
+        line = str(e)
+        status = 2
     except (RuntimeError, ImportError, OSError) as e:
-        line, status = str(e), 1
+        line = str(e)
+        status = 1
     print(f'stepwise-routing: {line}', file=sys.stderr)
     raise SystemExit(status)

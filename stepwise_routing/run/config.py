@@ -234,7 +234,7 @@ class Files:
         return self.setting.folder / 'methods' / f'{benchmark}{part}.csv'
 
 
-def open_run(
+def read_run(
     profile,  # name of a file in nbs/params, or the path of a .yaml file
     run_dir='',  # folder of the run; '' is the newest run of the profile, if any
     changes=(),  # {"policy.alpha": .05}
@@ -252,3 +252,16 @@ def open_run(
     return Run(
         name, config, Path(run_dir or newest), project.runs / 'store' / (config.store or name), path
     )
+
+
+def open_run(
+    profile,  # name of a file in nbs/params, or the path of a .yaml file
+    run_dir='',  # folder of the run; '' is the newest run of the profile, if any
+    changes=(),  # {"policy.alpha": .05}
+) -> Run:
+    "The run that a notebook works in. ValueError as of `read_run`, and if the folder was made with other settings."
+    from .manifest import check_run_settings
+
+    run = read_run(profile, run_dir, changes)
+    check_run_settings(run)
+    return run

@@ -1,4 +1,8 @@
-"""Before a GPU is rented or a key charged: expected calls, tokens and cents, and what this machine lacks"""
+"""Before a GPU is rented or a key charged: expected calls, tokens and cents, and what this machine lacks
+
+Here belongs what can be said about a run before it starts, without calling anybody. How much was spent belongs in
+`models.ledger`.
+"""
 
 import os
 import re
@@ -15,218 +19,275 @@ from ..data.benchmarks import SOURCES, SPLITS, load_problems, of_benchmark
 from ..models.names import check_shares, model_kind
 from ..models.vllm import vllm_on_cpu
 
-# steps and tokens of a small chain, tokens of a large one and of the prompt, problems in train, calibration and test
-Load = namedtuple('Load', 'steps small large prompt counts', defaults=[(0, 0, 0)])
+# of a benchmark: steps and tokens of a small chain, tokens of a large one and of the prompt;
+# how many problems there are in train, calibration and test
+Load = namedtuple('Load', 'steps small large prompt counts')
+
+SHIPPED_PROBLEMS = (1000, 1000, 1000)
 
 LOADS = {
-    'micro-gsm': Load(4.25, 51, 50, 68),
-    'micro-math': Load(5.15, 71, 70, 48),
-    'micro-omni': Load(7.5, 129, 127, 62),
+    'micro-gsm': Load(4.25, 51, 50, 68, SHIPPED_PROBLEMS),
+    'micro-math': Load(5.15, 71, 70, 48, SHIPPED_PROBLEMS),
+    'micro-omni': Load(7.5, 129, 127, 62, SHIPPED_PROBLEMS),
     'gsm8k': Load(324 / 53, 324, 316, 89, (5967, 1506, 1319)),
     'math500': Load(607 / 53, 607, 650, 99, (5986, 1500, 500)),
     'omnimath': Load(907 / 53, 907, 969, 114, (1736, 868, 1736)),
 }
 
-Work = namedtuple(
-    'Work', 'setting benchmark model problems calls tokens cents'
-)  # of one model: tokens written
+QUESTION_TOKENS = 20  # that ask a model to go on, or for a score
+STORED_BYTES = 45  # of a token in a store: text, id, log-probabilities, logits
+MICRO_BYTES = 3e6  # of a micro model
+
+# of one model: calls and tokens that it writes, and US cents for both
+Work = namedtuple('Work', 'setting benchmark model problems calls tokens cents')
 
 
-def _walks(setting, held_out: int, test: int) -> int:  # problems of calibration and test
-    "Chains that walking routers draw besides the outcome tables."
-    b = setting.run.config.baselines
-    walkers = b.steer_next + b.specreason + bool(b.reward_model)
-    return walkers * (2 * held_out + test * (1 + (b.walk_thresholds == 'all')))
+def _walks(setting, n_calibration, n_test) -> int:
+    "How many chains walking routers draw besides the outcome tables."
+    baselines = setting.run.config.baselines
+    walkers = baselines.steer_next + baselines.specreason + bool(baselines.reward_model)
+    walks_of_test = 2 if baselines.walk_thresholds == 'all' else 1
+    return walkers * (2 * n_calibration + n_test * walks_of_test)
+
+
+def _problem_counts(setting, benchmark) -> list:  # of train, calibration and test
+    "How many problems of each split a setting asks for."
+    counts = []
+    for split, available in zip(SPLITS, LOADS[benchmark].counts):
+        n = of_benchmark(setting.n(split), benchmark, f'n_{split}')
+        counts.append(available if n is None else n)
+    return counts
+
+
+def _model_loads(setting, benchmark):
+    "Problems, and (calls, tokens written) of the small and of the large model."
+    load = LOADS[benchmark]
+    counts = _problem_counts(setting, benchmark)
+    n = sum(counts)
+    walks = _walks(setting, *counts[1:])
+    small = (n + walks * load.steps, (n + walks) * load.small)
+    # the large model answers every prefix of a small chain; half of the chain is left on average
+    large_tokens = (n * (load.steps + 1) / 2 + walks) * load.large
+    large = ((n + walks) * load.steps, large_tokens)
+    return n, (small, large)
+
+
+def _cents(setting, benchmark, model, calls, tokens) -> float:
+    "What a model's calls cost; 0 unless it is paid."
+    api = setting.run.config.api
+    price = PRICES.get(api.billed) if api.models else None
+    is_paid = setting.name == 'api' and model_kind(model)[0] in ('openai', 'served')
+    if price is None or not is_paid:
+        return 0.0
+    load = LOADS[benchmark]
+    tokens_read = calls * (load.prompt + QUESTION_TOKENS + load.small / 2)
+    return (tokens * price.output + tokens_read * price.input) / 1e4
 
 
 def estimate(run) -> list:
     "The `Work` that a run will ask of its models: settings, benchmarks and models in their order."
-    out = []
-    price = PRICES.get(run.config.api.models and run.config.api.billed)
-    for s, b in ((s, b) for s in run.settings for b in s.benchmarks if b in LOADS):
-        x = LOADS[b]
-        asked = [of_benchmark(s.n(split), b, f'n_{split}') for split in SPLITS]
-        counts = [every if n is None else n for n, every in zip(asked, x.counts)]
-        n = sum(counts)
-        w = _walks(s, *counts[1:])
-        calls = (n + w * x.steps, (n + w) * x.steps)
-        tokens = ((n + w) * x.small, (n * (x.steps + 1) / 2 + w) * x.large)
-        for model, c, t in zip(s.models, calls, tokens):
-            paid = price and s.name == 'api' and model.startswith(('openai:', 'served:'))
-            read = c * (x.prompt + 20 + x.small / 2)  # 20 tokens ask to go on, or for a score
-            out.append(
-                Work(
-                    s.name,
-                    b,
-                    model,
-                    n,
-                    c,
-                    t,
-                    (t * price.output + read * price.input) / 1e4 if paid else 0.0,
-                )
-            )
-    return out
+    works = []
+    for setting in run.settings:
+        for benchmark in setting.benchmarks:
+            if benchmark not in LOADS:
+                continue
+            n, loads = _model_loads(setting, benchmark)
+            for model, (calls, tokens) in zip(setting.models, loads):
+                cents = _cents(setting, benchmark, model, calls, tokens)
+                works.append(Work(setting.name, benchmark, model, n, calls, tokens, cents))
+    return works
 
 
-def _short(name: str) -> str:
-    return name.split('@')[0].split('/')[-1].split(':')[-1]  # without source, owner and revision
+def _short(name) -> str:
+    "A model's name without source, owner and revision."
+    return name.split('@')[0].split('/')[-1].split(':')[-1]
 
 
-def _weights(name: str) -> tuple:  # (bytes, are they on this machine?)
-    "How large a model is; of one of the Hub by its name, two bytes a parameter. ValueError where it is nowhere."
+def _weights(name) -> tuple:  # (bytes, are they on this machine?)
+    "How large a model is; of one of the Hub by its name, two bytes a parameter. ValueError if it is nowhere."
     from huggingface_hub import try_to_load_from_cache
 
     plain, _, revision = name.partition('@')
     if plain.startswith('micro-'):
-        return 3e6, True
+        return MICRO_BYTES, True
     if Path(plain).is_dir():
-        return sum(p.stat().st_size for p in Path(plain).glob('*.safetensors')), True
+        return sum(path.stat().st_size for path in Path(plain).glob('*.safetensors')), True
     if not re.fullmatch(r'\w[\w.-]*/[\w.-]+', plain):
         raise ValueError(f'the model {plain!r}: no such folder, and no name on the Hub')
-    here = try_to_load_from_cache(
-        plain, 'config.json', os.environ.get('HF_HUB_CACHE'), revision or None
-    )
-    return 2e9 * float(
-        re.findall(r'(?<![\w.])(\d+(?:\.\d+)?)B(?!\w)|$', plain)[0] or 0
-    ), isinstance(here, str)
+    cache = os.environ.get('HF_HUB_CACHE')
+    cached = try_to_load_from_cache(plain, 'config.json', cache, revision or None)
+    billions = re.search(r'(?<![\w.])(\d+(?:\.\d+)?)B(?!\w)', plain)
+    size = 2e9 * float(billions[1]) if billions else 0.0
+    return size, isinstance(cached, str)
 
 
 def _local_models(run) -> dict:  # name -> share of the GPU's memory in vLLM; 0: not in vLLM
     "All models that a run loads on this machine."
-    c = run.config
-    out = {}
-    for s in run.settings:
-        for name, share in zip(s.models, check_shares(s.models, c.models.memory_shares)):
-            kind, rest, revision = model_kind(name)
+    config = run.config
+    local = {}
+    for setting in run.settings:
+        shares = check_shares(setting.models, config.models.memory_shares)
+        for name, share in zip(setting.models, shares):
+            kind, plain, revision = model_kind(name)
             if kind not in ('openai', 'vllm-server'):
-                out[f'{rest}@{revision}' if revision else rest] = share or 0
-    judge = c.data.grader.removeprefix('xverify:')
+                local[f'{plain}@{revision}' if revision else plain] = share or 0
+    judge = config.data.grader.removeprefix('xverify:')
     if judge != 'math-verify' and '://' not in judge:
-        out[judge] = c.data.grader_memory
-    if c.baselines.reward_model:
-        out[c.baselines.reward_model] = 0
-    return out
+        local[judge] = config.data.grader_memory
+    if config.baselines.reward_model:
+        local[config.baselines.reward_model] = 0
+    return local
 
 
-def _has(package: str) -> bool:
+def has_package(package: str) -> bool:
+    "Can this package be imported?"
     return find_spec(package) is not None
 
 
-def _package_needs(run, served):
+def _package_needs(run, served) -> list:
     "Packages and keys that are not there; `served` is what vLLM runs here."
-    c = run.config
-    hub = [b for b in run.config.data.benchmarks if b in SOURCES and not run.config.data.data_dir]
-    if served and not _has('vllm'):
-        yield f"vLLM for {served[0]} (Linux): {install_line('gpu')}"
-    if c.models.engine == 'ray' and not _has('ray'):
-        yield f"Ray for engine=ray: {install_line('ray')}"
-    if hub and not _has('datasets'):
-        yield f"the Hub for {hub[0]}: {install_line('hub')}, or data_dir=FOLDER"
-    if any(m.startswith('openai:') for s in run.settings for m in s.models) and not os.environ.get(
-        'OPENAI_API_KEY'
-    ):
-        yield 'an API key in the environment variable OPENAI_API_KEY'
+    config = run.config
+    lines = []
+    if served and not has_package('vllm'):
+        lines.append(f"vLLM for {served[0]} (Linux): {install_line('gpu')}")
+    if config.models.engine == 'ray' and not has_package('ray'):
+        lines.append(f"Ray for engine=ray: {install_line('ray')}")
+    public = [b for b in config.data.benchmarks if b in SOURCES]
+    if public and not config.data.data_dir and not has_package('datasets'):
+        lines.append(f"the Hub for {public[0]}: {install_line('hub')}, or data_dir=FOLDER")
+    kinds = [model_kind(name)[0] for setting in run.settings for name in setting.models]
+    if 'openai' in kinds and not os.environ.get('OPENAI_API_KEY'):
+        lines.append('an API key in the environment variable OPENAI_API_KEY')
+    return lines
 
 
-def _data_needs(run, work):
-    "Prices, money, data and disk that are not there; `work` is the estimate."
-    c = run.config
-    bill = sum(w.cents for w in work)
-    if c.api.models and c.api.billed not in PRICES:
-        yield f'a price: {c.api.billed} is none of {", ".join(PRICES)}'
-    if bill > c.api.max_cents:
-        yield f'{bill:,.0f} cents by this estimate: api.max_cents is {c.api.max_cents:g}'
-    for s, b in (
-        (s, b) for s in run.settings for b in s.benchmarks if c.data.data_dir or b not in SOURCES
-    ):
-        try:
-            [
-                load_problems(b, x, s.n(x) and 1, data_dir=b in SOURCES and c.data.data_dir)
-                for x in SPLITS
-            ]
-        except (OSError, ValueError) as e:
-            yield f'{b}: {e}'
-    wanted = sum(size for size, here in map(_weights, _local_models(run)) if not here)
-    wanted += 45 * sum(
-        w.tokens for w in work
-    )  # bytes of a store: text, ids, log-probabilities, logits
-    free = shutil.disk_usage(next(p for p in (run.store, *run.store.parents) if p.exists())).free
+def _money_needs(run, works) -> list:
+    "A price or money that is not there; `works` is the estimate."
+    api = run.config.api
+    lines = []
+    if api.models and api.billed not in PRICES:
+        lines.append(f'a price: {api.billed} is none of {", ".join(PRICES)}')
+    cents = sum(work.cents for work in works)
+    if cents > api.max_cents:
+        lines.append(f'{cents:,.0f} cents by this estimate: api.max_cents is {api.max_cents:g}')
+    return lines
+
+
+def _data_needs(run) -> list:
+    "Problems that are not there. Those of the Hub are not looked for: nothing is downloaded."
+    data_dir = run.config.data.data_dir
+    lines = []
+    for setting in run.settings:
+        for benchmark in setting.benchmarks:
+            is_public = benchmark in SOURCES
+            if is_public and not data_dir:
+                continue
+            folder = data_dir if is_public else None
+            try:
+                for split in SPLITS:
+                    load_problems(benchmark, split, setting.n(split), data_dir=folder)
+            except (OSError, ValueError) as e:
+                lines.append(f'{benchmark}: {e}')
+    return lines
+
+
+def _disk_needs(run, works) -> list:
+    "Disk that is not there, for models and for what the store will hold."
+    wanted = STORED_BYTES * sum(work.tokens for work in works)
+    for name in _local_models(run):
+        size, is_here = _weights(name)
+        if not is_here:
+            wanted += size
+    folder = run.store
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     if wanted > free:
-        yield f'{wanted / 1e9:.0f} GB of disk, and {free / 1e9:.0f} GB are free'
+        return [f'{wanted / 1e9:.0f} GB of disk, and {free / 1e9:.0f} GB are free']
+    return []
 
 
-def _gpu_needs(shares, served):
-    "A GPU that is missing or too small."
-    command = 'nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits'
+def _gpu_gib() -> float | None:
+    "Memory of the first GPU in GiB; None if nvidia-smi finds none."
+    command = ('nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits')
     try:
-        gib = (
-            float(
-                subprocess.check_output(
-                    command, text=True, timeout=20, stderr=subprocess.DEVNULL
-                ).split()[0]
-            )
-            / 1024
-        )
+        told = subprocess.check_output(command, text=True, timeout=20, stderr=subprocess.DEVNULL)
+        return float(told.split()[0]) / 1024
     except (OSError, IndexError, subprocess.SubprocessError):
+        return None
+
+
+def _gpu_needs(shares, served) -> list:  # `shares`: of `_local_models`
+    "A GPU that is missing or too small."
+    gib = _gpu_gib()
+    if gib is None:
         return [f'a GPU for {served[0]}: nvidia-smi finds none']
-    rooms = {
-        name: (gib * (share or 1 - sum(shares.values())), _weights(name)[0] / 2**30)
-        for name, share in shares.items()
-    }
-    return [
-        f'more memory for {_short(name)}: memory_shares leave it {room:.0f} of {gib:.0f} GiB, less than its '
-        f'{size:.0f} GiB of weights and 1 GiB for its chains'
-        for name, (room, size) in rooms.items()
-        if room < size + 1
-    ]
+    unshared = 1 - sum(shares.values())
+    lines = []
+    for name, share in shares.items():
+        room = gib * (share or unshared)
+        weights = _weights(name)[0] / 2**30
+        if room < weights + 1:
+            lines.append(
+                f'more memory for {_short(name)}: memory_shares leave it {room:.0f} of {gib:.0f} '
+                f'GiB, less than its {weights:.0f} GiB of weights and 1 GiB for its chains'
+            )
+    return lines
+
+
+def _needs(run) -> list:
+    shares = _local_models(run)
+    works = estimate(run)
+    served = [_short(name) for name, share in shares.items() if share]
+    lines = _package_needs(run, served) + _money_needs(run, works)
+    lines += _data_needs(run) + _disk_needs(run, works)
+    on_cpu = has_package('vllm') and vllm_on_cpu()
+    if served and run.config.models.engine != 'ray' and not on_cpu:
+        lines += _gpu_needs(shares, served)
+    return lines
 
 
 def needs(run) -> list:
     "What keeps a run from starting, one line each."
     try:
-        shares = _local_models(run)
-        served = [_short(name) for name, share in shares.items() if share]
-        lines = [*_package_needs(run, served), *_data_needs(run, estimate(run))]
-        on_gpu = (
-            served and run.config.models.engine != 'ray' and not (_has('vllm') and vllm_on_cpu())
-        )
-        if on_gpu:
-            lines += _gpu_needs(shares, served)
+        lines = _needs(run)
     except ValueError as e:
         lines = [str(e)]
-    return [f'needs {x}' for x in dict.fromkeys(lines)]
+    return [f'needs {line}' for line in dict.fromkeys(lines)]
 
 
-def _stored(setting, benchmark) -> int:  # problems; 0 without a store
+def _stored(setting, benchmark) -> int:
+    "How many problems the large model has answered alone in the store; 0 without one."
     try:
         with RolloutStore(setting.files.rollouts(benchmark), readonly=True) as store:
-            edges = store.keys()
+            keys = store.keys()
     except (OSError, ValueError):
         return 0
-    return sum(
-        edge[1:] == (0, '', 1) for edge in edges
-    )  # (problem, sample, path, model): the large model alone
+    alone = [1 for _, sample, path, model in keys if (sample, path, model) == (0, '', 1)]
+    return len(alone)
 
 
 def report(run) -> list:  # of lines
     "The estimate as a table: a row for every setting, benchmark and model, and the totals."
     import pandas as pd
 
+    stored = {(s.name, b): _stored(s, b) for s in run.settings for b in s.benchmarks}
     rows = {}
-    held = {(s.name, b): _stored(s, b) for s in run.settings for b in s.benchmarks}
-    for w in estimate(run):
-        stored = min(held[w.setting, w.benchmark], w.problems)
-        new = 1 - stored / w.problems
-        new_work = new * w.calls, new * w.tokens / 1e6, new * w.cents
-        rows[f'{w.setting} {w.benchmark} {_short(w.model)}'] = w.problems, stored, *new_work
+    for work in estimate(run):
+        done = min(stored[work.setting, work.benchmark], work.problems)
+        to_do = 1 - done / work.problems
+        name = f'{work.setting} {work.benchmark} {_short(work.model)}'
+        new = (to_do * work.calls, to_do * work.tokens / 1e6, to_do * work.cents)
+        rows[name] = (work.problems, done, *new)
     table = pd.DataFrame(rows, ['problems', 'stored', 'calls', 'M tokens', 'cents']).T
     table.loc['all'] = table.sum() / [2, 2, 1, 1, 1]  # both models see the same problems
-    if not table['cents'].any():
+    has_bill = table['cents'].any()
+    if not has_bill:
         del table['cents']
-    show = {k: '{:,.1f}'.format if k == 'M tokens' else '{:,.0f}'.format for k in table}
-    lines = [
-        'estimate for what is not stored (nbs/run/needs.ipynb)',
-        *table.to_string(formatters=show).split('\n'),
-    ]
-    cap = f'never more than max_cents = {run.config.api.max_cents:g}; a local server is free'
-    return lines + [cap] * ('cents' in table)
+    formats = dict.fromkeys(table, '{:,.0f}'.format) | {'M tokens': '{:,.1f}'.format}
+    lines = ['estimate for what is not stored (stepwise_routing/run/needs.py)']
+    lines += table.to_string(formatters=formats).split('\n')
+    if has_bill:
+        cap = run.config.api.max_cents
+        lines.append(f'never more than max_cents = {cap:g}; a local server is free')
+    return lines

@@ -1,6 +1,9 @@
-"""Tables and figures reach the top level, and outputs the notebooks, all from one run"""
+"""Tables and figures reach the top level, and outputs the notebooks, all from one run
 
-import contextlib
+Here belongs what copies results to where readers look, and compares them with what is there. What the tables hold
+belongs in `report/`.
+"""
+
 import csv
 import json
 import math
@@ -8,49 +11,69 @@ from itertools import zip_longest
 
 from .. import __version__
 from ..base.tools import write_file
-from .runner import file_sha256, files_in, settings_of, shipped_models
+from .manifest import file_sha256, files_in, settings_of, shipped_files
 
-PUBLISHED = {
+PUBLISHED = {  # profile -> folder of its committed tables and figures
     'micro': '',
     'micro-ablations': 'ablations',
-}  # profile -> folder of its committed tables and figures
+}
+
+RECEIPT = 'provenance.json'
+OF_NO_RUN = (RECEIPT, 'faults.md')  # files of tables/ that are not compared
+RELATIVE = 1e-3  # numbers this close are equal to the last digits
 
 
-def published(plan, kind):
-    return plan.project.root / kind / PUBLISHED.get(plan.run.profile, '')  # "tables", "figures"
+def published(
+    plan,  # `Plan`
+    kind: str,  # "tables" or "figures"
+):
+    "The folder of the top level that a run's tables or figures go to."
+    return plan.project.root / kind / PUBLISHED.get(plan.run.profile, '')
 
 
-def publish(plan):
-    "Copy a run's tables and figures to the top level, for the paper and the README; returns their paths in the clone."
+def _published_before(target) -> list:  # names of files
+    "What the last publication put into a folder; nothing if its receipt cannot be read, so that all files stay."
+    try:
+        return list(json.loads((target / RECEIPT).read_text('utf-8'))['files'])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _publish_folder(made, target, facts):  # relative path -> path, folder, entries of the receipt
+    past = _published_before(target)
+    for name, path in files_in(target).items():
+        if name in past and name not in made:
+            path.unlink()
+    hashes = {}
+    for name, path in made.items():
+        write_file(target / name, path.read_bytes())
+        hashes[name] = file_sha256(path)
+    receipt = facts | dict(files=hashes)
+    write_file(target / RECEIPT, json.dumps(receipt, indent=1, sort_keys=True) + '\n')
+
+
+def publish(
+    plan,  # `Plan` of a run that has finished
+) -> list:  # the paths in the clone
+    "Copy a run's tables and figures to the top level, for the paper and the README."
     run = plan.run
-    written = []
     facts = dict(
         profile=run.profile,
         parameters=settings_of(run.config),
         version=__version__,
-        models=shipped_models(),
+        models=shipped_files('micro_models'),
     )
-    for target, made in (
-        (published(plan, kind), files_in(run.folder / kind)) for kind in ('tables', 'figures')
-    ):
-        if not made:
-            continue
-        receipt = target / 'provenance.json'
-        past = []
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # else all files stay
-            past = [*json.loads(receipt.read_text('utf-8'))['files']]
-        for name, path in files_in(target).items():
-            if name in past and name not in made:
-                path.unlink()
-        for name, path in made.items():
-            write_file(target / name, path.read_bytes())
-        files = {name: file_sha256(path) for name, path in made.items()}
-        write_file(receipt, json.dumps(facts | dict(files=files), indent=1, sort_keys=True) + '\n')
-        written += [plan.project.short(target / name) for name in made]
+    written = []
+    for kind in ('tables', 'figures'):
+        made = files_in(run.folder / kind)
+        if made:
+            target = published(plan, kind)
+            _publish_folder(made, target, facts)
+            written += [plan.project.short(target / name) for name in made]
     return written
 
 
-def _columns(path):  # heading -> texts from top to bottom; none where there is no file
+def _columns(path) -> dict:  # heading -> texts from top to bottom; none if there is no file
     if not path.is_file():
         return {}
     with open(path, newline='', encoding='utf-8') as f:
@@ -58,79 +81,102 @@ def _columns(path):  # heading -> texts from top to bottom; none where there is 
     return {head: texts for head, *texts in columns}
 
 
-def _number(text):  # nan where it is none
+def _number(text) -> float:  # nan if it is none
     try:
         return float(text)
     except ValueError:
         return math.nan
 
 
-def _differences(
-    made, committed
-):  # texts of a column -> (row, made, committed) of those beyond the last digits
-    largest = max((abs(x) for x in map(_number, committed) if math.isfinite(x)), default=0)
-    for row, (a, b) in enumerate(zip_longest(made, committed, fillvalue='nothing'), 1):
-        near = math.isclose(_number(a), _number(b), rel_tol=1e-3, abs_tol=1e-3 * min(1, largest))
-        if a != b and not near:
-            yield row, a, b
+def _column_differences(made, committed) -> list:  # (row, made, committed)
+    "The texts of two columns that differ by more than the last digits."
+    sizes = [abs(_number(text)) for text in committed]
+    largest = max([size for size in sizes if math.isfinite(size)], default=0)
+    nearly_zero = RELATIVE * min(1, largest)
+    differences = []
+    pairs = zip_longest(made, committed, fillvalue='nothing')
+    for row, (here, there) in enumerate(pairs, 1):
+        is_near = math.isclose(_number(here), _number(there), rel_tol=RELATIVE, abs_tol=nearly_zero)
+        if here != there and not is_near:
+            differences.append((row, here, there))
+    return differences
 
 
-def table_differences(made, committed) -> list:  # of lines
-    "Numbers and texts of two folders of .csv tables that are not equal to the last digits, with file, row and column."
-    names = sorted({path.name for folder in (made, committed) for path in folder.glob('*.csv')})
-    pairs = [(name, _columns(made / name), _columns(committed / name)) for name in names]
-    return [
-        f'{name}, row {row}, {head}: {here} here, {there} committed'
-        for name, mine, theirs in pairs
-        for head in {**theirs, **mine}
-        for row, here, there in _differences(mine.get(head, ()), theirs.get(head, ()))
-    ]
+def table_differences(
+    made,  # folder of .csv tables
+    committed,  # folder of those to compare with
+) -> list:  # of lines
+    "Numbers and texts that are not equal to the last digits, with file, row and column."
+    names = {path.name for folder in (made, committed) for path in folder.glob('*.csv')}
+    lines = []
+    for name in sorted(names):
+        mine = _columns(made / name)
+        theirs = _columns(committed / name)
+        for head in theirs | mine:
+            for row, here, there in _column_differences(mine.get(head, ()), theirs.get(head, ())):
+                lines.append(f'{name}, row {row}, {head}: {here} here, {there} committed')
+    return lines
 
 
-_OTHERS = 'provenance.json', 'faults.md'  # of no run
+def _compared_files(folder) -> dict:  # name -> SHA-256
+    hashes = {}
+    for name, path in files_in(folder).items():
+        if '/' not in name and name not in OF_NO_RUN:
+            hashes[name] = file_sha256(path)
+    return hashes
 
 
-def compared(made, committed) -> str:
+def compared(
+    made,  # folder of tables
+    committed,  # folder of those to compare with
+) -> str:
     "In one line, how the tables in a folder compare with those in another."
-    mine, theirs = (
-        {
-            name: file_sha256(path)
-            for name, path in files_in(folder).items()
-            if '/' not in name and name not in _OTHERS
-        }
-        for folder in (made, committed)
-    )
+    theirs = _compared_files(committed)
     if not theirs:
         return 'no committed tables to compare with'
-    if mine == theirs:
+    if _compared_files(made) == theirs:
         return 'identical to the committed tables'
-    if not (lines := table_differences(made, committed)):
+    lines = table_differences(made, committed)
+    if not lines:
         return 'equal to the committed tables to the last digits'
-    more = f'; {len(lines) - 3} more' if lines[3:] else ''
+    more = f'; {len(lines) - 3} more' if len(lines) > 3 else ''
     return f'different from the committed tables: {"; ".join(lines[:3])}{more}'
 
 
 def _readable(output):
-    "An output without counters; None where it is noise."
-    noisy = output['output_type'] == 'stream' and (
-        output['name'] == 'stderr' or '\r' in ''.join(output['text'])
-    )
-    if noisy or 'application/vnd.jupyter.widget-view+json' in output.get('data', {}):
+    "An output without counters; None if it is noise."
+    if output['output_type'] == 'stream':
+        is_progress = '\r' in ''.join(output['text'])
+        if output['name'] == 'stderr' or is_progress:
+            return None
+    if 'application/vnd.jupyter.widget-view+json' in output.get('data', {}):
         return None
-    return {k: dict(metadata={}, execution_count=None).get(k, v) for k, v in output.items()}
+    readable = dict(output)
+    if 'metadata' in readable:
+        readable['metadata'] = {}
+    if 'execution_count' in readable:
+        readable['execution_count'] = None
+    return readable
 
 
-def write_back(executed, source):
-    "Copy the outputs of an executed notebook into its source. ValueError where a cell has changed since."
+def write_back(
+    executed,  # executed copy of a notebook
+    source,  # the notebook itself
+) -> None:
+    "Copy the outputs of an executed notebook into its source. ValueError if a cell has changed since."
     import nbformat
 
-    ran = {c.id: c for c in nbformat.read(executed, 4).cells}
+    executed_cells = {cell.id: cell for cell in nbformat.read(executed, 4).cells}
     notebook = nbformat.read(source, 4)
-    for cell in (c for c in notebook.cells if c.cell_type == 'code'):
-        if cell.id not in ran or ran[cell.id].source != cell.source:
+    for cell in notebook.cells:
+        if cell.cell_type != 'code':
+            continue
+        ran = executed_cells.get(cell.id)
+        if ran is None or ran.source != cell.source:
             raise ValueError(
                 f'{source.name}, cell {cell.id}: changed since it was executed: run it again first'
             )
-        cell.outputs = [nbformat.from_dict(o) for o in map(_readable, ran[cell.id].outputs) if o]
+        readable = [_readable(output) for output in ran.outputs]
+        cell.outputs = [nbformat.from_dict(output) for output in readable if output]
         cell.execution_count = None
     write_file(source, nbformat.writes(notebook) + '\n')

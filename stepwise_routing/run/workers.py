@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 from contextlib import contextmanager, suppress
+from functools import partial
 from tempfile import TemporaryDirectory
 
 from ..data.grading import collected, graded
@@ -55,7 +56,49 @@ def _in_worker(parent, flag, work, *job):
         os.setsid()  # out of the group that Jupyter interrupts and terminates
     signal.signal(signal.SIGUSR1, interrupt_once)
     with suppress(KeyboardInterrupt), wanted_by(parent, flag):
-        return graded(work, *job)
+        return work(*job)
+
+
+def in_processes(
+    work,  # what is called with the arguments of each job
+    jobs: list,  # tuples of arguments
+    workers: int,  # processes; 1: this one
+    size=None,  # arguments of a job -> how much work it is; None: all are alike
+    ended=None,  # called without arguments whenever a job has ended
+) -> list:  # what `work` returns, in the order of the jobs
+    """Do the largest jobs first, in processes side by side; of equal ones the last.
+
+    Errors and interrupts reach everybody: who is in the midst of a job gets a minute to end the paid calls under way."""
+    if workers == 1:
+        return [_in_this_process(work, job, ended) for job in jobs]
+    from concurrent.futures import as_completed, wait
+
+    from joblib.externals.loky import get_reusable_executor
+
+    sizes = [size(*job) if size else 0 for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i))
+    pool = get_reusable_executor(workers, env=ONE_THREAD)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as flag:
+        futures = {i: pool.submit(_in_worker, os.getpid(), flag, work, *jobs[i]) for i in order}
+        try:
+            for future in as_completed(futures.values()):
+                future.result()
+                if ended:
+                    ended()
+        finally:  # calls under way come to their end, then no process stays behind
+            for future in futures.values():
+                future.cancel()
+            shutil.rmtree(flag)
+            wait(futures.values(), PATIENCE)
+            pool.shutdown(kill_workers=any(future.running() for future in futures.values()))
+    return [futures[i].result() for i in range(len(jobs))]
+
+
+def _in_this_process(work, job, ended):
+    result = work(*job)
+    if ended:
+        ended()
+    return result
 
 
 def _jobs(run, workers):
@@ -75,33 +118,13 @@ def side_by_side(
     desc: str,  # what is done, for the file of what grading gave up
     size=None,  # (setting, benchmark) -> how much work it is; None: all are alike
 ) -> list:  # the results, setting by setting
-    "Do the largest jobs first, in `models.workers` processes; errors and interrupts reach everybody."
+    "Do a stage of a run in `models.workers` processes, see `in_processes`, and keep what grading gave up."
     config = run.config
     workers = config.models.workers if config.data.grader == 'math-verify' else 1
     jobs = _jobs(run, workers)
-    if workers == 1:
-        return collected(desc, jobs, [graded(work, *job) for job in jobs])
-    from concurrent.futures import as_completed, wait
 
-    from joblib.externals.loky import get_reusable_executor
+    def job_size(setting, benchmarks):
+        return sum(size(setting, benchmark) for benchmark in benchmarks)
 
-    def job_size(i):
-        setting, benchmarks = jobs[i]
-        return sum(size(setting, b) for b in benchmarks) if size else 0
-
-    order = sorted(
-        range(len(jobs)), key=lambda i: (-job_size(i), -i)
-    )  # of equal ones the last: benchmarks get harder
-    pool = get_reusable_executor(workers, env=ONE_THREAD)
-    with TemporaryDirectory(ignore_cleanup_errors=True) as flag:
-        futures = {i: pool.submit(_in_worker, os.getpid(), flag, work, *jobs[i]) for i in order}
-        try:
-            for future in as_completed(futures.values()):
-                future.result()
-        finally:  # calls under way come to their end, then no process stays behind
-            for future in futures.values():
-                future.cancel()
-            shutil.rmtree(flag)
-            wait(futures.values(), PATIENCE)
-            pool.shutdown(kill_workers=any(future.running() for future in futures.values()))
-    return collected(desc, jobs, [futures[i].result() for i in range(len(jobs))])
+    done = in_processes(partial(graded, work), jobs, workers, size=job_size if size else None)
+    return collected(desc, jobs, done)

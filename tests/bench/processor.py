@@ -44,14 +44,14 @@ def measured(before=(), **settings):
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])
 
 def main():
-    from stepwise_routing.run.runner import KERNEL_SETTINGS, THREADS
+    from stepwise_routing.run.notebooks import KERNEL_SETTINGS, ONE_THREAD
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument('--cpu', default='Haswell')
     args.add_argument('--facts', action='store_true', help='the hashes of this process alone')
     args = args.parse_args()
     if args.facts: return print(json.dumps(facts()))
-    here, free = measured(**THREADS, **KERNEL_SETTINGS), measured(**THREADS)
-    there = measured(['qemu-x86_64', '-cpu', args.cpu], **THREADS, **KERNEL_SETTINGS)
+    here, free = measured(**ONE_THREAD, **KERNEL_SETTINGS), measured(**ONE_THREAD)
+    there = measured(['qemu-x86_64', '-cpu', args.cpu], **ONE_THREAD, **KERNEL_SETTINGS)
     print(f'| part | {args.cpu} as here | without the settings as with them |\n|---|---|---|')
     for part, value in here.items(): print(f'| {part} | {value == there[part]} | {value == free[part]} |')
     sys.exit(here != there)

@@ -39,14 +39,16 @@ class ToyBackend:
     def _random(self, *key):
         return random.Random(hashlib.blake2b('\x1f'.join(map(str, key)).encode(), digest_size=8).digest())
 
-    def _tokens(self, r, text, sure):
+    def _tokens(self, r, text, confident):
         "Fake tokens of 1 to 4 characters, the last one the separator."
-        ends, at = [], 0
-        while at < len(text): at = min(len(text), at + r.randint(1, 4)); ends.append(at)
+        ends, end = [], 0
+        while end < len(text):
+            end = min(len(text), end + r.randint(1, 4))
+            ends.append(end)
         ends.append(len(text))
         n = len(ends)
-        prob = tuple(f32(min(1., max(1e-4, r.gauss(.9 if sure else .6, .1)))) for _ in range(n))
-        logit = tuple(f32(r.gauss(20 if sure else 15, 2)) for _ in range(n)) if self.has_logits else None
+        prob = tuple(f32(min(1., max(1e-4, r.gauss(.9 if confident else .6, .1)))) for _ in range(n))
+        logit = tuple(f32(r.gauss(20 if confident else 15, 2)) for _ in range(n)) if self.has_logits else None
         return dict(ids=tuple(r.randrange(50_000) for _ in range(n)), ends=tuple(ends), prob=prob,
                     rank=tuple(1 if p > .5 else r.randint(2, 9) for p in prob), max_logit=logit)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from stepwise_routing.base.tools import Project
 
 PARAMETERS = '''profile: str = "smoke"  # name of a file in nbs/params, or a .yaml file of yours
-run_dir: str = ""       # folder of the run; "" is the newest run of the profile
-changes: dict = {}      # settings to change, e.g. {"policy.alpha": 0.05}'''
+run_dir: str = ""  # folder of the run; "" is the newest run of the profile
+changes: dict = {}  # settings to change, e.g. {"policy.alpha": 0.05}'''
 OPEN = '''from stepwise_routing.run.config import open_run
 run = open_run(profile, run_dir, changes)'''
 COUNT = '''import json, os, time

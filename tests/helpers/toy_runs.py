@@ -1,19 +1,18 @@
-"Runs as chapters 02a and 04 leave them, on the toy pair, and rows written by hand."
+"Runs as chapters 02b and 04b leave them, on the toy pair, and rows written by hand."
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from stepwise_routing.base.statistics import resamples
 from stepwise_routing.method.comparison import COLUMNS, Case, replay_methods
-from stepwise_routing.run.stages import save_case
 from stepwise_routing.method.outcomes import toy_table
-from stepwise_routing.method.results import BenchmarkResults, SettingResults, evaluate, resampled, resamples, with_calibration
-from stepwise_routing.run.stages import load_run
+from stepwise_routing.method.results import BenchmarkResults, SettingResults, evaluate, resampled, with_calibration
 from stepwise_routing.method.routers import RandomRouter, SavedPolicy
 from stepwise_routing.run.config import Config, Run, Setting, changed
+from stepwise_routing.run.stages import load_run, save_case
 
 def means_of(rows, n_boot=50, **kw): return resampled(rows, resamples(rows['problem'].nunique(), n_boot), **kw)
 
@@ -26,12 +25,12 @@ def setting(folder, name='open', n_boot=100):
 def splits(n=60): return {s: toy_table(n, s) for s in ('train', 'calibration', 'test')}
 
 def save_methods(s, cost='paper_flops'):
-    "A setting as chapters 02a and 04 leave it, without policies."
+    "A setting as chapters 02b and 04b leave it, without policies."
     tables = splits()
     for split in ('calibration', 'test'): tables[split].save(s.files.outcomes('toy', split))
-    case = Case(s, 'toy', tables, [])
+    case = Case(s.name, 'toy', tables, [], unit=cost)
     case.rows, case.grids = replay_methods(**tables, cost=cost)
-    save_case(case)
+    save_case(s, case)
     return case
 
 def coin(seed, kappa, variant='append', e='append', name='Ours', met=True, sweep=()):
@@ -48,7 +47,7 @@ def save_policies(s):
     case = save_methods(s)
     case.policies = POLICIES
     case.add_own()
-    save_case(case)
+    save_case(s, case)
     return s
 
 def frame(correct, large, flops, threshold=0., method='X', cents=None, **columns): # others, as `large_again`
@@ -69,10 +68,10 @@ def settled(rows, name='open', n_boot=50, cost='paper_flops'):
     sweeps = results[~results['method'].isin(('Small only', 'Large only'))]
     grid = sweeps[['benchmark', 'method', 'on_escalate', 'n', 'threshold', 'accuracy', 'cost_share', 'chosen']]
     grid = grid.rename(columns=dict(cost_share='cost')).assign(alpha=.02, large_accuracy=1., unit=cost)
-    singles, run = rows[:0].assign(seed=0), SimpleNamespace(config=Config(), profile='toy')
+    singles = rows[:0].assign(seed=0)
     part = BenchmarkResults(toy_table(2), rows, grid, singles, means, with_calibration(results, grid, 1.))
-    place = SimpleNamespace(name=name, run=run, unit=cost, folder=Path('nowhere'))
-    return SettingResults(place, {rows['benchmark'].iloc[0]: part})
+    return SettingResults(name, 'toy', cost, alpha=.02, tables=Path('nowhere/tables'), figures=Path('nowhere/figures'),
+                          ablations=True, given_up=0, parts={rows['benchmark'].iloc[0]: part})
 
 # ---- fixtures of the tests of reports and tables
 @pytest.fixture(scope='module')

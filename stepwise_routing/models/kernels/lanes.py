@@ -1,4 +1,8 @@
-"""Vectors for numba: the same instructions, in the same order, and so the same bits on every processor"""
+"""Vectors for numba: the same instructions, in the same order, and so the same bits on every processor.
+
+Here belong sixteen numbers at a time: load, store, add, multiply, exponentiate, and the matrix product built from them.
+The layers of a model belong in `kernels.layers`.
+"""
 
 import operator
 
@@ -10,11 +14,11 @@ from numba.extending import intrinsic, models, overload, register_model
 
 LANES = 16  # numbers of a vector, float32
 
-KERNEL = dict(
-    boundscheck=False, error_model='numpy', nogil=True, cache=True
-)  # nothing that changes a rounding
+# options of numba; none of them changes a rounding
+KERNEL = dict(boundscheck=False, error_model='numpy', nogil=True, cache=True)
 
-_FLOATS, _WHOLE = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(), ir.IntType(32)))
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_WHOLE = ir.VectorType(ir.IntType(32), LANES)
 
 
 class _Lanes(types.Type):
@@ -160,10 +164,8 @@ def panels(w):  # matrix [N, K] -> [N/16, K, 16], with zeros up to a whole panel
 
 
 @njit(**KERNEL)
-def product(
-    x, w, start, out
-):  # x [row, K], `panels`, start [row, N] or [1, N], out [row, N]; start may be out
-    "out = start + x w."
+def product(x, w, start, out):
+    "out = start + x w; x [row, K], w of `panels`, start [row, N] or [1, N], out [row, N]. start may be out."
     n = len(x)
     K = x.shape[1]
     N = out.shape[1]

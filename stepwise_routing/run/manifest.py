@@ -1,0 +1,198 @@
+"""The receipt of a run: what went in, what came out, on which machine
+
+Here belongs what manifest.json says and how it is read, and the facts about files and machine that it records. Whether
+a stage has to run again belongs in `run.runner` and `run.fingerprints`.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from importlib.metadata import distributions
+from operator import attrgetter
+from pathlib import Path
+
+from ..base.tools import PACKAGE, write_file
+from .config import KEYS
+
+SHIPPED = ('micro_models', 'micro_problems')  # folders of the package
+
+
+def files_in(folder: Path) -> dict:  # relative path -> path
+    "All files below a folder."
+    paths = [path for path in sorted(folder.rglob('*')) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path for path in paths}
+
+
+def file_sha256(path: Path) -> str:
+    "SHA-256 of a file's bytes, hexadecimal."
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def shipped_files(
+    *folders: str,  # of the package; none: all of `SHIPPED`
+) -> dict:  # path in the package -> SHA-256
+    "The micro models and problems, which are part of the package."
+    hashes = {}
+    for folder in folders or SHIPPED:
+        for name, path in files_in(PACKAGE / folder).items():
+            hashes[f'{folder}/{name}'] = file_sha256(path)
+    return hashes
+
+
+def settings_of(config) -> dict:  # full name such as "policy.alpha" -> value
+    "All settings of a `Config`."
+    return {name: attrgetter(name)(config) for name in KEYS}
+
+
+def settings_receipt(config) -> dict:
+    "All settings as a receipt has them: values of JSON, which name nobody's home."
+    text = json.dumps(settings_of(config))
+    return json.loads(text.replace(f'{Path.home()}/', '~/'))
+
+
+@lru_cache
+def _skip(file):
+    print(f'{file} is damaged or of another version: skipped', file=sys.stderr)
+    return {}
+
+
+def _is_receipt(data) -> bool:
+    "Does this have what the runner reads, and paths inside of the run folder only?"
+    for name in ('profile', 'started', 'status'):
+        if not isinstance(data[name], str):
+            return False
+    for stage in data['notebooks'].values():
+        if stage['status'] == 'done':
+            paths = [Path(file) for file in stage['artefacts']]
+            if any(path.is_absolute() or '..' in path.parts for path in paths):
+                return False
+    return True
+
+
+def read_receipt(file: Path) -> dict:
+    "What a manifest says; {} without one, or if this version cannot read it, which is told once."
+    if not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text('utf-8'))
+        if _is_receipt(data):
+            return data
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return _skip(file)
+
+
+class Manifest:
+    "The receipt of a run, `runs/<id>/manifest.json`; empty if there is none."
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.data = read_receipt(self.folder / 'manifest.json')
+
+    def __getitem__(self, key):
+        return self.data[key]
+
+    def stage(self, name: str) -> dict:
+        "What is recorded of a notebook; {} if nothing is."
+        return self.data.get('notebooks', {}).get(name, {})
+
+    def record(self, name: str, **facts) -> None:
+        "Replace what is recorded of a notebook."
+        self.update(notebooks={**self.data.get('notebooks', {}), name: facts})
+
+    def update(self, **facts) -> None:
+        "Change some entries, and write the file."
+        self.data |= facts
+        write_file(self.folder / 'manifest.json', json.dumps(self.data, indent=1) + '\n')
+
+    def is_finished(
+        self,
+        name: str,  # of a notebook
+        fingerprint: str | None = None,  # that it must have; None: any
+    ) -> bool:
+        "Has this notebook finished in this run, and are its files there and untouched?"
+        stage = self.stage(name)
+        if stage.get('status') != 'done' or fingerprint not in (None, stage.get('fingerprint')):
+            return False
+        if not (self.folder / f'{name}.ipynb').is_file():
+            return False
+        for file, sha256 in stage['artefacts'].items():
+            path = self.folder / file
+            if not path.is_file() or file_sha256(path) != sha256:
+                return False
+        return True
+
+
+def check_run_settings(run) -> None:
+    "ValueError in one line if a `Run` has other settings than those that its folder was made with."
+    recorded = Manifest(run.folder).data.get('settings', {})
+    current = settings_receipt(run.config)
+    changed = [name for name in current if recorded.get(name, current[name]) != current[name]]
+    if changed:
+        name = changed[0]
+        more = f' and {len(changed) - 1} more' if len(changed) > 1 else ''
+        raise ValueError(
+            f'runs/{run.folder.name} was made with {name}={recorded[name]}, '
+            f'this notebook has {name}={current[name]}{more}: make a run with these settings '
+            f'(stepwise-routing reproduce --profile {run.profile} -p NAME=VALUE), '
+            'or name another run_dir'
+        )
+
+
+def command_output(
+    *command: str,
+    cwd=None,  # folder; None: the current one
+) -> str | None:
+    "What a command prints; None if it is missing or fails."
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout.strip()
+
+
+def _cpu_name():
+    info = Path('/proc/cpuinfo')
+    if info.is_file():
+        names = re.findall(r'model name\s*: (.+)', info.read_text())
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()
+
+
+def hardware() -> dict:
+    "The machine: processor, memory in GiB, GPUs and system."
+    import psutil
+
+    gpus = command_output('nvidia-smi', '--query-gpu=name', '--format=csv,noheader') or ''
+    return dict(
+        cpus=os.cpu_count(),
+        cpu=_cpu_name(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        gpus=gpus.splitlines(),
+        system=f'{platform.system()} {platform.machine()}',
+    )
+
+
+def installed_packages() -> dict:  # name -> version
+    "Everything that is installed, sorted by name."
+    return dict(sorted((d.metadata['Name'], d.version) for d in distributions()))
+
+
+def git_state(root: Path) -> str | None:
+    "The commit of a clone, with -dirty if files have changed; None outside of one."
+    return command_output(
+        'git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*', cwd=root
+    )

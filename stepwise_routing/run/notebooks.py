@@ -1,0 +1,253 @@
+"""One notebook: its cells, its parameters, and its execution in a kernel
+
+Here belongs what can be done with a single notebook and its process. Which notebooks run, and in what order, belongs
+in `run.runner`.
+"""
+
+import ast
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from unittest import mock
+
+ONE_THREAD = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
+
+MEMORY = dict(  # Linux: reuse freed memory
+    MALLOC_MMAP_THRESHOLD_='33554432',
+    MALLOC_TRIM_THRESHOLD_='1073741824',
+)
+
+KERNEL_SETTINGS = dict(
+    MKL_CBWR='COMPATIBLE',
+    ATEN_CPU_CAPABILITY='avx2',
+    OPENBLAS_CORETYPE='Haswell',
+    NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL AVX512_SPR',
+)
+
+SHUTDOWN_SECONDS = 150.0  # that a kernel gets to end the paid calls under way
+LONGEST_SOCKET_FOLDER = 90  # a socket's path ends near 100 characters
+
+
+def now() -> str:
+    "The time in UTC, to the millisecond."
+    return datetime.now(timezone.utc).isoformat(timespec='milliseconds')
+
+
+def notebook_cells(path) -> list:  # of dicts
+    "The cells of a notebook, each source in one piece."
+    cells = json.loads(Path(path).read_text('utf-8'))['cells']
+    return [dict(cell, source=''.join(cell['source'])) for cell in cells]
+
+
+def notebook_code(path) -> list:  # of texts
+    "The sources of a notebook's code cells."
+    return [cell['source'] for cell in notebook_cells(path) if cell['cell_type'] == 'code']
+
+
+def parameter_names(path) -> set:
+    "Names of the parameters of a notebook; none without a `parameters` cell."
+    names = set()
+    for cell in notebook_cells(path):
+        if 'parameters' in cell['metadata'].get('tags', []):
+            for node in ast.walk(ast.parse(cell['source'])):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    names.add(node.id)
+    return names
+
+
+def stage_names(project) -> list:
+    "Names of the notebooks that have a number and parameters, in running order."
+    numbered = sorted(project.nbs.glob('[0-9][0-9]*_*.ipynb'))
+    return [path.stem for path in numbered if parameter_names(path)]
+
+
+def lesson_sources(project) -> dict:  # name such as "00_records" or "labs/01_micro_models" -> path
+    "The notebooks without parameters, which no run executes: lessons, the index and the labs."
+    sources = {}
+    for path in sorted(project.nbs.rglob('*.ipynb')):
+        inside = path.relative_to(project.nbs)
+        hidden = any(part.startswith(('.', '_')) for part in inside.parts)
+        if not hidden and not parameter_names(path):
+            sources[inside.with_suffix('').as_posix()] = path
+    return sources
+
+
+def has_avx2() -> bool:
+    "Does this processor have AVX2? As Linux tells it; False on other systems."
+    facts = Path('/proc/cpuinfo')
+    return facts.is_file() and bool(re.search(r'\bavx2\b', facts.read_text(errors='replace')))
+
+
+@contextlib.contextmanager
+def sole_runner(
+    store: Path,  # runs/store/<profile>
+):
+    "Let one process at a time use a store, and set what kernels inherit. RuntimeError for the second."
+    from ..base.store import one_writer
+
+    store.mkdir(parents=True, exist_ok=True)
+    defaults = ONE_THREAD | MEMORY
+    if has_avx2():
+        defaults |= KERNEL_SETTINGS
+    always = dict(PYTHONHASHSEED='0', JUPYTER_PREFER_ENV_PATH='1')
+    try:
+        lock = one_writer(store)
+    except BlockingIOError:
+        raise RuntimeError(
+            f'another run of profile {store.name} is going on: wait for it'
+        ) from None
+    with contextlib.closing(lock), mock.patch.dict(os.environ, defaults | os.environ | always):
+        yield
+
+
+class NotebookFailed(RuntimeError):
+    "A notebook stopped; the message is one line that says where and why."
+
+
+def _last_cell(source, executed) -> str:
+    "Id of the cell that was begun last; '' if none of the notebook's own was."
+    if not executed.is_file():
+        return ''
+    own_ids = [cell.get('id') for cell in notebook_cells(source)]
+    begun = ''
+    for cell in notebook_cells(executed):
+        if cell['metadata'].get('papermill', {}).get('start_time'):
+            begun = cell.get('id')
+    return begun if begun in own_ids else ''
+
+
+def failure_line(
+    source: Path,  # the notebook
+    executed: Path,  # its executed copy, as far as it came
+    error: Exception,  # of papermill or of the kernel
+) -> str:
+    "Where a notebook stopped, and why: `05_results, cell 7 (table-1): ValueError: ...`."
+    name = getattr(error, 'ename', type(error).__name__)
+    reason = getattr(error, 'evalue', error)
+    if name == 'DeadKernelError':
+        reason = 'the kernel died; often the memory ran out'
+    where = source.stem
+    cell_id = _last_cell(source, executed)
+    if cell_id:
+        ids = [cell.get('id') for cell in notebook_cells(source)]
+        where += f', cell {ids.index(cell_id)} ({cell_id})'
+    one_line = ' '.join(str(reason).split())
+    return f'{where}: {name}: {one_line[:300]}'
+
+
+def _print_progress(name, begin, folder, on_terminal):
+    "One line on stderr: seconds so far, and the notes that processes have left."
+    notes = [f'{time.time() - begin:.0f} s']
+    notes += [path.read_text('utf-8') for path in sorted(folder.iterdir())]
+    line = f'{name}: ' + ' | '.join(notes)
+    if on_terminal:
+        width = shutil.get_terminal_size().columns - 1
+        print(f'\r\x1b[K{line[:width]}', end='', file=sys.stderr, flush=True)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def progress_shown(
+    name: str,  # of the notebook
+    folder: Path,  # where processes note their progress
+):
+    "Say how far the running cell is: once a second on a terminal, else once a minute."
+    ended = threading.Event()
+    begin = time.time()
+    on_terminal = sys.stderr.isatty()
+
+    def watch():
+        while not ended.wait(1 if on_terminal else 60):
+            _print_progress(name, begin, folder, on_terminal)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if on_terminal:
+            print('\r\x1b[K', end='', file=sys.stderr, flush=True)
+
+
+def _engine() -> str:
+    "Name of papermill's engine that ends a kernel at once when its cells have run."
+    from papermill.engines import NBClientEngine, PapermillNotebookClient, papermill_engines
+
+    class Client(PapermillNotebookClient):
+        def papermill_execute_cells(self):
+            super().papermill_execute_cells()
+            self.shutdown_kernel = 'immediate'
+
+    class Engine(NBClientEngine):
+        @classmethod
+        def execute_managed_notebook(
+            cls, notebook, kernel_name, start_timeout, input_path, **options
+        ):
+            client = Client(
+                notebook, kernel_name=kernel_name, startup_timeout=start_timeout, **options
+            )
+            client.execute()
+
+    papermill_engines.register('stepwise', Engine)
+    return 'stepwise'
+
+
+def _kernel_config(
+    sockets,  # an empty folder
+):
+    "How the kernel ends, and that it talks through files that only this user can reach."
+    from traitlets.config import Config
+
+    manager = dict(shutdown_wait_time=SHUTDOWN_SECONDS)
+    if os.name != 'nt' and len(sockets) < LONGEST_SOCKET_FOLDER:
+        manager |= dict(transport='ipc', ip=f'{sockets}/k')
+    return Config(KernelManager=manager)
+
+
+def execute(
+    source: Path,  # the notebook
+    executed: Path,  # where its executed copy goes; log.txt beside that keeps what it prints
+    folder: Path,  # where it runs
+    parameters=None,  # name -> value; None: as the notebook has them
+) -> None:
+    "Run a notebook in a kernel of its own. `NotebookFailed` if it stops."
+    import papermill
+
+    executed.unlink(missing_ok=True)
+    with (
+        open(executed.with_name('log.txt'), 'a', encoding='utf-8') as log,
+        tempfile.TemporaryDirectory(prefix='stepwise-', ignore_cleanup_errors=True) as sockets,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as notes,
+        progress_shown(source.stem, Path(notes)),
+    ):
+        print(now(), source.stem, file=log, flush=True)
+        os.environ['STEPWISE_PROGRESS'] = notes
+        try:
+            papermill.execute_notebook(
+                str(source),
+                str(executed),
+                parameters or {},
+                kernel_name='python3',
+                language='python',
+                start_timeout=300,
+                progress_bar=False,
+                cwd=str(folder),
+                extra_arguments=['--log-level=50'],
+                stdout_file=log,
+                stderr_file=log,
+                engine_name=_engine(),
+                config=_kernel_config(sockets),
+            )
+        except Exception as e:
+            raise NotebookFailed(failure_line(source, executed, e)) from None

@@ -1,0 +1,99 @@
+"""Benchmarks side by side in processes: the same results, the same errors, and nobody stays behind."""
+import os, signal, subprocess, sys, time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from toy import toy_backends
+from walking import edges
+from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.run.config import Config, Run, changed
+from stepwise_routing.run.stages import draw_edges, kept_given_up
+from stepwise_routing.run.workers import side_by_side
+
+def toy_run(folder, workers, **n):
+    sizes = {f'{s}.n_{split}': n.get(s, 2) for s in ('open', 'api') for split in ('train', 'calibration', 'test')}
+    models = {'api.models': ['micro-small', 'micro-large'], 'models.workers': workers}
+    return Run('toy', changed(Config(), sizes | models), folder/'run', folder/'store')
+
+def jobs_of(s, benchmarks): return [(s.name, b, os.getpid(), len(benchmarks)) for b in benchmarks]
+
+def stumble(s, benchmarks):
+    if benchmarks == ['micro-math']: raise PermissionError('micro-math: no way in')
+    return benchmarks
+
+def test_benchmarks_are_done_side_by_side(tmp_path):
+    here, there = (side_by_side(toy_run(tmp_path, n), jobs_of, 'jobs') for n in (1, 2))
+    assert [x[:2] for x in here] == [x[:2] for x in there] and {x[2] for x in here} == {os.getpid()}
+    assert os.getpid() not in {x[2] for x in there}
+    assert [x[3] for x in there] == [1, 1, 1, 3, 3, 3], 'the calls of the API setting share a ledger'
+    graded = replace(toy_run(tmp_path, 2), config=changed(toy_run(tmp_path, 2).config, {'data.grader': 'xverify:x'}))
+    assert {x[2] for x in side_by_side(graded, jobs_of, 'jobs')} == {os.getpid()}, 'one server grades'
+
+def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
+    for n in (2, 1):
+        run = toy_run(tmp_path, n)
+        if n == 1: run = replace(run, config=changed(run.config, {'data.benchmarks': ['micro-math']}))
+        with pytest.raises(PermissionError) as e: side_by_side(run, stumble, 'jobs')
+        assert str(e.value) == 'micro-math: no way in'
+
+def doubtful(s, benchmarks): return [b == 'micro-math' and is_equiv('3', '10^{10^{10^{10}}}') for b in benchmarks]
+
+@pytest.mark.slow
+def test_what_grading_gave_up_comes_back_from_every_process(tmp_path):
+    for n in (1, 2):
+        run = toy_run(tmp_path/str(n), n)
+        assert not any(side_by_side(run, doubtful, 'outcome tables'))
+        side_by_side(run, jobs_of, 'walks') # gives up nothing
+        assert [kept_given_up(s) for s in run.settings] == [{('3', '10^{10^{10^{10}}}')}]*2
+        assert [f.name for f in (run.folder/'grading').iterdir()] == ['given-up-outcome tables.json']
+        side_by_side(run, jobs_of, 'outcome tables') # again, and nothing is given up
+        assert [kept_given_up(s) for s in run.settings] == [set()]*2
+
+def toy_draw(s, benchmarks): return [draw_edges(s, b, toy_backends()) for b in benchmarks]
+
+def test_draws_do_not_depend_on_the_number_of_workers(tmp_path):
+    one, two = (toy_run(tmp_path/str(n), n) for n in (1, 2))
+    drawn = side_by_side(one, toy_draw, 'draws')
+    assert drawn == side_by_side(two, toy_draw, 'draws') and all(d['drawn_now'] for d in drawn)
+    for s, t in zip(one.settings, two.settings):
+        for b in s.benchmarks:
+            with RolloutStore(s.files.rollouts(b)) as a, RolloutStore(t.files.rollouts(b)) as c:
+                assert len(a) and edges(a) == edges(c) and a.settings == c.settings
+
+SLEEPERS = '''
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler) # a shell starts what runs in its background without one
+sys.path[:0] = sys.argv[2:]
+from test_workers import sleeper, toy_run
+from stepwise_routing.run.workers import side_by_side
+if __name__ == '__main__': side_by_side(toy_run(Path(sys.argv[1]), 2), sleeper, 'jobs')
+'''
+
+def sleeper(s, benchmarks):
+    mark = s.run.folder.parent/f'{os.getpid()}.pid'
+    mark.write_text('')
+    try: time.sleep(600)
+    finally:
+        time.sleep(1) # a paid call under way
+        mark.with_suffix('.paid').write_text('')
+
+@pytest.mark.parametrize('end', [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
+def test_no_worker_outlives_its_parent_by_more_than_the_calls_under_way(tmp_path, end):
+    import psutil
+    (tmp_path/'go.py').write_text(SLEEPERS)
+    process = subprocess.Popen([sys.executable, tmp_path/'go.py', tmp_path, Path(__file__).parent, *sys.path],
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    def pids(): return [int(p.stem) for p in tmp_path.glob('*.pid')]
+    while len(pids()) < 2 and process.poll() is None: time.sleep(.1)
+    workers = [psutil.Process(pid) for pid in pids()]
+    time.sleep(2) # until it waits for them: Python may lose an interrupt in a callback
+    (os.killpg if end == signal.SIGINT else os.kill)(process.pid, end) # Jupyter interrupts the group
+    errors = process.communicate(timeout=60)[1]
+    assert len(workers) == 2 and ('KeyboardInterrupt' in errors or end == signal.SIGKILL)
+    assert psutil.wait_procs(workers, 60)[1] == []
+    assert {p.stem for p in tmp_path.glob('*.paid')} == {str(w.pid) for w in workers}
