@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 import numpy as np
 from .base.records import Problem, walk_cost
-from .base.tools import digest, nearest, one_of, write_file
+from .base.tools import bad_row, digest, nearest, one_of, require_fields, write_file
 from .data.benchmarks import file_rows, make_problem
 from .data.grading import graded, is_right
 from .models.names import model_kind, open_models
@@ -21,19 +21,14 @@ from .method.outcomes import OutcomeTable, outcome_table
 from .report.transcripts import WRITERS, Line, Transcript
 from .method.tree import RoutingTree, collect_rollouts
 from .method.walks import walk
-from .base.settings import Policy
-from .base.settings import checked
+from .base.settings import Count, Policy, checked
 from .base.store import RolloutStore, check_settings, tree_settings
 
 # %% ../nbs/06_your_own_models.ipynb #own-problems
 def _own_problem(row, name):  # one row as a `Problem`; ValueError for what is wrong with it
     if isinstance(row, Problem):
         row = vars(row)
-    if not isinstance(row, dict):
-        raise ValueError('not a JSON object')
-    for f in ('question', 'answer'):
-        if f not in row:
-            raise ValueError(f'no field {f!r}{nearest(f, row)}; needed: question, answer')
+    require_fields(row, ('question', 'answer'))
     question = row['question']
     answer = row['answer']
     if not isinstance(question, str) or not question.strip():
@@ -56,11 +51,9 @@ def own_problems(source, name='own'):  # JSONL or parquet file, or rows with "qu
         try:
             p = _own_problem(row, name)
         except ValueError as e:
-            raise ValueError(f'{where}, row {i}: {e}') from None
+            raise bad_row(where, i, e) from None
         if problems.setdefault(p.id, p).answer != p.answer:
-            raise ValueError(
-                f'{where}, row {i}: an earlier row has the same question and another answer'
-            )
+            raise bad_row(where, i, 'an earlier row has the same question and another answer')
     if not problems:
         raise ValueError(f'{where} holds no problems')
     return list(problems.values())
@@ -96,7 +89,7 @@ class Own:
             raise ValueError(f'a small and a large model are needed, got {len(self.models)}')
         if not 0 < self.calibration < 1:
             raise ValueError(f'calibration={self.calibration!r}: choose from (0, 1)')
-        checked('max_steps', self.max_steps, int)
+        checked('max_steps', self.max_steps, Count)
         try:
             json.dumps(self.options)
         except TypeError as e:

@@ -18,22 +18,23 @@ WALKS = 'tests/test_walks.py tests/test_tree.py'
 OWN = 'tests/test_own.py -k "foreign or key or exported or public or own_json or twice or added or promise or fewer"'
 MUTATIONS = { # tests -> (file, old text, new text)
     STORE: [
-        ('run/store.py', "self.write('IGNORE', edge=", "self.write('REPLACE', edge="), # the last draw wins
-        ('run/store.py', 'put and self.remember(key, step)', 'self.remember(key, step)'), # a second draw is remembered
-        ('run/store.py', 'if len(self.recent) > _RECENT', 'if False'), # the memory of steps never shrinks
-        ('run/store.py', 'if crc != _checksum(row)]', 'if False]'),
-        ('run/store.py', 'if not readonly: self.lock = one_writer(path)', ''),
-        ('run/store.py', "if theirs != mine: raise", "if False: raise"),
-        ('run/store.py', '        check_settings(self.path, self.settings, settings)\n', '        pass\n'),
-        ('run/store.py', "for sql in ('BEGIN IMMEDIATE', *first)", 'for sql in first'), # no transaction
-        ('run/store.py', 'os.path.realpath(path)', 'os.path.abspath(path)'), # a link is another file
-        ('run/store.py', 'except BaseException: self.close(); raise', 'except BaseException: raise'),
-        ('run/store.py', '?mode={"ro" if readonly else "rwc"}', '?mode=rwc'),
-        ('run/store.py', 'def __del__(self): self.lock and self.lock.close()', 'def __del__(self): pass'),
-        ('run/store.py', 'ORDER BY rowid', 'ORDER BY key'),
-        ('run/store.py', 'tuple(v) if isinstance(v, list) else v', 'v'),
-        ('run/store.py', 'if old == new and type(old) is type(new)', 'if old == new'),
-        ('run/store.py', "'journal_mode=WAL'", "'journal_mode=DELETE'")],
+        ('base/store.py', "self.write('IGNORE', dict(edge=rows))", "self.write('REPLACE', dict(edge=rows))"), # the last
+        ('base/store.py', '            if is_new:', '            if True:'), # a second draw is remembered
+        ('base/store.py', 'if len(self.recent) > REMEMBERED', 'if False'), # the memory of records never shrinks
+        ('base/store.py', 'if crc != checksum(row)', 'if False'),
+        ('base/store.py', '                if not readonly:\n                    self.lock = one_writer(path)\n', ''),
+        ('base/store.py', 'if file_format != own_format:', 'if False:'),
+        ('base/store.py', '        check_settings(self.path, self.settings, settings)\n', '        pass\n'),
+        ('base/store.py', "            self.db.execute('BEGIN IMMEDIATE')\n", ''), # no transaction
+        ('base/store.py', 'os.path.realpath(path)', 'os.path.abspath(path)'), # a link is another file
+        ('base/store.py', 'except BaseException:\n            self.close()\n', 'except BaseException:\n'),
+        ('base/store.py', "mode = 'ro' if readonly else 'rwc'", "mode = 'rwc'"),
+        ('base/store.py', 'if self.lock:  # forgotten', 'if False:  # forgotten'),
+        ('base/store.py', 'ORDER BY rowid', 'ORDER BY key'),
+        ('base/store.py', 'tuple(value) if isinstance(value, list) else value', 'value'),
+        ('base/store.py', 'if name in names:', 'if True:'), # a field of an older record is an error
+        ('base/store.py', 'elif type(old) is type(new) and old == new', 'elif old == new'),
+        ('base/store.py', 'journal_mode=WAL', 'journal_mode=DELETE')],
     LEDGER: [
         ('models/ledger.py', '+ sum(most for _, most in self.reserved.values())', ''), # a reservation does not count
         ('models/ledger.py', 'if self.closing.is_set(): coro.close(); raise', 'if False: coro.close(); raise'),
@@ -48,23 +49,23 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('models/openai.py', 'if units <= worst: return outcome', 'return outcome'), # billed above the worst case
         ('models/openai.py', 'units = worst if outcome.units is None', 'units = 0 if outcome.units is None')],
     GRADING: [
-        ('data/grading.py', 'gap < 1e-6)', 'gap < 1e-2)'), # tolerance of the veto
-        ('data/grading.py', 'gap < 1e-12', 'gap < 1e-2'),
-        ('data/grading.py', "(('RLIMIT_AS', 3 << 29), ", "("), # no limit on memory
-        ('data/grading.py', "('RLIMIT_FSIZE', 0), ", ''),
-        ('data/grading.py', '        sys.addaudithook(_guard)\n', ''),
-        ('data/grading.py', "if event not in _HARMLESS: raise", "if False: raise"),
-        ('data/grading.py', 'sympy.parsing.sympy_parser.parse_expr = _literal', 'pass'),
-        ('data/grading.py', 'or self.ask(gold, pred)', ''), # a killed process is not asked again
-        ('data/grading.py', 'self.given_up.add((gold, pred))', 'pass'),
-        ('data/grading.py', '(alike or not u or not v)', 'True'), # units are not compared
-        ('data/grading.py', 'return None if u == v else False', 'return None'), # letters are units
-        ('data/grading.py', 'abs(x).is_comparable', 'True'), # nought has a size
-        ('data/grading.py', 'not 0 < a < b', 'False'),
-        ('data/grading.py', "m['comma'] and whole != '0'", 'False'),
-        ('data/grading.py', 'places >= 6', 'places >= 2'),
-        ('data/grading.py', 'if max(len(gold), len(pred)) > MAX_ANSWER', 'if False'),
-        ('data/grading.py', "timeout, None, threading.Lock()", "99., None, threading.Lock()")],
+        ('data/algebra.py', 'EQUAL_NUMBERS = 1e-6', 'EQUAL_NUMBERS = 1e-2'), # tolerance of the veto
+        ('data/algebra.py', 'EQUAL_FORMULAS = 1e-12', 'EQUAL_FORMULAS = 1e-2'),
+        ('data/algebra.py', "(('RLIMIT_AS', MEMORY), ", "("), # no limit on memory
+        ('data/algebra.py', "('RLIMIT_FSIZE', 0), ", ''),
+        ('data/algebra.py', '        sys.addaudithook(guard)\n', ''),
+        ('data/algebra.py', "if event not in HARMLESS_EVENTS:", "if False:"),
+        ('data/algebra.py', 'sympy.parsing.sympy_parser.parse_expr = read_literal', 'pass'),
+        ('data/algebra.py', 'or abs(value).is_comparable', 'or True'), # nought has a size
+        ('data/grading.py', ' or self.ask(reference, answer)', ''), # a killed process is not asked again
+        ('data/grading.py', 'self.given_up.add((reference, answer))', 'pass'),
+        ('data/grading.py', 'self.timeout = timeout', 'self.timeout = 99.'),
+        ('data/answers.py', 'if not (a.unit <= b.unit or b.unit <= a.unit):', 'if False:'), # units are not compared
+        ('data/answers.py', 'b.unit is None:\n        return False', 'b.unit is None:\n        return None'), # letters
+        ('data/answers.py', 'not 0 < top < bottom', 'False'),
+        ('data/answers.py', "match['after_comma'] and whole != '0'", 'False'),
+        ('data/answers.py', 'ROUNDED = 6', 'ROUNDED = 2'),
+        ('data/answers.py', 'if max(len(reference), len(answer)) > MAX_ANSWER', 'if False')],
     POLICY: [
         ('policy.py', 'pi >= kappa', 'pi > kappa'),
         ('policy.py', '[..., ESCALATE] >= self.kappa', '[..., ESCALATE] > self.kappa'),
@@ -90,16 +91,20 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/walks.py', 'self.lowest_kept = min(self.lowest_kept, answer)', 'pass'),
         ('method/walks.py', 'self.lowest_kept = min(self.lowest_kept, answer)', 'self.lowest_kept = 2.'),
         ('method/walks.py', 'min(processed.get(first.model, 0), first.prompt)', 'processed.get(first.model, 0)')],
+    'tests/test_profiles.py -k section': [
+        ('base/settings.py', 'return float(value)', 'return value'), # 1e-5 of YAML is text
+        ('base/settings.py', ", extra='forbid'", '')], # an unknown name is taken for no name
     CONFIG: [
-        ('run/config.py', '(low < x or', '(low <= x or'),
-        ('run/config.py', "span[-1] == ']' and x == high", 'x == high'),
-        ('run/config.py', "alpha p_escalate'.split(), '(0, 1)'", "alpha p_escalate'.split(), '[0, inf)'"),
-        ('run/config.py', "'[1, inf)' if int in kinds else None", 'None'),
-        ('run/config.py', 'if type(value) not in kinds:', 'if not isinstance(value, tuple(kinds)):'),
-        ('run/config.py', 'if options and value not in options:', 'if False:'),
-        ('run/config.py', 'len(value) not in (0, 2)', 'False'),
-        ('run/config.py', 'if k not in KEYS:', 'if False:'),
-        ('run/config.py', "if path.parent != project.params: name +=", 'if False: name +='),
+        ('base/settings.py', 'Annotated[Number, Field(gt=0, lt=1)]', 'Annotated[Number, Field(ge=0, le=1)]'),
+        ('base/settings.py', 'Positive = Annotated[Number, Field(gt=0)]', 'Positive = Number'),
+        ('base/settings.py', 'Count = Annotated[int, Field(ge=1)]', 'Count = int'),
+        ('base/settings.py', 'strict=True, ', ''), # true is a number
+        ('base/settings.py', 'allow_inf_nan=False', 'allow_inf_nan=True'),
+        ('base/settings.py', "FROM_LIST = Strict(False)", "FROM_LIST = Strict(True)"), # no list for a tuple
+        ('base/settings.py', "if get_origin(kind) is Literal else ''", "if False else ''"), # no nearest choice
+        ('run/config.py', 'if len(names) not in (0, 2)', 'if False'),
+        ('run/config.py', '    if name in KEYS:\n        return\n', '    return\n'),
+        ('run/config.py', 'if path.parent != project.params:', 'if False:'),
         ('run/config.py', 'except (UnicodeDecodeError, yaml.YAMLError)', 'except yaml.YAMLError')],
     RUNS: [
         ('run/publish.py', 'if name in past and name not in made', 'if name not in made'),
@@ -107,8 +112,8 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('run/manifest.py', "path.is_absolute() or '..' in path.parts", 'path.is_absolute()'),
         ('run/manifest.py', "stage.get('status') != 'done' or fingerprint not in", 'fingerprint not in'),
         ('run/manifest.py', 'not path.is_file() or file_sha256(path) != sha256', 'not path.is_file()'),
-        ('run/manifest.py', "text.replace(f'{Path.home()}/', '~/')", 'text'),
-        ('run/manifest.py', 'if changed:', 'if False:'), # a notebook runs with other settings than its folder
+        ('run/config.py', "text.replace(f'{Path.home()}/', '~/')", 'text'),
+        ('run/config.py', '    if different:', '    if False:'), # a notebook runs with other settings than its folder
         ('run/fingerprints.py', 'settings_of(config),', ''),
         ('run/fingerprints.py', 'parts = [shared, previous, cells, code]', 'parts = [shared, cells, code]'),
         ('run/fingerprints.py', 'parts = [shared, previous, cells, code]', 'parts = [shared, previous, cells]'),

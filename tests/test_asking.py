@@ -18,7 +18,8 @@ from stepwise_routing.models.interface import Choice, Request
 from stepwise_routing.method.outcomes import outcome_table, replay, toy_table, walk_outcome, walk_outcomes
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.method.walks import State, Walk, walk
-from stepwise_routing.method.routers import RSD, TRIM_FEATURES, SmallOnly, SpecReason, asking_settings, fit_trim, reward_table
+from stepwise_routing.method.routers import RSD, TRIM_FEATURES, SpecReason, asking_settings, fit_trim, reward_table
+from stepwise_routing.method.walks import SmallOnly
 from stepwise_routing.base.store import RolloutStore, tree_settings
 
 METHODS = 'rsd', 'greedy', 'expected'

@@ -12,7 +12,19 @@ from stepwise_routing.method.comparison import COLUMNS, GRID_COLUMNS, LARGE, THR
 from stepwise_routing.run.stages import replay_case, save_case
 from stepwise_routing.method.bounds import OracleRouter, cost_matched, knows_steps, mixing_line, oracle_frontier, oracle_times, random_frontier, random_outcome
 from stepwise_routing.method.outcomes import check_problems, escalation_times, replay, take_rows, toy_table, walk_outcome
-from stepwise_routing.method.routers import RECEIPT_COLUMNS, GlimpRouter, LargeOnly, Mixture, RandomRouter, SavedPolicy, ScoreRouter, SmallOnly, fit_mixture, fit_steer, glimpse, score_thresholds
+from stepwise_routing.method.routers import (
+    RECEIPT_COLUMNS,
+    GlimpRouter,
+    Mixture,
+    RandomRouter,
+    SavedPolicy,
+    ScoreRouter,
+    fit_mixture,
+    fit_steer,
+    glimpse,
+    score_thresholds,
+)
+from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.run.stages import load_policies
 from stepwise_routing.run.config import Config, Run, Setting, changed
 
@@ -462,7 +474,7 @@ def setting(folder): return Run('toy', Config(), folder, folder/'store').setting
 def trained(tmp_path_factory):
     """A run directory with policies as notebook 03 leaves them: untrained ones, with thresholds in the middle of
     their scores."""
-    policy = pytest.importorskip('stepwise_routing.policy')
+    policy = pytest.importorskip('stepwise_routing.method.policy')
     from stepwise_routing.method.confidence import fit_scaler
     folder, train, names = tmp_path_factory.mktemp('run'), toy_table(100, 'train'), ('score_logit', 'index', 'final')
     scaler = fit_scaler(train.obs, names)
@@ -576,7 +588,7 @@ def test_rows_round_trip_and_are_the_same_bytes(tmp_path):
     assert [float(line.split(',')[7]) for line in lines] == random_outcome(table, .37)['correct'].tolist()
 
 def test_import_loads_no_heavy_package():
-    code = ('import sys, stepwise_routing.baselines; '
+    code = ('import sys, stepwise_routing.method.comparison; '
             'print([m for m in ("torch", "sklearn", "matplotlib", "pandas", "transformers") if m in sys.modules])')
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
                           check=True).stdout.strip() == '[]'

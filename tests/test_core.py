@@ -98,12 +98,16 @@ def load(folder, name, split, raw, test=OTHER, n=None):
     write(files[-1 if split == 'test' else 0], raw)
     return load_problems(name, split, n, data_dir=folder)
 
+def whole_test_set(name, folder):
+    benchmark = data_benchmarks.SOURCES[name]
+    return data_benchmarks.source_problems(benchmark, benchmark.test, folder)
+
 @pytest.mark.parametrize('name', SAMPLES)
 def test_samples_hold_twenty_problems(name, tmp_path):
     raw = rows(name)
     assert len(raw) == 20
     load(tmp_path, name, 'test', raw)
-    problems = data_benchmarks._problems(name, 0, tmp_path)
+    problems = whole_test_set(name, tmp_path)
     assert len({p.id for p in problems}) == 20
     assert all(p.benchmark == name and p.answer and p.question for p in problems)
     assert not any('\\boxed' in p.answer or '####' in p.answer for p in problems)
@@ -116,7 +120,7 @@ def test_splits_are_disjoint_and_do_not_depend_on_the_order_of_the_file(name, tm
     assert not {p.id for p in split['train']} & {p.id for p in split['calibration']}
     if name == 'omnimath':
         assert [len(split[s]) for s in SPLITS] == [8, 4, 8]
-        every = data_benchmarks._problems(name, 0, tmp_path)
+        every = whole_test_set(name, tmp_path)
         assert sorted(p.id for s in SPLITS for p in split[s]) == sorted(p.id for p in every)
     else:
         assert len(split['train']) + len(split['calibration']) == len(split['test']) == 20
@@ -124,23 +128,23 @@ def test_splits_are_disjoint_and_do_not_depend_on_the_order_of_the_file(name, tm
 
 @pytest.mark.parametrize('name', ['gsm8k', 'math500'])
 def test_a_test_question_never_appears_in_train_or_calibration(name, tmp_path):
-    field = data_benchmarks.SOURCES[name][2][0]
+    field = data_benchmarks.SOURCES[name].fields[0]
     raw = rows(name)
     test = [{**r, field: '  ' + r[field].upper().replace(' ', '\n')} for r in raw[:10]]
     kept = [p for s in ('train', 'calibration') for p in load(tmp_path, name, s, raw, test)]
     assert len(kept) == 10
-    keys = [{data_benchmarks._key(p.question) for p in ps} for ps in (kept, load(tmp_path, name, 'test', test))]
+    keys = [{data_benchmarks.question_key(p.question) for p in ps} for ps in (kept, load(tmp_path, name, 'test', test))]
     assert not keys[0] & keys[1]
 
 def test_from_the_hub_the_test_questions_are_left_out_too(monkeypatch):
     asked = []
-    def hub(dataset, revision, configs, split):
-        asked.append((dataset, revision, split))
-        return rows('gsm8k')[:20 if split == 'train' else 5]
-    monkeypatch.setattr(data_benchmarks, '_hub_rows', hub)
+    def hub(source):
+        asked.append(source.revision)
+        return rows('gsm8k')[:20 if source.split == 'train' else 5]
+    monkeypatch.setattr(data_benchmarks, 'hub_rows', hub)
     parts = {s: load_problems('gsm8k', s) for s in SPLITS}
     assert len(parts['test']) == 5 and len(parts['train']) + len(parts['calibration']) == 15
-    assert {a[1] for a in asked} == {'740312add88f781978c0658806c59bc2815b9866'}
+    assert set(asked) == {'740312add88f781978c0658806c59bc2815b9866'}
 
 def test_the_hub_is_asked_for_every_configuration_at_the_pinned_revision(monkeypatch):
     asked = []
@@ -171,13 +175,14 @@ def test_known_near_duplicates_are_left_out_of_training_sets_and_never_of_math50
     assert len(load(tmp_path, 'math500', 'test', raw)) == 21
 
 def test_gsm8k_rows():
-    p = data_benchmarks._gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
+    p = data_benchmarks.read_gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
     assert p.answer == '1000' and p.solution == 'Half is 48/2=24.\n\nTotal 1,000.'
 
 def test_math_rows_take_the_last_box_where_no_answer_is_given():
-    p = data_benchmarks._math(dict(problem='P', solution=r'So \boxed{1}, no, $\boxed{\frac{1}{2}}$.', level='Level 5'))
+    row = dict(problem='P', solution=r'So \boxed{1}, no, $\boxed{\frac{1}{2}}$.', level='Level 5')
+    p = data_benchmarks.read_math(row)
     assert p.answer == r'\frac{1}{2}' and p.difficulty == 5.
-    assert data_benchmarks._math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
+    assert data_benchmarks.read_math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
 
 # ---- a folder of local copies
 @pytest.fixture
@@ -188,14 +193,14 @@ def local(tmp_path):
 
 @pytest.mark.parametrize('name', FILES)
 def test_a_folder_gives_what_the_hub_gives_and_the_hub_is_not_asked(name, local, monkeypatch):
-    files = {source[:4]: source[4] for source in data_benchmarks.SOURCES[name][:2]}
-    read = lambda *place: data_benchmarks.file_rows(local/files[place])
+    def read(source): return data_benchmarks.file_rows(local/source.file)
     for split in SPLITS:
-        monkeypatch.setattr(data_benchmarks, '_hub_rows', read)
+        monkeypatch.setattr(data_benchmarks, 'hub_rows', read)
         expected = load_problems(name, split)
-        monkeypatch.setattr(data_benchmarks, '_hub_rows', lambda *a: pytest.fail('the Hub was asked'))
+        monkeypatch.setattr(data_benchmarks, 'hub_rows', lambda source: pytest.fail('the Hub was asked'))
         assert load_problems(name, split, data_dir=local) == load_problems(name, split, data_dir=str(local)) == expected
-    questions = [{data_benchmarks._key(p.question) for p in load_problems(name, s, data_dir=local)} for s in SPLITS]
+    every = [load_problems(name, s, data_dir=local) for s in SPLITS]
+    questions = [{data_benchmarks.question_key(p.question) for p in problems} for problems in every]
     assert not questions[0] & questions[2] and not questions[1] & questions[2] and sum(map(len, questions)) == 20
 
 def test_a_bad_folder_is_one_line(local):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from toy import toy_backends, toy_problems
+from stepwise_routing.data.answers import plain_verdict, read_number
 from stepwise_routing.data.grading import Grader, graded, is_equiv
 from stepwise_routing.base.records import extract_boxed, split_steps
-from stepwise_routing.base import records as core_module
-from stepwise_routing.data import grading as data_grading
+from stepwise_routing.data import algebra, grading as data_grading
 from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.base.store import RolloutStore, tree_settings
@@ -78,14 +78,14 @@ numbers = st.integers(-10**6, 10**6)
 @settings(max_examples=200, deadline=None)
 @given(numbers, numbers)
 def test_integers_are_graded_by_value(a, b):
-    assert data_grading._quick(str(a), f'{b}.00') is (a == b)
-    assert data_grading._quick(f'{a:,}', str(b)) is (a == b)
+    assert plain_verdict(str(a), f'{b}.00') is (a == b)
+    assert plain_verdict(f'{a:,}', str(b)) is (a == b)
 
 @settings(max_examples=200, deadline=None)
 @given(numbers, st.integers(1, 1000), st.integers(1, 50))
 def test_fractions_are_graded_by_value(a, b, k):
-    assert data_grading._quick(rf'\frac{{{a}}}{{{b}}}', f'{k*a}/{k*b}') is True
-    assert data_grading._quick(rf'\dfrac{{{a}}}{{{b}}}', f'{k*a + 1}/{k*b}') is False
+    assert plain_verdict(rf'\frac{{{a}}}{{{b}}}', f'{k*a}/{k*b}') is True
+    assert plain_verdict(rf'\dfrac{{{a}}}{{{b}}}', f'{k*a + 1}/{k*b}') is False
 
 # ---- hostile strings
 CANARY = '/tmp/stepwise-routing-canary-%d' % os.getpid()
@@ -116,7 +116,7 @@ def test_hostile_strings(hasty, text): check(hasty, text)
 @pytest.mark.timeout(40)
 @pytest.mark.slow
 def test_is_equiv_keeps_its_promise_with_default_limits():
-    data_grading._default_grader.cache_clear()
+    data_grading.shared_grader.cache_clear()
     assert not is_equiv('3', '10^{10^{10^{10}}}') and not is_equiv('3', '{'*1999)
     assert ('3', '10^{10^{10^{10}}}') in data_grading.given_up()
 
@@ -132,17 +132,13 @@ def test_any_string(hasty, text): check(hasty, text)
 
 def test_nothing_is_evaluated():
     import sympy
-    with pytest.raises(SyntaxError): data_grading._literal("__import__('os').getcwd()")
-    assert data_grading._literal('12') == sympy.Integer(12) and data_grading._literal('1.5') == sympy.Float('1.5')
+    with pytest.raises(SyntaxError): algebra.read_literal("__import__('os').getcwd()")
+    assert algebra.read_literal('12') == sympy.Integer(12) and algebra.read_literal('1.5') == sympy.Float('1.5')
 
 GUARDED = '''
 import os, sys
-from stepwise_routing import core as core_module
-from stepwise_routing.data import grading as data_grading
-from stepwise_routing.outcomes import outcome_table
-from stepwise_routing.rollouts import RoutingTree, collect_rollouts
-from stepwise_routing.run.store import RolloutStore, tree_settings
-sys.addaudithook(data_grading._guard)
+from stepwise_routing.data import algebra
+sys.addaudithook(algebra.guard)
 tried = {}
 def attempt(name, f):
     try: f(); tried[name] = 'done'
@@ -156,7 +152,7 @@ attempt('exec', lambda: exec('x = 1'))
 attempt('remove', lambda: os.remove(sys.argv[1]))
 attempt('kill', lambda: os.kill(os.getpid(), 0))
 attempt('socket', lambda: __import__('socket').socket())
-attempt('read', lambda: open(core_module.__file__).read())
+attempt('read', lambda: open(algebra.__file__).read())
 os.write(1, repr(tried).encode())
 os._exit(0)
 '''
@@ -236,7 +232,7 @@ def graded_table(folder, kills):
     def grade(problem, answer):
         if (problem, answer) != (problems[0], problems[0].answer): return is_equiv(problem.answer, answer)
         long = rf'\sum_{{k=1}}^{{3000}} k^{{2}}-9004500500+{answer}'
-        with killed(data_grading._default_grader(os.getpid()), kills): return is_equiv(long, answer)
+        with killed(data_grading.shared_grader(os.getpid()), kills): return is_equiv(long, answer)
     tree.grade, grade.workers = grade, 1
     collect_rollouts(problems, tree)
     table, pairs = graded(lambda s: outcome_table(problems, tree, 'test'), None)
@@ -254,18 +250,18 @@ def test_a_graded_run_with_a_killed_process_is_the_undisturbed_one(tmp_path):
 
 def test_only_its_own_timers_end_a_pair_for_good():
     words = {11: 'yes', 10: 'no', 9: 'gave up', -signal.SIGALRM: 'gave up', -signal.SIGPROF: 'gave up', -9: ''}
-    assert {status: data_grading._word(status) for status in words} == words
+    assert {status: algebra.word_of(status) for status in words} == words
 
 LIMITED = """
 import os, resource
-from stepwise_routing.data import grading
+from stepwise_routing.data import algebra
 def report(*pair):
     limits = [resource.getrlimit(getattr(resource, f'RLIMIT_{x}')) for x in ('AS', 'FSIZE', 'CORE')]
     try: os.system('true')
     except PermissionError: limits.append('guarded')
     os.write(1, repr(limits).encode())
-grading._math_verify = report
-grading._judge('1', '1', 5)
+algebra.math_verify = report
+algebra.judge_pair('1', '1', 5)
 """
 def test_a_process_that_grades_has_little_memory_writes_no_file_and_is_guarded():
     done = subprocess.run([sys.executable, '-c', LIMITED], capture_output=True, text=True, timeout=60)
@@ -273,9 +269,9 @@ def test_a_process_that_grades_has_little_memory_writes_no_file_and_is_guarded()
 
 SERVED = """
 import os, sympy.parsing.sympy_parser
-from stepwise_routing.data import grading
-grading._serve() # until its input ends
-os.write(2, repr(sympy.parsing.sympy_parser.parse_expr is grading._literal).encode())
+from stepwise_routing.data import algebra
+algebra.serve() # until its input ends
+os.write(2, repr(sympy.parsing.sympy_parser.parse_expr is algebra.read_literal).encode())
 """
 def test_a_server_reads_numbers_without_evaluating_them():
     done = subprocess.run([sys.executable, '-c', SERVED], input='', capture_output=True, text=True, timeout=60)
@@ -314,8 +310,8 @@ def test_from_threads_async_and_a_forked_process():
     assert is_equiv('4x', '2x+2x')  # the child left this process's server alone
 
 def test_a_comma_is_that_of_a_decimal_behind_nought_only():
-    assert data_grading._number('0,111')[0] == data_grading._number('0.111')[0]
-    assert [data_grading._number(text) for text in (',111', '00,111', '1234,567')] == [None]*3
+    assert read_number('0,111') == read_number('0.111')
+    assert [read_number(text) for text in (',111', '00,111', '1234,567')] == [None]*3
 
 def test_bad_arguments():
     with pytest.raises(TypeError, match='answers are text, got str and int'): is_equiv('5', 5)

@@ -4,19 +4,21 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from slips import corrupt
-from LAB import families as data_families
-from stepwise_routing.data import steps as data_micro
+from micro_world import drafts, families as data_families
 from micro_world.programs import solve
+from micro_world.ship import SHIPPED, benchmark_file
+from stepwise_routing.data import steps as data_steps
 from stepwise_routing.models import hub as models_transformers
-from stepwise_routing.base.tools import digest
+from stepwise_routing.base.tools import PACKAGE
 from stepwise_routing.base.records import extract_boxed
 from stepwise_routing.data.benchmarks import load_problems
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
-names = [f.__name__.strip('_') for _, f in EVERY]
+names = [f.__name__ for _, f in EVERY]
+power, recurrence, digits = (EVERY[names.index(name)] for name in ('power', 'recurrence', 'digits'))
 anyone = dict(pick=st.sampled_from(EVERY), level=st.integers(1, 6), seed=st.integers(0, 10**6))
 
 # An oracle of its own for what a step says: plain text arithmetic, nothing shared with the library.
@@ -36,7 +38,7 @@ def test_every_equation_of_a_solution_is_true(pick, level, seed):
     steps, seen = solve(draft), 0
     for step in steps:
         for left, right in equations(step): assert value(left) == int(right), step; seen += 1
-        assert data_micro.equations_hold(step)
+        assert data_steps.equations_hold(step)
         remainders = re.findall(r'(\d+) mod (\d+): \d+\*\d+=\d+, \d+-\d+=(\d+)', step)
         assert all(int(r) == int(a) % int(m) for a, m, r in remainders)
     assert seen >= len(steps) - 1 and 2 <= len(steps) <= 18
@@ -119,76 +121,98 @@ def slipped(pick, level, seed):
     "A generator, a problem, its right lines, and the steps of a chain with a slip and where that is."
     r = random.Random(seed)
     draft = pick[1](r, level)
-    return r, data_micro.as_problem(pick[0], draft), solve(draft), *corrupt(draft, r)
+    return r, drafts.as_problem(pick[0], draft), solve(draft), *corrupt(draft, r)
 
 @settings(max_examples=300, deadline=None)
 @given(**anyone)
 def test_first_wrong_finds_the_injected_slip(pick, level, seed):
     r, problem, right, wrong, at = slipped(pick, level, seed)
-    assert data_micro.first_wrong(problem, right) == -1 and data_micro.first_wrong(problem, []) == -1
-    assert data_micro.first_wrong(problem, wrong) == at and data_micro.first_wrong(problem, wrong[:at]) == -1
+    assert data_steps.first_wrong(problem, right) == -1 and data_steps.first_wrong(problem, []) == -1
+    assert data_steps.first_wrong(problem, wrong) == at and data_steps.first_wrong(problem, wrong[:at]) == -1
 
+def readings(check, right):
+    "Where a check may stand: (first, last) line of the solution that it states, for each place with the same text."
+    places = [(n - back, n) for n in range(1, len(right)) for back in range(1, n + 1)]
+    return [(first, n) for first, n in places if data_steps.check_line(right, n, n - first) == check]
+
+# The label is right and the test was wrong: it failed in 1 of 1,000 cases, in which `first_wrong` was right, too. It
+# took for granted that a check states the lines that its writer meant. A label knows the text alone, and solutions
+# repeat themselves. In 16^4 mod 12, "4*4=16" is due three times. So a check of line 5 is word for word one of line 3,
+# and puts a mistake in line 3 right. The next line that is due is then line 5, so what follows the check is too early.
 @settings(max_examples=300, deadline=None)
 @given(**anyone)
-def test_a_check_puts_right_what_it_covers_and_nothing_else(pick, level, seed):
+@example(pick=power, level=1, seed=63)
+@example(pick=recurrence, level=1, seed=174)
+@example(pick=digits, level=3, seed=846299)
+def test_a_check_puts_right_what_it_states_and_nothing_else(pick, level, seed):
     r, problem, right, wrong, at = slipped(pick, level, seed)
     n, back = r.randint(at + 1, len(right) - 1), r.randint(1, 4) # taken over after n steps
     style = r.choice((lambda step: step, lambda step: step + '.'))
-    chain = [*map(style, wrong[:n]), data_micro.check_line(right, n, back), *map(style, right[n + 1:])]
-    covered = n - back <= at
-    assert data_micro.right_steps(problem, chain) == [True]*at + [False]*(n - at) + [covered]*(len(right) - n)
-    assert data_micro.first_wrong(problem, chain) == at
-    sound = [*map(style, right[:n]), data_micro.check_line(right, n, back), *right[n + 1:]]
-    assert data_micro.first_wrong(problem, sound) == -1
-    if at: assert data_micro.first_wrong(problem, right[:at] + right[at - 1:]) == -1 # word for word, again
+    check = data_steps.check_line(right, n, back)
+    chain = [*map(style, wrong[:n]), check, *map(style, right[n + 1:])]
+    marks, places = data_steps.right_steps(problem, chain), readings(check, right)
+    assert (max(0, n - back), n) in places and data_steps.first_wrong(problem, chain) == at
+    repaired = any(first <= at <= last for first, last in places)
+    assert marks[:n + 1] == [True]*at + [False]*(n - at) + [repaired]
+    if len(places) == 1: assert set(marks[n:]) == {repaired}
+    sound = [*map(style, right[:n]), check, *right[n + 1:]]
+    assert data_steps.first_wrong(problem, sound) == -1
+    if at: assert data_steps.first_wrong(problem, right[:at] + right[at - 1:]) == -1 # word for word, again
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.integers(0, 1000))
 def test_first_wrong_takes_any_text(text, seed):
-    problem = data_micro.as_problem('micro-gsm', data_families._story(random.Random(seed), 2))
-    assert data_micro.first_wrong(problem, [text]) in (0, -1)
+    problem = drafts.as_problem('micro-gsm', data_families.story(random.Random(seed), 2))
+    assert data_steps.first_wrong(problem, [text]) in (0, -1)
 
 def test_hostile_equations_are_wrong_and_quick():
     bads = ('9' * 5000 + '=1', '((((' * 900 + '1=1', '1/0=1', '5%0=0', '2**99999999=1', '007=7', '1=2=1', '3*4=13')
-    for bad in bads: assert not data_micro.equations_hold(bad)
-    assert data_micro.equations_hold('no equation at all')
+    for bad in bads: assert not data_steps.equations_hold(bad)
+    assert data_steps.equations_hold('no equation at all')
 
 def test_splits_share_no_question_and_none_is_trained_on():
     for b in data_families.FAMILIES:
-        pools = {s: {p.question for p in data_micro.micro_problems(b, s, 150)} for s in data_micro.POOLS}
+        pools = {s: {p.question for p in drafts.micro_problems(b, s, 150)} for s in drafts.POOLS}
         assert all(len(q) == 150 for q in pools.values())
         assert sum(map(len, pools.values())) == len(set().union(*pools.values()))
-        assert all(data_micro.micro_split(q) == s for s, qs in pools.items() for q in qs)
+        assert all(drafts.micro_split(q) == s for s, qs in pools.items() for q in qs)
 
 def test_drafts_for_training_are_of_the_pool_lm():
     rng = random.Random(0)
     for _ in range(40):
         for b in data_families.FAMILIES:
-            draft = next(data_micro.micro_drafts(b, 'lm', rng))
-            assert data_micro.micro_split(draft.question) == 'lm' and draft.level < 6 # level 6 is for a benchmark alone
+            draft = next(drafts.micro_drafts(b, 'lm', rng))
+            assert drafts.micro_split(draft.question) == 'lm' and draft.level < 6 # level 6 is for a benchmark alone
 
 def test_half_of_micro_omni_is_of_a_level_that_no_model_was_trained_on():
     for split in ('train', 'calibration', 'test'):
-        beyond = [p.difficulty == 6 for p in data_micro.micro_problems('micro-omni', split, 300)]
+        beyond = [p.difficulty == 6 for p in drafts.micro_problems('micro-omni', split, 300)]
         assert .4 < np.mean(beyond) < .6
 
-def test_other_problems_have_another_version(): # or a reproduction would take over stages of the former ones
-    texts = [(p.id, p.question, p.answer, p.solution) for b in data_families.FAMILIES
-             for s in data_micro.POOLS for p in data_micro.micro_problems(b, s, 100)]
-    assert (data_micro.VERSION, digest(texts)) == (1, '1df98b95c9a22371')
+def test_the_package_ships_what_the_generator_draws():
+    for b in data_families.FAMILIES:
+        for split in SHIPPED: assert load_problems(b, split, n=30) == drafts.micro_problems(b, split, 30)
+
+@pytest.mark.slow
+def test_the_shipped_files_are_made_by_the_lab():
+    for b in data_families.FAMILIES:
+        assert benchmark_file(b) == (PACKAGE/'micro_problems'/f'{b}.jsonl.xz').read_bytes()
+
+def test_no_more_problems_than_there_are():
+    with pytest.raises(ValueError, match='has 1000 problems, n=1001 were asked for'):
+        load_problems('micro-gsm', 'test', 1001)
 
 def test_problems_are_deterministic_and_prefixes_of_each_other():
     for b in data_families.FAMILIES:
-        ps = data_micro.micro_problems(b, 'test', 60)
-        assert ps == data_micro.micro_problems(b, 'test', 60) and ps[:20] == data_micro.micro_problems(b, 'test', 20)
-        assert ps != data_micro.micro_problems(b, 'test', 60, seed=1)
+        ps = drafts.micro_problems(b, 'test', 60)
+        assert ps == drafts.micro_problems(b, 'test', 60) and ps[:20] == drafts.micro_problems(b, 'test', 20)
+        assert ps != drafts.micro_problems(b, 'test', 60, seed=1)
         assert len({p.id for p in ps}) == 60 and all(p.difficulty in range(1, 7) and p.benchmark == b for p in ps)
         assert all(extract_boxed(p.solution) == p.answer for p in ps)
-    assert load_problems('micro-math', 'test', n=5) == data_micro.micro_problems('micro-math', 'test', 5)
 
 @pytest.mark.parametrize('args,hint', [(('micro-gms', 'test', 1), "micro-gsm"), (('micro-gsm', 'tset', 1), "test")])
 def test_unknown_names_say_what_was_meant(args, hint):
-    with pytest.raises(ValueError, match=f"did you mean '{hint}'"): data_micro.micro_problems(*args)
+    with pytest.raises(ValueError, match=f"did you mean '{hint}'"): drafts.micro_problems(*args)
 
 # The shipped weights
 def test_shipped_weights_are_small_and_self_contained():
@@ -206,7 +230,7 @@ def test_shipped_models_solve_problems_greedily(which):
     torch.set_num_threads(1)
     model, tok = AutoModelForCausalLM.from_pretrained(models_transformers.micro_path(
         which)), AutoTokenizer.from_pretrained(models_transformers.micro_path(which))
-    problems, right = data_micro.micro_problems('micro-gsm', 'train', 10), 0
+    problems, right = drafts.micro_problems('micro-gsm', 'train', 10), 0
     for p in problems:
         text = tok.apply_chat_template(chat_prompt(p.question), tokenize=False, add_generation_prompt=True)
         ids = torch.tensor([tok.encode(text)])

@@ -10,6 +10,7 @@ from stepwise_routing.base.records import extract_boxed
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.hub import micro_path
+import stepwise_routing.own as own_module
 from stepwise_routing.own import *
 from stepwise_routing.base.store import RolloutStore
 

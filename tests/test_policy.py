@@ -86,7 +86,7 @@ def test_vtrace_off_policy_is_unbiased():
         prob = lambda p: [p[t] if a[t] else 1 - p[t] for t in range(2)]
         m, s, reward = prob(mu), prob(target), [r[0, 0, a[0]], r[1, a[0], a[1]]]
         vs, _ = vtrace(critic, f64([reward]), f64([np.divide(s, m)]), torch.ones(1, 2, dtype=bool),
-                       Policy(v_rho_bar=np.inf, c_bar=np.inf))
+                       Policy(v_rho_bar=1e12, c_bar=1e12))
         total += np.prod(m)*vs[0, 0].item(); want += np.prod(s)*sum(reward)
     assert np.isclose(total, want)
 
@@ -317,7 +317,7 @@ def test_a_policy_that_is_very_sure_still_obeys_the_ends(logit):
     assert (escalation_times(router, table) == 0).all()
 
 def test_import_loads_no_heavy_package():
-    code = ('import sys, stepwise_routing.policy; '
+    code = ('import sys, stepwise_routing.method.policy; '
             'print([m for m in ("sklearn", "matplotlib", "pandas", "transformers") if m in sys.modules])')
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
                           check=True).stdout.strip() == '[]'

@@ -1,5 +1,6 @@
 "The committed profiles: what they say, and that open.yaml and api.yaml run as they are written."
 import ast, csv, json, re, shutil, subprocess, sys, textwrap
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.run.stages import setting_options
 from stepwise_routing.run import cli, needs
+from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.tools import Project
-from stepwise_routing.run.config import read_run, read_yaml
+from stepwise_routing.run.config import Api, Data, read_run, read_yaml, settings_of
 from stepwise_routing.run.sweep import planned
-from stepwise_routing.run.manifest import Manifest, settings_of
+from stepwise_routing.run.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
@@ -53,11 +55,39 @@ def test_a_dry_run_writes_nothing_and_tells_what_is_missing(clone, capsys, offli
 @pytest.mark.parametrize('change, message', [
     ('open.n_tran=3', "unknown setting 'open.n_tran' (did you mean 'open.n_train'?)"),
     ('n_train=3', "unknown setting 'n_train' (did you mean 'open.n_train'?)"),
-    ('open.n_train=many', 'open.n_train must be int or dict or None'),
-    ('data.max_steps=[30]', 'data.max_steps must be int or dict')])
+    ('open.n_train=many', "open.n_train is 'many': it should be a valid integer or a valid dictionary or None"),
+    ('data.max_steps=[30]', 'data.max_steps is [30]: it should be a valid integer or a valid dictionary')])
 def test_unknown_settings_and_types_are_refused(clone, capsys, change, message):
     status, lines = dry(clone, capsys, '--profile', 'open', '-p', change)
     assert status == 2 and len(lines) == 1 and message in lines[0]
+
+def test_a_section_takes_what_yaml_reads_and_is_frozen():
+    policy = Policy(lr='1e-5', temp=[1, .5], hidden=[8], batch=None)
+    assert (policy.lr, policy.temp, policy.hidden, policy.batch) == (1e-5, (1., .5), (8,), None)
+    assert type(policy.temp[0]) is float and policy == Policy(lr=1e-5, temp=(1., .5), hidden=(8,), batch=None)
+    assert Api(models=[]).models == () and Data(max_steps=dict(default=30)).max_steps == dict(default=30)
+    with pytest.raises(FrozenInstanceError): policy.lr = 1.
+
+@pytest.mark.parametrize('make, message', [
+    (lambda: Policy(alpa=.1), "unknown setting 'alpa' (did you mean 'alpha'?)"),
+    (lambda: Policy(temp=(.1, 0)), 'temp is (0.1, 0): 0 should be greater than 0'),
+    (lambda: Policy(lr='fast'), "lr is 'fast': it should be a valid number"),
+    (lambda: Policy(alpha=True), 'alpha is True: it should be a valid number'),
+    (lambda: Policy(batch='all'), "batch is 'all': it should be a valid integer or None"),
+    (lambda: Policy(sign='corected'),
+     "sign is 'corected' (did you mean 'corrected'?): it should be 'corrected' or 'printed'"),
+    (lambda: Data(max_steps=dict(default=0)),
+     "max_steps is {'default': 0}: 0 should be greater than or equal to 1"),
+    (lambda: Api(models=('micro-small',)),
+     "models is ('micro-small',): it should be a small and a large model, or none")])
+def test_a_section_refuses_a_wrong_value_in_one_line(make, message):
+    with pytest.raises(ValueError) as e: make()
+    assert str(e.value) == message
+
+def test_a_section_is_a_table_in_a_notebook():
+    rows = Api()._repr_markdown_().split('\n')
+    assert len(rows) == 12 and rows[0] == '| name | value | meaning |'
+    assert '| n_test | `24` | problems per benchmark that are reported |' in rows # an inherited field
 
 @pytest.mark.parametrize('profile', ('open', 'open-lite', 'api'))
 def test_the_papers_settings(profile):

@@ -184,8 +184,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler) # a job in the backgrou
 os.environ['RAY_worker_niceness'] = '0'
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.names import open_models
-from stepwise_routing.rollouts import RoutingTree, collect_rollouts
-from stepwise_routing.run.store import RolloutStore, tree_settings
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.models.ray import _start_ray
 for attempt in range(2):
     try: _start_ray(3); break

@@ -59,21 +59,21 @@ def kernels_of(pids):
     ('reproduce --profile fast --parm x=1', r"'--parm' is not known to .* \(did you mean '--parameter'\?\)"),
     ('reproduce --profile fast -p open.n_tset=1', r"unknown setting 'open.n_tset' \(did you mean 'open.n_test'\?\)"),
     ('reproduce --profile fast -p alpha=.05', r"unknown setting 'alpha' \(did you mean 'policy.alpha'\?\)"),
-    ('reproduce --profile fast -p policy.alpha=2', r'policy.alpha is 2.0: choose within \(0, 1\)'),
+    ('reproduce --profile fast -p policy.alpha=2', r'-p: policy.alpha is 2: it should be less than 1$'),
     ('reproduce --profile fast -p policy.sign=correct', r"policy.sign is 'correct' \(did you mean 'corrected'\?\)"),
-    ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1.0: choose within \(0, 1\)'),
-    ('reproduce --profile fast -p open.n_test=many', r"open.n_test must be int or dict or None, not 'many'"),
-    ('reproduce --profile fast -p open.n_test=true', r'open.n_test must be int or dict or None, not True'),
+    ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1: it should be less than 1'),
+    ('reproduce --profile fast -p open.n_test=many', r"open.n_test is 'many': it should be a valid integer or a valid dictionary or None"),
+    ('reproduce --profile fast -p open.n_test=true', r'open.n_test is True: it should be a valid integer or a valid dictionary or None'),
     ('reproduce --profile fast -p run_dir=x', r"unknown setting 'run_dir'"),
     ('reproduce --profile fast -p open.n_test', r'write NAME=VALUE'),
     ('reproduce --profile fast -p models=[micro-small]', r"unknown setting 'models' \(did you mean 'open.models'\?\)"),
-    ('reproduce --profile fast -p open.models=[micro-small]', r'give a small and a large model, or none'),
-    ('reproduce --profile fast -p open.models=[1,2]', r'open.models is \(1, 2\): give names'),
-    ('reproduce --profile fast --dry-run -p open.n_test=-3', r'open.n_test is -3: choose within \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p policy.batch=0', r'policy.batch is 0: choose within \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p policy.steps=-1', r'policy.steps is -1: choose within \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p data.max_steps=0', r'data.max_steps is 0: choose within \[1, inf\)'),
-    ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: choose within \[0, .5\]'),
+    ('reproduce --profile fast -p open.models=[micro-small]', r'it should be a small and a large model, or none'),
+    ('reproduce --profile fast -p open.models=[1,2]', r'open.models is \[1, 2\]: 1 should be a valid string'),
+    ('reproduce --profile fast --dry-run -p open.n_test=-3', r'open.n_test is -3: it should be greater than or equal to 1'),
+    ('reproduce --profile fast --dry-run -p policy.batch=0', r'policy.batch is 0: it should be greater than or equal to 1 or None'),
+    ('reproduce --profile fast --dry-run -p policy.steps=-1', r'policy.steps is -1: it should be greater than or equal to 1'),
+    ('reproduce --profile fast --dry-run -p data.max_steps=0', r'data.max_steps is 0: it should be greater than or equal to 1'),
+    ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: it should be a finite number'),
     ('reproduce --profile fast -p open.n_test=[1', r'is no value'),
     ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
     ('reproduce --profile fast --only 05', r'reads what 01_count wrote, .* --run-id, .* --resume'),
@@ -92,9 +92,9 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, messa
     ('open: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'),
     ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"),
     ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'),
-    ('seed: 1.5', 'seed must be int, not 1.5'),
+    ('seed: 1.5', 'bad.yaml: seed is 1.5: it should be a valid integer'),
     ('1: 2', "unknown setting '1'"), ('expect_seconds: [1,2]', "unknown setting 'expect_seconds'"),
-    ('policy: {lr: 0}', 'policy.lr is 0.0: choose within (0, inf)')])
+    ('policy: {lr: 0}', 'bad.yaml: policy.lr is 0: it should be greater than 0')])
 def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     (tmp_path/'bad.yaml').write_text(yaml)
     with pytest.raises(SystemExit):
@@ -129,7 +129,7 @@ def test_a_notebook_with_other_settings_than_its_run_stops_with_one_line(whole, 
     assert config.open_run('toy', run_dir).folder == Path(folder)
     line = rf"^runs/{Path(folder).name} was made with policy.alpha=0.02, this notebook has policy.alpha=0.2: "
     with pytest.raises(ValueError, match=line) as e: config.open_run('toy', run_dir, {'policy.alpha': .2})
-    assert '\n' not in str(e.value) and 'stepwise-routing reproduce --profile toy -p' in str(e.value)
+    assert '\n' not in str(e.value) and 'stepwise-routing reproduce --profile toy -p policy.alpha=0.2)' in str(e.value)
     with pytest.raises(ValueError, match='policy.alpha=0.2 and 1 more: '):
         config.open_run('toy', run_dir, {'policy.alpha': .2, 'seed': 3})
     assert config.open_run('toy', str(tmp_path), {'policy.alpha': .2}).config.policy.alpha == .2 # a new folder
@@ -301,8 +301,7 @@ def test_every_stage_reaches_the_code_that_it_is_about():
     "Also of modules that are imported inside of functions; and `report` only from where tables are made."
     project = Project(PACKAGE.parent)
     def reached(name):
-        cells = notebooks.notebook_code(project.nbs/f'{name}.ipynb')
-        names = fingerprints.imported_by(cells)
+        names = fingerprints.imported_by(fingerprints.stage_cells(project, name))
         return {m.partition('.')[2] for m in code.reachable_modules(names, code.module_files())}
     first, last = reached('01_confidence'), reached('05_results')
     assert {'run.stages', 'method.tree', 'models.engine', 'data.grading', 'base.store'} <= first
@@ -722,6 +721,11 @@ def test_what_everybody_imports_is_light(code):
     modules = subprocess.run([sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True).stderr
     heavy = re.findall(r'\| +(torch|pandas|numpy|papermill|nbformat|yaml|matplotlib|openai|transformers)\n', modules)
     assert 'stepwise_routing' in modules and heavy == []
+
+def test_a_router_for_your_own_models_is_imported_without_torch():
+    code = ('import sys, stepwise_routing.own; heavy = "torch numba sklearn scipy pandas matplotlib transformers openai"\n'
+            'print([name for name in heavy.split() if name in sys.modules])')
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
 
 def test_the_package_shows_what_there_is_and_help_keeps_the_comments_of_parameters():
     import pydoc

@@ -12,7 +12,7 @@ from stepwise_routing.method.outcomes import replay, toy_table
 from stepwise_routing.report.gains import _undominated
 from stepwise_routing.method.results import METHOD_STYLE, _read_rows, ablation_table, headline, resamples, with_calibration, with_intervals
 from stepwise_routing.run.stages import load_benchmark, load_run
-from stepwise_routing.method.routers import SmallOnly
+from stepwise_routing.method.walks import SmallOnly
 from stepwise_routing.run.config import changed
 from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting, settled
 

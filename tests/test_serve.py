@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
 openai = pytest.importorskip('openai')
@@ -89,6 +89,7 @@ def test_a_reply_ends_at_its_limit_or_its_end(url):
     assert reply.choices[0].finish_reason == 'stop' and '\n\n' in text and r'\boxed' in text
 
 @given(st.integers(0, 5), st.integers(0, 4), st.integers(0, 99))
+@example(which=4, n=1, seed=0) # the reply begins with a blank
 @settings(max_examples=10, deadline=None)
 def test_a_prefix_is_continued_token_by_token(url, local, which, n, seed):
     p = PROBLEMS[which]
@@ -97,7 +98,7 @@ def test_a_prefix_is_continued_token_by_token(url, local, which, n, seed):
     request = Request(p, prefix, lambda i: seed)
     step, = run_async(local.write(request))
     reply = ask(url, step_messages(request), seed=seed, temperature=.7, stop='\n\n')
-    assert reply.choices[0].message.content == step.text
+    assert reply.choices[0].message.content.strip() == step.text # a `Step` has no blanks around its text
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (step.prompt, step.generated)
 
 def test_the_template_opens_the_last_turn_and_no_other():

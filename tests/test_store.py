@@ -1,6 +1,6 @@
 "The store: what was put comes back bit for bit, from a file that may be killed, damaged, filled up or opened twice."
 import os, random, shutil, signal, sqlite3, struct, subprocess, sys, threading, time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -50,8 +50,8 @@ def test_any_changed_value_is_noticed(memory, step, data):
     name = ['key', 'step', 'crc'][column]
     old = row[column]
     if isinstance(old, bytes):
-        at, byte = data.draw(st.integers(0, len(old) - 1)), data.draw(st.integers(0, 255))
-        new = old[:at] + bytes([byte]) + old[at + 1:]
+        position, byte = data.draw(st.integers(0, len(old) - 1)), data.draw(st.integers(0, 255))
+        new = old[:position] + bytes([byte]) + old[position + 1:]
     else: new = data.draw(st.sampled_from([None, 1, 'x', b'x', old]))
     try: store.read(f'UPDATE edge SET {name} = ?', [new])
     except OSError: return # SQLite refuses it
@@ -94,7 +94,7 @@ def test_a_batch_is_kept_whole_or_not_at_all(tmp_path):
         assert store.recent == {} and store.get(*key_of(1)) == step_of(1)
 
 def test_the_memory_of_steps_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr('stepwise_routing.run.store._RECENT', 3)
+    monkeypatch.setattr('stepwise_routing.base.store.REMEMBERED', 3)
     with RolloutStore(tmp_path/'s.db', SETTINGS) as store:
         put_some(store, 9)
         assert [store.get(*key_of(i)) for i in range(9)] == [step_of(i) for i in range(9)] and len(store.recent) == 3
@@ -170,7 +170,30 @@ def test_another_file_is_left_alone(tmp_path):
     with pytest.raises(FileNotFoundError, match='run notebook 02'): RolloutStore(tmp_path/'none.db')
     assert not (tmp_path/'none.db').exists()
 
-OPEN = ('import sys; from stepwise_routing.run.store import RolloutStore; '
+@dataclass(frozen=True)
+class Mark:
+    value: float
+    digits: tuple = ()
+
+def test_another_record_is_kept_exactly_and_an_older_one_is_one_line(tmp_path):
+    marks = [Mark(.1), Mark(float('inf'), (1, .3))]
+    with RolloutStore(tmp_path/'m.db', SETTINGS, record=Mark) as store:
+        for i, mark in enumerate(marks): store.put(*key_of(i), mark)
+    with RolloutStore(tmp_path/'m.db', readonly=True, record=Mark) as store:
+        assert [store.get(*key_of(i)) for i in range(2)] == marks and store.settings == SETTINGS
+    with RolloutStore(tmp_path/'s.db', SETTINGS) as store: put_some(store, 1)
+    with RolloutStore(tmp_path/'s.db', record=Mark) as store: # a step has no value
+        with pytest.raises(ValueError, match=r's\.db holds records of another version \(.*value') as e:
+            store.get(*key_of(0))
+        assert '\n' not in str(e.value)
+
+def test_a_field_that_a_record_had_once_is_left_out(tmp_path):
+    @dataclass(frozen=True)
+    class Former(Mark): rank: int = 0
+    with RolloutStore(tmp_path/'m.db', SETTINGS, record=Former) as store: store.put(*key_of(0), Former(.5, (2,), 7))
+    with RolloutStore(tmp_path/'m.db', record=Mark) as store: assert store.get(*key_of(0)) == Mark(.5, (2,))
+
+OPEN = ('import sys; from stepwise_routing.base.store import RolloutStore; '
         's = RolloutStore(sys.argv[1], readonly=len(sys.argv) > 2); print(len(s))')
 
 def opened(*args): return subprocess.run([sys.executable, '-c', OPEN, *map(str, args)], capture_output=True, text=True)
@@ -215,7 +238,7 @@ def test_a_reader_that_stays_does_not_stop_a_writer(tmp_path):
     with RolloutStore(path, readonly=True) as reader: assert reader.keys() == [key_of(i) for i in range(4)]
 
 def test_threads_share_a_store(tmp_path, monkeypatch):
-    monkeypatch.setattr('stepwise_routing.run.store._RECENT', 3)
+    monkeypatch.setattr('stepwise_routing.base.store.REMEMBERED', 3)
     wrong, before = [], sys.getswitchinterval()
     monkeypatch.setattr(threading, 'excepthook', wrong.append)
     def work(store, start):

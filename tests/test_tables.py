@@ -322,7 +322,7 @@ def test_redrawing_needs_no_torch(run):
     code = f'''
 import sys
 from pathlib import Path
-from stepwise_routing.results import load_run
+from stepwise_routing.run.stages import load_run
 from stepwise_routing.run.config import Config, Run, changed
 from stepwise_routing.report.claims import report_claims
 from stepwise_routing.report.figures import report_accuracy_cost

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 import tabular
 from policies import READINGS, bits, f64, first, fitted_policy, one_line, pi_escalate, quick, tiny_policy, toy_env
-from stepwise_routing.method.routers import SmallOnly
+from stepwise_routing.method.walks import SmallOnly
 from stepwise_routing.method.confidence import FEATURES, fit_scaler, observe
 from stepwise_routing.method.cpo import TableEnv, exact_estimate
 from stepwise_routing.method.outcomes import escalation_times, outcome_table, replay, toy_table, walk_outcome

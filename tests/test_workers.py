@@ -11,7 +11,7 @@ from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.run.config import Config, Run, changed
 from stepwise_routing.run.stages import draw_edges, kept_given_up
-from stepwise_routing.run.workers import side_by_side
+from stepwise_routing.run.workers import in_processes, side_by_side
 
 def toy_run(folder, workers, **n):
     sizes = {f'{s}.n_{split}': n.get(s, 2) for s in ('open', 'api') for split in ('train', 'calibration', 'test')}
@@ -31,6 +31,15 @@ def test_benchmarks_are_done_side_by_side(tmp_path):
     assert [x[3] for x in there] == [1, 1, 1, 3, 3, 3], 'the calls of the API setting share a ledger'
     graded = replace(toy_run(tmp_path, 2), config=changed(toy_run(tmp_path, 2).config, {'data.grader': 'xverify:x'}))
     assert {x[2] for x in side_by_side(graded, jobs_of, 'jobs')} == {os.getpid()}, 'one server grades'
+
+def double(x): return 2*x, os.getpid()
+
+def test_any_jobs_are_done_in_processes_and_each_end_is_told():
+    for n in (1, 2):
+        ended = []
+        results = in_processes(double, [(1,), (3,), (2,)], n, lambda x: x, lambda: ended.append(1))
+        assert [x for x, _ in results] == [2, 6, 4] and len(ended) == 3
+        assert (os.getpid() in {pid for _, pid in results}) == (n == 1)
 
 def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
     for n in (2, 1):

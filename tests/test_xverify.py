@@ -11,7 +11,9 @@ from faulty import Faulty, schedule, words
 from judging import JUDGE_TEMPLATE
 from toy import toy_backends, toy_problems
 from stepwise_routing.models import xverify as models_xverify
-from stepwise_routing.data.grading import MAX_ANSWER, agreement, cohen_kappa, grade_pairs, is_right
+from stepwise_routing.data.agreement import agreement, cohen_kappa
+from stepwise_routing.data.answers import MAX_ANSWER
+from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.base.records import Problem
 from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts

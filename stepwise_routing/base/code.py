@@ -1,7 +1,7 @@
 """Fingerprints of code: syntax trees without comments, docstrings and positions
 
-Here belongs how code is compared with the code that made something earlier. Which stage of a run is made of which
-code belongs in `run.fingerprints`.
+Here belongs how code is compared with the code that made something earlier. Which stage of a run is
+made of which code belongs in `run.fingerprints`.
 """
 
 import ast
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .tools import PACKAGE, digest
 
+BLOCKS = ('body', 'orelse', 'finalbody', 'handlers', 'cases')  # where statements hold statements
 WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -17,7 +18,8 @@ WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDe
 def module_files(
     package: Path = PACKAGE,  # folder of the package
 ) -> dict:  # full name of the module -> its file
-    "All modules of a package, but for nbdev's index and the package's own `__init__`, which hold no method."
+    """All modules of a package, but for nbdev's index and the package's own `__init__`, which hold
+    no method."""
     files = {}
     for path in sorted(package.rglob('*.py')):
         parts = path.relative_to(package.parent).with_suffix('').parts
@@ -28,11 +30,22 @@ def module_files(
     return files
 
 
+def statements(tree: ast.Module):  # the tree itself and all its statements
+    """Everything that can hold an import or a docstring; expressions, which are most of a tree, are
+    left out."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for block in BLOCKS:
+            waiting += getattr(node, block, [])
+
+
 def without_docstrings(
     tree: ast.Module,  # changed in place
 ) -> ast.Module:
     "The tree without the docstrings of modules, classes and functions."
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
     return tree
@@ -44,7 +57,7 @@ def imported_names(
 ) -> set:  # full names; of `from a import b` both "a" and "a.b", since b may be a module
     "What code imports, also inside of functions."
     names = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -69,7 +82,8 @@ def reachable_modules(
     names,  # full names of what is imported
     files: dict,  # of `module_files`
 ) -> list:  # full names of modules, sorted
-    "All modules of the package that these imports can reach; whoever imports the package itself reaches everything."
+    """All modules of the package that these imports can reach; whoever imports the package itself
+    reaches everything."""
     top = next(iter(files), '').partition('.')[0]
     reached = set()
     waiting = list(names)

@@ -1,113 +1,162 @@
-"""A section of settings: a frozen record whose values are checked"""
+"""Sections of settings: frozen records whose values are checked when they are made.
+
+Here belong what every section has in common, the kinds of values, and the hyper-parameters of
+training, which the method needs without a run. All other sections belong in `run.config`.
+"""
 
 import contextlib
-from dataclasses import dataclass, fields
+import inspect
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from .tools import nearest
 
+# ---- kinds of values
+
+
+def number_from_text(value):
+    "A number for a text such as \"1e-5\", which YAML does not read as a number."
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+Number = Annotated[float, BeforeValidator(number_from_text)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(gt=0, le=1)]
+Probability = Annotated[Number, Field(gt=0, lt=1)]  # neither impossible nor certain
+Whole = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+FROM_LIST = Strict(False)  # a tuple may be given as a list, as YAML does
+Names = Annotated[tuple[str, ...], FROM_LIST]
+CHECKS = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)
+
+# ---- errors in one line
+
+
+def error_line(
+    name: str,
+    value,  # as it was given
+    kind,  # its annotated type
+    details: list,  # pydantic's errors on it, as dicts
+) -> str:
+    "The name, the value, and what it should be; of a tuple or dict also the part that is wrong."
+    depth = max(len(detail['loc']) for detail in details)
+    details = [detail for detail in details if len(detail['loc']) == depth]
+    part = details[0]['input']
+    allowed = []
+    for detail in details:
+        text = detail['msg'].removeprefix('Value error, ').removeprefix('Input should be ')
+        if detail['input'] is part and text not in allowed:
+            allowed.append(text)
+    if type(None) in get_args(kind):
+        allowed.append('None')
+    hint = nearest(value, get_args(kind)) if get_origin(kind) is Literal else ''
+    subject = 'it' if part is value else repr(part)
+    return f'{name} is {value!r}{hint}: {subject} should be {" or ".join(allowed)}'
+
+
+def checked(
+    name: str,  # of the value
+    value,
+    kind,  # its annotated type
+):
+    "The value as its type wants it. ValueError in one line."
+    try:
+        return TypeAdapter(kind, config=CHECKS).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(error_line(name, value, kind, error.errors())) from None
+
+
+# ---- sections
+
+
+def plain_signature(section: type) -> inspect.Signature:
+    "The fields and defaults of a section, their types without what is checked: for `help`."
+    kinds = get_type_hints(section)
+    parameters = []
+    for field in fields(section):
+        parameter = inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=kinds[field.name],
+        )
+        parameters.append(parameter)
+    return inspect.Signature(parameters)
+
 
 class Section:
-    "Fields of one section, a frozen dataclass; in a notebook a table of name, value and meaning."
+    """A frozen record of settings: a subclass becomes a pydantic dataclass.
+
+    Fields are given by name. ValueError in one line for a wrong value or an unknown name. In a notebook
+    a section is a table of name, value and meaning, which is the comment on the field.
+    """
 
     def __init_subclass__(cls):
-        dataclass(frozen=True)(cls)
+        dataclass(cls, frozen=True, config=CHECKS)
+        check_and_set = cls.__init__
+        kinds = {field.name: field.type for field in fields(cls)}
+
+        def __init__(self, **values):
+            try:
+                check_and_set(self, **values)
+            except ValidationError as error:
+                details = error.errors()
+                name = details[0]['loc'][0]
+                if name not in kinds:
+                    raise ValueError(f'unknown setting {name!r}{nearest(name, kinds)}') from None
+                details = [detail for detail in details if detail['loc'][0] == name]
+                line = error_line(name, values[name], kinds[name], details)
+                raise ValueError(line) from None
+
+        __init__.__qualname__ = f'{cls.__qualname__}.__init__'  # for Python's own errors
+        cls.__init__ = __init__
+        cls.__signature__ = plain_signature(cls)
 
     def _repr_markdown_(self):
         from fastcore.docments import docments
 
-        meaning = docments(type(self))
-        rows = [
-            f'| {f.name} | `{getattr(self, f.name)!r}` | {meaning.get(f.name) or ""} |'
-            for f in fields(self)
-        ]
-        return '\n'.join(['| name | value | meaning |', '|---|---|---|', *rows])
-
-
-RANGES = dict(  # of numbers and their tuples; whole numbers without an entry start at 1
-    kappa='[0, .5]',
-    gamma='[0, 1]',
-    grader_memory='(0, 1]',
-    memory_shares='(0, 1]',
-    hidden='[1, inf)',
-    **dict.fromkeys('alpha p_escalate'.split(), '(0, 1)'),
-    **dict.fromkeys('kappa_step rho_bar v_rho_bar c_bar delta damping lr temp'.split(), '(0, inf)'),
-    **dict.fromkeys('kappa_decay max_cents ray_gpus redraws seed slack'.split(), '[0, inf)'),
-)
-
-CHOICES = dict(
-    engine=('local', 'ray'),
-    sign=('corrected', 'printed'),
-    estimator=('sampled', 'exact'),
-    constraint=('gap', 'joint'),
-    walk_thresholds=('chosen', 'all'),
-)
-
-
-def _in_range(x, span):
-    "Is x a number within an interval such as (0, 1]?"
-    low, high = map(float, span[1:-1].split(','))
-    if type(x) not in (int, float):
-        return False
-    return (low < x or span[0] == '[' and x == low) and (x < high or span[-1] == ']' and x == high)
-
-
-def checked(name: str, value, kind: type):
-    "The value as a field of this name and annotated type wants it. ValueError in one line for a wrong type or range."
-    short = name.rpartition('.')[2]
-    kinds = getattr(kind, '__args__', (kind,))
-    span = RANGES.get(short, '[1, inf)' if int in kinds else None)
-    options = CHOICES.get(short)
-    if tuple in kinds and type(value) is list:
-        value = tuple(value)
-    if float in kinds and type(value) in (int, str):
-        with contextlib.suppress(ValueError):
-            value = float(value)  # YAML reads 1e-5 as text
-    if type(value) not in kinds:
-        names = ' or '.join('None' if k is type(None) else k.__name__ for k in kinds)
-        raise ValueError(f'{name} must be {names}, not {value!r}')
-    parts = value if type(value) is tuple else [value]
-    if type(value) is dict:
-        parts = value.values()
-    if type(value) is tuple and not span and not all(type(x) is str for x in value):
-        raise ValueError(f'{name} is {value!r}: give names')
-    if short == 'models' and len(value) not in (0, 2):
-        raise ValueError(f'{name} is {value!r}: give a small and a large model, or none')
-    if span and not all(x is None or _in_range(x, span) for x in parts):
-        raise ValueError(f'{name} is {value!r}: choose within {span}')
-    if options and value not in options:
-        raise ValueError(
-            f'{name} is {value!r}{nearest(value, options)}; choose one of: {", ".join(options)}'
-        )
-    return value
+        meanings = {}
+        for kind in reversed(type(self).__mro__):  # of inherited fields, too
+            if is_dataclass(kind):
+                meanings |= {name: text for name, text in docments(kind).items() if text}
+        rows = ['| name | value | meaning |', '|---|---|---|']
+        for field in fields(self):
+            value = getattr(self, field.name)
+            rows.append(f'| {field.name} | `{value!r}` | {meanings.get(field.name, "")} |')
+        return '\n'.join(rows)
 
 
 class Policy(Section):
     "How a routing policy is trained."
 
-    alpha: float = (
-        0.02  # accuracy that may be lost against the large model, or misses: see constraint
-    )
-    kappa: float = 0.25  # threshold at the start
-    kappa_step: float = 0.1  # of the online update (eq. 5), times k^-kappa_decay
-    kappa_decay: float = 0.6  # 0: a constant step
-    sign: str = 'corrected'  # of that update; "printed" is the paper's formula
-    rho_bar: float = 2.0  # clip of the importance ratios
-    v_rho_bar: float = 1.0  # clips of V-trace
-    c_bar: float = 1.0
-    gamma: float = 1.0  # discount
-    delta: float = 0.01  # trust region (eq. 4)
-    damping: float = 0.1  # of the Fisher matrix
-    slack: float = 0.1  # share of alpha that a step may end above it; 0: CPO's line search
-    steps: int = 1000  # policy steps
-    batch: int | None = 5  # problems a step; None: all
-    estimator: str = 'sampled'  # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
-    constraint: str = (
-        'gap'  # "gap": accuracy lost (the paper's bound); "joint": P(router wrong, large right)
-    )
-    temp: tuple = (
-        0.1,
-        0.03,
-    )  # temperature of the soft mask: from the first to the floor over half the steps
-    lr: float = 1e-3  # of the critics (Adam)
-    hidden: tuple = (64, 64)  # units of policy and critics: three linear layers
-    p_escalate: float = 0.1  # of a fresh policy
+    alpha: Probability = 0.02  # what may be lost against the large model, or misses: see constraint
+    kappa: Annotated[Number, Field(ge=0, le=0.5)] = 0.25  # threshold at the start
+    kappa_step: Positive = 0.1  # of the online update (eq. 5), times k^-kappa_decay
+    kappa_decay: NotNegative = 0.6  # 0: a constant step
+    sign: Literal['corrected', 'printed'] = 'corrected'  # of that update; "printed" is the paper's
+    rho_bar: Positive = 2.0  # clip of the importance ratios
+    v_rho_bar: Positive = 1.0  # clip of V-trace's ratios
+    c_bar: Positive = 1.0  # clip of V-trace's products of ratios
+    gamma: Annotated[Number, Field(ge=0, le=1)] = 1.0  # discount
+    delta: Positive = 0.01  # trust region (eq. 4)
+    damping: Positive = 0.1  # of the Fisher matrix
+    slack: NotNegative = 0.1  # share of alpha that a step may end above it; 0: CPO's line search
+    steps: Count = 1000  # policy steps
+    batch: Count | None = 5  # problems a step; None: all
+    # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
+    estimator: Literal['sampled', 'exact'] = 'sampled'
+    # "gap": accuracy lost (the paper's bound); "joint": P(router wrong, large right)
+    constraint: Literal['gap', 'joint'] = 'gap'
+    # temperature of the soft mask: from the first to the floor over half the steps
+    temp: Annotated[tuple[Positive, Positive], FROM_LIST] = (0.1, 0.03)
+    lr: Positive = 1e-3  # of the critics (Adam)
+    # units of policy and critics: three linear layers
+    hidden: Annotated[tuple[Count, ...], FROM_LIST] = (64, 64)
+    p_escalate: Probability = 0.1  # of a fresh policy

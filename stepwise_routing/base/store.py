@@ -1,4 +1,9 @@
-"""Every drawn step is kept for ever, by one writer"""
+"""Files that keep what was drawn or asked, for ever: one writer, any number of readers, no damage.
+
+Here belong the SQLite file with checksums (`Database`), the settings that its content depends on,
+and the file of drawn steps (`RolloutStore`). The book of paid calls is such a file, too, in
+`models.ledger`.
+"""
 
 import contextlib
 import json
@@ -6,38 +11,43 @@ import os
 import sqlite3
 import threading
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from .records import Step
+from .tools import bad_row
+
+FORMAT = 3  # of all files; files of another format are refused
+REMEMBERED = 1 << 13  # records of a store that stay in memory
+
+# ---- the file
 
 
 @contextlib.contextmanager
-def _one_line(path):
-    "SQLite's errors. OSError: the file cannot be used now; ValueError: it is damaged, of another kind, or closed."
+def errors_in_one_line(path):
+    "SQLite's errors: OSError if a file cannot be used now, ValueError if it never can."
     try:
         yield
-    except sqlite3.ProgrammingError as e:
-        raise ValueError(f'{path}: {e}') from None
-    except sqlite3.OperationalError as e:
+    except sqlite3.ProgrammingError as error:
+        raise ValueError(f'{path}: {error}') from None
+    except sqlite3.OperationalError as error:
         raise OSError(
-            f'{path} cannot be used ({e}): make room or give access; what it holds is safe'
+            f'{path} cannot be used ({error}): make room or give access; what it holds is safe'
         ) from None
-    except sqlite3.DatabaseError as e:
+    except sqlite3.DatabaseError as error:
         raise ValueError(
-            f'{path} is damaged or of another kind ({e}): restore a copy, or take another file'
+            f'{path} is damaged or of another kind ({error}): restore a copy, or take another file'
         ) from None
 
 
-def one_writer(path):
+def one_writer(path) -> sqlite3.Connection:
     "The right to write a file, until it is closed. BlockingIOError: somebody has it."
-    lock = sqlite3.connect(
-        os.path.realpath(path) + '.lock', 0, isolation_level=None, check_same_thread=False
-    )
+    file = os.path.realpath(path) + '.lock'
+    lock = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
     try:
         lock.execute('BEGIN EXCLUSIVE')
-    except sqlite3.OperationalError as e:
-        if 'locked' not in str(e):
+    except sqlite3.OperationalError as error:
+        if 'locked' not in str(error):
             raise
         raise BlockingIOError(
             f'{path} is already open for writing, here or in another process: close it'
@@ -45,21 +55,26 @@ def one_writer(path):
     return lock
 
 
-def _checksum(row):
-    return zlib.crc32(repr(tuple(row)).encode())  # of the values and their types
+def checksum(row) -> int:
+    "Of the values of a row and their types."
+    return zlib.crc32(repr(tuple(row)).encode())
 
 
 class Database:
-    "A file with one writer and any number of readers beside it; the store and the ledger are such files."
+    """A file with one writer and any number of readers; a context manager, for any thread.
 
-    kind = ''
-    sync = 'NORMAL'
-    tables = {}
-    lock = None  # what it holds; columns by table
+    A subclass names its tables. Each row ends with its checksum, so that a damaged row is noticed
+    when it is read.
+    """
+
+    kind = ''  # of file, as its header says
+    sync = 'NORMAL'  # when SQLite waits for the disk
+    tables = {}  # name -> columns, as SQL
+    lock = None  # the right to write
 
     def __init__(
         self,
-        path,  # made where there is none; None = in memory only
+        path,  # made if there is none; None: in memory only
         settings,  # JSON for the header of a new file
         readonly: bool = False,  # read beside a writer
     ):
@@ -67,16 +82,16 @@ class Database:
         self.readonly = readonly
         self.turn = threading.Lock()
         uri = 'file::memory:'
-        with _one_line(path):
+        with errors_in_one_line(path):
             if path is not None:
-                uri = f'{Path(path).resolve().as_uri()}?mode={"ro" if readonly else "rwc"}'
+                mode = 'ro' if readonly else 'rwc'
+                uri = f'{Path(path).resolve().as_uri()}?mode={mode}'
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 if not readonly:
                     self.lock = one_writer(path)
             self.db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        self.db.text_factory = lambda b: b.decode(
-            errors='replace'
-        )  # damaged text is told by its checksum
+        # the checksum, not an error of decoding, tells of damaged text
+        self.db.text_factory = lambda data: data.decode(errors='replace')
         try:
             self.begin(settings)
         except BaseException:
@@ -90,166 +105,237 @@ class Database:
         self.close()
 
     def __del__(self):
-        self.lock and self.lock.close()  # forgotten without being closed
+        if self.lock:  # forgotten without being closed
+            self.lock.close()
 
-    def read(self, query, values=()):  # rows, unchecked
-        with _one_line(self.path):
+    def read(self, query: str, values=()) -> list:
+        "The rows of a query, unchecked."
+        with errors_in_one_line(self.path):
             return self.db.execute(query, values).fetchall()
 
-    def rows(self, table, where='', values=()):
-        "Rows of a table without their checksums. ValueError naming file and row where one is damaged."
-        rows = self.read(f'SELECT rowid, * FROM {table} {where}', values)
-        damaged = [n for n, *row, crc in rows if crc != _checksum(row)]
-        if damaged:
-            raise ValueError(
-                f'{self.path}, row {damaged[0]} of {table}: damaged; restore a copy of the file'
-            )
-        return [row[1:-1] for row in rows]
+    def rows(
+        self,
+        table: str,
+        where: str = '',  # more SQL
+        values=(),  # of its question marks
+    ) -> list:
+        "Rows of a table without their checksums. ValueError naming file and row if one is damaged."
+        checked = []
+        for number, *row, crc in self.read(f'SELECT rowid, * FROM {table} {where}', values):
+            if crc != checksum(row):
+                reason = 'damaged; restore a copy of the file'
+                raise bad_row(self.path, f'{number} of {table}', reason)
+            checked.append(tuple(row))
+        return checked
 
-    def write(self, how, *first, **tables) -> list:  # per row: 1, or 0 where it was ignored
-        "Put rows into tables in one transaction; `how` (IGNORE, REPLACE) says what to do where a key is there already."
+    def write(
+        self,
+        how: str,  # if a key is there already: "IGNORE" the new row, or "REPLACE" the old one
+        tables: dict,  # name -> rows
+        first=(),  # statements to begin with
+    ) -> list:  # per row: 1, or 0 if it was ignored
+        "Put rows into tables, in one transaction."
+        counts = []
+        with self.turn, errors_in_one_line(self.path), self.db:
+            self.db.execute('BEGIN IMMEDIATE')
+            for statement in first:
+                self.db.execute(statement)
+            for table, rows in tables.items():
+                for row in rows:
+                    marks = ', '.join('?' * (len(row) + 1))
+                    insert = f'INSERT OR {how} INTO {table} VALUES ({marks})'
+                    counts.append(self.db.execute(insert, (*row, checksum(row))).rowcount)
+        return counts
 
-        def put(table, row):
-            sql = f'INSERT OR {how} INTO {table} VALUES ({"?," * len(row)}?)'
-            return self.db.execute(sql, (*row, _checksum(row))).rowcount
-
-        with self.turn, _one_line(self.path), self.db:
-            for sql in ('BEGIN IMMEDIATE', *first):
-                self.db.execute(sql)
-            return [put(table, row) for table, rows in tables.items() for row in rows]
-
-    def begin(self, settings):
-        "Read the header of a file; write it where the file is empty. ValueError: a file of another kind."
-        mine = f'stepwise-routing {self.kind} 3'
+    def begin(self, settings) -> None:
+        "Read the header of a file; write it if there is none. ValueError: a file of another kind."
+        own_format = f'stepwise-routing {self.kind} {FORMAT}'
         names = [name for (name,) in self.read('SELECT name FROM sqlite_master')]
         header = self.rows('header') if 'header' in names else []
-        ((theirs, text),) = header or [('unknown' if names else mine, json.dumps(settings))]
-        if theirs != mine:
+        if header:
+            ((file_format, text),) = header
+        else:
+            file_format = 'unknown' if names else own_format
+            text = json.dumps(settings)
+        if file_format != own_format:
             raise ValueError(
-                f'{self.path} has format {theirs!r}, not {mine!r}: choose another file'
+                f'{self.path} has format {file_format!r}, not {own_format!r}: take another file, '
+                'or the version of stepwise-routing that wrote it'
             )
         self.settings = json.loads(text)
         if self.readonly:
             return
-        for pragma in ('journal_mode=WAL', f'synchronous={self.sync}'):
-            self.read(f'PRAGMA {pragma}')
+        self.read('PRAGMA journal_mode=WAL')
+        self.read(f'PRAGMA synchronous={self.sync}')
         if header or settings is None:
             return
-        create = dict(self.tables, header='format, settings').items()
-        self.write(
-            'IGNORE',
-            *(f'CREATE TABLE {name} ({columns}, crc)' for name, columns in create),
-            header=[(mine, text)],
-        )
+        create = []
+        for name, columns in [*self.tables.items(), ('header', 'format, settings')]:
+            create.append(f'CREATE TABLE {name} ({columns}, crc)')
+        self.write('IGNORE', dict(header=[(own_format, text)]), first=create)
 
-    def close(self):
-        "Let go of the file; where nobody else reads it, it is one plain file again."
+    def close(self) -> None:
+        "Let go of the file; if nobody else reads it, it is one plain file again."
         if self.lock:
-            with contextlib.suppress(
-                sqlite3.Error
-            ):  # a reader is left, or the disk is full: the log stays beside the file
-                for pragma in ('busy_timeout=0', 'journal_mode=DELETE'):
-                    self.db.execute(f'PRAGMA {pragma}')
+            # a reader is left, or the disk is full: the log stays beside the file
+            with contextlib.suppress(sqlite3.Error):
+                self.db.execute('PRAGMA busy_timeout=0')
+                self.db.execute('PRAGMA journal_mode=DELETE')
             self.lock.close()
         self.db.close()
 
 
-def tree_settings(benchmark, backends) -> dict:
-    "What the draws of a tree depend on, as JSON: its benchmark and, per model, price row, size, what its backend adds."
-    return dict(
-        benchmark=benchmark, models=[dict(spec=asdict(b.spec), **b.settings()) for b in backends]
-    )
+# ---- the settings that its content depends on
 
 
-def settings_difference(old, new, where='settings') -> tuple | None:
-    "The first place where two JSON values differ, as (where, old, new); None where they are equal."
+def tree_settings(
+    benchmark: str,
+    backends,  # models, small to large
+) -> dict:
+    "What the draws of a tree depend on, as JSON: benchmark, and of each model all that matters."
+    models = [dict(spec=asdict(backend.spec), **backend.settings()) for backend in backends]
+    return dict(benchmark=benchmark, models=models)
+
+
+def settings_difference(
+    old,  # values of JSON
+    new,
+    where: str = 'settings',  # name of the two
+) -> tuple | None:  # (where, old, new)
+    "The first place at which two values differ; None if they are equal."
     if type(old) is type(new) is dict:
-        pairs = [
-            (f'{where}.{k}', old.get(k, 'missing'), new.get(k, 'missing'))
-            for k in dict.fromkeys([*old, *new])
-        ]
+        parts = []
+        for name in dict.fromkeys([*old, *new]):
+            parts.append((f'{where}.{name}', old.get(name, 'missing'), new.get(name, 'missing')))
     elif type(old) is type(new) is list and len(old) == len(new):
-        pairs = [(f'{where}[{i}]', *pair) for i, pair in enumerate(zip(old, new))]
+        parts = []
+        for i, (old_value, new_value) in enumerate(zip(old, new)):
+            parts.append((f'{where}[{i}]', old_value, new_value))
+    elif type(old) is type(new) and old == new:
+        return None
     else:
-        return None if old == new and type(old) is type(new) else (where, old, new)
-    return next((d for w, a, b in pairs if (d := settings_difference(a, b, w))), None)
+        return where, old, new
+    for name, old_value, new_value in parts:
+        difference = settings_difference(old_value, new_value, name)
+        if difference:
+            return difference
+    return None
 
 
-def check_settings(path, old, new):
-    "ValueError unless a store with settings `old` (None: it is empty) may be used with `new` (None: any)."
+def check_settings(
+    path,  # for the error line
+    old,  # settings that a store was made with; None: it is empty
+    new,  # settings that it shall be used with; None: any
+) -> None:
+    "ValueError unless a store may be used with these settings."
     if old is None:
         raise ValueError(f'{path} is empty; run notebook 02 first')
-    if new is None or not (difference := settings_difference(old, new)):
+    if new is None:
         return
-    where, there, here = [str(part)[:60] for part in difference]
-    raise ValueError(
-        f'{path} holds draws with other settings: {where} is {there} there and {here} here; '
-        'use the same settings, or another store'
-    )
+    difference = settings_difference(old, new)
+    if difference:
+        where, there, here = [str(part)[:60] for part in difference]
+        raise ValueError(
+            f'{path} holds draws with other settings: {where} is {there} there and {here} here; '
+            'use the same settings, or another store'
+        )
 
 
-_RECENT = 1 << 13  # steps that stay in memory
-
-
-def _pack(step):
-    return zlib.compress(json.dumps(vars(step), default=lambda numbers: numbers.tolist()).encode())
+# ---- the file of drawn steps
 
 
 class RolloutStore(Database):
-    "The file of drawn edges. ValueError: other settings, or a damaged file; BlockingIOError: a second writer."
+    """A file of steps, one per edge of a routing tree: (problem, sample, path, model).
+
+    Another record than `Step` can be kept as well: any dataclass of numbers, texts and tuples.
+    ValueError: other settings, other records, or a damaged file; BlockingIOError: a second writer.
+    """
 
     kind = 'rollout store'
     tables = dict(edge='key TEXT PRIMARY KEY, step')
+    record = Step
 
     def __init__(
         self,
-        path,  # made where there is none
-        settings=None,  # what the draws depend on, see `tree_settings`; None takes what the file says
+        path,  # made if there is none
+        settings=None,  # what the draws depend on, see `tree_settings`; None: those of the file
         readonly: bool = False,  # read beside a writer
+        record: type = Step,  # what it keeps
     ):
-        self.recent = {}  # the steps put or read last
+        self.recent = {}  # the records put or read last
+        self.record = record
         if (readonly or settings is None) and not Path(path).exists():
             raise FileNotFoundError(f'no store at {path}; run notebook 02 first')
-        super().__init__(Path(path), json.loads(json.dumps(settings)), readonly)
+        as_in_file = json.loads(json.dumps(settings))
+        super().__init__(Path(path), as_in_file, readonly)
 
     def begin(self, settings):
         super().begin(settings)
         check_settings(self.path, self.settings, settings)
 
-    def remember(self, key, step):
+    def packed(self, record) -> bytes:
+        "A record as the file keeps it."
+        text = json.dumps(vars(record), default=lambda numbers: numbers.tolist())
+        return zlib.compress(text.encode())
+
+    def unpacked(self, data: bytes):
+        "A record as it was. ValueError if fields are missing, as in a file of an older version."
+        values = {}
+        names = [field.name for field in fields(self.record)]
+        for name, value in json.loads(zlib.decompress(data)).items():
+            if name in names:
+                values[name] = tuple(value) if isinstance(value, list) else value
+        try:
+            return self.record(**values)
+        except TypeError as error:
+            raise ValueError(
+                f'{self.path} holds records of another version ({error}): take another file, '
+                'or the version of stepwise-routing that wrote it'
+            ) from None
+
+    def remember(self, key, record) -> None:
+        "Keep a record in memory, as long as there is room."
         with self.turn:  # threads share a store
-            self.recent[key] = step
-            if len(self.recent) > _RECENT:
-                del self.recent[next(iter(self.recent))]
+            self.recent[key] = record
+            if len(self.recent) > REMEMBERED:
+                oldest = next(iter(self.recent))
+                del self.recent[oldest]
 
-    def put_many(self, edges):  # (key, Step) pairs; those that are there already stay as they are
+    def put_many(
+        self,
+        edges,  # (key, record) pairs; those that are there already stay as they are
+    ) -> None:
+        "Put records of several edges, in one transaction."
         edges = list(edges)
-        new = self.write('IGNORE', edge=((json.dumps(key), _pack(step)) for key, step in edges))
-        for (key, step), put in zip(edges, new):
-            put and self.remember(key, step)
+        rows = ((json.dumps(key), self.packed(record)) for key, record in edges)
+        counts = self.write('IGNORE', dict(edge=rows))
+        for (key, record), is_new in zip(edges, counts):
+            if is_new:
+                self.remember(key, record)
 
-    def put(self, problem_id, sample, path, model, step):
-        self.put_many([((problem_id, sample, path, model), step)])
+    def put(self, problem_id, sample, path, model, record) -> None:
+        "Put the record of an edge, unless there is one."
+        self.put_many([((problem_id, sample, path, model), record)])
 
     def __len__(self):
-        return self.read('SELECT count(*) FROM edge')[0][0]
+        ((count,),) = self.read('SELECT count(*) FROM edge')
+        return count
 
     def __contains__(self, key):
         return bool(self.read('SELECT 1 FROM edge WHERE key = ?', [json.dumps(key)]))
 
-    def keys(self):  # of all edges, in the order in which they were drawn
-        return [
-            tuple(json.loads(key)) for (key,) in self.read('SELECT key FROM edge ORDER BY rowid')
-        ]
+    def keys(self) -> list:
+        "The keys of all edges, in the order in which they were drawn."
+        keys = self.read('SELECT key FROM edge ORDER BY rowid')
+        return [tuple(json.loads(key)) for (key,) in keys]
 
     def get(self, problem_id, sample, path, model):
-        "The Step of an edge, None where it has not been drawn."
+        "The record of an edge, None if it has not been drawn."
         key = problem_id, sample, path, model
         if key in self.recent:
             return self.recent[key]
         for _, data in self.rows('edge', 'WHERE key = ?', [json.dumps(key)]):
-            values = json.loads(zlib.decompress(data)).items()
-            self.remember(
-                key, Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in values})
-            )
-        return self.recent.get(key)
+            record = self.unpacked(data)
+            self.remember(key, record)
+            return record
+        return None

@@ -1,38 +1,106 @@
-"""Small helpers that every room uses: names, files, coroutines, the folders of a clone"""
+"""Small helpers that every room uses: lines about bad input, files, coroutines, a clone's folders.
+
+Here belongs code that knows nothing about routing and imports nothing of the package. A subject of
+its own has a module of its own: settings, stores, statistics, fingerprints of code.
+"""
 
 import asyncio
 import contextlib
 import difflib
 import hashlib
-import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+PACKAGE = Path(__file__).resolve().parents[1]
 
-def digest(*parts, size=8):
+# ---- names and lines about bad input
+
+
+def digest(
+    *parts,  # whatever has a text
+    size: int = 8,  # bytes, two digits each
+) -> str:
     "Hexadecimal blake2b of the parts, joined by the unit separator."
-    return hashlib.blake2b(
-        '\x1f'.join(map(str, parts)).encode('utf-8', 'surrogatepass'), digest_size=size
-    ).hexdigest()
+    text = '\x1f'.join(str(part) for part in parts)
+    return hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=size).hexdigest()
 
 
 def nearest(name: str, options) -> str:
-    "A hint for an error message: \" (did you mean 'x'?)\", or \"\" where no option is like `name`."
-    close = difflib.get_close_matches(str(name), [str(o) for o in options], n=1)
+    "A hint for an error line: \" (did you mean 'x'?)\", or \"\" if no option is like the name."
+    close = difflib.get_close_matches(str(name), [str(option) for option in options], n=1)
     return f' (did you mean {close[0]!r}?)' if close else ''
 
 
-def one_of(what: str, name, options) -> None:
-    "ValueError naming the nearest option unless `name` is one of them; `what` it is, for the message."
-    if name in options:
-        return
-    choices = ', '.join(map(str, options))
-    raise ValueError(f'unknown {what} {name!r}{nearest(name, options)}; choose one of: {choices}')
+def unknown_name(
+    kind: str,  # of thing that is named, such as "benchmark"
+    name,
+    options,  # the names there are
+    more: str = '',  # end of the line: what else may be given
+) -> str:
+    "The error line about a name that is none of the options."
+    choices = ', '.join(str(option) for option in options)
+    return f'unknown {kind} {name!r}{nearest(name, options)}; choose one of: {choices}{more}'
 
 
-def write_file(path, data) -> Path:
-    "Write text or bytes to a file, all or nothing; folders are made."
+def one_of(
+    kind: str,  # of thing that is named
+    name,
+    options,  # the names there are
+) -> None:
+    "ValueError naming the nearest option unless the name is one of them."
+    if name not in options:
+        raise ValueError(unknown_name(kind, name, options))
+
+
+def require_fields(
+    row,  # of a file of JSON objects
+    needed,  # names of fields
+) -> None:
+    "ValueError naming the nearest field unless a row is an object with all the fields."
+    if not isinstance(row, dict):
+        raise ValueError('not a JSON object')
+    for name in needed:
+        if name not in row:
+            raise ValueError(f'no field {name!r}{nearest(name, row)}; needed: {", ".join(needed)}')
+
+
+def bad_row(
+    file,
+    row,  # its number, from 1
+    reason,  # text or an error
+) -> ValueError:
+    "The error about a row of a file, to be raised."
+    return ValueError(f'{file}, row {row}: {reason}')
+
+
+def install_line(extra: str) -> str:
+    "The command that installs an extra in a clone, at the versions tried."
+    constraints = 'constraints-gpu.txt' if extra == 'gpu' else 'constraints.txt'
+    return f'pip install -e ".[{extra}]" -c {constraints} (in the clone)'
+
+
+def explain_parameters(thing):  # a function or class with comments on its parameters
+    "The same thing; its docstring has a line per parameter now, so that `help` shows the comments."
+    from fastcore.docments import docments
+
+    lines = []
+    for name, comment in docments(thing).items():
+        if comment and name != 'return':
+            lines.append(f'{name}: {" ".join(comment.split())}')
+    if lines:
+        thing.__doc__ = '\n'.join([thing.__doc__ or '', '', 'Parameters', *lines])
+    return thing
+
+
+# ---- files
+
+
+def write_file(
+    path,
+    data,  # text or bytes
+) -> Path:
+    "Write a file, all or nothing; folders are made."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + '.part')
@@ -44,69 +112,37 @@ def write_file(path, data) -> Path:
     return path
 
 
-def run_async(coro):
-    "What a coroutine returns, also where an event loop is already running (Jupyter); an interrupt stops it in both."
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coro)
-    from anyio.from_thread import start_blocking_portal
-
-    with start_blocking_portal() as portal:
-        return portal.call(lambda: coro)
-
-
-def note_progress(text):
-    "Leave word for whoever watches: in the folder STEPWISE_PROGRESS, a file per process."
-    folder = os.environ.get('STEPWISE_PROGRESS')
-    with contextlib.suppress(OSError):  # nobody watches any more
-        if folder:
-            Path(folder, str(os.getpid())).write_text(text, 'utf-8')
-
-
-async def gather_progress(
-    coros, desc: str, progress=None
-) -> list:  # what the coroutines return, in their order
-    "Wait for all coroutines, with a bar: shown (True), hidden (False), or shown where someone is looking (None)."
-    from tqdm.auto import tqdm
-
-    tasks = [asyncio.ensure_future(c) for c in coros]
-    hidden = None if progress is None else not progress
-    done = itertools.count(1)
-    often = 1 + len(tasks) // 100
-    with tqdm(total=len(tasks), desc=desc, unit='problem', disable=hidden) as bar:
-
-        def ended(_):
-            bar.update()
-            if (n := next(done)) % often == 0:
-                note_progress(f'{desc}: {n:,} of {len(tasks):,}')
-
-        for t in tasks:
-            t.add_done_callback(ended)
-        return await asyncio.gather(*tasks)
-
-
 @dataclass(frozen=True)
 class Project:
     "The folders of a clone."
 
     root: Path  # holds nbs/, runs/, tables/ and figures/
-    nbs = property(lambda self: self.root / 'nbs')
-    params = property(lambda self: self.root / 'nbs' / 'params')
-    runs = property(lambda self: self.root / 'runs')
 
-    def short(self, path):
+    @property
+    def nbs(self) -> Path:
+        return self.root / 'nbs'
+
+    @property
+    def params(self) -> Path:
+        return self.root / 'nbs' / 'params'
+
+    @property
+    def runs(self) -> Path:
+        return self.root / 'runs'
+
+    def short(self, path) -> str:
+        "A path from the root on, with slashes."
         return Path(path).relative_to(self.root).as_posix()
 
 
-PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def find_project(start=None) -> Project:
-    "The clone at `start`, else the one we are in, else the one this package was installed from (`pip install -e`)."
-    folders = (
-        [Path(start).resolve()] if start else [Path.cwd(), *Path.cwd().parents, PACKAGE.parent]
-    )
+def find_project(
+    start=None,  # folder of a clone; None: the one we are in, or the one of `pip install -e`
+) -> Project:
+    "The clone to work in. FileNotFoundError if there is none."
+    if start:
+        folders = [Path(start).resolve()]
+    else:
+        folders = [Path.cwd(), *Path.cwd().parents, PACKAGE.parent]
     for root in folders:
         if (root / 'nbs' / 'params').is_dir():
             return Project(root)
@@ -116,17 +152,50 @@ def find_project(start=None) -> Project:
     )
 
 
-def install_line(extra: str) -> str:
-    "The command that installs an extra in a clone, at the versions tried."
-    return f'pip install -e ".[{extra}]" -c constraints{"-gpu" if extra == "gpu" else ""}.txt (in the clone)'
+# ---- coroutines
 
 
-def explain_parameters(thing):  # a function or class with comments on its parameters
-    "The same thing; its docstring has a line per parameter now, so that `help` shows the comments."
-    from fastcore.docments import docments
+def run_async(coroutine):
+    "What a coroutine returns, also if an event loop is running (Jupyter); an interrupt stops it."
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    from anyio.from_thread import start_blocking_portal
 
-    meaning = {k: text for k, text in docments(thing).items() if text and k != 'return'}
-    lines = [f'{name}: {" ".join(text.split())}' for name, text in meaning.items()]
-    if lines:
-        thing.__doc__ = '\n'.join([thing.__doc__ or '', '', 'Parameters', *lines])
-    return thing
+    with start_blocking_portal() as portal:
+        return portal.call(lambda: coroutine)
+
+
+def note_progress(text: str) -> None:
+    "Leave word for whoever watches: in the folder STEPWISE_PROGRESS, a file per process."
+    folder = os.environ.get('STEPWISE_PROGRESS')
+    if folder:
+        with contextlib.suppress(OSError):  # nobody watches any more
+            Path(folder, str(os.getpid())).write_text(text, 'utf-8')
+
+
+async def gather_progress(
+    coroutines,
+    description: str,  # of the bar
+    progress: bool | None = None,  # show the bar; None: if someone is looking
+) -> list:  # what the coroutines return, in their order
+    "Wait for all coroutines, with a bar."
+    from tqdm.auto import tqdm
+
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    every = 1 + len(tasks) // 100  # a note after so many
+    done = 0
+    hidden = None if progress is None else not progress
+    with tqdm(total=len(tasks), desc=description, unit='problem', disable=hidden) as bar:
+
+        def task_ended(task):
+            nonlocal done
+            done += 1
+            bar.update()
+            if done % every == 0:
+                note_progress(f'{description}: {done:,} of {len(tasks):,}')
+
+        for task in tasks:
+            task.add_done_callback(task_ended)
+        return await asyncio.gather(*tasks)

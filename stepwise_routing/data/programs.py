@@ -1,7 +1,7 @@
 """Grading programs by their tests: is the code in a model's reply right?
 
-Here belongs the caller's side: the code in a reply, the job, the time limit, the verdict. The two processes that run
-the tests and the program are in `data.sandbox`.
+Here belongs the caller's side: the code in a reply, the job, the time limit, the verdict. The two
+processes that run the tests and the program are in `data.sandbox`.
 """
 
 import ast
@@ -16,9 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-SECONDS = (
-    120.0  # for all tests of a program, on a busy machine; processor time has a limit of its own
-)
+# for all tests of a program, on a busy machine; processor time has a limit of its own
+SECONDS = 120.0
 LARGEST = 1 << 20  # characters of a program
 RISK = (
     'it runs programs that a language model wrote, on this machine, in a process without network, files or other '
@@ -88,9 +87,9 @@ def run_tests(
         finally:
             _end(judge)
     try:
-        found = json.loads(out)
-        right = found['passed'] == len(job['tests']) and not found['reason']
-        return Verdict(right, str(found['reason']))
+        said = json.loads(out)
+        right = said['passed'] == len(job['tests']) and not said['reason']
+        return Verdict(right, str(said['reason']))
     except (ValueError, KeyError, TypeError):
         return Verdict(False, 'the judge ended early')
 

@@ -1,4 +1,8 @@
-"""The program that finds the first wrong step of a solution"""
+"""Which steps of a chain are right, and the first one that is wrong, found by a program.
+
+Here belongs the label of a step. It is read off the texts alone, against the solution of a micro
+problem, which lists what each step must state. Models that guess it belong in `models.reward`.
+"""
 
 import ast
 import re
@@ -6,9 +10,10 @@ from fractions import Fraction
 
 from ..base.records import Problem, step_texts
 
-_CHAIN = re.compile(r'[\d()+\-*/%]+(?:=[\d()+\-*/%]+)+')
+# ---- equations
 
-_ARITHMETIC = (
+CHAIN = re.compile(r'[\d()+\-*/%]+(?:=[\d()+\-*/%]+)+')  # such as 2*3=6 or 4+5=3*3=9
+ARITHMETIC = (
     ast.Expression,
     ast.Constant,
     ast.UnaryOp,
@@ -21,23 +26,25 @@ _ARITHMETIC = (
     ast.FloorDiv,
     ast.Mod,
 )
+LONGEST = 2000  # characters of a step whose equations are read
 
 
-def _exact(side):
-    "Value of an expression of whole numbers; SyntaxError for anything else."
-    if all(isinstance(node, _ARITHMETIC) for node in ast.walk(ast.parse(side, mode='eval'))):
-        return eval(re.sub(r'(\d+)', r'Fraction(\1)', side), dict(Fraction=Fraction))
-    raise SyntaxError('not arithmetic')
+def exact_value(side: str):  # int or Fraction
+    "The value of an expression of whole numbers. SyntaxError for anything else."
+    tree = ast.parse(side, mode='eval')
+    if not all(isinstance(node, ARITHMETIC) for node in ast.walk(tree)):
+        raise SyntaxError('not arithmetic')
+    return eval(re.sub(r'(\d+)', r'Fraction(\1)', side), dict(Fraction=Fraction))
 
 
 def equations_hold(step: str) -> bool:
-    "Is every equation between numbers in a step true, in exact arithmetic? False where one cannot be read."
+    "Is every equation between numbers true, in exact arithmetic? False if one cannot be read."
     text = re.sub(r'floor\((\d+)/(\d+)\)', r'(\1//\2)', step).replace(' mod ', '%')
-    if len(text) > 2000:
+    if len(text) > LONGEST:
         return False
-    for chain in _CHAIN.findall(text):
+    for chain in CHAIN.findall(text):
         try:
-            first, *others = map(_exact, chain.split('='))
+            first, *others = [exact_value(side) for side in chain.split('=')]
         except (SyntaxError, ZeroDivisionError, ValueError, RecursionError, MemoryError):
             return False
         if any(value != first for value in others):
@@ -45,52 +52,78 @@ def equations_hold(step: str) -> bool:
     return True
 
 
-CHECK = 'Check: '  # how a line begins that works out the last equations again before it goes on
+# ---- checks of earlier lines
 
-_NUMBERS = re.compile(r'\d+|\b[xy]\b')
-
-_WRITTEN = re.compile(
+CHECK = 'Check: '  # begins a line that works out the last equations again before it goes on
+WRITTEN = re.compile(
     r'(?:\d+ mod \d+: \d+\*\d+=\d+, )?(?:floor\(\d+/\d+\)|[\d()+*/-]+)=\(?-?\d+\)?'
 )
 
 
-def check_line(lines: list, at: int, back: int) -> str:
-    "Line `at` of a solution behind the equations of the `back` lines before it, as whoever takes over writes it."
-    again = [', '.join(_WRITTEN.findall(line)) for line in lines[max(0, at - back) : at]]
-    return CHECK + '; '.join(again + [lines[at]]) if again else lines[at]
+def written_equations(line: str) -> str:
+    "The equations of a line as a check repeats them."
+    return ', '.join(WRITTEN.findall(line))
 
 
-def _statement(text):
-    return sorted(_NUMBERS.findall(text)), re.findall(r'=\(?(-?\d+)\b(?![*/+=-])', text)
+def check_line(
+    lines: list,  # of a solution
+    index: int,  # of the line that is due
+    back: int,  # how many lines before it are checked
+) -> str:
+    "What a model writes that takes over: a line, and before it the equations of the last lines."
+    checked = lines[max(0, index - back) : index]
+    if not checked:
+        return lines[index]
+    return CHECK + '; '.join([*map(written_equations, checked), lines[index]])
 
 
-def _reached(lines, text, due, sound):
-    "How many lines of the solution stand after one more step; None where it is wrong."
-    *again, last = text.removeprefix(CHECK).split('; ') if text.startswith(CHECK) else [text]
-    for start in range(due, max(-1, due - len(again) - 1), -1):
-        at = start + len(again)
-        if at >= len(lines) or _statement(lines[at]) != _statement(last):
+# ---- labels
+
+NUMBERS = re.compile(r'\d+|\b[xy]\b')
+RESULTS = re.compile(r'=\(?(-?\d+)\b(?![*/+=-])')
+
+
+def statement(line: str) -> tuple:
+    "What a line states, however it is worded: its numbers in any order, and its results."
+    return sorted(NUMBERS.findall(line)), RESULTS.findall(line)
+
+
+def lines_reached(
+    lines: list,  # of the solution
+    step: str,
+    done: int,  # how many lines the chain has stated, the next one is due
+    is_sound: bool,  # is no mistake in the chain, or has each been put right?
+) -> int | None:  # how many lines the chain has stated after the step; None if the step is wrong
+    "Does a step state the line that is due, or check the lines before it and go on?"
+    *checked, last = step.removeprefix(CHECK).split('; ') if step.startswith(CHECK) else [step]
+    earliest = max(0, done - len(checked))
+    for start in range(done, earliest - 1, -1):  # of the lines that it may be checking
+        index = start + len(checked)
+        if index >= len(lines) or statement(lines[index]) != statement(last):
             continue
-        if all(
-            check_line(lines, k + 1, 1).startswith(CHECK + e + '; ')
-            for k, e in enumerate(again, start)
-        ):
-            return max(due, at + 1) if sound or again and at >= due else None
-    repeated = not again and sound and last.rstrip('.') in lines[:due]
-    return due if repeated else None
+        if [written_equations(line) for line in lines[start:index]] != checked:
+            continue
+        covers_mistake = bool(checked) and index >= done
+        return max(done, index + 1) if is_sound or covers_mistake else None
+    is_repeated = not checked and is_sound and last.rstrip('.') in lines[:done]
+    return done if is_repeated else None
 
 
 def right_steps(problem: Problem, steps) -> list:  # bool per step
-    "Which steps of a chain leave it sound: the one due, an earlier one word for word, a check that covers a mistake?"
+    """Which steps of a chain are right.
+
+    A step is right if it states the line that is due, or an earlier one word for word. After a
+    wrong step every step is wrong, until a check works out the lines from the mistake on.
+    """
     lines = problem.solution.split('\n\n')
-    due = 0
-    sound = True
+    done = 0
     marks = []
     for text in step_texts(steps):
-        reached = _reached(lines, text, due, sound) if equations_hold(text) else None
-        sound = reached is not None
-        due = due if reached is None else reached
-        marks.append(sound)
+        is_sound = not marks or marks[-1]
+        reached = lines_reached(lines, text, done, is_sound) if equations_hold(text) else None
+        if reached is not None:
+            done = reached
+        marks.append(reached is not None)
     return marks
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 import numpy as np
-from fastcore.basics import patch
 from torch.nn import functional as F
 from .confidence import FEATURES, Scaler, last_scored, observe
 from ..base.settings import Policy
@@ -262,7 +261,9 @@ def decider(
     return decide
 
 # %% ../../nbs/03_policy.ipynb #policy-router
-LARGE_ONLY = -1.0  # a threshold below nought: the largest model writes from the first step on
+LARGE_ONLY = (
+    -1.0
+)  # in files, the threshold below 0 of the large model alone: it writes from the first step on
 
 
 @dataclass(frozen=True)
@@ -273,50 +274,58 @@ class PolicyRouter:
     kappa: float  # threshold, see `calibrate`
     on_escalate: str = 'append'
     name: str = 'Ours'
-    seen: dict = field(
-        default_factory=dict, repr=False, compare=False
-    )  # pi of tables, shared with `at` other kappas
+    # (table, pi of its steps) pairs, shared with the same policy at other kappas
+    read_tables: list = field(default_factory=list, repr=False, compare=False)
 
-    decide = cached_property(lambda self: decider(self.policy))
-    start = property(
-        lambda self: (self.kappa < 0) * (self.policy.n_models - 1)
-    )  # the model that writes the first step
-    mode = property(lambda self: 'absorbing' if self.start else self.policy.mode)
-    rescore = property(
-        lambda self: self.mode == 'per_step'
-    )  # shows it every step with the small model's confidences
+    @cached_property
+    def decide(self):
+        "The policy as a plain function, see `decider`."
+        return decider(self.policy)
+
+    @property
+    def start(self):
+        "The model that writes the first step."
+        return self.policy.n_models - 1 if self.kappa < 0 else 0
+
+    @property
+    def mode(self):
+        return 'absorbing' if self.start else self.policy.mode
+
+    @property
+    def rescore(self):
+        "Is it shown every step with the small model's confidences?"
+        return self.mode == 'per_step'
 
     def at(self, kappa):
+        "The same policy at another threshold."
         return replace(self, kappa=kappa)
 
     def inputs(self, states):
         return np.array([state_inputs(s, self.policy.features) for s in states])
 
-# %% ../../nbs/03_policy.ipynb #escalates
-@patch
-def escalates(self: PolicyRouter, states):  # bool [state]
-    "Does the large model take over, where there are two?"
-    return self.decide(self.inputs(states))[..., ESCALATE] >= self.kappa
+    def escalates(self, states):  # bool [state]
+        "Does the large model take over, if there are two?"
+        return self.decide(self.inputs(states))[..., ESCALATE] >= self.kappa
 
+    def table_chances(self, table):
+        "pi(escalate) after every step of an outcome table's small chains [problem, step]; nan beyond their ends."
+        for known, chances in self.read_tables:
+            if known is table:
+                return chances
+        inputs = policy_inputs(table.obs, table.features, self.policy.features)
+        chances = self.decide(inputs)[..., ESCALATE]
+        self.read_tables.append((table, chances))
+        return chances
 
-@patch
-def table_escalates(self: PolicyRouter, table):  # bool [problem, step]
-    "The same for every step of an outcome table's small chains; beyond their ends pi is nan, and nothing is chosen."
-    if id(table) not in self.seen:
-        pi = self.decide(policy_inputs(table.obs, table.features, self.policy.features))[
-            ..., ESCALATE
-        ]
-        self.seen[id(table)] = table, pi  # the table stays, and so does its id
-    return self.seen[id(table)][1] >= self.kappa
+    def table_escalates(self, table):  # bool [problem, step]
+        "`escalates` for every step of an outcome table's small chains."
+        return self.table_chances(table) >= self.kappa
 
-
-@patch
-def choose(self: PolicyRouter, states):  # int [state]
-    "The model that goes on, asked instead of `escalates` where there are more than two."
-    at = np.array([int(s.path[-1]) for s in states])
-    return escalate(
-        self.decide(self.inputs(states), at), self.kappa, at if self.mode == 'absorbing' else 0
-    )
+    def choose(self, states):  # int [state]
+        "The model that goes on, asked instead of `escalates` if there are more than two."
+        current_model = np.array([int(s.path[-1]) for s in states])
+        pi = self.decide(self.inputs(states), current_model)
+        return escalate(pi, self.kappa, current_model if self.mode == 'absorbing' else 0)
 
 # %% ../../nbs/03_policy.ipynb #save-policy
 FORMAT = 'stepwise-routing policy 1'

@@ -12,14 +12,13 @@ from collections import namedtuple
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import SimpleNamespace
 import numpy as np
 from fastcore.basics import patch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from .. import __version__
 from ..base.code import code_fingerprint
-from ..base.records import Call, extract_boxed, walk_cost
+from ..base.records import extract_boxed, walk_cost
 from ..base.tools import digest, gather_progress, one_of, run_async
 from ..base.tools import write_file
 from stepwise_routing.method.cpo import (
@@ -30,6 +29,7 @@ from stepwise_routing.method.cpo import (
     policy_step,
     sampled_estimate,
 )
+from .outcomes import cheapest_within, keeps_accuracy, undominated
 from stepwise_routing.method.policy import (
     CONTINUE,
     LARGE_ONLY,
@@ -46,7 +46,7 @@ from stepwise_routing.method.policy import (
     state_inputs,
     update_threshold,
 )
-from .walks import grade_answers, walk, walk_one
+from .walks import LargeOnly, grade_answers, walk, walk_one
 from ..base.settings import Policy
 from ..base.settings import checked
 
@@ -65,26 +65,21 @@ class TreeEnv(Environment):
         on_escalate: str = 'append',  # or "regenerate"
         unit: str = 'paper_flops',  # the cost: "paper_flops", "full_flops" or "cents"
     ):
-        self.problems, self.tree, self.scaler, self.features = (
-            list(problems),
-            tree,
-            scaler,
-            tuple(scaler.features),
-        )
+        self.problems = list(problems)
+        self.tree = tree
+        self.scaler = scaler
+        self.features = tuple(scaler.features)
         self.mode = mode
         self.on_escalate = on_escalate
         self.unit = unit
         self.observed = {}
         self.n_models = tree.n_models
         self.models = tuple(s.name for s in tree.specs)
-        alone = SimpleNamespace(
-            name='large', mode='absorbing', on_escalate='append', start=tree.n_models - 1
-        )
-        large = walk(self.problems, alone, tree)
-        self.large_right = self.against = np.array([w.correct for w in large], float)
-        self.share = float(
-            np.mean([walk_cost(w.calls, tree.specs, unit) for w in large])
-        )  # of cost 1
+        large = walk(self.problems, LargeOnly(start=tree.n_models - 1), tree)
+        self.large_right = np.array([w.correct for w in large], float)
+        self.against = self.large_right
+        costs = [walk_cost(w.calls, tree.specs, unit) for w in large]
+        self.share = float(np.mean(costs))  # of cost 1
 
 # %% ../../nbs/03b_training.ipynb #walker
 @patch
@@ -112,26 +107,24 @@ class _Walker:
         self.pi_at = pi_at
         self.act = act
         self.notes = []
-        self.mode, self.on_escalate, self.rescore = (
-            env.mode,
-            env.on_escalate,
-            env.mode == 'per_step',
-        )
+        self.mode = env.mode
+        self.on_escalate = env.on_escalate
+        self.rescore = env.mode == 'per_step'
 
     def choose(self, states):
         inputs = self.env.inputs(states[0])
-        at = int(states[0].path[-1])
-        pi = self.pi_at(inputs, at)
-        act = self.act(pi, at, len(self.notes))
-        self.notes.append((inputs, at, act, pi[act]))
-        return [act], [Call(0, 0, 0, 0, 'decision')]
+        current_model = int(states[0].path[-1])
+        pi = self.pi_at(inputs, current_model)
+        act = self.act(pi, current_model, len(self.notes))
+        self.notes.append((inputs, current_model, act, pi[act]))
+        return [act]
 
     escalates = choose  # how a walk over two models asks
 
 # %% ../../nbs/03b_training.ipynb #walks
-def _spent(calls, specs, unit):  # [1 + decision], FLOPs or cents
+def _costs_between(calls, decision_marks, specs, unit):  # [1 + decision], FLOPs or cents
     "Cost before the first decision, and from each decision to the next."
-    cuts = [0, *(i for i, c in enumerate(calls) if c.kind == 'decision'), len(calls)]
+    cuts = [0, *decision_marks, len(calls)]
     return np.array([walk_cost(calls[a:b], specs, unit) for a, b in zip(cuts, cuts[1:])])
 
 
@@ -144,7 +137,8 @@ def walks(self: TreeEnv, policy, rows, acts):  # acts: one function a row, see `
     walking = (walk_one(p, w, self.tree) for p, w in zip(problems, walkers))
     walks = run_async(gather_progress(walking, 'walks', False))
     right = grade_answers(self.tree, [(w.problem, extract_boxed(w.steps[-1].text)) for w in walks])
-    paid = [_spent(w.calls, self.tree.specs, self.unit) / self.share for w in walks]
+    specs = self.tree.specs
+    paid = [_costs_between(w.calls, w.decision_marks, specs, self.unit) / self.share for w in walks]
     return [w.notes for w in walkers], np.array(right, float), paid
 
 # %% ../../nbs/03b_training.ipynb #sample-tree
@@ -365,9 +359,7 @@ def threshold_path(policy, env):  # training problems -> [threshold]
     "Thresholds that no other one beats in both misses and cost, the safest first, the cheapest last."
     kappas = candidate_thresholds(policy, env)
     curve = env.risk_curve(policy, kappas)
-    order = np.lexsort((curve['cost'], curve['miss']))
-    cheapest = np.minimum.accumulate(np.r_[np.inf, curve['cost'][order]])[:-1]
-    return kappas[order[curve['cost'][order] < cheapest]]
+    return kappas[undominated(curve['miss'], curve['cost'])]
 
 # %% ../../nbs/03b_training.ipynb #sweep-thresholds
 def sweep_thresholds(policy, env, n=20):  # -> [n + 2], falling
@@ -427,8 +419,8 @@ def calibrate(
     )
     bound = (n * curve['miss'] + 1) / (n + 1)
     if target == 'accuracy':
-        good = curve['right'] >= large - alpha - 1e-12
-        i = int(np.where(good, curve['cost'], np.inf).argmin())
+        good = keeps_accuracy(curve['right'], large, alpha)
+        i = cheapest_within(curve['right'], curve['cost'], large, alpha)
     else:  # the large model alone is on no path
         good = np.logical_and.accumulate(bound[:-1] <= alpha + 1e-12)
         i = max(int(good.sum()) - 1, 0)

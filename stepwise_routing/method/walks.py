@@ -326,8 +326,8 @@ def walk_together(
     grade_answers(tree, pairs)
 
     def result(position, problem):
-        kept, answer = rows_of[problem.id][position]
-        return kept, answer, tree.grades[problem.id, answer]
+        row, answer = rows_of[problem.id][position]
+        return row, answer, tree.grades[problem.id, answer]
 
     return [[result(i, p) for p in problems] for i, (_, problems) in enumerate(wanted)]
 
@@ -339,7 +339,9 @@ def walk(
 ) -> list:  # one `Trajectory` a problem
     "Let a router walk the trees of all problems at once. Errors as of `walk_together`."
     (rows,) = walk_together([(router, problems)], tree, lambda _, one_walk: one_walk)
-    return [
-        Trajectory(p, w.path, w.steps, tuple(w.calls), answer, right)
-        for p, (w, answer, right) in zip(problems, rows)
-    ]
+    trajectories = []
+    for problem, (one_walk, answer, right) in zip(problems, rows):
+        calls = tuple(one_walk.calls)
+        trajectory = Trajectory(problem, one_walk.path, one_walk.steps, calls, answer, right)
+        trajectories.append(trajectory)
+    return trajectories

@@ -97,7 +97,7 @@ class Ledger(Database):
 
     def save(self, rows):
         calls, replies = zip(*rows.values())
-        self.write('REPLACE', call=calls, reply=filter(None, replies))
+        self.write('REPLACE', dict(call=calls, reply=filter(None, replies)))
 
     async def send(self, call):  # its request leaves now
         if (most := self.reserved[call])[1]:

@@ -11,7 +11,8 @@ from fastcore.net import urlread
 from fastcore.xdg import xdg_cache_home
 
 from ..base.tools import digest, nearest, run_async, write_file
-from ..data.grading import MAX_ANSWER, given_up, is_right
+from ..data.answers import MAX_ANSWER
+from ..data.grading import given_up, is_right
 from .chat import OpenAIBackend, plain_address
 from .hub import hub_folder, model_folder, weights_sha256
 from .names import model_kind

@@ -1,85 +1,137 @@
-"""What a whole sweep gains, whether ours is really cheaper than the others, and what falls short"""
+"""What whole sweeps of thresholds gain, and whether ours is really cheaper than the others
+
+Here belong curves of accuracy over cost, areas under them, and paired comparisons. Single settings
+belong in `report.tables`, frontiers in `method.bounds`, the bootstrap in `base.statistics`.
+"""
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from ..base.records import READINGS
 from ..method.bounds import oracle_frontier, random_frontier
-from ..method.results import METHOD_STYLE, headline, method_label, method_rank, with_intervals
+from ..method.outcomes import undominated
+from ..method.results import headline, method_label, method_rank, with_intervals
 from .writer import HUNDREDTHS, POINTS, interval, interval_table, label, markdown, percent
 
-
-def _integral(
-    x, y, end
-):  # points [resample, point] by rising x, [resample]; level beyond the first and the last one
-    "The integral of straight lines through the points, from the first x to `end`."
-    dx = np.clip(end[:, None], x[:, :-1], x[:, 1:]) - x[:, :-1]
-    with np.errstate(invalid='ignore', divide='ignore'):
-        slope = np.diff(y) / np.diff(x)
-    slope = np.nan_to_num(slope, posinf=0, neginf=0)
-    before = np.minimum(end - x[:, 0], 0) * y[:, 0]
-    behind = np.maximum(end - x[:, -1], 0) * y[:, -1]
-    return (dx * (y[:, :-1] + slope * dx / 2)).sum(1) + before + behind
+# ---- curves
 
 
-def _between(curve, start, end):
-    return _integral(*curve, end) - _integral(*curve, start)
+@dataclass(frozen=True)
+class Curve:
+    "Straight lines through points by rising cost, in every resample; level before and after them."
+
+    cost: np.ndarray  # [1 + resample, point]
+    accuracy: np.ndarray  # [1 + resample, point]
+
+    def area(self, start, end):  # costs [1 + resample]; [1 + resample]
+        "The area under the curve between two costs."
+        return self._area_from_first_point(end) - self._area_from_first_point(start)
+
+    def _area_from_first_point(self, end):
+        x, y = self.cost, self.accuracy
+        width = np.clip(end[:, None], x[:, :-1], x[:, 1:]) - x[:, :-1]
+        with np.errstate(invalid='ignore', divide='ignore'):
+            slope = np.diff(y) / np.diff(x)
+        slope = np.nan_to_num(slope, posinf=0, neginf=0)  # a step upwards has no width
+        under_lines = (width * (y[:, :-1] + slope * width / 2)).sum(1)
+        before_first = np.minimum(end - x[:, 0], 0) * y[:, 0]
+        after_last = np.maximum(end - x[:, -1], 0) * y[:, -1]
+        return under_lines + before_first + after_last
+
+    def least_cost(self, target):  # accuracies [1 + resample]; [1 + resample]
+        "The least cost at which the lines reach an accuracy; infinite if they never do."
+        x, y = self.cost, self.accuracy
+        needed = target[:, None] - 1e-9
+        at_points = np.where(y >= needed, x, np.inf)
+        with np.errstate(invalid='ignore', divide='ignore'):
+            share_of_line = (needed - y[:, :-1]) / (y[:, 1:] - y[:, :-1])
+            crossing = x[:, :-1] + share_of_line * (x[:, 1:] - x[:, :-1])
+        is_crossed = (y[:, :-1] < needed) != (y[:, 1:] < needed)
+        between_points = np.where(is_crossed, crossing, np.inf)
+        return np.minimum(at_points.min(1), between_points.min(1))
 
 
-def _borders(table, on_escalate, cost, weights):
-    "(Costs, accuracies) [resample, point] of chance and of hindsight."
-    chance = random_frontier(table, on_escalate, np.linspace(0, 1, 201), cost, weights)
-    best = oracle_frontier(table, on_escalate, cost, weights)
-    return [(np.maximum.accumulate(f['cost'], 1), f['accuracy']) for f in (chance, best)]
+@dataclass(frozen=True)
+class Winnable:
+    "What a router can win on a benchmark. All but `weights` are arrays [1 + resample]."
+
+    weights: np.ndarray  # [1 + resample, problem]: the share that a problem has
+    small_cost: np.ndarray
+    small_accuracy: np.ndarray
+    large_cost: np.ndarray
+    large_accuracy: np.ndarray
+    end: np.ndarray  # the cost up to which areas count
+    chance: np.ndarray  # area under the random frontier
+    hindsight: np.ndarray  # area under the oracle frontier
 
 
-def _area(table, counts, on_escalate='append', cost='paper_flops'):
-    "What a router can win: areas under chance and hindsight up to `end`; cost and accuracy of both models [resample]."
-    w = counts / len(table)
+def _frontier_curve(frontier):  # of `method.bounds`
+    return Curve(np.maximum.accumulate(frontier['cost'], 1), frontier['accuracy'])
+
+
+def winnable(
+    table,  # `OutcomeTable`
+    counts,  # [1 + resample, problem], of `resamples`
+    on_escalate='append',  # or "regenerate"
+    cost='paper_flops',  # one of `UNITS`
+) -> Winnable:
+    "The area between chance and hindsight, and both models alone."
+    weights = counts / len(table)
+    small = table.outcome(-1)
+    large = table.large_only()
     at_once = table.outcome(0, on_escalate)
-    small, large = (
-        (w @ o[cost], w @ o['correct']) for o in (table.outcome(-1), table.large_only())
+    small_cost = weights @ small[cost]
+    large_cost = weights @ large[cost]
+    end = np.maximum(weights @ at_once[cost], large_cost)
+    chance = random_frontier(table, on_escalate, np.linspace(0, 1, 201), cost, weights)
+    hindsight = oracle_frontier(table, on_escalate, cost, weights)
+    return Winnable(
+        weights=weights,
+        small_cost=small_cost,
+        small_accuracy=weights @ small['correct'],
+        large_cost=large_cost,
+        large_accuracy=weights @ large['correct'],
+        end=end,
+        chance=_frontier_curve(chance).area(small_cost, end),
+        hindsight=_frontier_curve(hindsight).area(small_cost, end),
     )
-    end = np.maximum(w @ at_once[cost], large[0])
-    chance, best = (
-        _between(border, small[0], end) for border in _borders(table, on_escalate, cost, w)
-    )
-    return dict(weights=w, end=end, chance=chance, best=best, small=small, large=large)
 
 
-def _undominated(cost, accuracy):
-    "Indices of the points that no other point beats, by rising cost."
-    cost = np.asarray(cost, float)
-    accuracy = np.asarray(accuracy, float)
-    order = np.lexsort((-accuracy, cost))
-    best = np.maximum.accumulate(np.r_[-np.inf, accuracy[order]])[:-1]
-    return order[accuracy[order] > best]
+@dataclass(frozen=True)
+class Sweep:
+    "A method at all its thresholds."
+
+    method: str
+    on_escalate: str
+    calibration_cost: np.ndarray  # [threshold]
+    calibration_accuracy: np.ndarray  # [threshold]
+    cost: np.ndarray  # [threshold, problem], on test
+    correct: np.ndarray  # [threshold, problem], on test
+
+    def curve(
+        self,
+        area: Winnable,  # of the same reading
+    ) -> Curve:
+        "From the small model along the thresholds that nothing beats on calibration."
+        best = undominated(self.calibration_cost, -self.calibration_accuracy)
+
+        def mean(values):
+            # contiguous: a sum over a transposed array has another order, so other last bits
+            return area.weights @ np.ascontiguousarray(values[best].T)
+
+        start = area.small_cost[:, None]
+        cost = np.c_[start, np.maximum(mean(self.cost), start)]
+        accuracy = np.c_[area.small_accuracy, mean(self.correct)]
+        order = np.argsort(cost, axis=1, kind='stable')
+        return Curve(
+            np.take_along_axis(cost, order, axis=1), np.take_along_axis(accuracy, order, axis=1)
+        )
 
 
-def _curve(area, cal_points, test_points):
-    "(Cost, accuracy) [resample, point], from (cost, accuracy) [point] on calibration, [point, problem] on test."
-    kept = _undominated(*cal_points)
-    start = area['small'][0][:, None]
-    # contiguous: a sum over a transposed array takes another order, and so has other last bits
-    cost, right = (
-        area['weights'] @ np.ascontiguousarray(np.asarray(v, float)[kept].T) for v in test_points
-    )
-    points = np.c_[start, np.maximum(cost, start)], np.c_[area['small'][1], right]
-    order = np.argsort(points[0], axis=1, kind='stable')
-    return [np.take_along_axis(v, order, axis=1) for v in points]
-
-
-def _least_cost(cost, accuracy, target):
-    "Least cost at which the lines through the points [resample, point] reach the target [resample]; inf: nowhere."
-    t = target[:, None] - 1e-9
-    (x0, x1), (y0, y1) = (cost[:, :-1], cost[:, 1:]), (accuracy[:, :-1], accuracy[:, 1:])
-    with np.errstate(invalid='ignore', divide='ignore'):
-        cross = x0 + (t - y0) / (y1 - y0) * (x1 - x0)
-    crossing = np.where((y0 < t) != (y1 < t), cross, np.inf)
-    return np.minimum(np.where(accuracy >= t, cost, np.inf).min(1), crossing.min(1))
-
+# ---- metrics of a sweep
 
 METRICS = {
     'share': 'Share of the area',
@@ -91,66 +143,75 @@ METRICS = {
 }
 
 
-def _measures(area, cost, accuracy):  # of a curve -> `METRICS` [1 + resample]
-    (x0, y0), (x1, y1) = area['small'], area['large']
-    gap = y1 - y0
-    curve = (cost, accuracy)
-    least = {f'cpt{q}': _least_cost(cost, accuracy, y0 + q / 100 * gap) / x1 for q in (50, 80, 95)}
+def measures(
+    area: Winnable,
+    curve: Curve,
+) -> dict:  # key of `METRICS` -> [1 + resample]
+    "What a curve wins."
+    gap = area.large_accuracy - area.small_accuracy
+    won = curve.area(area.small_cost, area.end)
+    up_to_large = curve.area(area.small_cost, area.large_cost)
     with np.errstate(invalid='ignore', divide='ignore'):
-        share = (_between(curve, x0, area['end']) - area['chance']) / (
-            area['best'] - area['chance']
-        )
-        apgr = (_between(curve, x0, x1) / (x1 - x0) - y0) / gap
-    return dict(share=share, apgr=apgr, **least, qnc=_least_cost(cost, accuracy, y1) / x1)
+        share = (won - area.chance) / (area.hindsight - area.chance)
+        mean_accuracy = up_to_large / (area.large_cost - area.small_cost)
+        apgr = (mean_accuracy - area.small_accuracy) / gap
+    reached = dict(share=share, apgr=apgr)
+    for percentage in (50, 80, 95):
+        target = area.small_accuracy + percentage / 100 * gap
+        reached[f'cpt{percentage}'] = curve.least_cost(target) / area.large_cost
+    reached['qnc'] = curve.least_cost(area.large_accuracy) / area.large_cost
+    return reached
 
 
-def _sweeps(p):
-    "(method, reading, points on calibration, points on test) of every sweep; points as of `_curve`."
-    cost = p.grid['unit'].iloc[0]
-    rows = p.rows[
-        np.isfinite(p.rows['threshold'])
-        & ~p.rows['method'].isin(('Ours (online kappa)', 'Ours (bound)'))
-    ]
-    grids = p.grid.set_index('threshold')
-    for (m, e), own in rows.groupby(['method', 'on_escalate']):
-        grid = grids[(grids['method'] == m) & (grids['on_escalate'] == e)][['cost', 'accuracy']]
-        if grid.empty and m != 'Knows the steps':
+def _sweeps(part):  # yields a `Sweep` of every method of `BenchmarkResults` that has one
+    unit = part.grid['unit'].iloc[0]
+    is_sweep = np.isfinite(part.rows['threshold'])
+    is_point = part.rows['method'].isin(('Ours (online kappa)', 'Ours (bound)'))
+    groups = part.rows[is_sweep & ~is_point].groupby(['method', 'on_escalate'])
+    for (method, on_escalate), rows in groups:
+        of_method = part.grid['method'] == method
+        of_reading = part.grid['on_escalate'] == on_escalate
+        grid = part.grid[of_method & of_reading].set_index('threshold')
+        if grid.empty and method != 'Knows the steps':
             continue
-        table = own.pivot(index='threshold', columns='problem', values=[cost, 'correct'])
-        test = [table[k].to_numpy(float) for k in (cost, 'correct')]
-        yield (
-            m,
-            e,
-            [v.mean(1) for v in test] if grid.empty else grid.loc[table.index].to_numpy().T,
-            test,
-        )
+        table = rows.pivot(index='threshold', columns='problem', values=[unit, 'correct'])
+        cost = table[unit].to_numpy(float)
+        correct = table['correct'].to_numpy(float)
+        if grid.empty:  # nothing was chosen on calibration
+            calibration = cost.mean(1), correct.mean(1)
+        else:
+            calibration = grid.loc[table.index, ['cost', 'accuracy']].to_numpy(float).T
+        yield Sweep(method, on_escalate, *calibration, cost, correct)
 
 
 @cache
 def metrics(
-    p,
-):  # DataFrame, one row per method: benchmark, method, on_escalate, n, points, then `METRICS`
-    "What the sweeps on a benchmark (`BenchmarkResults`) win."
+    part,  # `BenchmarkResults`
+):  # DataFrame: benchmark, method, on_escalate, n, points, then `METRICS` with _low and _high
+    "What the sweeps on a benchmark win, a row each."
     import pandas as pd
 
-    areas = {e: _area(p.table, p.means.counts, e, p.grid['unit'].iloc[0]) for e in READINGS}
-
-    def row(m, e, *points):
-        curve = _curve(areas[e], *points)
-        return dict(
-            benchmark=p.table.benchmark,
-            method=m,
-            on_escalate=e,
-            n=len(p.table),
-            points=curve[0].shape[1] - 1,
-            **with_intervals(_measures(areas[e], *curve)),
+    unit = part.grid['unit'].iloc[0]
+    areas = {
+        on_escalate: winnable(part.table, part.means.counts, on_escalate, unit)
+        for on_escalate in READINGS
+    }
+    rows = []
+    for sweep in sorted(_sweeps(part), key=lambda s: (method_rank(s.method), s.on_escalate)):
+        area = areas[sweep.on_escalate]
+        curve = sweep.curve(area)
+        names = dict(
+            benchmark=part.table.benchmark,
+            method=sweep.method,
+            on_escalate=sweep.on_escalate,
+            n=len(part.table),
+            points=curve.cost.shape[1] - 1,
         )
+        rows.append(names | with_intervals(measures(area, curve)))
+    return pd.DataFrame(rows)
 
-    sweeps = sorted(_sweeps(p), key=lambda sweep: (method_rank(sweep[0]), sweep[1]))
-    return pd.DataFrame([row(*sweep) for sweep in sweeps])
 
-
-_METRIC_NOTES = """
+METRIC_NOTES = """
 All in % [paired bootstrap 95% interval]. *Share of the area* between chance and hindsight (the random and the oracle
 frontier of the same reading of "escalate"): 0 is chance, 100 is hindsight; compare within a reading. *APGR*: how much
 of the gap between the two models is closed, as a mean over all costs between theirs. *CPT(q)*: the least share of the
@@ -160,104 +221,142 @@ the thresholds that nothing beats on the calibration split, and straight lines b
 """
 
 
-def metrics_markdown(rows) -> str:
-    "The rows of `metrics` of all benchmarks."
-
-    def name(row):
-        return label(row) + ' (1)' * (row['points'] == 1)
-
-    cells = {
-        head: lambda row, m=m: percent(m)(row).replace('∞', 'not reached')
-        for m, head in METRICS.items()
-    }
-    return (
-        markdown(interval_table(rows, dict(Benchmark='benchmark', Method=name), cells))
-        + _METRIC_NOTES
-    )
+def _sweep_name(row):
+    return f'{label(row)} (1)' if row['points'] == 1 else label(row)
 
 
-def _p_value(difference):  # [1 + resample], 0 is no difference
+def _metric_cell(metric):
+    return lambda row: percent(metric)(row).replace('∞', 'not reached')
+
+
+def metrics_markdown(
+    rows,  # of `metrics`, of all benchmarks
+) -> str:
+    "Metrics as a table with its notes."
+    cells = {heading: _metric_cell(metric) for metric, heading in METRICS.items()}
+    names = dict(Benchmark='benchmark', Method=_sweep_name)
+    return markdown(interval_table(rows, names, cells)) + METRIC_NOTES
+
+
+# ---- ours against the others
+
+
+def p_value(
+    difference,  # [1 + resample]; 0 is no difference
+) -> float:
+    "Two-sided, by the normal distribution with the spread of the resamples."
     spread = difference[1:].std()
-    return math.erfc(abs(difference[0]) / spread / 2**0.5) if spread else float(difference[0] == 0)
+    if spread == 0:
+        return float(difference[0] == 0)
+    return math.erfc(abs(difference[0]) / spread / 2**0.5)
 
 
-def holm(p) -> np.ndarray:  # p-values, as they come
+def holm(
+    p_values,  # in any order
+) -> np.ndarray:
     "Holm's corrected p-values: as many tests as there are all hold at once."
-    p = np.asarray(p, float)
+    p = np.asarray(p_values, float)
     order = np.argsort(p, kind='stable')
-    out = np.empty_like(p)
-    out[order] = np.minimum(np.maximum.accumulate(np.arange(len(p), 0, -1) * p[order]), 1)
-    return out
+    tests_left = np.arange(len(p), 0, -1)
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(np.maximum.accumulate(tests_left * p[order]), 1)
+    return corrected
 
 
-def _sweep(means, method, on_escalate):
-    "Columns of a method, by rising threshold. ValueError where it has no rows."
+def _columns_of(means, method, on_escalate):
+    "Columns of a method in `Means`, by rising threshold. ValueError if it has no rows."
     keys = means.keys[(means.keys['method'] == method) & (means.keys['on_escalate'] == on_escalate)]
-    if not len(keys):
+    if keys.empty:
         raise ValueError(f'no rows of {method_label(method, on_escalate)}')
     return keys.sort_values('threshold', kind='stable').index.to_numpy()
 
 
-def _road(means, method, on_escalate):
-    "The same by rising cost, from the small model on to the large one."
-    own = _sweep(means, method, on_escalate)
-    cost = means.columns['cost'][0]
-    small, large = (_sweep(means, m, 'append') for m in ('Small only', 'Large only'))
-    return np.r_[small, own[np.argsort(cost[own], kind='stable')], large]
+def _chosen_column(means, row):  # (method, on_escalate)
+    columns = _columns_of(means, *row)
+    return columns[means.keys['chosen'][columns] == 1][0]
 
 
-def compare(means, ours, other) -> dict:  # (method, on_escalate) each
-    "Paired: both at their chosen settings; `equal_ratio` of costs where the other's sweep is as accurate as ours."
-    spent = means.columns['cost']
-    right = means.columns['correct']
-    keys = means.keys
-    at = [next(i for i in _sweep(means, *row) if keys['chosen'][i] == 1) for row in (ours, other)]
-    (cost, others), (accuracy, theirs) = ([v[:, i] for i in at] for v in (spent, right))
-    road = _road(means, *other)
-    price = _least_cost(spent[:, road], right[:, road], np.minimum(accuracy, right[:, road].max(1)))
+def _whole_curve(means, row):
+    "A method by rising cost on test, from the small model on to the large one."
+    cost = means.columns['cost']
+    sweep = _columns_of(means, *row)
+    by_cost = sweep[np.argsort(cost[0][sweep], kind='stable')]
+    small = _columns_of(means, 'Small only', 'append')
+    large = _columns_of(means, 'Large only', 'append')
+    columns = np.r_[small, by_cost, large]
+    return Curve(cost[:, columns], means.columns['correct'][:, columns])
+
+
+def _cost_ratio(cost, other_cost):
     with np.errstate(invalid='ignore', divide='ignore'):  # nothing for nothing is a tie
-        ratio, equal = (np.where(cost == x, 1.0, cost / x) for x in (others, price))
+        return np.where(cost == other_cost, 1.0, cost / other_cost)
+
+
+def compare(
+    means,  # `Means` of a benchmark
+    ours: tuple,  # (method, on_escalate)
+    other: tuple,  # (method, on_escalate)
+) -> dict:
+    """Ours against another method on the same problems, both at their chosen settings.
+
+    `equal_ratio` is the ratio of costs if the other one may take any spot of its sweep that is as
+    accurate as ours. ValueError if one of them has no rows.
+    """
+    our_column = _chosen_column(means, ours)
+    other_column = _chosen_column(means, other)
+    cost = means.columns['cost'][:, our_column]
+    other_cost = means.columns['cost'][:, other_column]
+    accuracy = means.columns['correct'][:, our_column]
+    difference = accuracy - means.columns['correct'][:, other_column]
+    curve = _whole_curve(means, other)
+    reachable = np.minimum(accuracy, curve.accuracy.max(1))
     names = dict(
-        benchmark=keys['benchmark'][0],
+        benchmark=means.keys['benchmark'][0],
         ours=ours[0],
         on_escalate=ours[1],
         other=other[0],
         other_on_escalate=other[1],
         n=means.counts.shape[1],
     )
-    draws = dict(cost_ratio=ratio, accuracy_difference=accuracy - theirs, equal_ratio=equal)
-    return (
-        names
-        | with_intervals(draws)
-        | dict(p_cost=_p_value(cost - others), p_accuracy=_p_value(accuracy - theirs))
+    intervals = with_intervals(
+        dict(
+            cost_ratio=_cost_ratio(cost, other_cost),
+            accuracy_difference=difference,
+            equal_ratio=_cost_ratio(cost, curve.least_cost(reachable)),
+        )
     )
+    tests = dict(p_cost=p_value(cost - other_cost), p_accuracy=p_value(difference))
+    return names | intervals | tests
 
 
 @cache
 def comparisons(
-    r,
+    r,  # `SettingResults`
 ):  # DataFrame, a row per pair and benchmark; `cheaper`, `worse`: significantly (Holm)
     "Our rows of `headline` against those of the other families."
     import pandas as pd
 
-    rows = headline(r.results)
-    ours = [rows[f] for f in rows if f.startswith('Ours')]
-    pairs = [(a, b) for a in ours for b in rows.values() if b not in ours]
-    there = {p: set(zip(p.results['method'], p.results['on_escalate'])) for p in r.parts.values()}
-    out = pd.DataFrame(
-        [compare(p.means, *pair) for p in there for pair in pairs if there[p].issuperset(pair)]
-    )
-    if out.empty:
-        return out
+    families = headline(r.results)
+    ours = [row for family, row in families.items() if family.startswith('Ours')]
+    others = [row for row in families.values() if row not in ours]
+    rows = []
+    for part in r.parts.values():
+        has_rows = set(zip(part.results['method'], part.results['on_escalate']))
+        for own in ours:
+            for other in others:
+                if {own, other} <= has_rows:
+                    rows.append(compare(part.means, own, other))
+    pairs = pd.DataFrame(rows)
+    if pairs.empty:
+        return pairs
     tests = ['p_cost', 'p_accuracy']
-    out[tests] = holm(out[tests].to_numpy().ravel()).reshape(-1, 2)
-    return out.assign(
-        cheaper=(out['cost_ratio'] < 1) & (out['p_cost'] < 0.05),
-        worse=(out['accuracy_difference'] < 0) & (out['p_accuracy'] < 0.05),
-    )
+    pairs[tests] = holm(pairs[tests].to_numpy().ravel()).reshape(-1, 2)
+    pairs['cheaper'] = (pairs['cost_ratio'] < 1) & (pairs['p_cost'] < 0.05)
+    pairs['worse'] = (pairs['accuracy_difference'] < 0) & (pairs['p_accuracy'] < 0.05)
+    return pairs
 
 
-_NOTES = """
+COMPARISON_NOTES = """
 Cost of ours / cost of the other, and accuracy of ours - accuracy of the other, in points, each at the setting chosen on
 calibration [paired bootstrap 95% intervals]; p: two-sided, Holm-corrected over all {n} tests of this table. **Bold**, a
 win: ours is significantly cheaper and not significantly less accurate (p < .05). *At equal accuracy*: the other may
@@ -267,88 +366,45 @@ choose its spot on the test problems, anywhere on the straight lines along its t
 """
 
 
-def comparison_markdown(pairs) -> str:
-    "The rows of `comparisons`, and how often ours wins."
+def _our_name(pair):
+    return method_label(pair['ours'], pair['on_escalate'])
 
-    def other(row):
-        return method_label(row['other'], row['other_on_escalate'])
 
-    def ratio(row):
-        text = interval('cost_ratio', HUNDREDTHS)(row)
-        return f'**{text}**' if row['cheaper'] and not row['worse'] else text
+def _other_name(pair):
+    return method_label(pair['other'], pair['other_on_escalate'])
 
-    rows = dict(
-        Benchmark='benchmark',
-        Ours=lambda row: method_label(row['ours'], row['on_escalate']),
-        Against=other,
-    )
+
+def _is_win(pair):
+    return pair['cheaper'] and not pair['worse']
+
+
+def _ratio_cell(pair):
+    ratio = interval('cost_ratio', HUNDREDTHS)(pair)
+    return f'**{ratio}**' if _is_win(pair) else ratio
+
+
+def _p_cell(column):
+    return lambda pair: f'{pair[column]:.3f}'
+
+
+def comparison_markdown(
+    pairs,  # of `comparisons`
+) -> str:
+    "Comparisons as a table with its notes, and how often ours wins."
+    names = dict(Benchmark='benchmark', Ours=_our_name, Against=_other_name)
     cells = {
-        'Cost ratio': ratio,
-        'p, cost': lambda row: f'{row["p_cost"]:.3f}',
+        'Cost ratio': _ratio_cell,
+        'p, cost': _p_cell('p_cost'),
         'Accuracy, points': interval('accuracy_difference', POINTS, 100),
-        'p, accuracy': lambda row: f'{row["p_accuracy"]:.3f}',
+        'p, accuracy': _p_cell('p_accuracy'),
         'Cost ratio at equal accuracy': interval('equal_ratio', HUNDREDTHS),
     }
-    wins = pairs.assign(against=pairs.apply(other, axis=1), wins=pairs['cheaper'] & ~pairs['worse'])
-    counts = wins.groupby('against', sort=False)[['wins', 'worse']].agg(['sum', 'size'])
-    text = ''.join(
-        f'- against {name}: of {n} rows ours wins {won}, and is significantly less accurate in {worse}.\n'
-        for name, won, n, worse, _ in counts.itertuples()
-    )
-    return markdown(interval_table(pairs, rows, cells)) + _NOTES.format(n=2 * len(pairs)) + text
-
-
-def _shortfalls(p):
-    "What the numbers of a benchmark do not say."
-
-    def names(rows):
-        return '; '.join(dict.fromkeys(map(method_label, rows['method'], rows['on_escalate'])))
-
-    chosen = p.results[p.results['chosen'] == 1]
-    alpha = p.grid['alpha'].iloc[0]
-    n = chosen['n'].iloc[0]
-    judged = chosen.dropna(subset='calibration_accuracy')
-    missing = [m for m in METHOD_STYLE if m not in set(chosen['method']) and 'per step' not in m]
-    large = judged[np.isinf(judged['threshold'])]
-    bound = judged['method'] == 'Ours (bound)'
-    far = judged[judged['accuracy_vs_large_high'] < -alpha - 1e-12]
-    low = judged[bound & (judged['coverage_high'] < 1 - alpha - 1e-12)]
-    sentences = {
-        f'{n} test problems, fewer than 300; the intervals are wide': n < 300,
-        'the large model was not drawn again, so misses are counted against the draw that methods share': not p.table.large_redraws_right.shape[
-            1
-        ],
-        f'no rows for {"; ".join(missing)}: not run in this setting, or switched off': missing,
-        f'on calibration no setting of {names(large)} was accurate enough and cheaper than the large model alone, '
-        'which stands in': len(large),
-        f'{names(far)}: clearly more than {100 * alpha:g} points below the large model on test': len(
-            far
-        ),
-        f'the coverage of {names(low)} on test lies clearly below 1 - alpha': len(low),
-    }
-    return [sentence for sentence, holds in sentences.items() if holds]
-
-
-def shortfalls(r) -> list:  # sentences
-    "What a reader of `SettingResults` must know that the numbers do not say."
-    places = {}
-    for b, p in r.parts.items():
-        for sentence in _shortfalls(p):
-            places.setdefault(sentence, []).append(b)
-    out = [f'{", ".join(names)}: {sentence}.' for sentence, names in places.items()]
-    if lost := r.given_up:
-        out.append(
-            f'{", ".join(r.parts)}: grading gave up on answers, which count as wrong: {lost}.'
+    lines = []
+    for other, group in pairs.groupby(pairs.apply(_other_name, axis=1), sort=False):
+        wins = group.apply(_is_win, axis=1).sum()
+        lines.append(
+            f'- against {other}: of {len(group)} rows ours wins {wins}, '
+            f'and is significantly less accurate in {group["worse"].sum()}.\n'
         )
-    if r.name == 'api':
-        return [f'API setting, {sentence}' for sentence in out]
-    bare = [b for b, p in r.parts.items() if p.singles['method'].isin(list(METHOD_STYLE)).all()]
-    if not bare or not r.ablations:
-        return out
-    return [*out, f'No ablations of the policy on {", ".join(bare)}.']
-
-
-def listed(sentences) -> str:
-    "Sentences as folded Markdown."
-    items = ''.join(f'- {sentence}\n' for sentence in sentences)
-    return f'<details><summary>What falls short in this run</summary>\n\n{items}\n</details>\n'
+    notes = COMPARISON_NOTES.format(n=2 * len(pairs))
+    return markdown(interval_table(pairs, names, cells)) + notes + ''.join(lines)

@@ -1,102 +1,130 @@
-"""What happens to accuracy and cost when kappa moves"""
+"""What happens to accuracy and cost when kappa moves
+
+Here belongs the figure with a slider, for a notebook and as a page. Figures that stand still belong
+in `report.figures`.
+"""
 
 from pathlib import Path
 
 from ..base.tools import write_file
 from ..method.results import style_of
-from .figures import draw_accuracy_cost, drawn_methods, preview, read_points, sweep_points
+from .figures import draw_accuracy_cost
+from .points import drawn_methods, read_points, sweep_points
+from .style import preview
 from .writer import PERCENT
+
+GREY = '#767676'
+FRONTIER_DASHES = {'small-large line': 'solid', 'random': 'dot', 'oracle': 'dash'}
+
+
+def _percent_of(points):
+    return (100 * points).round(3).tolist()
+
+
+def _add_curve(fig, panel, points, name, **look):
+    "Accuracy against cost of some points, in one panel."
+    fig.add_scatter(
+        x=_percent_of(points['cost_share']),
+        y=_percent_of(points['accuracy']),
+        showlegend=False,
+        row=1,
+        col=panel,
+        name=name,
+        **look,
+    )
+
+
+def _stop(sweeps, threshold):
+    "Where the markers stand at a threshold, and the title that says so."
+    xs = []
+    ys = []
+    numbers = []
+    for benchmark, sweep in sweeps.items():
+        nearest = sweep.iloc[(sweep['threshold'] - threshold).abs().argmin()]
+        cost = 100 * nearest['cost_share']
+        accuracy = 100 * nearest['accuracy']
+        xs.append([round(cost, 3)])
+        ys.append([round(accuracy, 3)])
+        numbers.append(f'{benchmark}: {PERCENT(accuracy)} % at {PERCENT(cost)} %')
+    return dict(x=xs, y=ys), '; '.join(numbers)
+
+
+def _stops(sweeps, markers):  # benchmark -> sweep; indices of the markers
+    "All places of the slider. They are numbered, as the seeds of ours have kappas of their own."
+    thresholds = sorted(set().union(*(sweep['threshold'] for sweep in sweeps.values())))
+    stops = []
+    for number, threshold in enumerate(thresholds, 1):
+        moved, title = _stop(sweeps, threshold)
+        arguments = [moved, {'title.text': title}, markers]
+        label = f'{number} of {len(thresholds)}'
+        stops.append(dict(label=label, method='update', args=arguments))
+    return stops
 
 
 def slider(
-    points,  # of `read_points`, as are the frontiers
-    frontiers,
-    row,  # method, on_escalate
+    points,  # of `read_points`
+    frontiers,  # of `read_points`
+    row: tuple,  # (method, on_escalate)
 ):  # plotly figure
-    "Accuracy against cost of a sweep, a panel a benchmark, with a marker that a slider moves along its thresholds."
+    """Accuracy against cost of a sweep, a panel a benchmark, with a marker in each.
+
+    A slider moves the markers along the thresholds of the sweep.
+    """
     from plotly.subplots import make_subplots
 
     own = points[(points['method'] == row[0]) & (points['on_escalate'] == row[1])]
-    sweeps = {
-        b: sweep_points(p).sort_values('threshold') for b, p in own.groupby('benchmark', sort=False)
-    }
+    sweeps = {}
+    for benchmark, of_benchmark in own.groupby('benchmark', sort=False):
+        sweeps[benchmark] = sweep_points(of_benchmark).sort_values('threshold')
     fig = make_subplots(1, len(sweeps), subplot_titles=list(sweeps))
     color = style_of(row[0])['color']
     markers = []
-    grey = {'small-large line': 'solid', 'random': 'dot', 'oracle': 'dash'}
-    for i, (benchmark, sweep) in enumerate(sweeps.items(), 1):
-
-        def draw(x, y, **look):
-            x, y = ((100 * v).round(3).tolist() for v in (x, y))
-            fig.add_scatter(x=x, y=y, showlegend=False, row=1, col=i, **look)
-
-        for name, c in frontiers[frontiers['benchmark'] == benchmark].groupby('curve', sort=False):
-            look = dict(color='#767676', dash=grey[name], width=1)
-            draw(c['cost_share'], c['accuracy'], name=name, mode='lines', line=look)
-        draw(
-            sweep['cost_share'],
-            sweep['accuracy'],
-            name='all kappas',
-            mode='lines',
-            line=dict(color=color),
-        )
+    for panel, (benchmark, sweep) in enumerate(sweeps.items(), 1):
+        curves = frontiers[frontiers['benchmark'] == benchmark]
+        for name, curve in curves.groupby('curve', sort=False):
+            line = dict(color=GREY, dash=FRONTIER_DASHES[name], width=1)
+            _add_curve(fig, panel, curve, name, mode='lines', line=line)
+        _add_curve(fig, panel, sweep, 'all kappas', mode='lines', line=dict(color=color))
         markers.append(len(fig.data))
-        draw(
-            sweep['cost_share'][:1],
-            sweep['accuracy'][:1],
-            name='this kappa',
-            mode='markers',
-            marker=dict(color=color, size=13, symbol='star'),
-        )
-    fig.update_xaxes(zeroline=False).update_xaxes(
-        title="cost, % of the large model's", col=(len(sweeps) + 1) // 2
-    )
+        star = dict(color=color, size=13, symbol='star')
+        _add_curve(fig, panel, sweep[:1], 'this kappa', mode='markers', marker=star)
+    middle = (len(sweeps) + 1) // 2
+    fig.update_xaxes(zeroline=False)
+    fig.update_xaxes(title="cost, % of the large model's", col=middle)
     fig.update_yaxes(title='accuracy, %', col=1)
-    bar = dict(
-        steps=_steps(sweeps, markers), pad=dict(t=70), currentvalue=dict(prefix='kappa number ')
-    )
-    title = dict(text=bar['steps'][0]['args'][1]['title.text'], font=dict(size=13))
+    stops = _stops(sweeps, markers)
+    bar = dict(steps=stops, pad=dict(t=70), currentvalue=dict(prefix='kappa number '))
+    first_title = stops[0]['args'][1]['title.text']
+    title = dict(text=first_title, font=dict(size=13))
     return fig.update_layout(sliders=[bar], template='none', title=title)
 
 
-def _steps(sweeps, markers):  # benchmark -> sweep; indices of the markers
-    "What the slider does at every threshold. They are numbered, as the seeds of ours have kappas of their own."
-    places = sorted(set().union(*(s['threshold'] for s in sweeps.values())))
-
-    def step(i, place):
-        rows = [s.iloc[(s['threshold'] - place).abs().argmin()] for s in sweeps.values()]
-        numbers = [[PERCENT(100 * r[c]) for c in ('accuracy', 'cost_share')] for r in rows]
-        told = [f'{b}: {right} % at {cost} %' for b, (right, cost) in zip(sweeps, numbers)]
-        moved = {
-            x: [[round(100 * r[c], 3)] for r in rows]
-            for x, c in dict(x='cost_share', y='accuracy').items()
-        }
-        arguments = [moved, {'title.text': '; '.join(told)}, markers]
-        return dict(label=f'{i} of {len(places)}', method='update', args=arguments)
-
-    return [step(i, place) for i, place in enumerate(places, 1)]
-
-
-def slider_page(tables, path) -> Path:  # folder of tables; the page, with plotly's script beside it
+def slider_page(
+    tables,  # folder
+    path,  # of the page; plotly's script is written beside it
+) -> Path:
     "The slider as a page of its own, the same bytes for the same tables."
     data = read_points(tables)
     fig = slider(data['points'], data['frontiers'], drawn_methods(data['points'])[-1])
-    fig.write_html(
-        path, include_plotlyjs='directory', div_id='slider', config=dict(displaylogo=False)
-    )
+    config = dict(displaylogo=False)
+    fig.write_html(path, include_plotlyjs='directory', div_id='slider', config=config)
     page = Path(path).read_text('utf-8')  # in a frame, margins would make it scroll
-    write_file(path, page.replace('body {height: 100%;}', 'body {height: 100%; margin: 0;}'))
-    return Path(path)
+    return write_file(path, page.replace('body {height: 100%;}', 'body {height: 100%; margin: 0;}'))
 
 
-def show_slider(tables):  # folder, of `tables_of`
-    "Display the slider of the row that the main figure shows last; a picture of it where plotly is not there."
+def show_slider(
+    tables,  # folder, of `tables_of`
+) -> None:
+    """Display the slider of the row that the main figure shows last.
+
+    It is a picture if plotly is not there.
+    """
     from IPython.display import display
 
     data = read_points(tables)
     points = data['points']
     curves = data['frontiers']
-    row = drawn_methods(data['points'])[-1]
+    row = drawn_methods(points)[-1]
     pairs = [('Small only', 'append'), ('Large only', 'append'), row]
     picture = preview(draw_accuracy_cost(points, curves, pairs, height=2.4), dpi=90)
     bundle = {

@@ -10,9 +10,9 @@ from fastcore.basics import patch
 from ..base.records import Trajectory, walk_cost
 from ..base.store import RolloutStore, tree_settings
 from ..data.benchmarks import load_problems
-from ..method.routers import LargeOnly, ScoreRouter, SmallOnly
+from ..method.routers import ScoreRouter
 from ..method.tree import RoutingTree
-from ..method.walks import State, walk
+from ..method.walks import LargeOnly, SmallOnly, State, walk
 from ..models.names import open_models
 
 WRITERS = 'small', 'large'

@@ -1,4 +1,8 @@
-"""From numbers with intervals to Markdown, LaTeX and CSV"""
+"""From numbers with intervals to Markdown, LaTeX and CSV
+
+Here belongs how a number, a cell or a table is written, whatever it is about. Which numbers stand
+in which table belongs in `report.tables` and its neighbours.
+"""
 
 import re
 from pathlib import Path
@@ -8,35 +12,51 @@ import numpy as np
 from ..base.tools import write_file
 from ..method.results import method_label
 
+# ---- numbers
+
 PERCENT = '{:.1f}'.format
 POINTS = '{:+.1f}'.format
 HUNDREDTHS = '{:.2f}'.format
 
 
-def _digits(x):
+def in_points(
+    share: float,  # of the problems
+) -> str:
+    "A share in words: .02 as `2 points`."
+    number = f'{100 * share:g}'
+    return f'{number} point' if number == '1' else f'{number} points'
+
+
+def three_digits(number: float) -> str:
     "Three significant digits, without an exponent."
-    exponent = int(f'{x:.2e}'.split('e')[1])
-    return '0' if x == 0 else f'{x:.{min(6, max(0, 2 - exponent))}f}'
+    if number == 0:
+        return '0'
+    exponent = int(f'{number:.2e}'.split('e')[1])
+    decimals = min(6, max(0, 2 - exponent))
+    return f'{number:.{decimals}f}'
 
 
 def interval(
-    metric: str,  # a column; `metric_low` and `metric_high` are its interval, `metric_text` what was printed
-    show=_digits,  # number -> text
+    metric: str,  # a column; `metric_low` and `metric_high` are its interval
+    write_number=three_digits,  # number -> text
     factor: float = 1,  # 100 makes percent of a fraction
 ):  # row -> text: what a cell of a table holds
-    "A number with its interval under it, where there is one; in bold where `metric_best` says so."
+    """A number with its interval under it, if it has one.
 
-    def text(x):
-        if np.isnan(x):
+    It is in bold if `metric_best` of the row says so. If `metric_text` is a text, it stands for the
+    number.
+    """
+
+    def text(number):
+        if np.isnan(number):
             return '–'
-        return '∞' if np.isinf(x) else show(factor * x)
+        return '∞' if np.isinf(number) else write_number(factor * number)
 
     def cell(row):
-        low, high, number = (
-            row.get(f'{metric}{end}', np.nan) for end in ('_low', '_high', '_text')
-        )
-        if not isinstance(number, str):
-            number = text(row[metric])
+        printed = row.get(f'{metric}_text')
+        number = printed if isinstance(printed, str) else text(row[metric])
+        low = row.get(f'{metric}_low', np.nan)
+        high = row.get(f'{metric}_high', np.nan)
         if not np.isnan(low):
             number += f'<br><sub>[{text(low)}, {text(high)}]</sub>'
         return f'**{number}**' if row.get(f'{metric}_best', False) else number
@@ -44,51 +64,67 @@ def interval(
     return cell
 
 
-def percent(metric):
-    return interval(metric, PERCENT, 100)  # of a fraction
+def percent(
+    metric: str,  # a column of fractions
+):  # row -> text
+    "A fraction in percent with its interval."
+    return interval(metric, PERCENT, 100)
+
+
+# ---- tables
 
 
 def interval_table(
     frame,  # DataFrame of numbers, a row for every cell or group of cells
     rows: dict,  # heading -> column, or function of a row: what names a row of the table
     cells: dict,  # heading -> function of a row, such as `interval`
-    columns=None,  # column whose values become groups of columns, e.g. "benchmark"
-):  # DataFrame of text, columns (group, heading); a dash where a group has no such row
-    "One writer for every table: from numbers to text."
+    columns: str | None = None,  # column whose values become groups of columns
+):  # DataFrame of text, columns (group, heading)
+    "One writer for every table: from numbers to text; a dash if a group has no such row."
     import pandas as pd
 
     lines = {}
     for row in frame.to_dict('records'):
         names = tuple(str(name(row) if callable(name) else row[name]) for name in rows.values())
         group = row[columns] if columns else ''
-        lines.setdefault(names, {}).update(
-            {(group, heading): cell(row) for heading, cell in cells.items()}
-        )
-    heads = [
-        (group, heading)
-        for group in (frame[columns].unique() if columns else [''])
-        for heading in cells
-    ]
-    texts = [[*names, *(line.get(h, '–') for h in heads)] for names, line in lines.items()]
-    table = pd.DataFrame(
-        texts, columns=pd.MultiIndex.from_tuples([*(('', h) for h in rows), *heads])
-    )
+        line = lines.setdefault(names, {})
+        for heading, cell in cells.items():
+            line[group, heading] = cell(row)
+    groups = frame[columns].unique() if columns else ['']
+    cell_heads = [(group, heading) for group in groups for heading in cells]
+    texts = []
+    for names, line in lines.items():
+        texts.append([*names, *(line.get(head, '–') for head in cell_heads)])
+    name_heads = [('', heading) for heading in rows]
+    heads = pd.MultiIndex.from_tuples(name_heads + cell_heads)
+    table = pd.DataFrame(texts, columns=heads)
     table.attrs['names'] = len(rows)
     return table
 
 
-def label(row):
+def label(
+    row,  # with `method` and `on_escalate`
+) -> str:
+    "The name of a row in tables."
     return method_label(row['method'], row['on_escalate'])
 
 
-def markdown(table) -> str:
-    "A table of `interval_table` as Markdown, names to the left and numbers to the right."
-    align = ['---' if i < table.attrs['names'] else '--:' for i in range(table.shape[1])]
-    lines = [[' '.join(filter(None, column)) for column in table], align, *table.values]
+def markdown(
+    table,  # of `interval_table`
+) -> str:
+    "A table as Markdown, names to the left and numbers to the right."
+    n_names = table.attrs['names']
+    n_cells = table.shape[1] - n_names
+    heads = [' '.join(part for part in column if part) for column in table]
+    align = ['---'] * n_names + ['--:'] * n_cells
+    lines = [heads, align, *table.values]
     return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)
 
 
-_TEX = {c: f'\\{c}' for c in '{}$%_&#'} | {  # character -> LaTeX
+# ---- LaTeX
+
+TEX_CHARACTERS = {
+    **{c: f'\\{c}' for c in '{}$%_&#'},
     '\\': r'\textbackslash{}',
     '^': r'\textasciicircum{}',
     '~': r'\textasciitilde{}',
@@ -104,52 +140,60 @@ _TEX = {c: f'\\{c}' for c in '{}$%_&#'} | {  # character -> LaTeX
     '↓': r'$\downarrow$',
 }
 
-_SPECIAL = re.compile(rf'10\^(\d+)|\*\*(.*?)\*\*|[{re.escape("".join(_TEX))}]')
+SPECIAL_TEXT = re.compile(rf'10\^(\d+)|\*\*(.*?)\*\*|[{re.escape("".join(TEX_CHARACTERS))}]')
 
 
-def tex(text):
-    "The text of a cell for LaTeX: a power of ten, **bold**, an interval under its number, and every character escaped."
+def _special_tex(match):  # of `SPECIAL_TEXT`
+    exponent, bold = match.groups()
+    if exponent:
+        return f'$10^{{{exponent}}}$'
+    return rf'\textbf{{{tex(bold)}}}' if bold else TEX_CHARACTERS.get(match[0], match[0])
+
+
+def tex(
+    text: str,  # of a cell
+) -> str:
+    "A text for LaTeX: powers of ten, **bold**, an interval under its number, escaped characters."
     number, _, below = text.removesuffix('</sub>').partition('<br><sub>')
     if below:
         return rf'\shortstack[r]{{{tex(number)}\\\tiny {tex(below)}}}'
-
-    def new(m):
-        if m[1]:
-            return f'$10^{{{m[1]}}}$'
-        return rf'\textbf{{{tex(m[2])}}}' if m[2] else _TEX.get(m[0], m[0])
-
-    return _SPECIAL.sub(new, text)
+    return SPECIAL_TEXT.sub(_special_tex, text)
 
 
 def tabular(
-    table, by=None
-) -> str:  # `interval_table`; heading of the column whose groups of rows are kept apart
+    table,  # of `interval_table`
+    grouped_by: str | None = None,  # heading of the column whose groups of rows are kept apart
+) -> str:
     "A table for LaTeX (booktabs, amsfonts); pandas' Styler writes it."
     import pandas as pd
 
-    heads = pd.MultiIndex.from_tuples(
-        [tuple(tex(head).replace(' $', '$') for head in column) for column in table]
-    )
-    align = 'l' * table.attrs['names'] + 'r' * (table.shape[1] - table.attrs['names'])
-    style = table.map(tex).set_axis(heads, axis=1).style.hide(axis='index')
-    lines = style.to_latex(hrules=True, multicol_align='c', column_format=align).strip().split('\n')
-    marks = table['', by].tolist() if by else []
-    first = lines.index(r'\midrule') + 1
-    for i in reversed(range(1, len(marks))):
-        if marks[i] != marks[i - 1]:
-            lines.insert(first + i, r'\midrule')
+    heads = [tuple(tex(part).replace(' $', '$') for part in column) for column in table]
+    n_names = table.attrs['names']
+    align = 'l' * n_names + 'r' * (table.shape[1] - n_names)
+    texts = table.map(tex).set_axis(pd.MultiIndex.from_tuples(heads), axis=1)
+    style = texts.style.hide(axis='index')
+    text = style.to_latex(hrules=True, multicol_align='c', column_format=align)
+    lines = text.strip().split('\n')
+    groups = table['', grouped_by].tolist() if grouped_by else []
+    first_row = lines.index(r'\midrule') + 1
+    for i in reversed(range(1, len(groups))):
+        if groups[i] != groups[i - 1]:
+            lines.insert(first_row + i, r'\midrule')
     return '\n'.join(lines)
+
+
+# ---- files
 
 
 def save_table(
     stem,  # path without its ending
-    frame,  # DataFrame, for the .csv: unrounded, with intervals; columns of printed text are left out
-    **texts,  # ending -> text, e.g. tex=..., md=...
+    frame,  # DataFrame, for the .csv: unrounded, with intervals; without columns of printed text
+    **texts: str,  # ending -> text, e.g. tex=..., md=...
 ) -> list:  # paths written
     "Write a table as .csv (ten digits, which no sum's order changes) and in the other forms given."
-    plain = frame[[c for c in frame if not c.endswith('_text')]]
-    texts = dict(csv=plain.to_csv(index=False, lineterminator='\n', float_format='%.10g'), **texts)
-    return [write_file(f'{stem}.{ending}', text) for ending, text in texts.items()]
+    numbers = frame[[column for column in frame if not column.endswith('_text')]]
+    csv = numbers.to_csv(index=False, lineterminator='\n', float_format='%.10g')
+    return [write_file(f'{stem}.{ending}', text) for ending, text in dict(csv=csv, **texts).items()]
 
 
 class Report(str):
@@ -165,21 +209,26 @@ class Report(str):
         printer.text(repr(self))
 
 
-_SHARES = 'accuracy', 'coverage', 'cost_share', 'large_share', 'accuracy_vs_large'
+NAMED_SHARES = ('accuracy', 'coverage', 'cost_share', 'large_share', 'accuracy_vs_large')
 
 
-def numbers(folder) -> dict:  # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
-    "What evaluation*.csv say at the chosen thresholds, in percent, by name: file, benchmark, method, reading, column."
+def _slug(text):
+    return re.sub('[^a-z0-9]+', '_', text.lower()).strip('_')
+
+
+def numbers(
+    folder,  # of tables
+) -> dict:  # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
+    """The numbers of evaluation*.csv at the chosen thresholds, in percent, by name.
+
+    A name is file, benchmark, method, reading and column.
+    """
     import pandas as pd
 
-    def slug(text):
-        return re.sub('[^a-z0-9]+', '_', text.lower()).strip('_')
-
-    out = {}
+    texts = {}
     for path in sorted(Path(folder).glob('evaluation*.csv')):
         for row in pd.read_csv(path).query('chosen == 1').to_dict('records'):
-            name = '.'.join(
-                [path.stem, *(slug(row[c]) for c in ('benchmark', 'method', 'on_escalate'))]
-            )
-            out |= {f'{name}.{metric}': PERCENT(100 * row[metric]) for metric in _SHARES}
-    return out
+            parts = [_slug(row[column]) for column in ('benchmark', 'method', 'on_escalate')]
+            for metric in NAMED_SHARES:
+                texts['.'.join([path.stem, *parts, metric])] = PERCENT(100 * row[metric])
+    return texts

@@ -1,7 +1,7 @@
 """`stepwise-routing reproduce`, its plan beforehand, and mistakes in one line
 
-Here belongs what the command line says and prints. What a command does belongs in the modules that it calls, which
-are imported when they are needed: `stepwise-routing --help` loads none of them.
+Here belongs what the command line says and prints. What a command does belongs in the modules that
+it calls, which are imported when they are needed: `stepwise-routing --help` loads none of them.
 """
 
 import sys
@@ -18,8 +18,8 @@ try:
 
     from .. import __version__
     from ..base.tools import PACKAGE, find_project, nearest, write_file
-    from .config import Config
-    from .manifest import Manifest, files_in, settings_of
+    from .config import Config, settings_of
+    from .manifest import Manifest, files_in
     from .publish import PUBLISHED, compared, publish, published, write_back
     from .runner import Options, plan, run_plan
 except KeyboardInterrupt:  # Ctrl-C before there is a command to interrupt
@@ -63,7 +63,8 @@ def dry_run(plan) -> list:  # the lines that begin with "needs"
 
 
 def reproduce(options: Options) -> Manifest:
-    "Run the stages, then put tables, figures and outputs where readers look. Errors as of `plan` and `run_plan`."
+    """Run the stages, then put tables, figures and outputs where readers look. Errors as of `plan`
+    and `run_plan`."""
     from ..report.tables import summary
 
     start = time.time()
@@ -129,7 +130,8 @@ def faults(options):
 
 
 def init(options):
-    "Copy the notebooks and profiles of an installed wheel to a new folder, to run and change them there."
+    """Copy the notebooks and profiles of an installed wheel to a new folder, to run and change them
+    there."""
     from importlib.metadata import files
 
     out = Path(options.project)
@@ -259,7 +261,8 @@ def run_command(argv) -> None:  # the words after `stepwise-routing`
 
 
 def main(argv=None):  # words of the command line; None: those of this process
-    "The console command `stepwise-routing`; ends the process with a status if something went wrong or is missing."
+    """The console command `stepwise-routing`; ends the process with a status if something went
+    wrong or is missing."""
     try:
         run_command(sys.argv[1:] if argv is None else argv)
         return

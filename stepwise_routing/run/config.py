@@ -1,85 +1,122 @@
-"""What a run is: a profile, its folders and its settings, checked before anything runs"""
+"""What a run is: a profile, its folders and its settings, checked before anything runs.
 
+Here belong the settings of a run, with what is allowed, and where its files lie. What a stage does
+with them belongs in `run.stages`; the hyper-parameters of training are in `base.settings`.
+"""
+
+import json
+import shlex
 from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from ..base.records import undated
-from ..base.settings import Policy, Section, checked
-from ..base.tools import digest, find_project, nearest
+from ..base.settings import (
+    FROM_LIST,
+    Count,
+    Names,
+    NotNegative,
+    Policy,
+    Section,
+    Share,
+    Whole,
+)
+from ..base.tools import digest, find_project, nearest, unknown_name
 from ..data.benchmarks import MICRO
+
+
+def no_model_or_two(names: tuple) -> tuple:
+    if len(names) not in (0, 2):
+        raise ValueError('a small and a large model, or none')
+    return names
+
+
+Pair = Annotated[Names, AfterValidator(no_model_or_two)]
+Problems = Count | dict[str, Count | None] | None  # one number, or one per benchmark; None: all
+
+# ---- the settings
 
 
 class Data(Section):
     "Which problems, and who says which answers are right."
 
-    benchmarks: tuple = MICRO  # which benchmarks to run
-    data_dir: str = (
-        ''  # folder with copies of the public ones (absolute, or from nbs/); '' asks the Hub
-    )
-    max_steps: int | dict = 30  # steps of a chain at most, also {"default": 30, "omnimath": 100}
-    grader: str = 'math-verify'  # or "xverify:NAME[@REVISION]" (starts vLLM), "xverify:http://HOST:PORT/v1#MODEL"
-    grader_memory: float = 0.15  # share of the GPU's memory for that server
+    benchmarks: Names = MICRO  # which benchmarks to run
+    # folder with copies of the public ones (absolute, or from nbs/); '' asks the Hub
+    data_dir: str = ''
+    # steps of a chain at most, also {"default": 30, "omnimath": 100}
+    max_steps: Count | dict[str, Count] = 30
+    # or "xverify:NAME[@REVISION]" (starts vLLM), "xverify:http://HOST:PORT/v1#MODEL"
+    grader: str = 'math-verify'
+    grader_memory: Share = 0.15  # share of the GPU's memory for that server
     grader_template: str = ''  # file with its prompt; '' finds xVerify's own
 
 
 class Models(Section):
     "Limits and engines of the models on this machine."
 
-    max_tokens: int = 512  # tokens of a step at most
-    context: int | None = None  # tokens of prompt and chain at most; None: what the models have
-    memory_shares: tuple = ()  # vLLM: share of the GPU's memory per model; () leaves it to the backend
-    workers: int = 1  # processes that draw and walk side by side, each with models of its own
-    engine: str = 'local'  # "ray" opens the models of the open setting on Ray workers
-    ray_workers: int = 2  # how many
-    ray_gpus: float = 0.0  # GPUs of each
+    max_tokens: Count = 512  # tokens of a step at most
+    context: Count | None = None  # tokens of prompt and chain at most; None: what the models have
+    # vLLM: share of the GPU's memory per model; () leaves it to the backend
+    memory_shares: Annotated[tuple[Share, ...], FROM_LIST] = ()
+    workers: Count = 1  # processes that draw and walk side by side, each with models of its own
+    engine: Literal['local', 'ray'] = 'local'  # "ray" opens the models of the open setting on Ray
+    ray_workers: Count = 2  # how many workers of Ray
+    ray_gpus: NotNegative = 0.0  # GPUs of each
 
 
 class Open(Section):
     "Two open models, paid in FLOPs (Table 1)."
 
-    models: tuple = (
-        'micro-small',
-        'micro-large',
-    )  # the small and the large one; () leaves this setting out
-    n_train: int | dict | None = 24  # problems per benchmark that routers learn from; None: all
-    n_calibration: int | dict | None = 24  # problems per benchmark that thresholds are chosen on
-    n_test: int | dict | None = 24  # problems per benchmark that are reported
-    samples: int = 1  # independent draws of every training problem
-    redraws: int = 0  # further draws of the large model on calibration and test problems
+    # the small and the large one; () leaves this setting out
+    models: Pair = ('micro-small', 'micro-large')
+    n_train: Problems = 24  # problems per benchmark that routers learn from; None: all
+    n_calibration: Problems = 24  # problems per benchmark that thresholds are chosen on
+    n_test: Problems = 24  # problems per benchmark that are reported
+    samples: Count = 1  # independent draws of every training problem
+    redraws: Whole = 0  # further draws of the large model on calibration and test problems
 
 
 class Api(Open):
     "A small model here, a large one that is paid in US cents (Table 2)."
 
-    models: tuple = ('micro-small', 'served:micro-large')  # () leaves this setting out
-    price: str = ''  # row of PRICES; '': the model's own, of a local stand-in gpt-4.1-mini's
-    max_cents: float = (
-        100.0  # never spend more, US cents, earlier runs with the same store included
-    )
-    max_reply: int = 512  # longest rest of a chain, tokens
-    concurrency: int = 32  # calls in flight
+    models: Pair = ('micro-small', 'served:micro-large')  # () leaves this setting out
+    # row of PRICES; '': the model's own, of a local stand-in gpt-4.1-mini's
+    price: str = ''
+    # never spend more, US cents, earlier runs with the same store included
+    max_cents: NotNegative = 100.0
+    max_reply: Count = 512  # longest rest of a chain, tokens
+    concurrency: Count = 32  # calls in flight
 
     @property
-    def billed(self):  # row of PRICES
-        if self.price or not self.models[-1].startswith('openai:'):
-            return self.price or 'gpt-4.1-mini'
-        return undated(self.models[-1].removeprefix('openai:'))
+    def billed(self) -> str:
+        "Row of PRICES."
+        if self.price:
+            return self.price
+        large = self.models[-1]
+        if large.startswith('openai:'):
+            return undated(large.removeprefix('openai:'))
+        return 'gpt-4.1-mini'
 
 
 class Sweep(Section):
     "Which policies a run trains."
 
-    seeds: int = 2  # policies a variant, open setting
-    api_seeds: int = 1  # the same, API setting
+    seeds: Count = 2  # policies a variant, open setting
+    api_seeds: Count = 1  # the same, API setting
     ablations: bool = True  # also policies with one design choice changed
-    ablation_seeds: int = 1  # policies of each
-    most_steps: int = 20  # cap on the steps of an ablation
-    per_step: bool = True  # also policies that may return to the small model, trained on live walks
-    per_step_steps: int = 5  # their policy steps
-    per_step_batch: int = 5  # walks a step
-    per_step_seeds: int = 1  # policies of this kind
-    per_step_problems: int = 12  # training problems they see, and twice as many for calibration
-    workers: int = 2  # processes that train side by side
+    ablation_seeds: Count = 1  # policies of each
+    most_steps: Count = 20  # cap on the steps of an ablation
+    # also policies that may return to the small model, trained on live walks
+    per_step: bool = True
+    per_step_steps: Count = 5  # their policy steps
+    per_step_batch: Count = 5  # walks a step
+    per_step_seeds: Count = 1  # policies of this kind
+    # training problems they see, and twice as many for calibration
+    per_step_problems: Count = 12
+    workers: Count = 2  # processes that train side by side
 
 
 class Baselines(Section):
@@ -90,15 +127,14 @@ class Baselines(Section):
     trim: bool = True  # run TRIM-Agg
     steer_next: bool = True  # run STEER's per-step reading
     ours_next: bool = True  # run the per-step policies, where there are any
-    walk_thresholds: str = (
-        'chosen'  # thresholds of what walks on test problems: "chosen", or "all" for curves
-    )
+    # thresholds of what walks on test problems: "chosen", or "all" for curves
+    walk_thresholds: Literal['chosen', 'all'] = 'chosen'
 
 
 class Results(Section):
     "How results are reported."
 
-    n_boot: int = 2000  # bootstrap resamples
+    n_boot: Count = 2000  # bootstrap resamples
 
 
 class Config(Section):
@@ -112,78 +148,103 @@ class Config(Section):
     sweep: Sweep = Sweep()  # which policies are trained
     baselines: Baselines = Baselines()  # which other routers run
     results: Results = Results()  # what is reported
-    seed: int = 0  # of fits, first policy, coin and bootstrap
+    seed: Whole = 0  # of fits, first policy, coin and bootstrap
     store: str = ''  # profile whose draws and trained policies it shares; '' has its own
 
 
-SECTIONS = {f.name: f.type for f in fields(Config) if is_dataclass(f.type)}
-
-KEYS = {f'{name}.{f.name}': f.type for name, section in SECTIONS.items() for f in fields(section)}
-
-KEYS |= {f.name: f.type for f in fields(Config) if f.name not in SECTIONS}
+SECTIONS = {field.name: field.type for field in fields(Config) if is_dataclass(field.type)}
 
 
-def changed(config: Config, changes: dict, where: str = '-p') -> Config:
-    "A config with some values replaced. ValueError names where from, key, value, what is allowed, the nearest key."
-    for k, v in dict(changes).items():
-        if k not in KEYS:
-            full = [key for key in KEYS if key.endswith(f'.{k}')]
-            hint = f' (did you mean {full[0]!r}?)' if full else nearest(k, KEYS)
-            raise ValueError(f'{where}: unknown setting {k!r}{hint}')
-        section, _, name = k.rpartition('.')
-        value = {name: checked(f'{where}: {k}', v, KEYS[k])}
-        if section:
-            value = {section: replace(getattr(config, section), **value)}
-        config = replace(config, **value)
+def full_names() -> list:
+    "The names of all settings, such as \"policy.alpha\"."
+    names = []
+    for section, kind in SECTIONS.items():
+        names += [f'{section}.{field.name}' for field in fields(kind)]
+    return names + [field.name for field in fields(Config) if field.name not in SECTIONS]
+
+
+KEYS = full_names()
+
+# ---- reading and changing settings
+
+
+def check_name(name: str, source: str) -> None:
+    "ValueError naming the source and the nearest setting unless there is a setting of this name."
+    if name in KEYS:
+        return
+    same_field = [key for key in KEYS if key.endswith(f'.{name}')]
+    hint = f' (did you mean {same_field[0]!r}?)' if same_field else nearest(name, KEYS)
+    raise ValueError(f'{source}: unknown setting {name!r}{hint}')
+
+
+def changed(
+    config: Config,
+    changes,  # dict or pairs: full name, such as "policy.alpha", and value
+    source: str = '-p',  # of the changes, for error lines
+) -> Config:
+    "A config with some values replaced. ValueError names source, setting, value, what is allowed."
+    for full_name, value in dict(changes).items():
+        check_name(full_name, source)
+        section, dot, name = full_name.rpartition('.')
+        part = getattr(config, section) if section else config
+        try:
+            part = replace(part, **{name: value})
+        except ValueError as error:
+            raise ValueError(f'{source}: {section}{dot}{error}') from None
+        config = replace(config, **{section: part}) if section else part
     return config
 
 
-def read_yaml(path):
-    "A profile's values by their full names, such as `policy.alpha`. ValueError in one line where it is none."
+def read_yaml(path) -> dict:  # full name, such as "policy.alpha" -> value
+    "The values of a profile. ValueError in one line if the file is none."
     import yaml
 
     path = Path(path)
-    out = {}
     try:
-        values = yaml.safe_load(path.read_text('utf-8')) or {}
-    except (UnicodeDecodeError, yaml.YAMLError) as e:
-        raise ValueError(f'{path.name} is not valid YAML: {" ".join(str(e).split())}') from None
-    if not isinstance(values, dict):
+        sections = yaml.safe_load(path.read_text('utf-8')) or {}
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = ' '.join(str(error).split())
+        raise ValueError(f'{path.name} is not valid YAML: {reason}') from None
+    if not isinstance(sections, dict):
         raise ValueError(f'{path.name} must hold sections of `name: value` lines')
-    for k, v in values.items():
-        if k not in SECTIONS:
-            out[str(k)] = v
-        elif isinstance(v, dict):
-            out |= {f'{k}.{name}': x for name, x in v.items()}
+    values = {}
+    for section, content in sections.items():
+        if section not in SECTIONS:
+            values[str(section)] = content
+        elif isinstance(content, dict):
+            for name, value in content.items():
+                values[f'{section}.{name}'] = value
         else:
-            raise ValueError(f'{path.name}: section {k} must hold `name: value` lines')
-    return out
+            raise ValueError(f'{path.name}: section {section} must hold `name: value` lines')
+    return values
 
 
-def _find_profile(profile, project):
-    "The file of a profile. ValueError with the names there are."
-    names = {p.stem: p for p in sorted(project.params.glob('*.yaml'))}
-    path = names.get(profile, Path(profile).resolve())
-    if path.is_file() and path.suffix in ('.yaml', '.yml'):
-        return path
-    hint = f'{nearest(profile, names)}; choose one of: {", ".join(names)}, or give a .yaml file'
-    raise ValueError(f'unknown profile {str(profile)!r}{hint}')
+# ---- a run and its folders
 
 
 @dataclass(frozen=True)
 class Run:
-    "One run of a profile: its folders, and the `Setting`s that have models, in the order of the paper's tables."
+    "One run of a profile: its settings and its folders."
 
     profile: str  # name of the profile
     config: Config  # all settings
     folder: Path  # runs/<id>: what this run makes
     store: Path  # runs/store/<profile>: what is kept across runs
     path: Path | None = None  # file of the profile
-    tables = property(lambda self: self.folder / 'tables')
-    figures = property(lambda self: self.folder / 'figures')
-    settings = property(
-        lambda self: tuple(s for s in (Setting(self, 'open'), Setting(self, 'api')) if s.models)
-    )
+
+    @property
+    def tables(self) -> Path:
+        return self.folder / 'tables'
+
+    @property
+    def figures(self) -> Path:
+        return self.folder / 'figures'
+
+    @property
+    def settings(self) -> tuple:
+        "The `Setting`s that have models, in the order of the paper's tables."
+        both = Setting(self, 'open'), Setting(self, 'api')
+        return tuple(setting for setting in both if setting.models)
 
 
 @dataclass(frozen=True)
@@ -192,17 +253,42 @@ class Setting:
 
     run: Run
     name: str  # "open": paid in FLOPs; "api": paid in US cents
-    part = property(lambda self: getattr(self.run.config, self.name))
-    models = property(lambda self: self.part.models)
-    benchmarks = property(lambda self: self.run.config.data.benchmarks)
-    unit = property(lambda self: 'cents' if self.name == 'api' else 'paper_flops')
-    folder = property(
-        lambda self: self.run.folder / 'api' if self.name == 'api' else self.run.folder
-    )
-    store = property(lambda self: self.run.store / 'api' if self.name == 'api' else self.run.store)
-    files = property(lambda self: Files(self))
 
-    def n(self, split):
+    @property
+    def part(self) -> Open:
+        "Its section of the config."
+        return getattr(self.run.config, self.name)
+
+    @property
+    def models(self) -> tuple:
+        return self.part.models
+
+    @property
+    def benchmarks(self) -> tuple:
+        return self.run.config.data.benchmarks
+
+    @property
+    def unit(self) -> str:
+        "The unit of its costs."
+        return 'cents' if self.name == 'api' else 'paper_flops'
+
+    def inside(self, folder: Path) -> Path:  # of a run
+        return folder / 'api' if self.name == 'api' else folder
+
+    @property
+    def folder(self) -> Path:
+        return self.inside(self.run.folder)
+
+    @property
+    def store(self) -> Path:
+        return self.inside(self.run.store)
+
+    @property
+    def files(self) -> 'Files':
+        return Files(self)
+
+    def n(self, split: str):
+        "How many problems of a split: a number, a dict, or None for all."
         return getattr(self.part, f'n_{split}')
 
 
@@ -212,26 +298,47 @@ class Files:
 
     setting: Setting
 
-    def rollouts(self, benchmark):
-        return self.setting.store / f'{benchmark}.db'  # the routing trees
+    def rollouts(self, benchmark: str) -> Path:
+        "The routing trees."
+        return self.setting.store / f'{benchmark}.db'
 
-    def replies(self, benchmark, kind):
-        return self.setting.store / f'{benchmark}-{kind}.db'  # "grades", "rewards"
+    def replies(self, benchmark: str, kind: str) -> Path:
+        "What a model says about steps: \"grades\" or \"rewards\"."
+        return self.setting.store / f'{benchmark}-{kind}.db'
 
-    def ledger(self):
-        return self.setting.store / 'ledger.db'  # paid calls
+    def ledger(self) -> Path:
+        "Paid calls."
+        return self.setting.store / 'ledger.db'
 
-    def verdicts(self):
-        return self.setting.run.store / 'verdicts.db'  # of a model that grades
+    def verdicts(self) -> Path:
+        "The verdicts of a model that grades."
+        return self.setting.run.store / 'verdicts.db'
 
-    def outcomes(self, benchmark, split):
+    def outcomes(self, benchmark: str, split: str) -> Path:
         return self.setting.folder / 'outcomes' / f'{benchmark}-{split}.npz'
 
-    def policies(self, benchmark):
+    def policies(self, benchmark: str) -> Path:
         return self.setting.folder / 'policies' / benchmark
 
-    def methods(self, benchmark, part=''):
+    def methods(self, benchmark: str, part: str = '') -> Path:
         return self.setting.folder / 'methods' / f'{benchmark}{part}.csv'
+
+
+# ---- opening a run
+
+
+def find_profile(profile, project) -> Path:
+    "The file of a profile. ValueError with the names there are."
+    files = {path.stem: path for path in sorted(project.params.glob('*.yaml'))}
+    path = files.get(profile, Path(profile).resolve())
+    if path.is_file() and path.suffix in ('.yaml', '.yml'):
+        return path
+    raise ValueError(unknown_name('profile', str(profile), files, ', or give a .yaml file'))
+
+
+def newest_run(project, name: str) -> Path:  # of a profile
+    "The folder of its newest run; folders end in the time. The bare name if there is none."
+    return max([project.runs / name, *project.runs.glob(f'{name}-[0-9]*')])
 
 
 def read_run(
@@ -240,18 +347,53 @@ def read_run(
     changes=(),  # {"policy.alpha": .05}
     project=None,  # the clone; None: the one we are in
 ) -> Run:
-    "A run with checked settings. ValueError names file, key and value, what is allowed and the nearest key."
+    "A run with checked settings. ValueError names file, setting, value and what is allowed."
     project = project or find_project()
-    path = _find_profile(profile, project)
-    name, config = path.stem, changed(changed(Config(), read_yaml(path), path.name), changes)
+    path = find_profile(profile, project)
+    config = changed(Config(), read_yaml(path), path.name)
+    config = changed(config, changes)
+    name = path.stem
     if path.parent != project.params:
         name += f'-{digest(path.read_bytes().hex(), size=3)}'  # passes for no other
-    newest = max(
-        [project.runs / name, *project.runs.glob(f'{name}-[0-9]*')]
-    )  # names end in the time
-    return Run(
-        name, config, Path(run_dir or newest), project.runs / 'store' / (config.store or name), path
-    )
+    folder = Path(run_dir or newest_run(project, name))
+    store = project.runs / 'store' / (config.store or name)
+    return Run(name, config, folder, store, path)
+
+
+def settings_of(config: Config) -> dict:  # full name such as "policy.alpha" -> value
+    "All settings of a `Config`."
+    return {name: attrgetter(name)(config) for name in KEYS}
+
+
+def settings_receipt(config: Config) -> dict:
+    "All settings as a receipt has them: values of JSON, which name nobody's home."
+    text = json.dumps(settings_of(config))
+    return json.loads(text.replace(f'{Path.home()}/', '~/'))
+
+
+def recorded_settings(folder: Path) -> dict:
+    "The settings that a run folder was made with, as its manifest.json has them; {} without one."
+    try:
+        return dict(json.loads((folder / 'manifest.json').read_text('utf-8'))['settings'])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def check_run_settings(run: Run) -> None:
+    "ValueError in one line if a `Run` has other settings than those that its folder was made with."
+    recorded = recorded_settings(run.folder)
+    current = settings_receipt(run.config)
+    different = [name for name in current if recorded.get(name, current[name]) != current[name]]
+    if different:
+        name = different[0]
+        more = f' and {len(different) - 1} more' if len(different) > 1 else ''
+        options = [f'-p {shlex.quote(f"{k}={json.dumps(current[k])}")}' for k in different]
+        raise ValueError(
+            f'runs/{run.folder.name} was made with {name}={recorded[name]}, '
+            f'this notebook has {name}={current[name]}{more}: make a run with these settings '
+            f'(stepwise-routing reproduce --profile {run.profile} {" ".join(options)}), '
+            'or name another run_dir'
+        )
 
 
 def open_run(
@@ -259,9 +401,10 @@ def open_run(
     run_dir='',  # folder of the run; '' is the newest run of the profile, if any
     changes=(),  # {"policy.alpha": .05}
 ) -> Run:
-    "The run that a notebook works in. ValueError as of `read_run`, and if the folder was made with other settings."
-    from .manifest import check_run_settings
+    """The run that a notebook works in.
 
+    ValueError as of `read_run`, and if the folder was made with other settings.
+    """
     run = read_run(profile, run_dir, changes)
     check_run_settings(run)
     return run

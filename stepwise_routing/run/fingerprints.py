@@ -1,6 +1,7 @@
 """What a stage of a run is made of, as a hash: code, settings, data, models and packages
 
-Here belongs what decides that a stage would come out different. How code is compared belongs in `base.code`.
+Here belongs what decides that a stage would come out different. How code is compared belongs in
+`base.code`.
 """
 
 import ast
@@ -10,7 +11,8 @@ import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from ..base.code import code_fingerprint, imported_names
-from .manifest import file_sha256, settings_of, shipped_files
+from .config import settings_of
+from .manifest import file_sha256, shipped_files
 from .notebooks import notebook_code, stage_names
 
 EXTRAS = ('gpu', 'ray', 'hub')  # those of pyproject.toml that a run can use
@@ -46,6 +48,18 @@ def imported_by(
     return sorted(imported_names(ast.parse('\n'.join(python))))
 
 
+def stage_cells(
+    project,  # `Project`
+    name: str,  # of the stage
+) -> list:  # of texts
+    "Sources of the code cells of a stage, and of the notebooks in nbs/ that it runs with `%run`."
+    cells = notebook_code(project.nbs / f'{name}.ipynb')
+    for source in list(cells):
+        for other in re.findall(r'^%run\b.*?(\w+\.ipynb)', source, re.M):
+            cells += notebook_code(project.nbs / other)
+    return cells
+
+
 def stage_fingerprints(project, config) -> dict:  # notebook -> hash, in running order
     "What every stage is made of: everything below, and all stages before it."
     shared = [
@@ -57,7 +71,7 @@ def stage_fingerprints(project, config) -> dict:  # notebook -> hash, in running
     fingerprints = {}
     previous = ''
     for name in stage_names(project):
-        cells = notebook_code(project.nbs / f'{name}.ipynb')
+        cells = stage_cells(project, name)
         code = code_fingerprint(*imported_by(cells))
         parts = [shared, previous, cells, code]
         previous = hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """The receipt of a run: what went in, what came out, on which machine
 
-Here belongs what manifest.json says and how it is read, and the facts about files and machine that it records. Whether
-a stage has to run again belongs in `run.runner` and `run.fingerprints`.
+Here belongs what manifest.json says and how it is read, and the facts about files and machine that
+it records. Whether a stage has to run again belongs in `run.runner` and `run.fingerprints`.
 """
 
 import contextlib
@@ -14,11 +14,9 @@ import subprocess
 import sys
 from functools import lru_cache
 from importlib.metadata import distributions
-from operator import attrgetter
 from pathlib import Path
 
 from ..base.tools import PACKAGE, write_file
-from .config import KEYS
 
 SHIPPED = ('micro_models', 'micro_problems')  # folders of the package
 
@@ -43,17 +41,6 @@ def shipped_files(
         for name, path in files_in(PACKAGE / folder).items():
             hashes[f'{folder}/{name}'] = file_sha256(path)
     return hashes
-
-
-def settings_of(config) -> dict:  # full name such as "policy.alpha" -> value
-    "All settings of a `Config`."
-    return {name: attrgetter(name)(config) for name in KEYS}
-
-
-def settings_receipt(config) -> dict:
-    "All settings as a receipt has them: values of JSON, which name nobody's home."
-    text = json.dumps(settings_of(config))
-    return json.loads(text.replace(f'{Path.home()}/', '~/'))
 
 
 @lru_cache
@@ -127,22 +114,6 @@ class Manifest:
             if not path.is_file() or file_sha256(path) != sha256:
                 return False
         return True
-
-
-def check_run_settings(run) -> None:
-    "ValueError in one line if a `Run` has other settings than those that its folder was made with."
-    recorded = Manifest(run.folder).data.get('settings', {})
-    current = settings_receipt(run.config)
-    changed = [name for name in current if recorded.get(name, current[name]) != current[name]]
-    if changed:
-        name = changed[0]
-        more = f' and {len(changed) - 1} more' if len(changed) > 1 else ''
-        raise ValueError(
-            f'runs/{run.folder.name} was made with {name}={recorded[name]}, '
-            f'this notebook has {name}={current[name]}{more}: make a run with these settings '
-            f'(stepwise-routing reproduce --profile {run.profile} -p NAME=VALUE), '
-            'or name another run_dir'
-        )
 
 
 def command_output(

@@ -1,7 +1,7 @@
-"""Before a GPU is rented or a key charged: expected calls, tokens and cents, and what this machine lacks
+"""Before a GPU is rented or a key charged: expected calls and costs, and what is missing
 
-Here belongs what can be said about a run before it starts, without calling anybody. How much was spent belongs in
-`models.ledger`.
+Here belongs what can be said about a run before it starts, without calling anybody. How much was
+spent belongs in `models.ledger`.
 """
 
 import os
@@ -104,7 +104,8 @@ def _short(name) -> str:
 
 
 def _weights(name) -> tuple:  # (bytes, are they on this machine?)
-    "How large a model is; of one of the Hub by its name, two bytes a parameter. ValueError if it is nowhere."
+    """How large a model is; of one of the Hub by its name, two bytes a parameter. ValueError if it
+    is nowhere."""
     from huggingface_hub import try_to_load_from_cache
 
     plain, _, revision = name.partition('@')

@@ -1,7 +1,7 @@
 """One notebook: its cells, its parameters, and its execution in a kernel
 
-Here belongs what can be done with a single notebook and its process. Which notebooks run, and in what order, belongs
-in `run.runner`.
+Here belongs what can be done with a single notebook and its process. Which notebooks run, and in
+what order, belongs in `run.runner`.
 """
 
 import ast
@@ -90,7 +90,8 @@ def has_avx2() -> bool:
 def sole_runner(
     store: Path,  # runs/store/<profile>
 ):
-    "Let one process at a time use a store, and set what kernels inherit. RuntimeError for the second."
+    """Let one process at a time use a store, and set what kernels inherit. RuntimeError for the
+    second."""
     from ..base.store import one_writer
 
     store.mkdir(parents=True, exist_ok=True)

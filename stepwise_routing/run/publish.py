@@ -1,7 +1,7 @@
 """Tables and figures reach the top level, and outputs the notebooks, all from one run
 
-Here belongs what copies results to where readers look, and compares them with what is there. What the tables hold
-belongs in `report/`.
+Here belongs what copies results to where readers look, and compares them with what is there. What
+the tables hold belongs in `report/`.
 """
 
 import csv
@@ -11,7 +11,8 @@ from itertools import zip_longest
 
 from .. import __version__
 from ..base.tools import write_file
-from .manifest import file_sha256, files_in, settings_of, shipped_files
+from .config import settings_of
+from .manifest import file_sha256, files_in, shipped_files
 
 PUBLISHED = {  # profile -> folder of its committed tables and figures
     'micro': '',
@@ -32,7 +33,8 @@ def published(
 
 
 def _published_before(target) -> list:  # names of files
-    "What the last publication put into a folder; nothing if its receipt cannot be read, so that all files stay."
+    """What the last publication put into a folder; nothing if its receipt cannot be read, so that
+    all files stay."""
     try:
         return list(json.loads((target / RECEIPT).read_text('utf-8'))['files'])
     except (OSError, ValueError, KeyError, TypeError):
@@ -163,7 +165,8 @@ def write_back(
     executed,  # executed copy of a notebook
     source,  # the notebook itself
 ) -> None:
-    "Copy the outputs of an executed notebook into its source. ValueError if a cell has changed since."
+    """Copy the outputs of an executed notebook into its source. ValueError if a cell has changed
+    since."""
     import nbformat
 
     executed_cells = {cell.id: cell for cell in nbformat.read(executed, 4).cells}

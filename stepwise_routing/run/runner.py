@@ -1,7 +1,8 @@
-"""One command runs the numbered notebooks in order, survives interruption, and records what went in and out
+"""Runs the numbered notebooks in order, survives interruption, records what went in and out
 
-Here belongs the plan of a run and how it is carried out. What a receipt says belongs in `run.manifest`, what a stage
-is made of in `run.fingerprints`, how one notebook is executed in `run.notebooks`.
+Here belongs the plan of a run and how it is carried out. What a receipt says belongs in
+`run.manifest`, what a stage is made of in `run.fingerprints`, how one notebook is executed in
+`run.notebooks`.
 """
 
 import math
@@ -18,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..base.tools import Project, find_project, nearest
-from .config import Run, read_run
+from .config import Run, read_run, settings_receipt
 from .fingerprints import stage_fingerprints
 from .manifest import (
     Manifest,
@@ -27,7 +28,6 @@ from .manifest import (
     git_state,
     hardware,
     installed_packages,
-    settings_receipt,
     shipped_files,
 )
 from .notebooks import NotebookFailed, execute, now, sole_runner, stage_names
@@ -136,7 +136,8 @@ class Plan:
 
 
 def _finished_stages(project, run, options, fingerprints):
-    "Notebook -> folder of a run that has it and all before it finished: this one if resumed, else the newest other."
+    """Notebook -> folder of a run that has it and all before it finished: this one if resumed, else
+    the newest other."""
     candidates = []
     if options.resume:
         candidates.append(Manifest(run.folder))

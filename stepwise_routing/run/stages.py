@@ -13,8 +13,9 @@ import numpy as np
 from ..base.records import READINGS
 from ..base.store import RolloutStore, tree_settings
 from ..base.tools import find_project, gather_progress, run_async, write_file
+from ..data.agreement import agreement
 from ..data.benchmarks import MICRO, SPLITS, load_problems, step_limit
-from ..data.grading import agreement, is_right
+from ..data.grading import is_right
 from ..method.bounds import knows_steps
 from ..method.comparison import (
     COLUMNS,

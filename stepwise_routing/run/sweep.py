@@ -1,7 +1,7 @@
 """Which policies a run trains, from its settings, and their training
 
-Here belongs what turns the settings of a run into policies on disk. How one policy is trained belongs in
-`method.training`; what the training looks like belongs in `run.training_report`.
+Here belongs what turns the settings of a run into policies on disk. How one policy is trained
+belongs in `method.training`; what the training looks like belongs in `run.training_report`.
 """
 
 import shutil
@@ -50,7 +50,8 @@ PAPER = dict(estimator='sampled', batch=5, steps=1000)
 # the paper's estimator, with the smallest batch of which no run froze or collapsed
 SAMPLED = PAPER | dict(batch=50)
 
-# one change each to the training of regenerate-full; "one-draw" and "no-FEATURE" change what it sees
+# one change each to the training of regenerate-full;
+# "one-draw" and "no-FEATURE" change what it sees
 ABLATIONS = {
     'base': {},
     'joint': dict(constraint='joint'),
@@ -99,7 +100,8 @@ def _per_step_training(config: Config) -> Policy:
 
 
 def planned(setting: Setting) -> list:  # of `Job`s
-    "The policies of a setting: variants and seeds; of the open one also the paper's estimator, ablations, per step."
+    """The policies of a setting: variants and seeds; of the open one also the paper's estimator,
+    ablations, per step."""
     config = setting.run.config
     sweep = config.sweep
     alpha = config.policy.alpha
@@ -124,7 +126,8 @@ def planned(setting: Setting) -> list:  # of `Job`s
 
 
 def _walked(setting, tree, env, held_out):
-    "The environments of two tables as live walks of fewer problems, and what else the key is made of."
+    """The environments of two tables as live walks of fewer problems, and what else the key is made
+    of."""
     n = setting.run.config.sweep.per_step_problems
     sizes = dict(train=min(n, len(env)), calibration=min(2 * n, len(held_out)))
     envs = []
@@ -206,7 +209,8 @@ def table_jobs(run: Run) -> list:  # of (setting, benchmark, job)
 def fit_tables(
     run: Run,  # with outcome tables
 ) -> list:  # config.json of each policy
-    "Train every policy that outcome tables can train, side by side; each is on disk when it is done."
+    """Train every policy that outcome tables can train, side by side; each is on disk when it is
+    done."""
     from tqdm.auto import tqdm
 
     jobs = table_jobs(run)

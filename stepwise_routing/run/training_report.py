@@ -1,7 +1,8 @@
 """What the training of a run looks like: tables and curves of its policies
 
-Here belongs what reads the policies, logs and calibration tables of a run, and tabulates them. Which policies a run
-trains belongs in `run.sweep`; how figures are drawn belongs in `report.figures`.
+Here belongs what reads the policies, logs and calibration tables of a run, and tabulates them.
+Which policies a run trains belongs in `run.sweep`; how figures are drawn belongs in
+`report.training`.
 """
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from ..method.bounds import oracle_frontier, random_frontier
 from ..method.cpo import TableEnv
 from ..method.policy import decider, load_policy, policy_inputs
-from ..report.figures import policy_figures, save_and_show
+from ..report.figures import save_and_show
+from ..report.training import policy_figures
 from ..report.writer import interval_table, markdown, save_table
 from .config import Run, Setting
 from .stages import read_table
@@ -39,7 +41,8 @@ that hand over nearly all chains, or nearly none.
 def calibration_table(
     configs: list,  # config.json of each policy, of `fit_tables` and `fit_trees`
 ):  # data frame by unit, benchmark, variant and target; a line of text without policies
-    "What calibration found for every variant, means over the seeds; `least`: what the best fixed time loses."
+    """What calibration found for every variant, means over the seeds; `least`: what the best fixed
+    time loses."""
     import pandas as pd
 
     rows = []
@@ -74,7 +77,8 @@ def sweep_share(
     policy,
     kappas,  # the policy's sweep of thresholds
 ) -> float:
-    "Share of the area between the random and the oracle frontier, over cost, that thresholds recover."
+    """Share of the area between the random and the oracle frontier, over cost, that thresholds
+    recover."""
     large_cost = env.share
     curve = env.risk_curve(policy, [*kappas, 1.0])
     small_only = float(env.cost[:, -1].mean())
@@ -123,7 +127,8 @@ def choices_table(
     setting: Setting,
     benchmarks: list,  # those with policies
 ):  # data frame by benchmark and variant; means over the seeds
-    "What every way of training comes to on calibration problems; frozen and collapsed are numbers of runs."
+    """What every way of training comes to on calibration problems; frozen and collapsed are numbers
+    of runs."""
     import pandas as pd
 
     jobs = [job for job in planned(setting) if job.variant not in PER_STEP]
@@ -167,7 +172,8 @@ def training_curves(
 
 
 def _escalation_surface(policy, table, steps):  # [step index, percentile]
-    "pi(escalate) by step index and percentile of score_prob; other features at their median, not final."
+    """pi(escalate) by step index and percentile of score_prob; other features at their median, not
+    final."""
     observed = table.obs[~np.isnan(table.obs).any(-1)]
     column = table.features.index
     grid = np.tile(np.median(observed, 0), (len(steps), len(PERCENTILES), 1))
@@ -202,7 +208,8 @@ def policy_curves(
 
 
 def report_training(run: Run) -> list:
-    "Write tables and figures of a run's training and policies, and show the latter; empty if it trained none."
+    """Write tables and figures of a run's training and policies, and show the latter; empty if it
+    trained none."""
     setting, benchmarks = trained_setting(run)
     if not benchmarks:
         return []

@@ -68,7 +68,8 @@ def in_processes(
 ) -> list:  # what `work` returns, in the order of the jobs
     """Do the largest jobs first, in processes side by side; of equal ones the last.
 
-    Errors and interrupts reach everybody: who is in the midst of a job gets a minute to end the paid calls under way."""
+    Errors and interrupts reach all processes. A job under way gets a minute to end its paid
+    calls, so that they are booked."""
     if workers == 1:
         return [_in_this_process(work, job, ended) for job in jobs]
     from concurrent.futures import as_completed, wait

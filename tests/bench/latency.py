@@ -27,7 +27,8 @@ from stepwise_routing.models.reward import load_prm
 from stepwise_routing.models.hub import micro_path
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.method.walks import walk
-from stepwise_routing.method.routers import RSD, LargeOnly, ScoreRouter, SmallOnly, SpecReason, asking_settings
+from stepwise_routing.method.routers import RSD, ScoreRouter, SpecReason, asking_settings
+from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.base.store import RolloutStore, tree_settings
 
 class Stamped:

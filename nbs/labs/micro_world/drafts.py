@@ -8,38 +8,57 @@ from stepwise_routing.base.tools import digest, one_of
 from .families import FAMILIES, LEVELS
 from .programs import Draft, solve
 
-VERSION = 1  # raise it where a benchmark has other problems
-
 POOLS = ('test', 'calibration', 'train', 'lm')  # three for routers, one for the language models
+LM_POOL_LEVELS = (
+    1,
+    1,
+    1,
+    1,
+    1,
+    0,
+)  # weights of the levels 1 to 6 in the pool of the language models
 
 
 def micro_split(question: str) -> str:
-    "The pool of a question, whoever draws it: a tenth each to test, calibration and train, the rest to \"lm\"."
-    return POOLS[min(int(digest(question), 16) % 10, 3)]
+    "The pool of a question: a tenth each to test, calibration and train, the rest to \"lm\"."
+    tenth = int(digest(question), 16) % 10
+    return POOLS[min(tenth, 3)]
 
 
-def micro_drafts(benchmark: str, split: str, rng, levels=None):
-    "Endless `Draft`s of one pool, drawn by a random.Random; `levels` weighs 1 to 6 other than the benchmark does."
+def micro_drafts(
+    benchmark: str,
+    split: str,  # one of the `POOLS`
+    rng,  # random.Random
+    levels=None,  # weights of the levels 1 to 6; None: those of the benchmark
+):  # yields `Draft`s
+    "Endless drafts of one pool; questions may be repeated. ValueError."
     one_of('benchmark', benchmark, FAMILIES)
     one_of('split', split, POOLS)
-    weights = levels or ((1, 1, 1, 1, 1, 0) if split == 'lm' else LEVELS[benchmark])
+    if not levels:
+        levels = LM_POOL_LEVELS if split == 'lm' else LEVELS[benchmark]
     while True:
-        draft = rng.choice(FAMILIES[benchmark])(rng, rng.choices((1, 2, 3, 4, 5, 6), weights)[0])
+        family = rng.choice(FAMILIES[benchmark])
+        (level,) = rng.choices(range(1, 7), levels)
+        draft = family(rng, level)
         if micro_split(draft.question) == split:
             yield draft
 
 
 def as_problem(benchmark: str, draft: Draft) -> Problem:
-    "A draft with its solution, as the rest of the library knows problems; difficulty = level."
+    "A draft with its solution, as the library knows problems; difficulty = level."
     steps = solve(draft)
     name = f'{draft.family}-{draft.level}-{digest(draft.question, size=5)}'
-    return Problem(
-        benchmark, name, draft.question, extract_boxed(steps[-1]), draft.level, '\n\n'.join(steps)
-    )
+    answer = extract_boxed(steps[-1])
+    return Problem(benchmark, name, draft.question, answer, draft.level, '\n\n'.join(steps))
 
 
-def micro_problems(benchmark: str, split: str, n: int, seed: int = 0) -> list:
-    "The first `n` problems of one of the `POOLS`, no question twice; no two pools share a question. ValueError."
+def micro_problems(
+    benchmark: str,
+    split: str,  # one of the `POOLS`; no two pools share a question
+    n: int,
+    seed: int = 0,
+) -> list:
+    "The first `n` problems of a pool, no question twice. ValueError."
     problems = {}
     for draft in micro_drafts(benchmark, split, random.Random(f'{benchmark}/{split}/{seed}')):
         if len(problems) >= n:

@@ -1,12 +1,14 @@
 """Writes the problems that the package ships: `python -m micro_world.ship`, in nbs/labs.
 
-One file a benchmark, `stepwise_routing/micro_problems/NAME.jsonl.xz`: a line per problem, the splits one after the
-other, each in the order in which the generator draws it. The bytes depend on the generator alone.
+One file a benchmark, `stepwise_routing/micro_problems/NAME.jsonl.xz`: a line per problem, one split
+after the other, each in the order in which the generator draws it. The bytes depend on the
+generator alone.
 """
 
 import json
 import lzma
 
+from stepwise_routing.base.records import Problem
 from stepwise_routing.base.tools import PACKAGE, write_file
 
 from .drafts import micro_problems
@@ -15,9 +17,9 @@ from .families import FAMILIES
 SHIPPED = dict(train=1000, calibration=1000, test=1000)  # problems of a benchmark
 
 
-def problem_line(split, problem) -> str:
+def problem_line(split: str, problem: Problem) -> str:
     "One problem as JSON."
-    fields = dict(
+    row = dict(
         split=split,
         id=problem.id,
         level=problem.difficulty,
@@ -25,21 +27,24 @@ def problem_line(split, problem) -> str:
         answer=problem.answer,
         solution=problem.solution,
     )
-    return json.dumps(fields) + '\n'
+    return json.dumps(row) + '\n'
 
 
-def benchmark_file(benchmark) -> bytes:
+def benchmark_file(benchmark: str) -> bytes:
     "The problems of a benchmark, compressed."
     lines = []
     for split, count in SHIPPED.items():
-        lines += [
-            problem_line(split, problem) for problem in micro_problems(benchmark, split, count)
-        ]
+        for problem in micro_problems(benchmark, split, count):
+            lines.append(problem_line(split, problem))
     return lzma.compress(''.join(lines).encode(), preset=9)
 
 
-if __name__ == '__main__':
+def main() -> None:
     for benchmark in FAMILIES:
         data = benchmark_file(benchmark)
         path = write_file(PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz', data)
         print(f'{path.name}: {len(data):,} bytes')
+
+
+if __name__ == '__main__':
+    main()

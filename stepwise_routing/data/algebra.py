@@ -1,0 +1,191 @@
+"""The process that compares formulas with Math-Verify, with a fork for each pair.
+
+Here belongs what runs inside of that process. Answers are a model's text, so nothing of them is
+evaluated as Python, a fork has little time and memory, and an audit hook refuses whatever no
+comparison needs. Who starts the process and asks it belongs in `data.grading`.
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+
+from .answers import tidy
+
+SAME, DIFFERENT, FAILED = 11, 10, 9  # exit statuses of the process of one pair
+YES, NO, GAVE_UP = 'yes', 'no', 'gave up'  # words on a pair; '' if its process was killed
+MEMORY = 3 << 29  # bytes of address space
+EQUAL_FORMULAS = 1e-12  # relative difference of two formulas that are equal
+EQUAL_NUMBERS = 1e-6  # relative difference above which two numbers differ
+POINTS = (((3, 1), (2, 1)), ((8, 1), (3, 1)), ((17, 10), (13, 9)), ((-7, 5), (-4, 3)))
+
+# ---- what a fork may do
+
+HARMLESS_EVENTS = {
+    'import',
+    'exec',
+    'compile',
+    'open',
+    'marshal.loads',
+    'os.listdir',
+    'os.scandir',
+    'object.__getattr__',
+    'sys._getframe',
+    'builtins.id',
+}
+CODE_WRITERS = 'sympy/polys/monomials.py', 'collections/__init__.py', 'dataclasses.py'
+
+
+def guard(event: str, args) -> None:
+    "Audit hook: PermissionError for writing, starting something, and code that stands in no file."
+    if event not in HARMLESS_EVENTS:
+        raise PermissionError(f'refused: {event}')
+    if event == 'open':
+        _, mode, flags = args
+        may_write = set(mode or 'r') & set('wax+') or (flags or 0) & (os.O_WRONLY | os.O_RDWR)
+        if may_write:
+            raise PermissionError('refused: writing a file')
+    if event != 'exec' or os.path.isfile(args[0].co_filename):
+        return
+    if not sys._getframe(1).f_code.co_filename.endswith(CODE_WRITERS):
+        raise PermissionError('refused: code from a string')
+
+
+def limit_resources(seconds: float) -> None:
+    "Limit this process: time on the clock, half of it on a processor, memory, and no files."
+    import resource
+    import signal
+
+    timers = (
+        (signal.ITIMER_PROF, signal.SIGPROF, seconds / 2),
+        (signal.ITIMER_REAL, signal.SIGALRM, seconds),
+    )
+    for timer, signal_number, limit in timers:
+        signal.signal(signal_number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal_number})
+        signal.setitimer(timer, limit)
+    for name, limit in (('RLIMIT_AS', MEMORY), ('RLIMIT_FSIZE', 0), ('RLIMIT_CORE', 0)):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            resource.setrlimit(getattr(resource, name), (limit, limit))
+
+
+def read_literal(text: str, *args, **kwargs):
+    "In place of sympy's `parse_expr`, which evaluates Python: a number, a name or SyntaxError."
+    from sympy import Float, Integer, Symbol
+
+    if re.fullmatch(r'[-+]?[0-9]+', text):
+        return Integer(int(text))
+    if re.fullmatch(r'[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)', text):
+        return Float(text)
+    if re.fullmatch(r'[a-zA-Z]\w*', text):
+        return Symbol(text)
+    raise SyntaxError('only numbers and names are read')
+
+
+# ---- comparing two formulas
+
+
+def numerical_value(expression):
+    "A sympy expression to 25 digits; 0 if a thousand digits do not tell it from 0."
+    from sympy import S
+
+    value = expression.evalf(25, maxn=1000)
+    if not value.is_finite or abs(value).is_comparable:
+        return value
+    return S.Zero
+
+
+def largest_difference(a, b):
+    "Largest relative difference of two sympy expressions at four points; None if it is undefined."
+    from sympy import Expr, Rational
+
+    if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols != b.free_symbols:
+        return None
+    symbols = sorted(a.free_symbols, key=str)
+    largest = 0
+    for start, stride in POINTS:
+        point = {}
+        for i, symbol in enumerate(symbols):
+            point[symbol] = Rational(*start) + i * Rational(*stride)
+        x = a.subs(point)
+        y = b.subs(point)
+        size = max(abs(numerical_value(x)), abs(numerical_value(y)))
+        if not size.is_finite:
+            return None
+        if size > 0:
+            largest = max(largest, abs(numerical_value(x - y)) / size)
+        if not symbols:
+            break
+    return largest
+
+
+def math_verify(reference: str, answer: str) -> bool:
+    "Math-Verify's verdict on two LaTeX answers; numbers and formulas are compared by value, too."
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    latex = [LatexExtractionConfig(boxed_match_priority=0)]  # no configuration that evaluates text
+    parsed = []
+    for text in (reference, answer):
+        parsed.append(parse(rf'\boxed{{{tidy(text)}}}', latex, parsing_timeout=None))
+    a, b = parsed
+    if not a or not b:
+        return False
+    difference = None
+    if '%' not in reference + answer:
+        with contextlib.suppress(Exception):  # an expression without a value
+            difference = largest_difference(a[0], b[0])
+    is_formula = difference is not None and bool(a[0].free_symbols)
+    if is_formula and difference < EQUAL_FORMULAS:
+        return True
+    same = verify(a, b, allow_set_relation_comp=True, timeout_seconds=None)
+    if difference is None or is_formula:
+        return same
+    return same and difference < EQUAL_NUMBERS
+
+
+# ---- the process
+
+
+def judge_pair(reference: str, answer: str, seconds: float):
+    "What the fork of one pair does: it ends with the status `SAME`, `DIFFERENT` or `FAILED`."
+    limit_resources(seconds)
+    try:
+        sys.addaudithook(guard)
+        os._exit(SAME if math_verify(reference, answer) else DIFFERENT)
+    finally:
+        os._exit(FAILED)
+
+
+def word_of(status: int) -> str:  # exit status, or minus the signal that ended the process
+    "The word on a pair whose process has ended."
+    import signal
+
+    out_of_time = (-signal.SIGALRM, -signal.SIGPROF)
+    if status < 0 and status not in out_of_time:
+        return ''
+    return {DIFFERENT: NO, SAME: YES}.get(status, GAVE_UP)
+
+
+def serve() -> None:
+    "Until the input ends: [reference, answer, seconds] as a JSON line in, a word as a line out."
+    import gc
+    import logging
+
+    import sympy.parsing.sympy_parser
+
+    sympy.parsing.sympy_parser.parse_expr = read_literal
+    logging.disable(logging.CRITICAL)
+    sys.dont_write_bytecode = True
+    out = os.fdopen(os.dup(1), 'w', buffering=1)
+    os.dup2(2, 1)  # whatever a library prints is no word
+    for reference, answer in ((r'\frac{1}{2}x+1', 'x+1'), ('x>3', r'(3,\infty)')):
+        math_verify(reference, answer)  # so that every fork finds its modules loaded
+    gc.freeze()
+    print('ready', file=out)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            judge_pair(*json.loads(line))
+        _, status = os.waitpid(child, 0)
+        print(word_of(os.waitstatus_to_exitcode(status)), file=out)

@@ -1,0 +1,257 @@
+"""Comparing two answers by reading them: tidied text, plain numbers, numbers with a unit.
+
+Here belongs everything that two texts decide alone. Formulas need computer algebra, which runs in a
+process of its own: `data.algebra`. Who asks which of the two is the business of `data.grading`.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+MAX_ANSWER = 2000  # characters; longer answers are compared as text
+
+# ---- text
+
+REWRITES = [  # pattern and replacement, applied in this order
+    (r'\\[dtc]frac(?![a-zA-Z])', r'\\frac'),
+    (r'\\[dt]?binom(?![a-zA-Z])', r'\\binom'),
+    (r'(?<=[0-9})!])\s*\\binom', r' \\cdot \\binom'),
+    (r'\\(?:mathrm|mathbf|textbf|textit|textrm|operatorname|mbox)(?=\s*\{)', r'\\text'),
+    (r'(?<=\d)(?:\\,|\{,\}|,\\! ?)(?=\d{3})', ''),
+    (r'\\(?:left|right)(?![a-zA-Z])\.?|\\!|\{\}|\\displaystyle(?![a-zA-Z])', ''),
+    (r'(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~', ' '),
+    (r'\\?[$€£]', ''),
+    (r'\\%', '%'),
+    (r'[−–]', '-'),
+    (r'\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°', ''),
+    (r'([\^_])\{(\w)\}', r'\1\2'),
+    (r'\s+', ' '),
+]
+REWRITES = [(re.compile(pattern), new) for pattern, new in REWRITES]
+BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)  # a number with its base, such as "101_2"
+LOOSE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that is not between two digits
+
+
+def tidy(text: str) -> str:
+    "An answer without the LaTeX that carries no meaning."
+    for pattern, new in REWRITES:
+        text = pattern.sub(new, text)
+    return text.strip().rstrip('.').strip()
+
+
+# ---- numbers
+
+DECIMAL = re.compile(
+    r'(?P<sign>[-+]?) ?(?P<whole>[1-9]\d{0,2}(?:[, ]\d{3})+|\d*)'
+    r'(?:\.(?P<after_point>\d*)|,(?P<after_comma>\d{3}))?'
+    r'(?:\\overline ?\{?(?P<repeated>\d+)\}?)? ?(?P<percent>%?)',
+    re.A,
+)
+RATIO = re.compile(
+    r'(?P<sign>-?) ?(?:(?P<whole>\d+)(?: |(?=\\)))?'
+    r'(?:\\frac ?\{ ?(?P<top>-?\d+) ?\} ?\{ ?(?P<bottom>-?\d+) ?\}'
+    r'|(?P<left>-?\d+) ?/ ?(?P<right>\d+))',
+    re.A,
+)
+ROUNDED = 6  # a number with at least so many decimals may be a rounded one
+
+
+@dataclass(frozen=True)
+class Number:
+    "A plain number."
+
+    value: Fraction
+    decimals: int | None = None  # how many were written; None: an exact fraction
+    percent: bool = False  # was it written as a percentage?
+
+
+def read_decimal(match) -> Number | None:  # match of `DECIMAL`
+    r"A number written in digits, such as 1,234.5 or 0.\overline{3}; None if that is no number."
+    whole = re.sub('[, ]', '', match['whole'])
+    decimals = match['after_point'] or match['after_comma'] or ''
+    repeated = match['repeated'] or ''
+    if not (whole or decimals or repeated):
+        return None
+    if repeated and match['after_point'] is None:
+        return None
+    if match['after_comma'] and whole != '0':  # the comma of a decimal follows 0 alone
+        return None
+    value = Fraction(int(whole + decimals or 0), 10 ** len(decimals))
+    if repeated:
+        period = 10 ** len(repeated) - 1
+        value += Fraction(int(repeated), period * 10 ** len(decimals))
+    if match['sign'] == '-':
+        value = -value
+    return Number(value, None if repeated else len(decimals), bool(match['percent']))
+
+
+def read_ratio(match) -> Number | None:  # match of `RATIO`
+    r"A fraction or a mixed number, such as \frac{3}{4} or 1 1/2; None if that is no number."
+    top = int(match['top'] or match['left'])
+    bottom = int(match['bottom'] or match['right'])
+    if bottom == 0:
+        return None
+    if match['whole'] and not 0 < top < bottom:
+        return None
+    value = int(match['whole'] or 0) + Fraction(top, bottom)
+    return Number(-value if match['sign'] else value)
+
+
+def read_number(text: str) -> Number | None:
+    "A plain number; None for anything else."
+    if match := DECIMAL.fullmatch(text):
+        return read_decimal(match)
+    if match := RATIO.fullmatch(text):
+        return read_ratio(match)
+    return None
+
+
+def rounds_to(value: Fraction, rounded: Number) -> bool:
+    "Is a number with many decimals the rounded form of a value?"
+    if rounded.decimals is None or rounded.decimals < ROUNDED or rounded.value == 0:
+        return False
+    return round(value, rounded.decimals) == rounded.value
+
+
+def equal_values(a: Number, b: Number) -> bool:
+    "Are two values equal, or is one of them the other one rounded?"
+    return a.value == b.value or rounds_to(a.value, b) or rounds_to(b.value, a)
+
+
+def same_number(a: Number, b: Number) -> bool:
+    "Do two numbers denote the same answer? 50 and 50% do, and so do 0.5 and 50%."
+    if equal_values(a, b):
+        return True
+    if a.percent == b.percent:
+        return False
+    if a.percent:
+        return equal_values(replace(a, value=a.value / 100), b)
+    return equal_values(a, replace(b, value=b.value / 100))
+
+
+# ---- numbers with a unit
+
+SPELLINGS = (  # of units; the first of a row stands for all of them
+    'cm centimeter centimetre',
+    'km kilometer kilometre',
+    'mm millimeter millimetre',
+    'm meter metre',
+    'ft foot feet',
+    'in inch',
+    'yd yard',
+    'mi mile',
+    'kg kilogram',
+    'g gram',
+    'mg milligram',
+    'lb pound',
+    'oz ounce',
+    'egg',
+    'h hr hour',
+    'min minute',
+    's sec second',
+    'ml milliliter',
+    'l liter litre',
+    'dollar usd',
+    'mph',
+    'kb',
+    'mb',
+    'gb',
+    '^2 square sq squared',
+    '^3 cubic cubed',
+)
+UNITS = {spelling: row.split()[0] for row in SPELLINGS for spelling in row.split()}
+DECISIVE = ('^2', '^3', 'per')  # words that make another unit of a unit
+QUANTITY = re.compile(
+    r'(?P<number>.*\d) ?(?: |(?P<text>\\text ?\{ ?))(?P<words>[A-Za-z]+(?: [A-Za-z]+)*)'
+    r' ?\}?(?P<power>\^[23])?'
+)
+FORMULA = re.compile(  # words with which no unit begins
+    r'(?:pi|sqrt|mod|or|and|to|if|for|where|but|percent|dozen|hundred|thousand|million|billion|sin'
+    r'|cos|tan|log|exp|abc|def|xyz)\b'
+)
+WORD = re.compile('[a-z]{4,}|[^aeiou][aeiou][^aeiou]')  # rather a word than a product of letters
+PLURAL = re.compile(r'(?:(?<=x)|(?<=[cs]h|ss))es$|(?<!s)s$')
+
+
+@dataclass(frozen=True)
+class Quantity:
+    "A number and its unit."
+
+    number: Number
+    unit: set | None  # words, singular; empty: no unit; None: the letters are a product
+
+
+def singular(word: str) -> str:
+    return word if word in UNITS else PLURAL.sub('', word)
+
+
+def read_unit(match) -> set | None:  # match of `QUANTITY`
+    "The words of a unit; None for letters that are a product."
+    words = [singular(word) for word in match['words'].lower().split()]
+    first = words[0]
+    if not (match['text'] or first in UNITS or WORD.fullmatch(first)):
+        return None
+    if match['power']:
+        words.append(match['power'])
+    return {UNITS.get(word, word) for word in words} - {'unit'}
+
+
+def read_quantity(text: str) -> Quantity | None:
+    "A plain number, with a unit if there is one; None for anything else."
+    number = read_number(text)
+    if number:
+        return Quantity(number, set())
+    match = QUANTITY.fullmatch(text)
+    if not match or FORMULA.match(match['words']):
+        return None
+    number = read_number(match['number'].strip())
+    return Quantity(number, read_unit(match)) if number else None
+
+
+def same_quantity(a: Quantity, b: Quantity) -> bool | None:
+    "Do two quantities denote the same answer? None if algebra must say."
+    if a.unit is None and b.unit is None:
+        return None
+    if a.unit is None or b.unit is None:
+        return False
+    if not same_number(a.number, b.number):
+        return False
+    if not a.unit or not b.unit:
+        return True
+    if not (a.unit <= b.unit or b.unit <= a.unit):
+        return False
+    return all((word in a.unit) == (word in b.unit) for word in DECISIVE)
+
+
+# ---- the verdict
+
+
+def plain_verdict(
+    reference: str,
+    answer: str | None,  # None: there is none
+) -> bool | None:
+    "Are two answers the same? None if algebra must say. TypeError for an answer that is no text."
+    if not isinstance(reference, str) or not isinstance(answer, (str, type(None))):
+        kinds = f'{type(reference).__name__} and {type(answer).__name__}'
+        raise TypeError(f'answers are text, got {kinds}')
+    if answer is None or not reference.strip() or not answer.strip():
+        return False
+    if reference == answer:
+        return True
+    if max(len(reference), len(answer)) > MAX_ANSWER:
+        return reference.strip() == answer.strip()
+    a = tidy(reference)
+    b = tidy(answer)
+    if not a or not b:
+        return False
+    if LOOSE_SPACE.sub('', a) == LOOSE_SPACE.sub('', b):
+        return True
+    first = read_quantity(a)
+    second = read_quantity(b)
+    if first and second:
+        verdict = same_quantity(first, second)
+        if verdict is not None:
+            return verdict
+    if BASED.fullmatch(a) and BASED.fullmatch(b):
+        return False
+    return None

@@ -1,0 +1,279 @@
+"""Tables 1 and 2: the paper's printed numbers beside this run's
+
+Here belong the paper's numbers, and how ours are brought into the same form. All other tables of a
+run belong in `report.tables`.
+"""
+
+import numpy as np
+
+from ..base.records import PRICES
+from ..base.tools import one_of
+from ..method.results import headline, method_label, method_rank, style_of
+from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
+
+# ---- as printed
+
+PAPER_TABLES = {  # by their cost; read on 2026-11-21
+    'paper_flops': dict(
+        name='Table 1',
+        cost='FLOPs',
+        ac='ac_percent',
+        notes=(),
+        source='Table 1 of the paper as printed: Qwen2.5-Math-1.5B and -7B-Instruct; accuracy in %, 10^12 FLOPs, '
+        '% per 10^12 FLOPs',
+        rows={  # method: external models, then accuracy, FLOPs and A/C on GSM8K, MATH500 and OmniMath
+            '1.5B Only': ('--', '85.2 0.973 87.56', '73.0 1.82 40.1', '26.4 2.72 9.7'),
+            '7B Only': ('--', '94.6 4.42 21.40', '79.6 9.10 8.75', '28.2 13.56 2.08'),
+            'SpecReason': ('no', '85.2 1.03 82.72', '77.4 7.74 10.0', '28.0 12.8 2.18'),
+            'RSD': ('yes', '94.4 2.27 41.59', '79.8 4.56 17.5', '30.0 8.54 3.51'),
+            'STEER': ('no', '94.4 2.66 35.49', '79.6 6.38 12.4', '28.3 9.16 3.09'),
+            'Ours': ('no', '94.5 2.03 46.55', '82.8 5.34 15.5', '29.1 8.24 3.53'),
+        },
+    ),
+    'cents': dict(
+        name='Table 2',
+        cost='Cost',
+        ac='ac_fraction',
+        source='Table 2 of the paper as printed: a Qwen2.5-Math-Instruct model and GPT-4.1-mini; accuracy in %, US '
+        'cents, fraction per US cent',
+        notes=(
+            '† On GSM8K the small model of the paper is the 1.5B one, whose accuracy this is, not the 7B one.',
+            '‡ Printed so; the accuracy and the cost beside it give .402/.2932 = 1.37.',
+        ),
+        rows={
+            '7B Only': ('--', '85.2† 0.0 --', '79.6 0.0 --', '28.2 0.0 --'),
+            'GPT-4.1-mini': ('--', '95.2 0.0293 32.4', '84.8 0.1313 6.46', '43.0 0.3356 1.28'),
+            'SpecReason': ('no', '94.9 0.0994 9.55', '80.8 0.3653 2.21', '26.0 0.5691 0.46'),
+            'RSD': ('yes', '93.5 0.0093 100.5', '87.1 0.0331 26.31', '40.2 0.2932 1.52‡'),
+            'STEER': ('no', '94.5 0.0608 15.54', '84.0 0.0827 10.16', '30.0 0.0823 3.64'),
+            'Ours': ('no', '94.5 0.0205 46.09', '85.0 0.0493 17.24', '38.6 0.285 1.35'),
+        },
+    ),
+}
+
+
+PAPER_BENCHMARKS = ('GSM8K', 'MATH500', 'OmniMath')
+
+
+def _printed_row(cost, method, benchmark, external, cell):
+    "One cell of the paper, such as `85.2 0.973 87.56`."
+    row = dict(
+        source='paper',
+        benchmark=benchmark,
+        method=method,
+        label=method,
+        external=external,
+        unit=1e12,
+        cost_in=cost,
+    )
+    texts = dict(zip(('accuracy', 'cost', 'ac'), cell.split()))
+    for metric, text in texts.items():
+        row[metric] = float(text.strip('†‡').replace('--', 'nan'))
+    for metric, text in texts.items():
+        row[f'{metric}_text'] = text
+    return row
+
+
+def paper_rows(
+    cost: str,  # "paper_flops": Table 1; "cents": Table 2
+):  # DataFrame, one row per method and benchmark; a dash is nan
+    "A table of the paper as printed. ValueError if it has none in this cost."
+    import pandas as pd
+
+    one_of('cost of a table of the paper', cost, PAPER_TABLES)
+    rows = []
+    for method, (external, *cells) in PAPER_TABLES[cost]['rows'].items():
+        for benchmark, cell in zip(PAPER_BENCHMARKS, cells):
+            rows.append(_printed_row(cost, method, benchmark, external, cell))
+    table = pd.DataFrame(rows)
+    if cost == 'cents':
+        table['ac_percent'] = 100 * table['ac']
+    return table
+
+
+# ---- of this run
+
+
+def ranked(
+    results,  # DataFrame of `evaluate`
+):  # DataFrame, with the column `label`
+    "The rows of the chosen thresholds, by benchmark as they come, then by method, then by reading."
+    benchmarks = list(results['benchmark'].unique())
+    order = dict(benchmark=benchmarks.index, method=method_rank, on_escalate=str)
+    chosen = results[results['chosen'] == 1].sort_values(
+        list(order), key=lambda column: column.map(order[column.name]), kind='stable'
+    )
+    labels = [*map(method_label, chosen['method'], chosen['on_escalate'])]
+    return chosen.assign(label=labels).reset_index(drop=True)
+
+
+PRINTED_FAMILIES = ('SpecReason', 'RSD', 'STEER', 'Ours', 'Ours, best')
+
+
+def printed_results(
+    r,  # `SettingResults`
+):  # DataFrame of `evaluate`
+    "The rows that Table 1 or 2 prints: the paper's six, our best, and those of your own methods."
+    families = headline(r.results)
+    rows = {('Small only', 'append'), ('Large only', 'append')}
+    rows |= {row for family, row in families.items() if family in PRINTED_FAMILIES}
+    pairs = zip(r.results['method'], r.results['on_escalate'])
+    return r.results[[pair in rows for pair in pairs]]
+
+
+def billed_as(
+    large: str,  # the large model's name in the outcome table
+) -> str:
+    "Who answered, and at whose prices."
+    model = large.split(':')[-1]
+    for priced in PRICES:
+        if model.startswith(priced):
+            return f'{priced} at its published prices'
+    return f"{large.removeprefix('served:')} behind a local server, billed at GPT-4.1-mini's prices"
+
+
+def unit_name(
+    cost: str,  # one of `UNITS`
+    unit: float,  # FLOPs per unit
+) -> str:
+    "The unit of costs in words."
+    return 'US cents' if cost == 'cents' else f'10^{round(np.log10(unit))} FLOPs'
+
+
+def paper_table(
+    results,  # DataFrame of `evaluate` in paper_flops (Table 1) or cents (Table 2), all benchmarks
+    profile: str,  # which run this is, e.g. "micro"
+    large: str = 'micro-large',  # the large model's name in the outcome table
+):  # DataFrame, one row per source ("this run", "paper"), benchmark and method
+    """Table 1 or 2 at the chosen thresholds, and the paper's printed numbers.
+
+    Accuracy is in %; cost and accuracy per cost are in the paper's units.
+    """
+    import pandas as pd
+
+    cost = results['cost_in'].iloc[0]
+    paper = paper_rows(cost)
+    rows = ranked(results)
+    facts = dict(
+        source='this run',
+        profile=profile,
+        benchmark=rows['benchmark'],
+        method=rows['method'],
+        label=rows['label'],
+        external=[style_of(method)['external'] for method in rows['method']],
+        threshold=rows['threshold'],
+        n=rows['n'],
+        unit=rows['unit'],
+        cost_in=cost,
+    )
+    # column here -> column of `evaluate`, factor
+    metrics = dict(accuracy=('accuracy', 100), cost=('cost', 1), ac=(PAPER_TABLES[cost]['ac'], 1))
+    if cost == 'cents':
+        facts['billing'] = billed_as(large)
+        metrics['ac_percent'] = ('ac_percent', 1)
+    for column, (metric, factor) in metrics.items():
+        for end in ('', '_low', '_high'):
+            facts[f'{column}{end}'] = rows[f'{metric}{end}'] * factor
+    table = pd.concat([pd.DataFrame(facts), paper], ignore_index=True)
+    return table.astype(dict(n='Int64'))
+
+
+# ---- as text
+
+
+def _heading(part):
+    "What a part of `paper_table` is, with its notes."
+    first = part.iloc[0]
+    paper = PAPER_TABLES[first['cost_in']]
+    if first['source'] == 'paper':
+        return paper['source'], list(paper['notes'])
+    sizes = part.groupby('benchmark', sort=False)['n'].first()
+    counts = ', '.join(f'{n} {benchmark}' for benchmark, n in sizes.items())
+    heading = (
+        f'This run, {first["profile"]} profile ({counts} test problems; '
+        f'{unit_name(first["cost_in"], first["unit"])}; [paired bootstrap 95% interval])'
+    )
+    notes = []
+    if 'billing' in part:
+        notes.append(f'Large model: {first["billing"]}. The small model costs nothing.')
+    return heading, notes
+
+
+EXTERNAL_MARKS = {'--': '–', 'no': '✗', 'yes': '✓'}  # does a method need a third model?
+
+
+def _external_cell(row):
+    return EXTERNAL_MARKS[row['external']]
+
+
+def _panels(table, external_heading='Ext. models'):
+    "Of `paper_table`, per source: heading, table of `interval_table`, notes."
+    cost_name = PAPER_TABLES[table['cost_in'].iloc[0]]['cost']
+    names = {'Method': 'label', external_heading: _external_cell}
+    cells = {
+        'Acc ↑': interval('accuracy', PERCENT),
+        f'{cost_name} ↓': interval('cost'),
+        'A/C ↑': interval('ac'),
+    }
+    for _, part in table.groupby('source', sort=False):
+        heading, notes = _heading(part)
+        yield heading, interval_table(part, names, cells, 'benchmark'), notes
+
+
+LEGEND = """
+*Ext. models*: a method that needs a third model. *A/C*: accuracy per cost, in % per unit of FLOPs, as a fraction per
+US cent.
+"""
+
+
+def to_markdown(
+    table,  # of `paper_table`
+) -> str:
+    "Table 1 or 2 as Markdown."
+    parts = []
+    for heading, text, notes in _panels(table):
+        lines = [f'**{heading}**', '', markdown(text), *(f'{note}\n' for note in notes)]
+        parts.append('\n'.join(lines))
+    return '\n'.join(parts) + LEGEND
+
+
+def _without_intervals(table):
+    "As the paper prints it: groups by external models, a column's best of a group is marked."
+    marks = list(EXTERNAL_MARKS)
+    table = table.sort_values('external', key=lambda column: column.map(marks.index), kind='stable')
+    groups = table.groupby(['source', 'benchmark', 'external'])
+    for metric, better in dict(accuracy='max', cost='min', ac='max').items():
+        differ = groups[metric].transform('nunique') > 1  # else none is better
+        table[f'{metric}_best'] = (table[metric] == groups[metric].transform(better)) & differ
+    return table.drop(columns=[c for c in table if c.endswith(('_low', '_high'))])
+
+
+def _tex_panels(table, full):
+    "Heading, tabular and notes of the parts of a table for LaTeX."
+    if full:  # scaled to the width of the text
+        for heading, text, notes in _panels(table):
+            yield heading, r'\resizebox{\linewidth}{!}{%', tabular(text) + '}', notes
+        return
+    legend = 'Ext.: with external models; in bold the best of a group'
+    for heading, text, notes in _panels(_without_intervals(table), 'Ext.'):
+        heading = heading.replace('[paired bootstrap 95% interval]', legend)
+        yield heading, r'\small\setlength{\tabcolsep}{2.1pt}%', tabular(text, 'Ext.'), notes
+
+
+def to_tex(
+    table,  # of `paper_table`
+    full: bool = False,  # with intervals, scaled to the width of the text
+) -> str:
+    r"Table 1 or 2 for LaTeX, to be \input: two booktabs tabulars."
+    profile = table['profile'].iloc[0]
+    lines = [
+        f'% generated by nbs/05_results.ipynb, {profile} profile; '
+        'needs booktabs, amsfonts and graphicx',
+        r'\begingroup',
+    ]
+    for heading, width, text, notes in _tex_panels(table, full):
+        lines += [rf'\noindent\emph{{{tex(heading)}}}\par\smallskip', r'\noindent', width, text]
+        for note in notes:
+            lines.append(rf'\par\smallskip\noindent{{\footnotesize {tex(note)}}}')
+        lines.append(r'\par\medskip')
+    return '\n'.join([*lines, r'\endgroup', ''])

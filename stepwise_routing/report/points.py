@@ -1,0 +1,106 @@
+"""What the figures show: points of methods, frontiers, single seeds
+
+Here belong the points, their files, and which of them the main figures show. How they are drawn
+belongs in `report.figures` and `report.slider`.
+"""
+
+from pathlib import Path
+
+from ..method.bounds import mixing_line, oracle_frontier, random_frontier
+from ..method.results import headline
+from .writer import save_table
+
+
+def frontiers(
+    part,  # `BenchmarkResults`
+):  # DataFrame: benchmark, curve, cost_share, accuracy
+    "What methods are drawn against: the small-large line, chance and hindsight."
+    import pandas as pd
+
+    table = part.table
+    cost = part.grid['unit'].iloc[0]
+    large_cost = table.large_only()[cost].mean()
+    curves = {
+        'small-large line': mixing_line(table, cost),
+        'random': random_frontier(table, cost=cost),
+        'oracle': oracle_frontier(table, cost=cost),
+    }
+    frames = []
+    for name, curve in curves.items():
+        share = curve['cost'] / large_cost
+        columns = dict(
+            benchmark=table.benchmark, curve=name, cost_share=share, accuracy=curve['accuracy']
+        )
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def seed_points(
+    part,  # `BenchmarkResults`
+):  # DataFrame: benchmark, method, on_escalate, seed, cost_share, accuracy
+    "Where the single policies stand, each at its own threshold."
+    cost = part.grid['unit'].iloc[0]
+    groups = part.singles.groupby(['benchmark', 'method', 'on_escalate', 'seed'])
+    means = groups[[cost, 'correct']].mean()
+    means = means.rename(columns={cost: 'cost_share', 'correct': 'accuracy'})
+    means['cost_share'] /= part.table.large_only()[cost].mean()
+    return means.reset_index()
+
+
+def save_points(
+    r,  # `SettingResults`
+) -> None:
+    "Write what the figures show beside evaluation.csv: frontiers and seeds."
+    for stem, points in dict(frontiers=r.whole(frontiers), seeds=r.whole(seed_points)).items():
+        if len(points):
+            save_table(r.tables / f'{stem}{r.suffix}', points)
+
+
+def read_points(
+    tables,  # folder
+    suffix: str = '',  # '_api': in cents
+) -> dict:  # arguments of `draw_accuracy_cost`, and `facts`: profile, billing
+    "The points of a run's figures, from its tables; in cents, too, if there are no others."
+    import pandas as pd
+
+    tables = Path(tables)
+    if not (tables / 'evaluation.csv').is_file():
+        suffix = '_api'
+    data = {}
+    for name, stem in dict(points='evaluation', frontiers='frontiers', seeds='seeds').items():
+        path = tables / f'{stem}{suffix}.csv'
+        data[name] = pd.read_csv(path) if path.is_file() else None
+    first = pd.read_csv(tables / ('table2.csv' if suffix else 'table1.csv')).iloc[0]
+    data['facts'] = {name: first[name] for name in ('profile', 'billing') if name in first}
+    return data
+
+
+def sweep_points(
+    points,  # DataFrame of `evaluate`, of one method
+):  # DataFrame
+    "The rows that are a sweep: a row of ours at its own threshold, between the sweep's, is none."
+    sweep = points[points['chosen'] == 0]
+    is_ours = points['method'].iloc[0].startswith('Ours')
+    return sweep if is_ours and len(sweep) else points
+
+
+DRAWN_FAMILIES = (
+    'Bare threshold (probability)',
+    'SpecReason',
+    'RSD',
+    'STEER',
+    'Ours',
+    'Ours, best',
+)
+
+
+def drawn_methods(
+    points,  # DataFrame of `evaluate`
+) -> list:  # of (method, on_escalate)
+    """What the main figures show: both models, and the chosen variants.
+
+    They are those of Table 1's families and of the bare threshold.
+    """
+    families = headline(points)
+    chosen = [families[family] for family in DRAWN_FAMILIES if family in families]
+    return [('Small only', 'append'), ('Large only', 'append'), *chosen]

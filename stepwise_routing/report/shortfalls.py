@@ -1,0 +1,92 @@
+"""What a reader of the results must know that the numbers do not say
+
+Here belong the sentences that stand under the tables about what a run lacks. The notes that explain
+a table's columns belong beside the table.
+"""
+
+import numpy as np
+
+from ..method.outcomes import keeps_accuracy
+from ..method.results import METHOD_STYLE, method_label
+from .writer import in_points
+
+
+def _labels(rows) -> str:
+    "The names of some rows of `evaluate`, each once."
+    labels = map(method_label, rows['method'], rows['on_escalate'])
+    return '; '.join(dict.fromkeys(labels))
+
+
+def benchmark_shortfalls(
+    part,  # `BenchmarkResults`
+) -> list:  # sentences
+    "What the numbers of a benchmark do not say."
+    chosen = part.results[part.results['chosen'] == 1]
+    alpha = part.grid['alpha'].iloc[0]
+    n = chosen['n'].iloc[0]
+    has_rows = set(chosen['method'])
+    missing = [m for m in METHOD_STYLE if m not in has_rows and 'per step' not in m]
+    judged = chosen.dropna(subset='calibration_accuracy')
+    large_alone = judged[np.isinf(judged['threshold'])]
+    inaccurate = judged[~keeps_accuracy(judged['accuracy_vs_large_high'], 0, alpha)]
+    bounded = judged[judged['method'] == 'Ours (bound)']
+    uncovered = bounded[~keeps_accuracy(bounded['coverage_high'], 1, alpha)]
+    sentences = []
+    if n < 300:
+        sentences.append(f'{n} test problems, fewer than 300; the intervals are wide')
+    if not part.table.large_redraws_right.shape[1]:
+        sentences.append(
+            'the large model was not drawn again, '
+            'so misses are counted against the draw that methods share'
+        )
+    if missing:
+        sentences.append(
+            f'no rows for {"; ".join(missing)}: not run in this setting, or switched off'
+        )
+    if len(large_alone):
+        sentences.append(
+            f'on calibration no setting of {_labels(large_alone)} was accurate enough '
+            'and cheaper than the large model alone, which stands in'
+        )
+    if len(inaccurate):
+        sentences.append(
+            f'{_labels(inaccurate)}: clearly more than {in_points(alpha)} '
+            'below the large model on test'
+        )
+    if len(uncovered):
+        sentences.append(
+            f'the coverage of {_labels(uncovered)} on test lies clearly below 1 - alpha'
+        )
+    return sentences
+
+
+def _without_ablations(part) -> bool:
+    "Has a benchmark no single policies but those of the tables?"
+    return part.singles['method'].isin(list(METHOD_STYLE)).all()
+
+
+def shortfalls(
+    r,  # `SettingResults`
+) -> list:  # sentences
+    "What a reader of a setting must know that the numbers do not say, each sentence once."
+    benchmarks = {}
+    for benchmark, part in r.parts.items():
+        for sentence in benchmark_shortfalls(part):
+            benchmarks.setdefault(sentence, []).append(benchmark)
+    sentences = [f'{", ".join(names)}: {sentence}.' for sentence, names in benchmarks.items()]
+    if r.given_up:
+        sentences.append(
+            f'{", ".join(r.parts)}: grading gave up on answers, which count as wrong: {r.given_up}.'
+        )
+    if r.name == 'api':
+        return [f'API setting, {sentence}' for sentence in sentences]
+    bare = [benchmark for benchmark, part in r.parts.items() if _without_ablations(part)]
+    if bare and r.ablations:
+        sentences.append(f'No ablations of the policy on {", ".join(bare)}.')
+    return sentences
+
+
+def listed(sentences) -> str:
+    "Sentences as folded Markdown."
+    items = ''.join(f'- {sentence}\n' for sentence in sentences)
+    return f'<details><summary>What falls short in this run</summary>\n\n{items}\n</details>\n'

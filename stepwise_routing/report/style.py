@@ -1,0 +1,91 @@
+"""How every figure looks and is saved
+
+Here belongs what all figures share: fonts and sizes, files without a date, the picture for a
+notebook. What a figure shows belongs in `report.figures` and `report.training`.
+"""
+
+import io
+
+from ..base.tools import write_file
+
+RC_PARAMETERS = {
+    'font.family': 'STIXGeneral',
+    'mathtext.fontset': 'stix',
+    'font.size': 8,
+    'axes.labelsize': 8,
+    'axes.titlesize': 8,
+    'xtick.labelsize': 7,
+    'ytick.labelsize': 7,
+    'axes.linewidth': 0.5,
+    'xtick.major.width': 0.5,
+    'ytick.major.width': 0.5,
+    'xtick.minor.width': 0.3,
+    'lines.linewidth': 1,
+    'lines.markersize': 4,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'legend.frameon': False,
+    'figure.constrained_layout.use': True,
+    'savefig.dpi': 220,
+    'pdf.fonttype': 42,
+}
+
+DATES = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  # left out of files
+
+
+def paper_style():
+    "Matplotlib settings of every figure, for the length of a `with` block."
+    import matplotlib
+
+    return matplotlib.rc_context(RC_PARAMETERS)
+
+
+def new_figure(
+    width: float,  # inches
+    height: float,  # inches
+    nrows: int = 1,
+    ncols: int = 1,
+    sharex: bool = False,
+):  # matplotlib figure, axes [row, column]
+    "An empty figure; no window and no state of pyplot knows it."
+    from matplotlib.figure import Figure
+
+    with paper_style():
+        fig = Figure(figsize=(width, height))
+        return fig, fig.subplots(nrows, ncols, sharex=sharex, squeeze=False)
+
+
+def file_bytes(
+    fig,
+    kind: str,  # "pdf" or "png"
+    dpi: float | None = None,  # None: that of print
+) -> bytes:
+    "A figure as a file without a date: the same bytes for the same figure."
+    buffer = io.BytesIO()
+    with paper_style():
+        fig.savefig(buffer, format=kind, metadata=dict.fromkeys(DATES[kind]), dpi=dpi)
+    return buffer.getvalue()
+
+
+def save_figure(
+    fig,
+    stem,  # path without its ending
+    caption: str,
+) -> list:  # paths written
+    "Write PDF, PNG and the caption as .md."
+    files = dict(pdf=file_bytes(fig, 'pdf'), png=file_bytes(fig, 'png'), md=caption + '\n')
+    return [write_file(f'{stem}.{ending}', data) for ending, data in files.items()]
+
+
+def preview(
+    fig,
+    dpi: float = 100,
+):  # IPython Image
+    "A figure as it will be saved, for a notebook: 64 colours, a quarter of the bytes."
+    from IPython.display import Image
+    from PIL import Image as Picture
+
+    picture = Picture.open(io.BytesIO(file_bytes(fig, 'png', dpi)))
+    small = io.BytesIO()
+    picture.convert('RGB').quantize(64).save(small, 'png', optimize=True)
+    return Image(small.getvalue())

@@ -1,0 +1,125 @@
+"""Figures of training and of policies
+
+Here belongs how the tables training.csv and policy.csv are drawn. What stands in them belongs in
+`run.training_report`.
+"""
+
+from pathlib import Path
+
+from .style import new_figure, paper_style
+
+LINES = (
+    ('#0173b2', '-'),
+    ('#a85c00', '--'),
+    ('#00735a', '-.'),
+    ('#404040', ':'),
+)  # a benchmark each
+GREY = '#555555'
+COLUMNS = dict(cost='cost, share of large', lost='accuracy lost', kappa=r'threshold $\kappa$')
+
+
+def _draw_run(axes, rows, line, benchmark):
+    "Training on one benchmark: a panel for each of `COLUMNS`."
+    color, dash = line
+    for ax, (column, title) in zip(axes, COLUMNS.items()):
+        low = rows[f'{column}_min']
+        high = rows[f'{column}_max']
+        ax.fill_between(rows['step'], low, high, color=color, alpha=0.2, lw=0)
+        ax.plot(rows['step'], rows[column], dash, color=color, label=benchmark)
+        ax.set_ylabel(title)
+
+
+def draw_training(
+    curves,  # DataFrame of `training_curves`
+):  # matplotlib figure
+    "Training of the rows Ours: mean and range over the seeds, running mean of 5 steps."
+    policies = list(curves.groupby('row', sort=False))
+    fig, axes = new_figure(5.5, 3.2, nrows=len(policies), ncols=3, sharex=True)
+    with paper_style():
+        for (name, own), panels in zip(policies, axes):
+            for (benchmark, rows), line in zip(own.groupby('benchmark', sort=False), LINES):
+                _draw_run(panels, rows, line, benchmark)
+            panels[1].axhline(own['alpha'].iloc[0], color=GREY, lw=0.5, ls=':')
+            panels[1].set_title(name)
+        for ax in axes[-1]:
+            ax.set_xlabel('step')
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc='outside lower center', ncols=4, fontsize=7)
+    return fig
+
+
+def training_caption(
+    curves,  # DataFrame of `training_curves`
+) -> str:
+    "What the figure of training shows."
+    first = curves.iloc[0]
+    return (
+        f'Training of the rows {" and ".join(curves["row"].unique())}; {first["seeds"]} seeds: mean and range over '
+        'the seeds, running mean of 5 steps; cost and accuracy lost (the large model\'s minus its own) are those '
+        f'of Gamma on the {first["batch"]} training rows of a step. Dotted: alpha.'
+    )
+
+
+def _draw_policy(ax, rows):
+    "Where one policy escalates: a line for each step index, with its number on it."
+    import matplotlib
+
+    for step, line in rows.groupby('step'):
+        shade = matplotlib.colormaps['viridis'](0.16 * step)
+        ax.plot(line['percentile'], line['escalate'], color=shade)
+        numbered_point = line.iloc[int(len(line) * (0.12 + 0.12 * step))]
+        ax.text(
+            numbered_point['percentile'],
+            numbered_point['escalate'],
+            f'{step}',
+            fontsize=6.5,
+            ha='center',
+            va='center',
+            bbox=dict(fc='white', ec=shade, lw=0.5, pad=0.8),
+        )
+    kappa = rows['kappa'].iloc[0]
+    ax.axhline(kappa, color=GREY, lw=0.5, ls=':')
+    ax.text(99, kappa, r'$\kappa$', fontsize=7, color=GREY, ha='right', va='bottom')
+
+
+def draw_policies(
+    curves,  # DataFrame of `policy_curves`
+):  # matplotlib figure
+    "Where the policies escalate, a panel a benchmark, a line a step index."
+    groups = list(curves.groupby('benchmark', sort=False))
+    fig, axes = new_figure(5.5, 1.9, ncols=len(groups))
+    with paper_style():
+        for ax, (benchmark, rows) in zip(axes[0], groups):
+            _draw_policy(ax, rows)
+            ax.set(xlabel='percentile of the probability', ylim=(-0.03, 1.03), title=benchmark)
+        axes[0, 0].set_ylabel(r'$\pi$(escalate)')
+    return fig
+
+
+def policies_caption(
+    curves,  # DataFrame of `policy_curves`
+) -> str:
+    "What the figure of policies shows."
+    return (
+        "Probability of escalating against the percentile of the least sure token's probability, by step index "
+        f'(numbers on the lines); other features at their median. Policies: {curves["row"].iloc[0]}, first seed. '
+        'Dotted: calibrated kappa.'
+    )
+
+
+def policy_figures(
+    tables,  # folder
+) -> dict:  # stem -> (figure, caption)
+    "The figures of training and policies, from the tables alone; none without their tables."
+    import pandas as pd
+
+    figures = {}
+    training = Path(tables) / 'training.csv'
+    if training.is_file():
+        curves = pd.read_csv(training)
+        figures['training'] = draw_training(curves), training_caption(curves)
+    policy = Path(tables) / 'policy.csv'
+    if policy.is_file():
+        curves = pd.read_csv(policy)
+        figures['policy'] = draw_policies(curves), policies_caption(curves)
+    return figures
