@@ -2,7 +2,10 @@
 
 `make test` gives the same result every time: property tests take the same examples on every machine. `make fuzz` looks
 for new ones (STEPWISE_FUZZ times as many, at random). STEPWISE_ORDER=N puts the tests in the N-th random order."""
-import os, random, socket, sys
+import os
+import random
+import socket
+import sys
 from pathlib import Path
 
 import pytest

@@ -4,7 +4,12 @@
 
 Prints a line per fault and those that survived; ends with status 1 where more than one in ten did, or a text is
 gone. Unclear: the tests did not end by themselves, or there were none."""
-import argparse, os, shutil, subprocess, sys, tempfile
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -117,7 +122,8 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('run/fingerprints.py', 'settings_of(config),', ''),
         ('run/fingerprints.py', 'parts = [shared, previous, cells, code]', 'parts = [shared, cells, code]'),
         ('run/fingerprints.py', 'parts = [shared, previous, cells, code]', 'parts = [shared, previous, cells]'),
-        ('base/code.py', 'tree = without_docstrings(ast.parse(path.read_text(\'utf-8\')))', 'tree = ast.parse(path.read_text(\'utf-8\'))'),
+        ('base/code.py', "tree = without_docstrings(ast.parse(path.read_text('utf-8')))",
+         "tree = ast.parse(path.read_text('utf-8'))"),
         ('base/code.py', 'waiting += read_module(files[name], name)[1]', 'pass'), # only what is imported directly
         ('run/runner.py', "return ['-p', f'{name}={text.strip()[1:-1]}']", 'return []'),
         ('run/runner.py', 'if name not in recorded:', 'if False:')],

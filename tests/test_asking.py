@@ -1,6 +1,7 @@
 """RSD and SpecReason, which ask about every draft: against a second implementation of each, by hand and token by
 token, on trees of toy steps."""
-import asyncio, sys
+import asyncio
+import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,36 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import ToyBackend, toy_problems
-from stepwise_routing.method.comparison import COLUMNS, LARGE, THRESHOLDS, choose_threshold, grid_search, method_rows, Walker
+
 from stepwise_routing.base.records import Call, ModelSpec, Problem, Step, edge_seed, score_messages
-from stepwise_routing.models.interface import Choice, Request
-from stepwise_routing.method.outcomes import outcome_table, replay, toy_table, walk_outcome, walk_outcomes
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.method.walks import State, Walk, walk
-from stepwise_routing.method.routers import RSD, TRIM_FEATURES, SpecReason, asking_settings, fit_trim, reward_table
-from stepwise_routing.method.walks import SmallOnly
 from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.method.comparison import (
+    COLUMNS,
+    LARGE,
+    THRESHOLDS,
+    Walker,
+    grid_search,
+    method_rows,
+)
+from stepwise_routing.method.outcomes import (
+    cheapest_within,
+    outcome_table,
+    replay,
+    toy_table,
+    walk_outcome,
+    walk_outcomes,
+)
+from stepwise_routing.method.routers import (
+    RSD,
+    TRIM_FEATURES,
+    SpecReason,
+    asking_settings,
+    fit_trim,
+    reward_table,
+)
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.method.walks import SmallOnly, State, Walk, walk
+from stepwise_routing.models.interface import Choice, Request
 
 METHODS = 'rsd', 'greedy', 'expected'
 UNITS = 'paper_flops', 'full_flops', 'cents'
@@ -559,7 +581,7 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
                                      rel=1e-12)
         assert accuracy == np.mean([rf'\boxed{{{p.answer}}}' in chain[-1].text for p,
                                     (chain, _) in zip(problems['calibration'], hand)])
-    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost)
+    assert grid.chosen == cheapest_within(grid.accuracy, grid.cost, grid.large_accuracy, .02)
     assert (grid.unit, grid.n) == (unit, 15)
     assert (grid.method, grid.on_escalate) == (s.router.name, 'regenerate') and len(rows) == 15
     for x in {grid.threshold, .5} - {LARGE}:

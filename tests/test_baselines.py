@@ -1,6 +1,8 @@
 """Routers, frontiers, STEER's mixtures, the threshold grid and trained policies, against brute force, simulation and
 independent formulas."""
-import itertools, subprocess, sys
+import itertools
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,10 +10,45 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-from stepwise_routing.method.comparison import COLUMNS, GRID_COLUMNS, LARGE, THRESHOLDS, Case, at_kappa, at_sweep, choose_threshold, grid_rows, grid_search, method_rows, outcome_rows, replay_methods, save_rows, seed_rows, walk_methods, Walker, at_thresholds
-from stepwise_routing.run.stages import replay_case, save_case
-from stepwise_routing.method.bounds import OracleRouter, cost_matched, knows_steps, mixing_line, oracle_frontier, oracle_times, random_frontier, random_outcome
-from stepwise_routing.method.outcomes import check_problems, escalation_times, replay, take_rows, toy_table, walk_outcome
+from stepwise_routing.method.bounds import (
+    OracleRouter,
+    cost_matched,
+    knows_steps,
+    mixing_line,
+    oracle_frontier,
+    oracle_times,
+    random_frontier,
+    random_outcome,
+)
+from stepwise_routing.method.comparison import (
+    COLUMNS,
+    GRID_COLUMNS,
+    LARGE,
+    THRESHOLDS,
+    Case,
+    Walker,
+    at_kappa,
+    at_sweep,
+    at_thresholds,
+    grid_rows,
+    grid_search,
+    method_rows,
+    outcome_rows,
+    replay_case,
+    replay_methods,
+    save_rows,
+    seed_rows,
+    walk_methods,
+)
+from stepwise_routing.method.outcomes import (
+    cheapest_within,
+    check_problems,
+    escalation_times,
+    replay,
+    take_rows,
+    toy_table,
+    walk_outcome,
+)
 from stepwise_routing.method.routers import (
     RECEIPT_COLUMNS,
     GlimpRouter,
@@ -25,8 +62,8 @@ from stepwise_routing.method.routers import (
     score_thresholds,
 )
 from stepwise_routing.method.walks import LargeOnly, SmallOnly
-from stepwise_routing.run.stages import load_policies
-from stepwise_routing.run.config import Config, Run, Setting, changed
+from stepwise_routing.run.config import Config, Run
+from stepwise_routing.run.stages import load_policies, open_case, save_case
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
@@ -305,7 +342,7 @@ def test_steer_scopes():
 @settings(max_examples=300, deadline=None)
 def test_choice_is_the_cheapest_that_is_good_enough(points, large):
     accuracy, cost, alpha = [a/20 for a, _ in points] + [large/20], [c for _, c in points] + [5], .1
-    i = choose_threshold(accuracy, cost, alpha)
+    i = cheapest_within(accuracy, cost, accuracy[-1], alpha)
     good = [j for j, a in enumerate([*(a for a, _ in points), large]) if a >= large - 2]
     assert i in good and cost[i] == min(cost[j] for j in good)
 
@@ -335,7 +372,7 @@ def test_grid_search_reports_the_whole_grid(unit):
         c in zip(grid.thresholds, grid.accuracy, grid.cost)]
     assert [r['chosen'] for r in rows] == [int(i == grid.chosen) for i in range(12)]
     assert GRID_COLUMNS[-4:] == ('accuracy', 'cost', 'chosen', 'unit')
-    assert grid.chosen == choose_threshold(grid.accuracy, grid.cost, .02) and grid.met
+    assert grid.chosen == cheapest_within(grid.accuracy, grid.cost, grid.large_accuracy, .02) and grid.met
     assert grid.large_accuracy == table.correct[:, 0].mean()
     assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
 
@@ -344,9 +381,10 @@ def test_grid_search_reports_the_whole_grid(unit):
 def world(tmp_path_factory):
     "Three splits of toy problems, their outcome tables and the tree they came from."
     from toy import toy_backends, toy_problems
+
     from stepwise_routing.base.store import RolloutStore, tree_settings
-    from stepwise_routing.method.tree import RoutingTree, collect_rollouts
     from stepwise_routing.method.outcomes import outcome_table
+    from stepwise_routing.method.tree import RoutingTree, collect_rollouts
     problems, backends = {s: toy_problems(40, i) for i, s in enumerate(('train', 'calibration',
         'test'))}, toy_backends(end=.15)
     with RolloutStore(tmp_path_factory.mktemp('store')/'toy.jsonl', tree_settings('toy', backends)) as store:
@@ -405,23 +443,22 @@ def test_walks_ahead_are_the_walks_that_are_asked_for(world):
     assert len(run.done) == 33 and len(alone.done) == 11
     assert method_rows(routers, part['test'], .5, run) == method_rows(routers, part['test'], .5, alone)
 
-@pytest.mark.parametrize('shown', ['chosen', 'all'])
-def test_walking_methods_leave_grids_and_rows(world, tmp_path, shown):
+@pytest.mark.parametrize('shown', [(), None], ids=['chosen', 'all'])
+def test_walking_methods_leave_grids_and_rows(world, shown):
     "What is chosen is chosen on calibration; a method with a fixed threshold keeps it; all walks are taken once."
     problems, tables, tree = world
     steer, two = fit_steer(tables['train'], 'next'), {.3: [RandomRouter(i, mode='per_step') for i in (0, 1)]}
-    config = changed(Config(), {'baselines.walk_thresholds': shown})
-    case, run = Case(Setting(Run('toy', config, tmp_path, tmp_path), 'open'), 'toy', tables, []), Walker(problems, tree)
-    walk_methods(case, [(at_thresholds(steer), None), (two, .3)], run)
+    case, run = Case('open', 'toy', tables, []), Walker(problems, tree)
+    walk_methods(case, [(at_thresholds(steer), None), (two, .3)], run, shown)
     grid = grid_search(steer, tables['calibration'], run=run)
     assert case.grids[0] == grid and (case.grids[1].threshold, case.grids[1].method) == (.3, 'Random')
-    want = method_rows(steer, tables['test'], grid.threshold, run, None if shown == 'all' else ())
+    want = method_rows(steer, tables['test'], grid.threshold, run, shown)
     assert case.rows == want + method_rows(two, tables['test'], .3, run)
 
 def test_who_knows_the_steps_escalates_after_the_first_wrong_one(world):
     problems, tables, tree = world
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr('stepwise_routing.data.micro.first_wrong', lambda p, steps: 0 if len(steps) > 2 else -1)
+        patched.setattr('stepwise_routing.data.steps.first_wrong', lambda p, steps: 0 if len(steps) > 2 else -1)
         knowing = knows_steps(problems['test'], tree, 'append')
     T = tables['test'].n_steps
     assert (escalation_times(knowing, tables['test']) == np.where(T > 2, 0, T)).all()
@@ -559,7 +596,7 @@ def test_a_case_gathers_its_rows(tmp_path):
     "Absorbing variants leave rows and grids, ablations single rows only, per-step ones nothing before they walk."
     s, tables = setting(tmp_path), {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}
     for split, table in tables.items(): table.save(s.files.outcomes('toy', split))
-    case, per_step = replay_case(s, 'toy'), coin(0, .9, 'per_step')
+    case, per_step = replay_case(open_case(s, 'toy')), coin(0, .9, 'per_step')
     n, grids = len(case.rows), len(case.grids)
     full = coin(0, .9, 'regenerate-full', 'regenerate', 'Ours (full)')
     case.policies = [coin(0, .9, 'ablation-short', name='short'), coin(0, .9), coin(1, .8), per_step, full]
@@ -568,7 +605,7 @@ def test_a_case_gathers_its_rows(tmp_path):
     methods = ['Ours', 'Ours (full)', 'Ours (online kappa)', 'Ours (bound)']
     assert [g.method for g in case.grids[grids:]] == list(dict.fromkeys(r[1] for r in case.rows[n:])) == methods
     assert {(g.threshold, g.on_escalate == 'append') for g in case.grids[grids:]} == {(.02, True), (.02, False)}
-    save_case(case)
+    save_case(s, case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
     assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-policies.csv', 'toy.csv']
     columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()

@@ -1,4 +1,5 @@
-import re, sys
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,16 @@ from hypothesis import given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import toy_backends, toy_problems
+
 from stepwise_routing.base.records import Problem, Step
+from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.base.tools import run_async
-from stepwise_routing.method.confidence import *
-from stepwise_routing.run.stages import open_tree, small_chains
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.method.confidence import *
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.run.config import Config, Run, changed
-from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.run.stages import open_tree, small_chains
+
 
 def tokens(text, pattern=r'\\[A-Za-z]+|[A-Za-z]+|\d|\s+|.'):
     "Tokens and their ends, as a tokenizer with single digits would cut them."
@@ -203,8 +206,8 @@ def test_the_figure_has_a_panel_per_score_that_is_shown():
 
 # ---------------------------------------------------------------- steps without tokens
 def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_policies_and_steer():
-    from stepwise_routing.method.routers import STEER, Mixture
     from stepwise_routing.method.policy import FULL_FEATURES, policy_inputs, state_inputs
+    from stepwise_routing.method.routers import STEER, Mixture
     from stepwise_routing.method.walks import State
     first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6), rank=(1,)*5,
                  max_logit=(10., 11., 12., 13., 14.), generated=5)

@@ -1,5 +1,9 @@
 """Records, steps and boxes, seeds, benchmarks on the 20-row samples, costs."""
-import asyncio, json, os, subprocess, sys
+import asyncio
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +11,24 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepwise_routing.base import records as core_module
-from stepwise_routing.data import benchmarks as data_benchmarks
-from stepwise_routing.base.records import (PRICES, UNITS, Call, ModelSpec, Step, api_cost, chat_prompt, edge_seed,
-                                           extract_boxed, generation_flops, split_steps, token_cents, token_flops,
-                                           walk_cost)
+from stepwise_routing.base.records import (
+    PRICES,
+    UNITS,
+    Call,
+    ModelSpec,
+    Step,
+    api_cost,
+    chat_prompt,
+    edge_seed,
+    extract_boxed,
+    generation_flops,
+    split_steps,
+    token_cents,
+    token_flops,
+    walk_cost,
+)
 from stepwise_routing.base.tools import nearest, run_async
+from stepwise_routing.data import benchmarks as data_benchmarks
 from stepwise_routing.data.benchmarks import SPLITS, load_problems
 
 DATA = Path(__file__).parent/'data'

@@ -3,16 +3,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tabular
 import torch
 from hypothesis import given, settings, strategies as st
+from policies import (
+    READINGS,
+    f64,
+    fitted_policy,
+    flat,
+    pi_escalate,
+    soft_set,
+    tiny_policy,
+    toy_env,
+    with_parameters,
+)
 
-import tabular
-from policies import READINGS, f64, fitted_policy, flat, pi_escalate, soft_set, tiny_policy, toy_env, with_parameters
+from stepwise_routing.base.settings import Policy
 from stepwise_routing.method import cpo
 from stepwise_routing.method.cpo import *
 from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.method.policy import ValueNet, log_threshold_probs
-from stepwise_routing.base.settings import Policy
 
 torch.set_num_threads(1)
 

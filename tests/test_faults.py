@@ -1,17 +1,21 @@
 "The table of faults, on real processes: nothing is lost, nothing is paid twice, nothing hangs. Then each one closely."
-import asyncio, json, re, socket, subprocess, sys
-from pathlib import Path
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
-import pytest
-
 import asker
+import pytest
 from asker import ask, request
 from faults import FAULTS, SIGNALS, STAGES, note, soak, try_fault, try_stage
 from faulty import Faulty
+
 from stepwise_routing.base.tools import run_async
-from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.chat import OpenAIBackend, read_key
+from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.vllm import VLLMBackend
 from stepwise_routing.models.xverify import open_grader
 from stepwise_routing.run import cli

@@ -1,17 +1,24 @@
 """Grading: hostile strings, agreement on known pairs, and the life of the grading processes."""
-import asyncio, contextlib, json, os, signal, subprocess, sys, threading, time
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
-
 from toy import toy_backends, toy_problems
+
+from stepwise_routing.base.records import extract_boxed, split_steps
+from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.data import algebra, grading as data_grading
 from stepwise_routing.data.answers import plain_verdict, read_number
 from stepwise_routing.data.grading import Grader, graded, is_equiv
-from stepwise_routing.base.records import extract_boxed, split_steps
-from stepwise_routing.data import algebra, grading as data_grading
 from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.base.store import RolloutStore, tree_settings
 
 EQUAL = [
     ('5', 'x=5'), ('5', 'x = 5'), (r'\frac12', '0.5'), ('1/2', r'\frac{1}{2}'), ('50', '50%'), ('0.5', r'50\%'),

@@ -1,6 +1,9 @@
 """The house rules, counted: how dense the code is, what imports what, where a concept lives, how a chapter is built,
 where the paper's equations stand, and that nobody types a result into the README."""
-import ast, re, subprocess, sys
+import ast
+import re
+import subprocess
+import sys
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -72,7 +75,8 @@ def test_there_are_fewer_lines_of_tests_than_of_the_library():
 def test_one_formatter_decides_how_code_looks():
     places = [PACKAGE, NBS/'labs'/'micro_world', *CHAPTERS.values()]
     for command in (['format', '--check'], ['check']):
-        done = subprocess.run([sys.executable, '-m', 'ruff', *command, '-q', *places], cwd=ROOT, capture_output=True, text=True)
+        ruff = [sys.executable, '-m', 'ruff', *command, '-q', *places]
+        done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 # ---- what imports what
@@ -99,7 +103,8 @@ def test_no_module_imports_in_a_circle(): list(TopologicalSorter(graph()).static
 def test_every_module_is_in_a_room(): assert {room(name) for name in MODULES} == set(ROOMS)
 
 def test_arrows_point_down():
-    upward = [(name, m) for name, used in graph().items() for m in used if ROOMS.index(room(m)) > ROOMS.index(room(name))]
+    upward = [(name, m) for name, used in graph().items() for m in used
+              if ROOMS.index(room(m)) > ROOMS.index(room(name))]
     assert upward == []
 
 def test_a_chapter_imports_from_earlier_chapters_alone():

@@ -1,20 +1,21 @@
 "The micro world: problems that are right, pools that are disjoint, weights that load."
-import random, re
+import random
+import re
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
-
-from slips import corrupt
 from micro_world import drafts, families as data_families
 from micro_world.programs import solve
 from micro_world.ship import SHIPPED, benchmark_file
-from stepwise_routing.data import steps as data_steps
-from stepwise_routing.models import hub as models_transformers
-from stepwise_routing.base.tools import PACKAGE
+from slips import corrupt
+
 from stepwise_routing.base.records import extract_boxed
+from stepwise_routing.base.tools import PACKAGE
+from stepwise_routing.data import steps as data_steps
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models import hub as models_transformers
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
 names = [f.__name__ for _, f in EVERY]
@@ -226,6 +227,7 @@ def test_shipped_weights_are_small_and_self_contained():
 def test_shipped_models_solve_problems_greedily(which):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
     from stepwise_routing.base.records import chat_prompt
     torch.set_num_threads(1)
     model, tok = AutoModelForCausalLM.from_pretrained(models_transformers.micro_path(

@@ -1,5 +1,6 @@
 "The engine against plain forward passes of the same model, whatever shares the batch; and every way a step can end."
-import asyncio, random, shutil
+import asyncio
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,12 +8,20 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
-from stepwise_routing.models import engine as models_engine
 from stepwise_routing.base.records import Problem, Step, chat_prompt, edge_seed
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.interface import Request, StepTokenizer, confidences, draw_tokens, prompt_text, five_digits, step_text, uniforms
+from stepwise_routing.models import engine as models_engine
 from stepwise_routing.models.hub import TransformersBackend, micro_path, weights_sha256
+from stepwise_routing.models.interface import (
+    Request,
+    StepTokenizer,
+    draw_tokens,
+    five_digits,
+    prompt_text,
+    step_text,
+    uniforms,
+)
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
@@ -250,6 +259,7 @@ def test_a_product_is_that_of_numpy_and_no_row_changes_another(rows, depth, widt
 @pytest.mark.parametrize('scale', [1., 3.7])
 def test_lanes_sum_and_exponentiate_as_numpy_does(n, scale):
     from numba import njit
+
     from stepwise_routing.models.kernels import lanes
     compute = njit(lambda x, first, n, scale, spare: lanes.exponentials(x, first, n, scale, spare))
     z = np.random.default_rng(n).normal(0, 20, n).astype(np.float32)
@@ -359,9 +369,8 @@ def test_the_shipped_tokenizer_keeps_digits_apart_and_text_whole():
     assert all(backend.text.widths[i] == 1 for i in backend.text.encode('357'))
 
 def test_a_saved_pre_tokenizer_beats_the_class_that_config_json_asks_for(tmp_path):
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), '.Ċ', '.ĊĊ', 'ĊĊ', '12']
     merges = [('.', 'Ċ'), ('.Ċ', 'Ċ'), ('Ċ', 'Ċ'), ('1', '2')]
     t = Tokenizer(models.BPE({c: i for i, c in enumerate(pieces)}, merges))
@@ -594,8 +603,8 @@ def test_truncated_weights_are_one_clear_line(tmp_path):
 
 def test_the_models_of_a_setting_get_the_limits_of_its_profile(tmp_path):
     from stepwise_routing.models.names import check_shares
-    from stepwise_routing.run.stages import setting_options
     from stepwise_routing.run.config import open_run
+    from stepwise_routing.run.stages import setting_options
     changes = {'models.max_tokens': 60, 'models.engine': 'ray', 'models.ray_workers': 3, 'models.memory_shares': [.6]}
     open_setting, api = open_run('smoke', tmp_path, changes).settings
     limits = dict(max_tokens=60, memory_shares=(.6,))

@@ -1,5 +1,6 @@
 "What a run would take, and what this machine lacks: for the committed profiles, without calling anybody."
-import csv, json
+import csv
+import json
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -7,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from stepwise_routing.base.records import Step
+from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.base.tools import Project
 from stepwise_routing.data.benchmarks import MICRO, SPLITS, load_problems
 from stepwise_routing.run import needs as run_needs
-from stepwise_routing.base.tools import Project
 from stepwise_routing.run.config import read_run
 from stepwise_routing.run.needs import LOADS, estimate, needs, report
-from stepwise_routing.base.store import RolloutStore
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = sorted(p.stem for p in (ROOT/'nbs/params').glob('*.yaml'))

@@ -1,5 +1,7 @@
 "What every notebook in nbs/ promises its readers and the runner."
-import ast, json, re
+import ast
+import json
+import re
 from pathlib import Path
 
 import pytest

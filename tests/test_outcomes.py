@@ -1,19 +1,31 @@
 """Outcome tables: against walks to the last bit, by hand, and after any history of the store."""
-import asyncio, subprocess, sys, zipfile
+import asyncio
+import subprocess
+import sys
+import zipfile
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-
 from toy import toy_problems
 from walking import Coin, edge, make_tree
+
 from stepwise_routing.base.records import api_cost, generation_flops
 from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.base.tools import run_async
-from stepwise_routing.method.outcomes import (OutcomeTable, cheapest_within, escalation_times, first_escalation,
-                                              keeps_accuracy, outcome_table, replay, undominated)
+from stepwise_routing.method.outcomes import (
+    OutcomeTable,
+    cheapest_within,
+    escalation_times,
+    first_escalation,
+    keeps_accuracy,
+    outcome_table,
+    replay,
+    undominated,
+)
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.method.walks import State, walk
+
 
 def escalates_first(router, table, problems):
     "Per problem, the first small step after which the router escalates, -1 where there is none."

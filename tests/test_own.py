@@ -1,18 +1,25 @@
-import contextlib, json, os, re, shutil, signal, subprocess, sys
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-
 from toy import ToyBackend, shuffled, toy_problems
-from stepwise_routing.base.records import extract_boxed
-from stepwise_routing.data.grading import is_equiv
-from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.hub import micro_path
+
 import stepwise_routing.own as own_module
-from stepwise_routing.own import *
+from stepwise_routing.base.records import extract_boxed
 from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.models.hub import micro_path
+from stepwise_routing.own import *
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']

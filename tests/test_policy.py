@@ -1,16 +1,19 @@
 "The pieces of a policy, against Monte-Carlo returns, definitions and simulation; and its files."
-import itertools, json, subprocess, sys
+import itertools
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-
 from policies import f64, fitted_policy, hard_set, one_line, soft_set, tiny_policy, toy_env
-from stepwise_routing.method.outcomes import escalation_times, toy_table
-from stepwise_routing.method.policy import *
+
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.method.cpo import TableEnv
+from stepwise_routing.method.outcomes import escalation_times, toy_table
+from stepwise_routing.method.policy import *
 
 torch.set_num_threads(1)
 

@@ -1,20 +1,23 @@
 "Process reward models: the same rewards as a full forward pass, and every token read once."
-import asyncio, json, re, shutil
+import asyncio
+import json
+import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from micro_world.drafts import micro_problems
+from micro_world.families import FAMILIES
 
-from stepwise_routing.method.confidence import auroc
 from stepwise_routing.base.records import Problem, edge_seed
 from stepwise_routing.base.tools import run_async
-from micro_world.families import FAMILIES
 from stepwise_routing.data.steps import first_wrong
-from micro_world.drafts import micro_problems
+from stepwise_routing.method.confidence import auroc
 from stepwise_routing.models import reward
-from stepwise_routing.models.interface import Request
 from stepwise_routing.models.hub import load_micro, load_tokenizer, micro_path
+from stepwise_routing.models.interface import Request
 
 torch = pytest.importorskip('torch')
 def micro_tokenizer(): return load_tokenizer(micro_path('small'))

@@ -1,18 +1,25 @@
 "The committed profiles: what they say, and that open.yaml and api.yaml run as they are written."
-import ast, csv, json, re, shutil, subprocess, sys, textwrap
+import ast
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 
-from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.run.stages import setting_options
-from stepwise_routing.run import cli, needs
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.tools import Project
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.run import cli, needs
 from stepwise_routing.run.config import Api, Data, read_run, read_yaml, settings_of
-from stepwise_routing.run.sweep import planned
 from stepwise_routing.run.manifest import Manifest
+from stepwise_routing.run.stages import setting_options
+from stepwise_routing.run.sweep import planned
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)

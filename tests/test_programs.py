@@ -1,6 +1,6 @@
 """The grader of programs: right programs pass; nothing that a hostile program does is called right, or does harm."""
-import os, sys, time
-from pathlib import Path
+import os
+import time
 
 import psutil
 import pytest
@@ -149,7 +149,8 @@ RIGHT = {
     'a type': ('def f(xs, kind): return [x for x in xs if not isinstance(x, kind)]',
                ['assert f((1, "a"), str) == [1]'], ''),
     'a name of Python\'s own': ('def sum(a, b): return a + b', ['assert sum(1, 2) == 3'], ''),
-    'an error that is expected': ('def f(x): return 1/x', ['try:\n    f(0)\nexcept Exception: ok = True\nassert ok'], ''),
+    'an error that is expected': ('def f(x): return 1/x',
+                                 ['try:\n    f(0)\nexcept Exception: ok = True\nassert ok'], ''),
 }
 
 @pytest.mark.parametrize('name', RIGHT)

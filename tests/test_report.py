@@ -7,21 +7,46 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+from claims import run_claims_notebook
 from hypothesis import given, settings, strategies as st
 from scipy.integrate import trapezoid
 from scipy.stats import norm
+from toy_runs import (  # fixtures
+    cents,
+    flops,
+    frame,
+    line,
+    loaded,
+    means_of,
+    run,
+    settled,
+    with_ours,
+)
 
-from stepwise_routing.method.bounds import oracle_frontier, random_frontier, random_outcome
 from stepwise_routing.base.records import Problem, Step, Trajectory
+from stepwise_routing.base.statistics import resamples
+from stepwise_routing.method.bounds import oracle_frontier, random_frontier, random_outcome
 from stepwise_routing.method.outcomes import take_rows, toy_table
+from stepwise_routing.method.results import ablation_table, with_intervals
 from stepwise_routing.own import Routed
-from stepwise_routing.report.claims import CLAIMS, against, alone, claims_markdown, claims_table, collect_facts, verdict
-from stepwise_routing.report.gains import METRICS, _area, _curve, _integral, _least_cost, _measures, _p_value, compare, comparison_markdown, comparisons, holm, metrics, metrics_markdown
+from stepwise_routing.report.gains import (
+    METRICS,
+    Curve,
+    Sweep,
+    Winnable,
+    compare,
+    comparison_markdown,
+    comparisons,
+    holm,
+    measures,
+    metrics,
+    metrics_markdown,
+    p_value,
+    winnable,
+)
 from stepwise_routing.report.tables import ablation_markdown
 from stepwise_routing.report.transcripts import Line, Transcript
-from stepwise_routing.method.results import ablation_table, resamples, with_intervals
-from toy_runs import cents, flops, loaded, run, with_ours # fixtures
-from toy_runs import frame, line, means_of, settled
+
 
 # ---- what a sweep wins ----------------------------------------------------------------------------------------------
 def oracle_points(table, e):
@@ -37,12 +62,14 @@ def oracle_points(table, e):
         out.append([grid[k][rows, t] for k in ('paper_flops', 'correct')])
     return [np.stack(v) for v in zip(*out)]
 
-def measured(area, *points): return with_intervals(_measures(area, *_curve(area, *points)))
+def measured(area, calibration, points):
+    sweep = Sweep('a method', 'append', *map(np.asarray, calibration), *points)
+    return with_intervals(measures(area, sweep.curve(area)))
 
 @pytest.mark.parametrize('e', ['append', 'regenerate'])
 def test_hindsight_recovers_everything_and_chance_nothing(e):
     table, hazards = toy_table(150), np.linspace(0, 1, 201)
-    best, area = oracle_points(table, e), _area(table, resamples(150, 50), e)
+    best, area = oracle_points(table, e), winnable(table, resamples(150, 50), e)
     got = measured(area, [v.mean(1) for v in best], best)
     assert np.isclose(got['share'], 1, atol=1e-9) and .9 < got['share_low'] <= got['share_high'] < 1 + 1e-6
     chance = random_outcome(table, hazards, e)
@@ -56,11 +83,12 @@ def test_an_integral_is_the_one_over_all_knots(points, end):
     first, last = sorted((x[0], end))
     at = np.unique(np.r_[first, x[(x > first) & (x < last)], last]) # trapezoids are exact between knots
     want = np.sign(end - x[0])*trapezoid(np.interp(at, x, y), at)
-    assert np.isclose(_integral(x[None], y[None], np.array([end]))[0], want, atol=1e-9)
+    curve, start = Curve(x[None], y[None]), x[:1]
+    assert np.isclose(curve.area(start, np.array([end]))[0], want, atol=1e-9)
 
 def test_a_step_upwards_takes_no_room():
     x, y = np.array([[0., 1, 1, 2]]), np.array([[0., 0, 1, 1]])
-    assert np.isclose(_integral(x, y, np.array([2.])), 1)
+    assert np.isclose(Curve(x, y).area(np.array([0.]), np.array([2.])), 1)
 
 def points_of(table, times):
     outcomes = [table.outcome(np.minimum(t, table.n_steps), 'append') for t in times]
@@ -80,7 +108,7 @@ def test_the_share_and_apgr_are_areas_between_straight_lines():
         at = np.linspace(start, end, 100_001)
         return trapezoid(np.interp(at, x, y), at)
     low = area(np.maximum.accumulate(chance['cost']), chance['accuracy'], end)
-    got = measured(_area(table, resamples(120, 20)), cal, points)
+    got = measured(winnable(table, resamples(120, 20)), cal, points)
     share = (area(*zip(*knots), end) - low)/(area(best['cost'], best['accuracy'], end) - low)
     alone_, all_ = small['correct'].mean(), large['correct'].mean()
     apgr = (area(*zip(*knots), full)/(full - start) - alone_)/(all_ - alone_)
@@ -90,21 +118,21 @@ def test_measures_know_no_order_of_problems():
     table, order = toy_table(80), np.random.default_rng(0).permutation(80)
     points, cal = points_of(table, (0, 2)), ([2, 1], [2, 1])
     counts = resamples(80, 40)
-    a = measured(_area(table, counts), cal, points)
-    b = measured(_area(take_rows(table, order), counts[:, order]), cal, [v[:, order] for v in points])
+    a = measured(winnable(table, counts), cal, points)
+    b = measured(winnable(take_rows(table, order), counts[:, order]), cal, [v[:, order] for v in points])
     assert all(np.isclose(a[k], b[k], equal_nan=True) for k in a)
 
 def test_least_costs_by_hand():
     "From (1, .5) over (3, .7) to (5, .6): a curve may fall; what it never reaches is infinite."
     cost, right = np.array([[1., 3, 5]]), np.array([[.5, .7, .6]])
-    least = lambda target: _least_cost(cost, right, np.array([target]))[0]
+    least = lambda target: Curve(cost, right).least_cost(np.array([target]))[0]
     assert np.allclose([least(.4), least(.5), least(.6), least(.7)], [1, 1, 2, 3]) and least(.71) == np.inf
 
 def test_pgr_by_hand():
     "Small: cost 1, accuracy 0; large: 9, .8; one point: 3, .6; level from there on."
-    ends = dict(small=(np.array([1.]), np.array([0.])), large=(np.array([9.]), np.array([.8])))
-    area = ends | dict(end=np.array([9.]), chance=np.array([0.]), best=np.array([8.]))
-    got = _measures(area, np.array([[1., 3]]), np.array([[0., .6]]))
+    numbers = dict(small_cost=1., small_accuracy=0., large_cost=9., large_accuracy=.8, end=9., chance=0., hindsight=8.)
+    area = Winnable(weights=np.ones((1, 1)), **{name: np.array([x]) for name, x in numbers.items()})
+    got = measures(area, Curve(np.array([[1., 3]]), np.array([[0., .6]])))
     want = dict(share=4.2/8, apgr=4.2/8/.8, cpt50=(1 + 4/3)/9, cpt80=np.inf, cpt95=np.inf, qnc=np.inf)
     assert got.keys() == METRICS.keys() and all(np.isclose(got[k][0], want[k]) for k in want)
 
@@ -177,9 +205,9 @@ def test_nothing_for_nothing_is_a_tie_and_something_for_nothing_is_not():
 
 def test_p_values_are_uniform_where_nothing_differs():
     r, W = np.random.default_rng(0), resamples(80, 300)
-    p = np.array([_p_value(W @ r.normal(0, 1, 80)/80) for _ in range(400)])
+    p = np.array([p_value(W @ r.normal(0, 1, 80)/80) for _ in range(400)])
     assert .02 <= (p < .05).mean() <= .09 and .4 <= (p < .5).mean() <= .6
-    assert np.isclose(_p_value(np.r_[1.96, norm.ppf(np.linspace(1e-6, 1 - 1e-6, 10**5))]), .05, atol=1e-3)
+    assert np.isclose(p_value(np.r_[1.96, norm.ppf(np.linspace(1e-6, 1 - 1e-6, 10**5))]), .05, atol=1e-3)
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(.001, .999))
 @settings(max_examples=200, deadline=None)
@@ -218,39 +246,46 @@ def test_comparisons_are_corrected_for_all_of_them():
 def test_no_comparisons_without_ours(): assert comparisons(settled(many(**{'STEER (rest)': 5}))).empty
 
 # ---- claims ---------------------------------------------------------------------------------------------------------
-def facts_of(monkeypatch, rows, **more):
-    monkeypatch.setattr('stepwise_routing.report.claims.metrics', lambda p: pd.DataFrame()) # no outcome table
-    return collect_facts(dict(open=settled(rows, n_boot=300)) | more)
+@pytest.fixture
+def claims():
+    "The names of nbs/claims.ipynb, without the metrics of sweeps, which need an outcome table."
+    notebook = run_claims_notebook()
+    notebook.metrics = lambda part: pd.DataFrame()
+    return notebook
 
-def test_verdicts_follow_the_results(monkeypatch):
+def facts_of(claims, rows): return claims.collect_facts(dict(open=settled(rows, n_boot=300)))
+
+def test_verdicts_follow_the_results(claims):
     "The same claim holds, does not hold, or cannot be tested, as planted costs say."
     rows = {'SpecReason (greedy)': 8, 'STEER (rest)': 6, 'Ours': 9, 'Ours (full)': 3}
-    facts = facts_of(monkeypatch, many(**rows).assign(benchmark='micro-gsm'))
-    check = against(['STEER', 'SpecReason'])
-    assert [verdict(check, facts[k])[1] for k in ('ours', 'best')] == ['does not hold', 'holds']
-    assert verdict(check, facts['ours'])[0].count('✗') == 2 and '✗' not in verdict(check, facts['best'])[0]
+    facts = facts_of(claims, many(**rows).assign(benchmark='micro-gsm'))
+    check = claims.against(['STEER', 'SpecReason'])
+    assert [claims.verdict(check, facts[k])[1] for k in ('ours', 'best')] == ['does not hold', 'holds']
+    assert claims.verdict(check, facts['ours'])[0].count('✗') == 2
+    assert '✗' not in claims.verdict(check, facts['best'])[0]
+    against, alone = claims.against, claims.alone
     for nothing in (against(['RSD']), alone(bool, word='omni'), against(['STEER'], setting='api'), None):
-        assert verdict(nothing, facts['ours']) == ('', 'cannot be tested here')
+        assert claims.verdict(nothing, facts['ours']) == ('', 'cannot be tested here')
 
-def test_every_claim_is_tested_or_says_why_not(monkeypatch):
+def test_every_claim_is_tested_or_says_why_not(claims):
     rows = many(**{'STEER (rest)': 6, 'Ours': 4, 'Ours (full)': 3, 'Ours (online kappa)': 4})
-    table = claims_table(facts_of(monkeypatch, rows.assign(benchmark='micro-gsm')))
-    assert len(table) == len(CLAIMS) and table['claim'].is_unique and (table['rule'].str.len() > 5).all()
+    table = claims.claims_table(facts_of(claims, rows.assign(benchmark='micro-gsm')))
+    assert len(table) == len(claims.CLAIMS) and table['claim'].is_unique and (table['rule'].str.len() > 5).all()
     by = table.set_index('claim')['verdict']
     assert by['recovers the large model\'s reasoning ability at materially lower cost'] == 'does not hold' # .9 of 1
     errata = table[table['source'].str.startswith('Erratum') & (table['source'] != 'Erratum, eq. 5')]
     assert len(errata) == 3 and (errata['verdict'] == 'does not hold').all(), 'they need no run'
-    assert f'Verdicts on {len(CLAIMS)} claims: ' in claims_markdown(table)
+    assert f'Verdicts on {len(claims.CLAIMS)} claims: ' in claims.claims_markdown(table)
 
-def test_the_sign_of_kappas_update(monkeypatch):
+def test_the_sign_of_kappas_update(claims):
     "Misses rise with kappa, as fewer chains escalate: a kappa that rises after a miss runs away."
     rows = [many(**{'Ours': 4})]
     for i, (cost, right) in enumerate(((2, .6), (9, 1.)), 1):
         sweep = many(**{'Ours': cost}).query('method == "Ours"').assign(threshold=float(i), chosen=0)
         rows.append(sweep.assign(correct=(np.random.default_rng(i).random(len(sweep)) < right).astype(int)))
-    facts = facts_of(monkeypatch, pd.concat(rows).assign(benchmark='micro-gsm'))
-    check, = (check for source, _, _, check in CLAIMS if source == 'Erratum, eq. 5')
-    numbers, said = verdict(check, facts['ours'])
+    facts = facts_of(claims, pd.concat(rows).assign(benchmark='micro-gsm'))
+    check, = (check for source, _, _, check in claims.CLAIMS if source == 'Erratum, eq. 5')
+    numbers, said = claims.verdict(check, facts['ours'])
     assert said == 'does not hold' and numbers.startswith('micro-gsm: 0.0 % at the least kappa, ')
 
 # ---- ablations ------------------------------------------------------------------------------------------------------

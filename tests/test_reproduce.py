@@ -1,5 +1,15 @@
 "The runner: what it refuses, what it skips, what it survives, and what it leaves behind."
-import contextlib, json, os, random, re, shlex, shutil, signal, subprocess, sys, time
+import contextlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,17 +72,23 @@ def kernels_of(pids):
     ('reproduce --profile fast -p policy.alpha=2', r'-p: policy.alpha is 2: it should be less than 1$'),
     ('reproduce --profile fast -p policy.sign=correct', r"policy.sign is 'correct' \(did you mean 'corrected'\?\)"),
     ('reproduce --profile fast -p policy.alpha=1', r'policy.alpha is 1: it should be less than 1'),
-    ('reproduce --profile fast -p open.n_test=many', r"open.n_test is 'many': it should be a valid integer or a valid dictionary or None"),
-    ('reproduce --profile fast -p open.n_test=true', r'open.n_test is True: it should be a valid integer or a valid dictionary or None'),
+    ('reproduce --profile fast -p open.n_test=many',
+     r"open.n_test is 'many': it should be a valid integer or a valid dictionary or None"),
+    ('reproduce --profile fast -p open.n_test=true',
+     r'open.n_test is True: it should be a valid integer or a valid dictionary or None'),
     ('reproduce --profile fast -p run_dir=x', r"unknown setting 'run_dir'"),
     ('reproduce --profile fast -p open.n_test', r'write NAME=VALUE'),
     ('reproduce --profile fast -p models=[micro-small]', r"unknown setting 'models' \(did you mean 'open.models'\?\)"),
     ('reproduce --profile fast -p open.models=[micro-small]', r'it should be a small and a large model, or none'),
     ('reproduce --profile fast -p open.models=[1,2]', r'open.models is \[1, 2\]: 1 should be a valid string'),
-    ('reproduce --profile fast --dry-run -p open.n_test=-3', r'open.n_test is -3: it should be greater than or equal to 1'),
-    ('reproduce --profile fast --dry-run -p policy.batch=0', r'policy.batch is 0: it should be greater than or equal to 1 or None'),
-    ('reproduce --profile fast --dry-run -p policy.steps=-1', r'policy.steps is -1: it should be greater than or equal to 1'),
-    ('reproduce --profile fast --dry-run -p data.max_steps=0', r'data.max_steps is 0: it should be greater than or equal to 1'),
+    ('reproduce --profile fast --dry-run -p open.n_test=-3',
+     r'open.n_test is -3: it should be greater than or equal to 1'),
+    ('reproduce --profile fast --dry-run -p policy.batch=0',
+     r'policy.batch is 0: it should be greater than or equal to 1 or None'),
+    ('reproduce --profile fast --dry-run -p policy.steps=-1',
+     r'policy.steps is -1: it should be greater than or equal to 1'),
+    ('reproduce --profile fast --dry-run -p data.max_steps=0',
+     r'data.max_steps is 0: it should be greater than or equal to 1'),
     ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: it should be a finite number'),
     ('reproduce --profile fast -p open.n_test=[1', r'is no value'),
     ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
@@ -715,20 +731,23 @@ def test_version(capsys):
     with pytest.raises(SystemExit) as e: cli.main(['--version'])
     assert e.value.code == 0 and re.fullmatch(r'stepwise-routing \d+\.\d+\.\d+\n', capsys.readouterr().out)
 
-@pytest.mark.parametrize('code', ['import stepwise_routing; dir(stepwise_routing)', 'import sys; sys.argv[1:] = ["--help"]; '
-                                  'from stepwise_routing.run.cli import main; main()'])
+@pytest.mark.parametrize('code', [
+    'import stepwise_routing; dir(stepwise_routing)',
+    'import sys; sys.argv[1:] = ["--help"]; from stepwise_routing.run.cli import main; main()'])
 def test_what_everybody_imports_is_light(code):
     modules = subprocess.run([sys.executable, '-X', 'importtime', '-c', code], capture_output=True, text=True).stderr
     heavy = re.findall(r'\| +(torch|pandas|numpy|papermill|nbformat|yaml|matplotlib|openai|transformers)\n', modules)
     assert 'stepwise_routing' in modules and heavy == []
 
 def test_a_router_for_your_own_models_is_imported_without_torch():
-    code = ('import sys, stepwise_routing.own; heavy = "torch numba sklearn scipy pandas matplotlib transformers openai"\n'
+    code = ('import sys, stepwise_routing.own\n'
+            'heavy = "torch numba sklearn scipy pandas matplotlib transformers openai"\n'
             'print([name for name in heavy.split() if name in sys.modules])')
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == '[]\n'
 
 def test_the_package_shows_what_there_is_and_help_keeps_the_comments_of_parameters():
     import pydoc
+
     import stepwise_routing
     assert set(stepwise_routing.ENTRY_POINTS) < set(dir(stepwise_routing))
     for name in stepwise_routing.ENTRY_POINTS:
@@ -737,5 +756,6 @@ def test_the_package_shows_what_there_is_and_help_keeps_the_comments_of_paramete
         assert thing.__doc__.count('Parameters') <= 1
     told = pydoc.plain(pydoc.render_doc(stepwise_routing.load_problems))
     assert 'Problems of one split' in told and 'split: "train", "calibration" or "test"' in told
-    with pytest.raises(AttributeError, match="module 'stepwise_routing' has no attribute 'trian'"): stepwise_routing.trian
+    line = "module 'stepwise_routing' has no attribute 'trian'"
+    with pytest.raises(AttributeError, match=line): stepwise_routing.trian
     assert not hasattr(stepwise_routing, '__path')

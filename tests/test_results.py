@@ -6,15 +6,22 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
+from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting, settled
 
-from stepwise_routing.method.comparison import COLUMNS, SEED_COLUMNS, outcome_rows, save_rows
-from stepwise_routing.method.outcomes import replay, toy_table
-from stepwise_routing.report.gains import _undominated
-from stepwise_routing.method.results import METHOD_STYLE, _read_rows, ablation_table, headline, resamples, with_calibration, with_intervals
-from stepwise_routing.run.stages import load_benchmark, load_run
+from stepwise_routing.base.statistics import resamples
+from stepwise_routing.method.comparison import COLUMNS, outcome_rows
+from stepwise_routing.method.outcomes import replay, toy_table, undominated
+from stepwise_routing.method.results import (
+    METHOD_STYLE,
+    ablation_table,
+    headline,
+    read_rows,
+    with_intervals,
+)
 from stepwise_routing.method.walks import SmallOnly
 from stepwise_routing.run.config import changed
-from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting, settled
+from stepwise_routing.run.stages import load_benchmark, load_run
+
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
@@ -113,7 +120,7 @@ def test_differences_are_paired():
     assert r['cost_vs_large_low'] == r['cost_vs_large_high'] == -1
 
 def test_row_order_changes_nothing(run):
-    rows = _read_rows(run.files.methods('toy'))
+    rows = read_rows(run.files.methods('toy'))
     a, b = evaluated(rows, 100), evaluated(rows.sample(frac=1, random_state=0), 100)
     keys = ['method', 'on_escalate', 'threshold']
     pd.testing.assert_frame_equal(*(x.sort_values(keys, ignore_index=True) for x in (a, b)))
@@ -130,7 +137,7 @@ def test_several_samples_of_a_problem_are_one_problem():
 @settings(max_examples=200, deadline=None)
 def test_the_frontier_is_what_nothing_beats(points):
     cost, accuracy = zip(*points)
-    best = _undominated(cost, accuracy)
+    best = undominated(cost, -np.asarray(accuracy))
     beats = lambda a, b: a[0] <= b[0] and a[1] >= b[1] and a != b
     assert {points[i] for i in best} == {p for p in points if not any(beats(q, p) for q in points)}
     assert [cost[i] for i in best] == sorted({cost[i] for i in best})
@@ -160,7 +167,7 @@ def test_ablations_come_from_their_file(with_ours, run):
     assert load_benchmark(run, 'toy').singles.empty
     path = with_ours.files.methods('toy', '-ablations')
     text = path.read_text()
-    changes = {"has no column 'seed': run nbs/04_baselines.ipynb again": text.replace(',seed\n', ',sede\n'),
+    changes = {"has no column 'seed': run nbs/04b_comparison.ipynb again": text.replace(',seed\n', ',sede\n'),
                'hold different problems': text.replace('test-', 'other-')}
     try:
         for message, changed_text in changes.items():
@@ -191,7 +198,7 @@ def test_settings_stand_beside_what_they_were_on_calibration(run):
 def test_an_infinite_threshold_is_one(run, tmp_path):
     path = tmp_path/'toy.csv'
     path.write_text(run.files.methods('toy').read_text().replace('Small only,append,0.5', 'Small only,append,inf'))
-    rows = _read_rows(path)
+    rows = read_rows(path)
     assert np.isinf(rows['threshold']).any() and np.isinf(evaluated(rows, 20)['threshold']).any()
 
 # ---- what Table 1 prints --------------------------------------------------------------------------------------------
@@ -242,7 +249,7 @@ def test_six_colours_are_told_apart():
 
 @pytest.mark.parametrize('change, message', [
     (lambda t: t.replace('large_correct', 'big_correct', 1),
-     "has no column 'large_correct': run nbs/04_baselines.ipynb again"),
+     "has no column 'large_correct': run nbs/04b_comparison.ipynb again"),
     (lambda t: '\n'.join(t.split('\n')[:-2]) + '\n', 'has other problems than'),
     (lambda t: t + t.split('\n')[-2] + '\n', 'has other problems than'),
     (lambda t: t.replace(',append,0,', ',append,zero,', 1), "row .*: threshold is 'zero', not a number"),
@@ -250,7 +257,7 @@ def test_six_colours_are_told_apart():
 def test_bad_rows_get_a_clear_line(run, tmp_path, change, message):
     path = tmp_path/'toy.csv'
     path.write_text(change(run.files.methods('toy').read_text()))
-    with pytest.raises(ValueError, match=message) as e: _read_rows(path)
+    with pytest.raises(ValueError, match=message) as e: read_rows(path)
     assert '\n' not in str(e.value)
 
 def test_missing_artefacts_name_the_notebook(run, tmp_path):
@@ -260,15 +267,15 @@ def test_missing_artefacts_name_the_notebook(run, tmp_path):
         assert '\n' not in str(e.value)
     refused(FileNotFoundError, '02')
     toy_table(60).save(s.files.outcomes('toy', 'test'))
-    refused(FileNotFoundError, 'run nbs/04_baselines.ipynb first')
+    refused(FileNotFoundError, 'run nbs/04b_comparison.ipynb first')
     path, grid = s.files.methods('toy'), s.files.methods('toy', '-grid')
     path.parent.mkdir()
     path.write_bytes(run.files.methods('toy').read_bytes())
-    refused(FileNotFoundError, 'toy-grid.csv: run nbs/04_baselines.ipynb first')
+    refused(FileNotFoundError, 'toy-grid.csv: run nbs/04b_comparison.ipynb first')
     whole = run.files.methods('toy', '-grid').read_text()
     for column in ('unit', 'cost'):
         grid.write_text(whole.replace(column, 'other', 1))
-        refused(ValueError, f"toy-grid.csv has no column '{column}': run nbs/04_baselines.ipynb again")
+        refused(ValueError, f"toy-grid.csv has no column '{column}': run nbs/04b_comparison.ipynb again")
     grid.write_text(whole)
     toy_table(50).save(s.files.outcomes('toy', 'test'))
     refused(ValueError, 'hold different problems')

@@ -1,5 +1,12 @@
 "The server's protocol, as OpenAI's own client sees it."
-import asyncio, json, math, subprocess, sys, time, urllib.error, urllib.request
+import asyncio
+import json
+import math
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +15,13 @@ from hypothesis import example, given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
 openai = pytest.importorskip('openai')
-from stepwise_routing.models.replies import CONTINUE, step_messages
 from stepwise_routing.base.records import Step, chat_prompt
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.hub import load_micro, micro_path
-from stepwise_routing.models.interface import Request
-from stepwise_routing.models.hub import weights_sha256
 from stepwise_routing.models import serve as models_serve
+from stepwise_routing.models.hub import load_micro, micro_path, weights_sha256
+from stepwise_routing.models.interface import Request
+from stepwise_routing.models.replies import CONTINUE, step_messages
 
 torch.set_num_threads(1)
 CHAT_TEMPLATE = (micro_path('small')/'chat_template.jinja').read_text()

@@ -1,14 +1,18 @@
 "The documentation: it builds without a warning, every link leads somewhere, every figure says what it shows."
-import json, re, shutil, subprocess, sys
+import json
+import re
+import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from stepwise_routing.report.figures import read_points
-from stepwise_routing.report.slider import show_slider
 from stepwise_routing.method.results import headline
+from stepwise_routing.report.points import read_points
+from stepwise_routing.report.slider import show_slider
 from stepwise_routing.run.notebooks import notebook_cells
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,5 +1,14 @@
 "The store: what was put comes back bit for bit, from a file that may be killed, damaged, filled up or opened twice."
-import os, random, shutil, signal, sqlite3, struct, subprocess, sys, threading, time
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 

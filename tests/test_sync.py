@@ -1,12 +1,19 @@
 "The README says what index and tables say; versions and pins agree. (`.ci/run` compares modules and notebooks.)"
-import importlib.util, json, os, re, shutil, subprocess, sys
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-import pandas as pd, pytest
+import pandas as pd
+import pytest
 
-from stepwise_routing.report.tables import PAPER_TABLES
 from stepwise_routing import __version__
 from stepwise_routing.base.tools import Project
+from stepwise_routing.report.paper_tables import PAPER_TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location('write_readme', ROOT/'.ci'/'readme.py')
@@ -135,8 +142,10 @@ def test_both_nbdevs_read_the_same_settings():
     assert f'tst_flags = {tool["tst_flags"]}\n' in ini
 
 def test_the_router_of_contributing_is_one():
-    import numpy as np
     from dataclasses import dataclass
+
+    import numpy as np
+
     from stepwise_routing.method.comparison import grid_search
     from stepwise_routing.method.outcomes import toy_table
     from stepwise_routing.method.routers import ThresholdRouter

@@ -1,22 +1,45 @@
 "Tables and figures of a run: golden text, the same bytes twice, nothing that overlaps, what falls short."
-import re, shutil, subprocess, sys
+import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from toy_runs import (  # fixtures
+    cents,
+    evaluated,
+    flops,
+    frame,
+    loaded,
+    run,
+    save_methods,
+    setting,
+    with_ours,
+)
 
 from stepwise_routing.data.grading import collected
-from stepwise_routing.report.figures import draw_accuracy_cost, drawn_methods, figure_caption, frontiers, paper_style, redraw, save_figure, seed_points, sweep_points
-from stepwise_routing.report.gains import _shortfalls, shortfalls
-from stepwise_routing.report.tables import PAPER_TABLES, billed_as, details, paper_rows, paper_table, printed_results, report, report_paper, report_shortfalls, summary, to_markdown, to_tex
-from stepwise_routing.report.writer import interval, numbers, save_table, tex
 from stepwise_routing.method.results import METHOD_STYLE
-from stepwise_routing.run.stages import load_run
+from stepwise_routing.report.figures import draw_accuracy_cost, figure_caption, redraw
+from stepwise_routing.report.paper_tables import (
+    PAPER_TABLES,
+    billed_as,
+    paper_rows,
+    paper_table,
+    printed_results,
+    to_markdown,
+    to_tex,
+)
+from stepwise_routing.report.points import drawn_methods, frontiers, seed_points, sweep_points
+from stepwise_routing.report.shortfalls import benchmark_shortfalls, shortfalls
+from stepwise_routing.report.style import paper_style, save_figure
+from stepwise_routing.report.tables import details, report, report_paper, report_shortfalls, summary
+from stepwise_routing.report.writer import interval, numbers, save_table, tex
 from stepwise_routing.run.publish import PUBLISHED
-from toy_runs import cents, flops, loaded, run, with_ours # fixtures
-from toy_runs import evaluated, frame, save_methods, setting
+from stepwise_routing.run.stages import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -171,7 +194,7 @@ def test_table_1_prints_a_row_a_family_and_the_full_table_all(with_ours, run):
     assert rows[:2] == ['Small only', 'Large only'] and sum(r.startswith('STEER') for r in rows) == 1
     assert rows[3:] in (['Ours'], ['Ours', 'Ours (full), regenerate'])
     report_paper(dict(open=with_ours))
-    full = (with_ours.setting.run.tables/'full.md').read_text()
+    full = (with_ours.tables/'full.md').read_text()
     for label in ('STEER (rest)', 'STEER (rest), regenerate', 'Random, at the cost of STEER (rest)',
                   'Oracle, in hindsight', 'Oracle, in hindsight, regenerate', 'Ours (full), regenerate'):
         assert f'| toy | {label} | ' in full
@@ -278,9 +301,9 @@ def test_a_figure_follows_its_arguments(with_ours):
     assert fig.get_size_inches().tolist() == [4, 3] and fig.axes[0].get_xscale() == 'symlog'
     boxes = [t.get_window_extent() for t in texts.values()]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    said = figure_caption(points, few, facts=dict(profile='toy'), **look)
+    said = figure_caption(points, few, facts=dict(profile='toy'), xscale='log')
     assert 'logarithmic axis' in said and 'STEER' not in said and 'An arrow' not in said and 'small dots' not in said
-    with pytest.raises(ValueError, match='colour'): draw_accuracy_cost(points, curves, colour='red')
+    with pytest.raises(TypeError, match='colour'): draw_accuracy_cost(points, curves, colour='red')
     assert 'SpecReason' not in figure_caption(points, [('Ours', 'append')], facts=dict(profile='toy'))
     assert 'Ours is the mean' not in figure_caption(points, [('Small only', 'append')], [], dict(profile='toy'))
     for wrong, nearest in ((dict(methods=[('Our', 'append')]), "'Ours'"), (dict(labels='dirct'), "'direct'"),
@@ -324,14 +347,15 @@ import sys
 from pathlib import Path
 from stepwise_routing.run.stages import load_run
 from stepwise_routing.run.config import Config, Run, changed
-from stepwise_routing.report.claims import report_claims
 from stepwise_routing.report.figures import report_accuracy_cost
 from stepwise_routing.report.tables import REPORTS, report, report_paper, report_shortfalls
 config = changed(Config(), {{'data.benchmarks': ['toy'], 'results.n_boot': 50}})
 results = load_run(Run('toy', config, Path({str(run.folder)!r}), Path({str(run.folder)!r})))
 report_paper(results); report_shortfalls(results)
 for stem in REPORTS: report(results, stem)
-report_claims(results)
+sys.path.insert(0, {str(ROOT/'tests'/'helpers')!r})
+from claims import run_claims_notebook
+run_claims_notebook().report_claims(results)
 for r in results.values(): report_accuracy_cost(r)
 assert not [m for m in ("torch", "transformers", "sklearn") if m in sys.modules]'''
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
@@ -370,26 +394,26 @@ def test_the_command_draws_the_figures_of_a_clone(tmp_path):
 
 # ---- what falls short -----------------------------------------------------------------------------------------------
 def test_shortfalls_are_named(flops):
-    text = '\n'.join(_shortfalls(flops))
+    text = '\n'.join(benchmark_shortfalls(flops))
     assert '60 test problems, fewer than 300' in text and 'not drawn again' not in text
     assert '; SpecReason (expected); RSD; STEER (next); TRIM-Agg; GlimpRouter; Ours; Ours (full); ' in text
     once = replace(flops, table=replace(flops.table, large_redraws_right=flops.table.large_redraws_right[:, :0]))
-    assert 'the large model was not drawn again' in '\n'.join(_shortfalls(once))
+    assert 'the large model was not drawn again' in '\n'.join(benchmark_shortfalls(once))
     steer = flops.results['method'] == 'STEER (rest)'
     chosen = steer & (flops.results['chosen'] == 1)
     dear = flops.results.assign(threshold=flops.results['threshold'].mask(chosen, np.inf))
     said = 'STEER (rest); STEER (rest), regenerate was accurate enough and cheaper than the large model alone'
-    assert said in '\n'.join(_shortfalls(replace(flops, results=dear))).replace('; Bare threshold (logit)', '')
+    assert said in '\n'.join(benchmark_shortfalls(replace(flops, results=dear))).replace('; Bare threshold (logit)', '')
     far = flops.results.assign(accuracy_vs_large_high=np.where(steer, -.021, 0))
     said = 'STEER (rest); STEER (rest), regenerate: clearly more than 2 points below the large model on test'
-    assert said in _shortfalls(replace(flops, results=far))
+    assert said in benchmark_shortfalls(replace(flops, results=far))
 
 def test_shortfalls_of_the_bound_are_named(with_ours):
     part = with_ours.parts['toy']
     text = '\n'.join(shortfalls(with_ours))
     assert '; RSD; ' in text and '; Ours;' not in text and 'No ablations' not in text
     low = part.results.assign(coverage_high=np.where(part.results['method'] == 'Ours (bound)', .979, .981))
-    said = [s for s in _shortfalls(replace(part, results=low)) if s.startswith('the coverage of Ours (bound)')]
+    said = [s for s in benchmark_shortfalls(replace(part, results=low)) if s.startswith('the coverage of Ours (bound)')]
     assert len(said) == 1 and said[0].endswith(' on test lies clearly below 1 - alpha')
 
 def test_shortfalls_of_the_api_setting_say_so(loaded):

@@ -1,25 +1,45 @@
 "Environments, the loop, calibration and routers, against slow walks, simulation and a linear program."
-import hashlib, itertools, pathlib, subprocess, sys, warnings
+import hashlib
+import pathlib
+import subprocess
+import sys
+import warnings
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import tabular
 import torch
 from hypothesis import given, settings, strategies as st
+from policies import (
+    READINGS,
+    bits,
+    f64,
+    first,
+    fitted_policy,
+    one_line,
+    pi_escalate,
+    quick,
+    tiny_policy,
+    toy_env,
+)
+from toy import toy_backends, toy_problems
 
-import tabular
-from policies import READINGS, bits, f64, first, fitted_policy, one_line, pi_escalate, quick, tiny_policy, toy_env
-from stepwise_routing.method.walks import SmallOnly
-from stepwise_routing.method.confidence import FEATURES, fit_scaler, observe
-from stepwise_routing.method.cpo import TableEnv, exact_estimate
-from stepwise_routing.method.outcomes import escalation_times, outcome_table, replay, toy_table, walk_outcome
-from stepwise_routing.method.policy import *
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.method.walks import State, walk
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.method.confidence import FEATURES, fit_scaler, observe
+from stepwise_routing.method.cpo import TableEnv
+from stepwise_routing.method.outcomes import (
+    escalation_times,
+    outcome_table,
+    replay,
+    toy_table,
+    walk_outcome,
+)
+from stepwise_routing.method.policy import *
 from stepwise_routing.method.training import *
-from toy import toy_backends, toy_problems
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.method.walks import SmallOnly, State, walk
 
 torch.set_num_threads(1)
 

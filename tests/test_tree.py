@@ -1,13 +1,15 @@
 """The routing tree: every edge is drawn once, whoever asks, in whatever order."""
-import asyncio, random
+import asyncio
+import random
 
 import pytest
-
 from toy import ToyBackend, toy_backends, toy_problems
 from walking import Coin, edge, edges, make_tree
+
 from stepwise_routing.base.records import edge_seed
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.method.walks import walk
+
 
 class Lucky(ToyBackend):
     "A server that ignores seeds: no two draws are the same."

@@ -1,5 +1,13 @@
 "VLLMBackend without vLLM: `tests/fake` has a package of that name, whose server runs the micro model."
-import asyncio, contextlib, json, os, signal, subprocess, sys, threading, time, urllib.request
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +19,10 @@ from hypothesis import given, settings, strategies as st
 from stepwise_routing.base.records import Step, score_messages, verdict_messages
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models import hub as models_transformers
-from stepwise_routing.models import vllm as models_vllm
+from stepwise_routing.models import hub as models_transformers, vllm as models_vllm
+from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.interface import Request, StepTokenizer
 from stepwise_routing.models.names import check_shares, model_kind, open_models
-from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm, shown_confidences
 
 FAKE, SMALL = str(Path(__file__).parent/'fake'), micro_path('small')
@@ -299,7 +306,9 @@ def test_a_server_that_is_there(local, model):
 @pytest.mark.slow
 def test_pinned_models(monkeypatch, tmp_path):
     "A commit is asked of the Hub, and stands for the weights in the settings."
-    import shutil, huggingface_hub
+    import shutil
+
+    import huggingface_hub
     commit, calls = '0123456789' * 4, []
     shutil.copytree(SMALL, tmp_path/commit)
     def download(name, revision=None, **_): calls.append((name, revision)); return str(tmp_path/commit)

@@ -5,14 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-
 from toy import ToyBackend, toy_problems
 from walking import Coin, Leap, Named, Script, edge, edges, make_tree
+
 from stepwise_routing.base.records import Call, Step, extract_boxed, generation_flops
 from stepwise_routing.method.outcomes import walk_outcome, walk_outcomes
 from stepwise_routing.method.tree import RoutingTree
-from stepwise_routing.method.walks import (LargeOnly, SmallOnly, State, bill_call, walk, walk_family, walk_one,
-                                           walk_together)
+from stepwise_routing.method.walks import (
+    LargeOnly,
+    SmallOnly,
+    State,
+    bill_call,
+    walk,
+    walk_family,
+    walk_one,
+    walk_together,
+)
+
 
 def reference_walk(problem, router, tree):
     "The semantics again, in another form: a list of (who, step, kept) events, then a bill by definition."

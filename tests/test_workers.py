@@ -1,17 +1,22 @@
 """Benchmarks side by side in processes: the same results, the same errors, and nobody stays behind."""
-import os, signal, subprocess, sys, time
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from toy import toy_backends
 from walking import edges
+
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.run.config import Config, Run, changed
 from stepwise_routing.run.stages import draw_edges, kept_given_up
 from stepwise_routing.run.workers import in_processes, side_by_side
+
 
 def toy_run(folder, workers, **n):
     sizes = {f'{s}.n_{split}': n.get(s, 2) for s in ('open', 'api') for split in ('train', 'calibration', 'test')}

@@ -1,23 +1,29 @@
 "A language model as grader: every reply is a verdict or counted, nothing is asked twice; agreement is computed right."
-import contextlib, json, math, re, subprocess, sys, threading, warnings
+import contextlib
+import math
+import re
+import subprocess
+import sys
+import threading
+import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-
 from faulty import Faulty, schedule, words
+from hypothesis import given, settings, strategies as st
 from judging import JUDGE_TEMPLATE
 from toy import toy_backends, toy_problems
-from stepwise_routing.models import xverify as models_xverify
+
+from stepwise_routing.base.records import Problem
+from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.data.agreement import agreement, cohen_kappa
 from stepwise_routing.data.answers import MAX_ANSWER
 from stepwise_routing.data.grading import grade_pairs, is_right
-from stepwise_routing.base.records import Problem
-from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.method.outcomes import outcome_table
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.models import xverify as models_xverify
 from stepwise_routing.models.ledger import Ledger
 from stepwise_routing.models.xverify import XVerify, _xverify_template, open_grader, read_verdict
 

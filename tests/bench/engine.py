@@ -5,7 +5,9 @@ Three tables, each of ratios measured in turns in one process, in processor time
   engine (models/padded, float64) and beside torch's matrix products of the pass alone;
 - the job of notebook 02: the small chains of some problems, and the large model's continuations from all prefixes;
 - API calls through a local server: milliseconds a call at one and at 32 calls in flight."""
-import argparse, asyncio, time
+import argparse
+import asyncio
+import time
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,9 @@ from torch.nn import functional as F
 from stepwise_routing.base.records import edge_seed
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.hub import TransformersBackend, micro_path
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
-from stepwise_routing.models.hub import TransformersBackend, micro_path
 
 KINDS = dict(kernels=None, general='float64')
 

@@ -3,18 +3,21 @@
 Drawing all rollouts of micro-gsm problems and reading their outcome table, in a fresh store each time: processor
 seconds of this process, bytes of the store, peak memory, each also per problem; and walks of a random router over two
 and three models (the third is the large one again). Linear growth is a constant column per problem."""
-import argparse, resource, time
+import argparse
+import resource
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
 
+from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.hub import TransformersBackend, micro_path
 from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.method.walks import walk
-from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.models.hub import TransformersBackend, micro_path
+
 
 def models(k):
     return [TransformersBackend(micro_path('large' if i else 'small'), index=i, name=f'model {i}') for i in range(k)]

@@ -19,24 +19,24 @@ import numpy as np
 import torch
 from routing import forget
 
-from stepwise_routing.method.confidence import FEATURES, observe
+from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.method.confidence import FEATURES, observe
+from stepwise_routing.method.routers import RSD, ScoreRouter, SpecReason, asking_settings
+from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.method.walks import LargeOnly, SmallOnly, walk
+from stepwise_routing.models.hub import micro_path
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.reward import load_prm
-from stepwise_routing.models.hub import micro_path
-from stepwise_routing.method.tree import RoutingTree
-from stepwise_routing.method.walks import walk
-from stepwise_routing.method.routers import RSD, ScoreRouter, SpecReason, asking_settings
-from stepwise_routing.method.walks import LargeOnly, SmallOnly
-from stepwise_routing.base.store import RolloutStore, tree_settings
+
 
 class Stamped:
     "A model that writes one step a call and notes when it was first asked for each step of the chain."
     def __init__(self, model, asked): self.model, self.asked = model, asked
     def __getattr__(self, name): return getattr(self.model, name)
     async def write(self, request):
-        steps = ()
+        steps, prefix = (), ()
         while not steps or request.to_end and not (steps[-1].final or len(prefix) + 1 >= request.max_steps):
             prefix = (*request.steps, *steps)
             self.asked.setdefault(len(prefix), time.perf_counter())

@@ -13,11 +13,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 
-import stepwise_routing.models.xverify
-from stepwise_routing.method.comparison import COLUMNS
-from stepwise_routing.run.stages import replay_case
 from stepwise_routing.data.benchmarks import SPLITS
+from stepwise_routing.method.comparison import COLUMNS, replay_case
 from stepwise_routing.run.config import open_run
+from stepwise_routing.run.stages import open_case, read_table
 from stepwise_routing.run.sweep import fit_tables
 
 KEYS = ['setting', 'benchmark', 'method', 'on_escalate']
@@ -26,7 +25,8 @@ def chosen_rows(run):
     "The chosen setting, test accuracy and cost of every method that tables can replay."
     rows = []
     for s, b in ((s, b) for s in run.settings for b in s.benchmarks):
-        case, large = replay_case(s, b), s.table(b, 'test').large_only()[s.unit].mean()
+        case = replay_case(open_case(s, b))
+        large = case.tables['test'].large_only()[s.unit].mean()
         rows_of = pd.DataFrame(case.rows, columns=COLUMNS).groupby(['method', 'on_escalate', 'threshold'])
         means = rows_of.mean(numeric_only=True)
         for g in case.grids:
@@ -39,7 +39,7 @@ def perturbed(run, folder, noise, seed):
     other, rng = replace(run, folder=folder/'run', store=folder/'store'), np.random.default_rng(seed)
     for s, copy in zip(run.settings, other.settings):
         for b, split in ((b, split) for b in s.benchmarks for split in SPLITS):
-            table = s.table(b, split)
+            table = read_table(s, b, split)
             factor = 1 + noise*rng.standard_normal(table.obs.shape)
             replace(table, obs=(table.obs*factor).astype(table.obs.dtype)).save(copy.files.outcomes(b, split))
     fit_tables(other)

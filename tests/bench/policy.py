@@ -3,15 +3,18 @@
 
 Prints milliseconds a training step at the paper's setting and with the exact estimator, the share of each part of a
 step, and microseconds a decision. One core; compare the ratios of one run, not runs on different days."""
-import cProfile, pstats, sys, time
+import cProfile
+import pstats
+import sys
+import time
 
 import numpy as np
 import torch
 
+from stepwise_routing.base.settings import Policy
 from stepwise_routing.method.cpo import TableEnv
 from stepwise_routing.method.outcomes import OutcomeTable, toy_table
 from stepwise_routing.method.policy import decider, policy_inputs
-from stepwise_routing.base.settings import Policy
 from stepwise_routing.method.training import train
 
 PARTS = ('sample', 'exact_estimate', 'sampled_estimate', 'critic_step', 'fisher_blocks', 'fisher_solver',

@@ -4,7 +4,12 @@ The parts of a run in which last digits arise, each as a hash: what the micro mo
 policies trained by the exact and by the sampled gradient; STEER's mixtures. Once here, once on a processor that QEMU
 imitates (`qemu-x86_64`, package qemu-user; `qemu-x86_64 -cpu help` lists them), both with the settings that kernels of
 a run inherit, and once here without these settings. An imitated processor takes some minutes."""
-import argparse, hashlib, json, os, subprocess, sys
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +22,15 @@ def facts():
     "The hashes, by part."
     sys.path.insert(0, str(TESTS/'helpers'))
     from policies import toy_env
+
     from stepwise_routing.base.records import edge_seed
+    from stepwise_routing.base.settings import Policy
     from stepwise_routing.base.tools import run_async
     from stepwise_routing.data.benchmarks import load_problems
-    from stepwise_routing.models.interface import Request
-    from stepwise_routing.models.hub import load_micro
     from stepwise_routing.method.routers import fit_mixture
-    from stepwise_routing.base.settings import Policy
     from stepwise_routing.method.training import train
+    from stepwise_routing.models.hub import load_micro
+    from stepwise_routing.models.interface import Request
     (p,), out = load_problems('micro-gsm', 'train', 1), {}
     for k, which in enumerate(('small', 'large')):
         seed = lambda i, k=k: edge_seed(p.benchmark, p.id, 0, str(k)*i, k)

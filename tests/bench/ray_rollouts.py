@@ -1,14 +1,20 @@
 """Two Ray workers against one process: the same rollouts of the micro models, one thread each.
 python tests/bench/ray_rollouts.py [--n 200] [--workers 2]"""
-import argparse, os, tempfile, time
+import argparse
+import os
+import tempfile
+import time
+
 os.environ.update(OMP_NUM_THREADS='1', RAY_worker_niceness='0') # at Ray's own 15 anything else goes first
 from pathlib import Path
 
-import psutil, torch
-from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.names import open_models
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+import psutil
+import torch
+
 from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.models.names import open_models
 
 NAMES = ['micro-small', 'micro-large']
 

@@ -13,7 +13,12 @@ store, confidences, grading. Baselines:
 - rounds: RSD as its authors' loop has it, with three barriers a round (all draft, all drafts are scored, the target
   rewrites the rejected ones), against the walk; both with the same models, caches and seeds, their chains compared.
 Passes are forward passes of all models, with any number of rows: what counts on an accelerator that is not full."""
-import argparse, asyncio, os, statistics, time, urllib.request
+import argparse
+import asyncio
+import os
+import statistics
+import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,18 +26,19 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from stepwise_routing.method.confidence import logit_confidence
 from stepwise_routing.base.records import edge_seed
+from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.method.confidence import logit_confidence
+from stepwise_routing.method.routers import RSD, asking_settings
+from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.method.walks import walk
+from stepwise_routing.models.hub import micro_path
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.reward import load_prm
-from stepwise_routing.models.hub import micro_path
-from stepwise_routing.method.tree import RoutingTree
-from stepwise_routing.method.walks import walk
-from stepwise_routing.method.routers import RSD, asking_settings
-from stepwise_routing.base.store import RolloutStore, tree_settings
+
 
 @dataclass(frozen=True)
 class Confidence:

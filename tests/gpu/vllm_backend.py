@@ -5,18 +5,23 @@
     python tests/gpu/vllm_backend.py faults                 # does it fail in one line, and leave nothing behind?
 
 Prints what it measured and ends with an error where something is not as it should be."""
-import argparse, asyncio, json, subprocess, sys, time
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import psutil
 
-from stepwise_routing.method.confidence import logit_confidence, logprob_confidence
-from stepwise_routing.base.tools import run_async
 from stepwise_routing.base.records import score_messages, verdict_messages
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.method.confidence import logit_confidence, logprob_confidence
+from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
-from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm
 
 KW = dict(temperature=0., context=2048)

@@ -3,16 +3,17 @@
     VLLM_CPU_KVCACHE_SPACE=1 python tests/gpu/vllm_prm.py
 
 Prints what it measured and ends with an error unless every reward agrees within what bfloat16 allows."""
-import random, sys
+import random
+import sys
 from pathlib import Path
 
 import numpy as np
-
-from micro_world.families import FAMILIES
 from micro_world.drafts import as_problem, micro_drafts
+from micro_world.families import FAMILIES
 from micro_world.programs import solve
-from stepwise_routing.models.reward import load_prm, step_rewards
+
 from stepwise_routing.models.hub import micro_path
+from stepwise_routing.models.reward import load_prm, step_rewards
 
 sys.path.insert(0, str(Path(__file__).parents[1]/'helpers'))
 from slips import corrupt

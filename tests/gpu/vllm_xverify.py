@@ -7,7 +7,12 @@ Any instruction model can stand in for xVerify's weights: then the numbers say t
 xVerify. Half of the rows of each file are right by their label. Prints, for each prompt, agreement with Math-Verify and
 with the labels; ends with an error where a second run asks anything. On a busy CPU also set
 VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=3000: past it (300 s) the engine gives up."""
-import argparse, json, random, sys, tempfile, time
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1]/'helpers')]
@@ -15,8 +20,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 from judging import JUDGE_TEMPLATE
 
 from stepwise_routing.base.records import Problem
-from stepwise_routing.data.grading import is_right, grade_pairs
 from stepwise_routing.data.agreement import agreement
+from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.models.xverify import XVerify, open_grader
 
 SLOW = dict(timeout=3000, workers=2) # a CPU that others use as well

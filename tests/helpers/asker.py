@@ -1,11 +1,13 @@
 "Asks a toy server for n chains in a process of its own; the arguments of `main` are JSON on the command line."
-import asyncio, json, resource, sys
+import asyncio
+import json
+import resource
+import sys
 
 from stepwise_routing.base.records import Problem
 from stepwise_routing.base.tools import run_async
-from stepwise_routing.models import replies
-from stepwise_routing.models.interface import Request
 from stepwise_routing.models.chat import OpenAIBackend
+from stepwise_routing.models.interface import Request
 
 P = Problem('toy', '1', 'How many?', '7')
 OPTIONS = dict(price='gpt-4.1-mini', key_env='TOY_KEY', pause=0, timeout=5, identity=dict(toy=1))

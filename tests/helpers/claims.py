@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from stepwise_routing.run.notebooks import notebook_code
 
+
 def run_claims_notebook()->SimpleNamespace:
     "Runs all code cells in one namespace, as `%run` of stage 05 does."
     names = SimpleNamespace()

@@ -3,13 +3,21 @@
     python tests/helpers/faults.py                  run tests/test_faults.py and write its table to tables/faults.md
     python tests/helpers/faults.py --soak 2000 10   everything at once: API calls, kill -9s; its rows go there, too
 """
-import hashlib, json, os, random, subprocess, sys, tempfile, time
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
 from collections import Counter
 from datetime import date
 from pathlib import Path
 
 from asker import OPTIONS, request
 from faulty import Faulty, chain
+
 from stepwise_routing.base.tools import digest
 from stepwise_routing.models import replies
 from stepwise_routing.models.ledger import CENT, Ledger

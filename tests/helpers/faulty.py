@@ -1,5 +1,13 @@
 "An OpenAI-compatible server that fails on purpose, and keeps its own book of what it would put on the bill."
-import asyncio, gzip, hashlib, json, random, re, socket, struct, threading
+import asyncio
+import gzip
+import hashlib
+import json
+import random
+import re
+import socket
+import struct
+import threading
 from fractions import Fraction
 
 PER_MILLION = dict(input=Fraction('0.40'), cached=Fraction('0.10'), output=Fraction('1.60')) # dollars, GPT-4.1 mini

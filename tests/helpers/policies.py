@@ -1,11 +1,12 @@
 "What the tests of policies share: small policies, environments, and the definition of S."
 import numpy as np
 import torch
+
+from stepwise_routing.base.settings import Policy
 from stepwise_routing.method.confidence import Scaler
 from stepwise_routing.method.cpo import TableEnv
 from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.method.policy import RoutingPolicy
-from stepwise_routing.base.settings import Policy
 from stepwise_routing.method.training import train
 
 READINGS = 'append', 'regenerate'

@@ -1,15 +1,19 @@
 "Does a stage that calls nobody in a process of its own; the arguments of `main` are JSON on the command line."
-import json, resource, sys
+import json
+import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from toy_runs import save_methods, setting
+
+from stepwise_routing.base.settings import Policy
 from stepwise_routing.method.cpo import TableEnv
 from stepwise_routing.method.outcomes import toy_table
+from stepwise_routing.method.training import fit
 from stepwise_routing.report.tables import report_paper
 from stepwise_routing.run.stages import load_run
-from stepwise_routing.base.settings import Policy
-from stepwise_routing.method.training import fit
-from toy_runs import save_methods, setting
+
 
 def training(folder):
     tables = (toy_table(60, split) for split in ('train', 'calibration'))

@@ -1,7 +1,8 @@
 """A routing problem whose optimal router is known: a Markov chain of confidence levels, laid out path by path in an
 outcome table, and the linear program of its best (randomised) router. `python tests/helpers/tabular.py` prints how far
 from it each gradient estimator of `train` ends."""
-import itertools, time
+import itertools
+import time
 from dataclasses import fields, replace
 
 import numpy as np
@@ -180,7 +181,9 @@ def report(runs, seeds=20, alpha=.11, on_escalate='append'):
                   flush=True)
 
 if __name__ == '__main__':
-    import argparse, torch
+    import argparse
+
+    import torch
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--runs', nargs='*', default=list(RUNS), choices=list(RUNS), metavar='RUN',
                         help='; '.join(RUNS))

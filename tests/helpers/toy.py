@@ -1,9 +1,15 @@
 """A pair (or more) of toy models in pure Python: every draw follows from its seed and its prefix alone, so walks and
 tables can be checked exactly."""
-import asyncio, hashlib, json, random, struct
+import asyncio
+import hashlib
+import json
+import random
+import struct
 from pathlib import Path
+
 from stepwise_routing.base.records import ModelSpec, Problem, Step
 from stepwise_routing.models.interface import Choice
+
 
 def f32(x): return struct.unpack('<f', struct.pack('<f', x))[0]
 

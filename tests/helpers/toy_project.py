@@ -30,7 +30,8 @@ def toy_project(
     **profiles    # profile name -> its YAML, as a dict; `toy` if none is given
 )->Project:
     "The folders of a clone, with these notebooks and profiles."
-    import nbformat.v4 as v4, yaml
+    import nbformat.v4 as v4
+    import yaml
     project = Project(Path(root).resolve())
     project.params.mkdir(parents=True)
     for name, sources in notebooks.items():

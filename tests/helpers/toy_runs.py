@@ -9,10 +9,17 @@ import pytest
 from stepwise_routing.base.statistics import resamples
 from stepwise_routing.method.comparison import COLUMNS, Case, replay_methods
 from stepwise_routing.method.outcomes import toy_table
-from stepwise_routing.method.results import BenchmarkResults, SettingResults, evaluate, resampled, with_calibration
+from stepwise_routing.method.results import (
+    BenchmarkResults,
+    SettingResults,
+    evaluate,
+    resampled,
+    with_calibration,
+)
 from stepwise_routing.method.routers import RandomRouter, SavedPolicy
 from stepwise_routing.run.config import Config, Run, Setting, changed
 from stepwise_routing.run.stages import load_run, save_case
+
 
 def means_of(rows, n_boot=50, **kw): return resampled(rows, resamples(rows['problem'].nunique(), n_boot), **kw)
 

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from toy import toy_backends
+
 from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.method.routers import ThresholdRouter
 from stepwise_routing.method.tree import RoutingTree
+
 
 def make_tree(path, k=2, sample=0, max_steps=30, backends=None, grade=None, **kwargs):
     backends = backends or toy_backends(k, **kwargs)

@@ -1,5 +1,6 @@
 "Just enough of vLLM's server for `tests/test_vllm.py`: the micro model through plain transformers."
-import json, os
+import json
+import os
 from dataclasses import dataclass
 
 __version__ = '0.0.fake'

@@ -1,6 +1,10 @@
-import argparse, json, os
+import argparse
+import json
+import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 from vllm import Model, SamplingParams, __version__, knob
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
