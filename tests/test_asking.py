@@ -35,6 +35,7 @@ from stepwise_routing.method.outcomes import (
 from stepwise_routing.method.routers import (
     RSD,
     TRIM_FEATURES,
+    Grade,
     SpecReason,
     asking_settings,
     fit_trim,
@@ -42,7 +43,7 @@ from stepwise_routing.method.routers import (
 )
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.method.walks import SmallOnly, State, Walk, walk
-from stepwise_routing.models.interface import Choice, Request
+from stepwise_routing.models.interface import Choice, Request, Reward
 
 METHODS = 'rsd', 'greedy', 'expected'
 UNITS = 'paper_flops', 'full_flops', 'cents'
@@ -97,8 +98,10 @@ class Rewards:
     def value(self, problem, steps):
         return round(Plain(0)._random('reward', problem.question, *(s.text for s in steps)).random(), 2)
 
-class Reward:
-    def __init__(self, value, tokens, new): self.value, self.tokens, self.new = value, tokens, new
+def answers_of(asked, path):
+    "The store of what a judge or a reward model says."
+    record = Reward if isinstance(asked, Rewards) else Grade
+    return RolloutStore(path, asking_settings('toy', asked), record=record)
 
 class Setting:
     "Two models with an empty tree, and a method with an empty store of answers."
@@ -106,7 +109,7 @@ class Setting:
         self.method, self.max_steps, self.folder = method, max_steps, Path(folder)
         self.backends = [Plain(i, prices=prices, **kwargs) for i in (0, 1)]
         self.asked = Rewards(prm_price) if method == 'rsd' else self.backends[1]
-        kept = RolloutStore(self.folder/f'{method}-{store}.db', asking_settings('toy', self.asked))
+        kept = answers_of(self.asked, self.folder/f'{method}-{store}.db')
         self.router = RSD(kept, self.asked) if method == 'rsd' else SpecReason(kept, self.asked, method)
         self.tree = self.fresh(f'tree-{store}')
         self.external = self.asked.spec if method == 'rsd' else None
@@ -239,7 +242,7 @@ def booked(tmp_path, threshold, book, rewards=None, grades=None, scoring='greedy
     "The walk of a book, and its costs."
     backends = [Book(i, book, grades) for i in (0, 1)]
     asked = backends[1] if grades else Known(rewards)
-    store = RolloutStore(tmp_path/'answers.db', asking_settings('toy', asked))
+    store = answers_of(asked, tmp_path/'answers.db')
     router = SpecReason(store, asked, scoring) if grades else RSD(store, asked)
     tree = RoutingTree(backends, RolloutStore(tmp_path/'tree.db', tree_settings('toy', backends)), max_steps=max_steps)
     (w,) = walk([Problem('toy', 'p', 'Which?', answer)], router.at(threshold), tree)
@@ -397,7 +400,7 @@ def test_every_question_is_asked_once_and_kept(tmp_path, method):
     assert {x: walk(problems, router.at(x), tree) for x in THRESHOLDS} == live
     s.router.store.close()
     # as another process finds it
-    with RolloutStore(s.router.store.path, readonly=True) as kept:
+    with RolloutStore(s.router.store.path, readonly=True, record=s.router.record) as kept:
         assert {x: walk(problems, replace(router, store=kept, threshold=x), tree) for x in (.3, .8)} == {x: live[x]
             for x in (.3, .8)}
 
@@ -471,7 +474,7 @@ def test_what_was_not_asked_is_one_clear_line(tmp_path, method):
             walk(problems, replace(router, store=empty), tree)
     assert '\n' not in str(e.value)
     w = next(w for w in full if '1' in w.path and w.path[-1] == '0')                         # now a gap further on
-    with RolloutStore(tmp_path/'part.db', s.router.store.settings) as part:
+    with RolloutStore(tmp_path/'part.db', s.router.store.settings, record=s.router.record) as part:
         keys = s.router.store.keys()
         for k in keys[:1]: part.put(*k, s.router.store.get(*k))
         with pytest.raises(LookupError, match=rf'asks about step \d+ of {w.problem.id} after "[01]*"$'):
@@ -533,7 +536,7 @@ def test_scores_are_digits_over_nine(tmp_path, p, silent):
     p = tuple(0. for _ in p) if silent or sum(p) == 0 else tuple(x/sum(p) for x in p)
     judge = Book(1, {}, {'y': (p, 60, 5)})
     state = State(Problem('toy', 'p', 'Which?', '4'), 0, (Step('y', 0, 'step', generated=9, prompt=50),), '0')
-    with RolloutStore(tmp_path/'s.db', asking_settings('toy', judge)) as store:
+    with answers_of(judge, tmp_path/'s.db') as store:
         (greedy,), calls = asyncio.run(SpecReason(store, judge, 'greedy').score([state]))
         (expected,), _ = asyncio.run(SpecReason(store, None, 'expected').score([state]))
     (tmp_path/'s.db').unlink()
@@ -549,7 +552,7 @@ def test_the_judge_is_shown_the_chain_and_ten_digits(tmp_path):
         return Choice(digit(5), 60, 1, 0, 53)
     judge.choose = choose
     steps = tuple(Step(t, 0, 'step', generated=2) for t in ('one', 'two'))
-    with RolloutStore(tmp_path/'s.db', asking_settings('toy', judge)) as store:
+    with answers_of(judge, tmp_path/'s.db') as store:
         asyncio.run(SpecReason(store, judge).score([State(Problem('toy', 'p', 'Which?', '4'), 0, steps, '00')]))
     ((system, user, chain, ask), options), = seen
     assert (user['content'], chain) == ('Which?', dict(role='assistant', content='one\n\ntwo'))

@@ -150,7 +150,7 @@ ONE_PLACE = { # the concept's name -> its module, where it is defined once
     'undominated': 'method.outcomes', 'escalate': 'method.policy', 'LargeOnly': 'method.walks',
     'resamples': 'base.statistics', 'api_cost': 'base.records', 'generation_flops': 'base.records',
     'ModelName': 'models.names', 'draw_tokens': 'models.interface', 'side_by_side': 'run.workers',
-    'Grade': 'method.routers', 'Reward': 'method.routers', 'right_steps': 'data.steps', 'one_of': 'base.tools'}
+    'Grade': 'method.routers', 'Reward': 'models.interface', 'right_steps': 'data.steps', 'one_of': 'base.tools'}
 
 @pytest.mark.parametrize('concept', ONE_PLACE)
 def test_a_concept_has_one_place(concept):

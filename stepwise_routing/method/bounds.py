@@ -9,7 +9,9 @@ __all__ = ['random_outcome', 'random_frontier', 'cost_matched', 'mixing_line', '
 # %% ../../nbs/04a_bounds.ipynb #imports
 import warnings
 from dataclasses import dataclass
+
 import numpy as np
+
 from ..base.tools import run_async
 
 # %% ../../nbs/04a_bounds.ipynb #random-outcome

@@ -9,20 +9,24 @@ __all__ = ['THRESHOLDS', 'LARGE', 'GRID_COLUMNS', 'COLUMNS', 'SEED_COLUMNS', 'KA
            'walk_methods', 'chosen_frame']
 
 # %% ../../nbs/04b_comparison.ipynb #imports
-import csv, io
+import csv
+import io
 from collections import namedtuple
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
+
 import numpy as np
 from fastcore.basics import patch
+
 from ..base.records import READINGS
 from ..base.tools import write_file
 from .bounds import OracleRouter, cost_matched, oracle_times, random_outcome
 from .outcomes import cheapest_within, keeps_accuracy, replay, walk_outcomes
-from .routers import GlimpRouter, RandomRouter, ScoreRouter
-from .walks import LargeOnly, SmallOnly
 from stepwise_routing.method.routers import (
+    GlimpRouter,
+    RandomRouter,
+    ScoreRouter,
     fit_steer,
     fit_trim,
     glimpse,
@@ -30,6 +34,7 @@ from stepwise_routing.method.routers import (
     reward_table,
     score_thresholds,
 )
+from .walks import LargeOnly, SmallOnly
 
 # %% ../../nbs/04b_comparison.ipynb #choose
 THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(11))

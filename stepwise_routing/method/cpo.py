@@ -8,15 +8,18 @@ __all__ = ['Direction', 'PRECISION', 'Estimate', 'MAX_STATES', 'cpo_direction', 
            'exact_estimate', 'sampled_estimate', 'policy_step', 'chances_now']
 
 # %% ../../nbs/03a_cpo.ipynb #imports
-import torch
 from collections import namedtuple
+
 import numpy as np
+import torch
 from fastcore.basics import patch
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from .confidence import fit_scaler
+
 from ..base.records import UNITS
+from ..base.settings import Policy
 from ..base.tools import one_of
+from .confidence import fit_scaler
 from .outcomes import OutcomeTable
 from stepwise_routing.method.policy import (
     BLOCK,
@@ -25,14 +28,11 @@ from stepwise_routing.method.policy import (
     Rollouts,
     covered,
     escalation_chances,
-)
-from stepwise_routing.method.policy import (
     importance_ratio,
     log_threshold_probs,
     policy_inputs,
     vtrace,
 )
-from ..base.settings import Policy
 
 # %% ../../nbs/03a_cpo.ipynb #cpo-direction
 Direction = namedtuple(

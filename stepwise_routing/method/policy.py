@@ -9,15 +9,18 @@ __all__ = ['PAPER_FEATURES', 'FULL_FEATURES', 'CONTINUE', 'ESCALATE', 'BLOCK', '
            'decider', 'PolicyRouter', 'save_policy', 'load_policy']
 
 # %% ../../nbs/03_policy.ipynb #imports
-import json, torch
+import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+
 import numpy as np
+import torch
 from torch.nn import functional as F
-from .confidence import FEATURES, Scaler, last_scored, observe
+
 from ..base.settings import Policy
 from ..base.tools import digest, one_of, write_file
+from .confidence import FEATURES, Scaler, last_scored, observe
 
 # %% ../../nbs/03_policy.ipynb #covered
 def covered(

@@ -9,10 +9,12 @@ __all__ = ['RERUN', 'METHOD_STYLE', 'REWRITES', 'ABLATED', 'read_csv', 'read_row
 
 # %% ../../nbs/05_results.ipynb #imports
 from dataclasses import dataclass
+
 import numpy as np
-from .comparison import COLUMNS
+
 from ..base.records import UNITS
 from ..base.tools import one_of
+from .comparison import COLUMNS
 from .outcomes import OutcomeTable
 
 # %% ../../nbs/05_results.ipynb #read-csv

@@ -5,15 +5,21 @@
 # %% auto #0
 __all__ = ['TRIM_FEATURES', 'POLICY_METHODS', 'RECEIPT_COLUMNS', 'Router', 'ThresholdRouter', 'RandomRouter', 'ScoreRouter',
            'not_test', 'score_thresholds', 'GlimpRouter', 'glimpse', 'Mixture', 'fit_mixture', 'is_degenerate', 'STEER',
-           'fit_steer', 'asking_settings', 'AskingRouter', 'SpecReason', 'RSD', 'reward_table', 'fit_trim',
+           'fit_steer', 'asking_settings', 'AskingRouter', 'Grade', 'SpecReason', 'RSD', 'reward_table', 'fit_trim',
            'SavedPolicy']
 
 # %% ../../nbs/04_baselines.ipynb #imports
-import asyncio, warnings
+import asyncio
+import warnings
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
+
 import numpy as np
+
+from ..base.records import Call, ModelSpec, score_messages
+from ..base.store import RolloutStore
+from ..base.tools import digest, gather_progress, one_of, run_async
 from stepwise_routing.method.confidence import (
     FEATURES,
     fit_scaler,
@@ -21,11 +27,10 @@ from stepwise_routing.method.confidence import (
     logit_confidence,
     observe,
 )
-from ..base.records import Call, ModelSpec, Step, score_messages
-from ..base.tools import digest, gather_progress, one_of, run_async
 from .outcomes import escalation_times, replay
-from .walks import State
 from .tree import UnderWay
+from .walks import State
+from ..models.interface import Reward
 
 # %% ../../nbs/04_baselines.ipynb #router
 class Router(Protocol):
@@ -297,10 +302,15 @@ def asking_settings(benchmark: str, model) -> dict:
 
 
 class AskingRouter(ThresholdRouter):
-    "Asks a model about every draft (`ask(state)`); answers are kept under `kind`, once per problem and chain."
+    """Asks a model about every draft; answers are kept, once per problem and chain.
+
+    A subclass says what an answer is (`record`), how it is asked for (`ask(state)`), and which score and
+    `Call` it comes to (`judged(answer, state)`).
+    """
 
     mode = 'per_step'
     on_escalate = 'regenerate'
+    record = None  # class of an answer
 
     def key(self, state):
         return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
@@ -344,16 +354,36 @@ class AskingRouter(ThresholdRouter):
         return scores < self.threshold, calls
 
 # %% ../../nbs/04_baselines.ipynb #specreason
+@dataclass(frozen=True)
+class Grade:
+    "What the large model says about a draft, and what the question cost."
+
+    prob: tuple  # of the digits 0 to 9 as its reply
+    prompt: int  # prompt tokens
+    generated: int  # tokens of the reply
+    cached: int = 0  # of the prompt, tokens that the server says it read from its cache
+    shared: int = 0  # of the prompt, tokens before the last message
+
+    @property
+    def greedy(self):  # the likeliest digit
+        return np.argmax(self.prob)
+
+    @property
+    def expected(self):  # the mean digit
+        return np.dot(self.prob, np.arange(10))
+
+
 @dataclass(frozen=True, eq=False)
 class SpecReason(AskingRouter):
     "The large model grades every draft (Pan et al., 2025)."
 
-    store: object  # `RolloutStore` of its grades, with the large model's `asking_settings`
+    store: RolloutStore  # of `Grade`s, with the large model's `asking_settings`
     model: object = None  # `Backend` of the large model; None replays the store
     scoring: str = 'expected'  # or "greedy"
     threshold: float = 0.5
     under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions
     kind = 'grade'
+    record = Grade
 
     def __post_init__(self):
         one_of('scoring', self.scoring, ('greedy', 'expected'))
@@ -363,47 +393,41 @@ class SpecReason(AskingRouter):
         return f'SpecReason ({self.scoring})'
 
     async def ask(self, state):
-        c = await self.model.choose(score_messages(state.problem, state.steps), list('0123456789'))
-        return Step(
-            '',
-            1,
-            'stop',
-            (c.shared,),
-            prob=tuple(c.prob),
-            generated=c.generated,
-            prompt=c.prompt,
-            cached=c.cached,
-        )
+        messages = score_messages(state.problem, state.steps)
+        c = await self.model.choose(messages, list('0123456789'))
+        return Grade(tuple(c.prob), c.prompt, c.generated, c.cached, c.shared)
 
-    def judged(self, a, state):
-        "(score, the `Call`) of a kept answer."
-        digit = np.argmax(a.prob) if self.scoring == 'greedy' else np.dot(a.prob, np.arange(10))
-        before = max(a.ids[0] - state.steps[-1].generated, 0)
-        return digit / 9, Call(1, a.generated, a.prompt, before, 'judge', a.cached)
+    def judged(self, grade, state):
+        "(score, the `Call`) of a grade."
+        digit = grade.greedy if self.scoring == 'greedy' else grade.expected
+        before = max(grade.shared - state.steps[-1].generated, 0)
+        call = Call(1, grade.generated, grade.prompt, before, 'judge', grade.cached)
+        return digit / 9, call
 
 # %% ../../nbs/04_baselines.ipynb #rsd
 @dataclass(frozen=True, eq=False)
 class RSD(AskingRouter):
     "A process reward model scores every draft (Liao et al., 2025)."
 
-    store: object  # `RolloutStore` of its rewards, with the reward model's `asking_settings`
+    store: RolloutStore  # of `Reward`s, with the reward model's `asking_settings`
     model: object = None  # `RewardModel`; None replays the store
     threshold: float = 0.5
     name: str = 'RSD'
     under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions
     kind = 'reward'
+    record = Reward
 
     @property
     def external(self):
         return ModelSpec(**self.store.settings['spec'])  # who pays for its calls
 
     async def ask(self, state):
-        r = await self.model.reward(state.problem, state.steps)
-        return Step('', -1, 'stop', (r.new,), prob=(r.value,), prompt=r.tokens)
+        return await self.model.reward(state.problem, state.steps)
 
-    def judged(self, a, state):
-        "(score, the `Call`) of a kept answer."
-        return a.prob[0], Call(-1, 0, a.prompt, a.prompt - a.ids[0], 'prm')
+    def judged(self, reward, state):
+        "(score, the `Call`) of a reward."
+        read_before = reward.tokens - reward.new
+        return reward.value, Call(-1, 0, reward.tokens, read_before, 'prm')
 
 # %% ../../nbs/04_baselines.ipynb #reward-table
 TRIM_FEATURES = ('reward_low', 'reward_product', 'reward', 'length', 'index')
@@ -424,8 +448,8 @@ def reward_table(table, problems, tree, rsd):
     reward = np.full(shape, np.nan)
     new = np.zeros(shape)
     for i, chain in enumerate(answers):
-        reward[i, : len(chain)] = [a.prob[0] for a in chain]
-        new[i, : len(chain)] = np.diff([a.prompt for a in chain], prepend=0)
+        reward[i, : len(chain)] = [answer.value for answer in chain]
+        new[i, : len(chain)] = np.diff([answer.tokens for answer in chain], prepend=0)
     before = np.c_[np.ones(len(table)), reward[:, :-1]]
     seen = [np.minimum.accumulate(before, 1), before.cumprod(1), reward]
     known = [table.obs[..., table.features.index(f)] for f in TRIM_FEATURES[3:]]
@@ -447,6 +471,7 @@ def fit_trim(
 ):  # `PolicyRouter`
     "After TRIM-Agg: the policy that earns most of `correct - lam*cost` on the training problems."
     import torch
+
     from stepwise_routing.method.policy import PolicyRouter, RoutingPolicy, escalation_chances
 
     not_test(table, 'training TRIM')

@@ -7,20 +7,24 @@ __all__ = ['Trained', 'TreeEnv', 'least_risk', 'train', 'candidate_thresholds', 
            'Calibration', 'calibrate', 'training_key', 'fit']
 
 # %% ../../nbs/03b_training.ipynb #imports
-import json, torch, warnings
+import json
+import warnings
 from collections import namedtuple
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
 import numpy as np
+import torch
 from fastcore.basics import patch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+
 from .. import __version__
 from ..base.code import code_fingerprint
 from ..base.records import extract_boxed, walk_cost
-from ..base.tools import digest, gather_progress, one_of, run_async
-from ..base.tools import write_file
+from ..base.settings import Policy, checked
+from ..base.tools import digest, gather_progress, one_of, run_async, write_file
 from stepwise_routing.method.cpo import (
     Environment,
     TableEnv,
@@ -38,8 +42,6 @@ from stepwise_routing.method.policy import (
     ValueNet,
     covered,
     decider,
-)
-from stepwise_routing.method.policy import (
     escalate,
     locally_verified,
     save_policy,
@@ -47,8 +49,6 @@ from stepwise_routing.method.policy import (
     update_threshold,
 )
 from .walks import LargeOnly, grade_answers, walk, walk_one
-from ..base.settings import Policy
-from ..base.settings import checked
 
 # %% ../../nbs/03b_training.ipynb #tree-env
 class TreeEnv(Environment):

@@ -37,6 +37,15 @@ class Choice:
     shared: int = 0  # prompt tokens before the last message, as an earlier call may have left in a cache; 0: unknown
 
 
+@dataclass(frozen=True)
+class Reward:
+    "What a reward model says about the last step of a chain, and what it read for that."
+
+    value: float  # in [0, 1]: how likely the step is right
+    tokens: int  # prompt tokens read: problem and all steps
+    new: int  # of these, tokens of the last step, with its tag
+
+
 class Backend(Protocol):
     "A language model $M_k$, as the routing tree sees it."
 

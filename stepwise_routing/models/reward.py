@@ -6,7 +6,7 @@ Here belong the checkpoints of process reward models and their reading of a chai
 
 import asyncio
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,17 +32,7 @@ from .hub import (
     tokenizer_sha256,
     weights_sha256,
 )
-from .interface import five_digits, prompt_text
-
-
-@dataclass(frozen=True)
-class Reward:
-    "What a reward model says about the last step of a chain, and what it read for that."
-
-    value: float  # in [0, 1]: how likely the step is right
-    tokens: int  # prompt tokens read: problem and all steps
-    new: int  # of these, tokens of the last step, with its tag
-
+from .interface import Reward, five_digits, prompt_text
 
 # architecture of a checkpoint -> name of its head
 LAYOUTS = dict(Qwen2ForProcessRewardModel='score', Qwen2ForPrmModel='v_head.summary')

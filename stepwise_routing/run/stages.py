@@ -50,12 +50,14 @@ from ..method.routers import (
     POLICY_METHODS,
     RECEIPT_COLUMNS,
     RSD,
+    Grade,
     SavedPolicy,
     SpecReason,
     asking_settings,
     fit_steer,
 )
 from ..method.tree import RoutingTree, collect_rollouts
+from ..models.interface import Reward
 from ..models.names import open_models
 from ..models.xverify import open_grader
 from .config import Run, Setting
@@ -296,18 +298,18 @@ def _walking_routers(setting, case, backends, prm, enter):
     "The baselines that walk, RSD last; `enter` keeps a store open."
     baselines = setting.run.config.baselines
 
-    def answers(kind, model):
+    def answers(kind, model, record):
         path = setting.files.replies(case.benchmark, kind)
-        return enter(RolloutStore(path, asking_settings(case.benchmark, model)))
+        return enter(RolloutStore(path, asking_settings(case.benchmark, model), record=record))
 
     if baselines.steer_next:
         yield fit_steer(case.tables['train'], 'next', seed=case.seed)
     if baselines.specreason:
-        judge = SpecReason(answers('grades', backends[1]), backends[1], 'greedy')
+        judge = SpecReason(answers('grades', backends[1], Grade), backends[1], 'greedy')
         for scoring in ('greedy', 'expected'):
             yield replace(judge, scoring=scoring)
     if prm:
-        yield RSD(answers('rewards', prm), prm)
+        yield RSD(answers('rewards', prm, Reward), prm)
 
 
 def walk_case(

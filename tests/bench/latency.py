@@ -23,10 +23,11 @@ from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.confidence import FEATURES, observe
-from stepwise_routing.method.routers import RSD, ScoreRouter, SpecReason, asking_settings
+from stepwise_routing.method.routers import RSD, Grade, ScoreRouter, SpecReason, asking_settings
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.method.walks import LargeOnly, SmallOnly, walk
 from stepwise_routing.models.hub import micro_path
+from stepwise_routing.models.interface import Reward
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.reward import load_prm
 
@@ -49,10 +50,13 @@ def timed(models, problem, method, prm=None):
     forget([m for m in (*models, prm) if m])
     asked = {}
     with TemporaryDirectory() as tmp, ExitStack() as stack:
-        def store(kind, settings): return stack.enter_context(RolloutStore(f'{tmp}/{kind}.db', settings))
-        draws = store('draws', tree_settings(problem.benchmark, models))
+        def store(settings, record=Step):
+            path = f'{tmp}/{record.__name__}.db'
+            return stack.enter_context(RolloutStore(path, settings, record=record))
+        draws = store(tree_settings(problem.benchmark, models))
         tree = RoutingTree([Stamped(m, asked) for m in models], draws)
-        router = method(lambda kind, model: store(kind, asking_settings(problem.benchmark, model)), models)
+        def answers(record, model): return store(asking_settings(problem.benchmark, model), record)
+        router = method(answers, models)
         start = time.perf_counter()
         walked, = walk([problem], router, tree)
         end = time.perf_counter()
@@ -88,8 +92,8 @@ def main():
             methods = {'Small only': lambda *_: SmallOnly(), 'Large only': lambda *_: LargeOnly(),
                        'Bare threshold': lambda *_: bare,
                        'Bare threshold, regenerate': lambda *_: replace(bare, on_escalate='regenerate'),
-                       'SpecReason': lambda store, models: SpecReason(store('grade', models[1]), models[1]),
-                       'RSD': lambda store, _: RSD(store('reward', prm), prm)}
+                       'SpecReason': lambda store, models: SpecReason(store(Grade, models[1]), models[1]),
+                       'RSD': lambda store, _: RSD(store(Reward, prm), prm)}
             waits = {name: [timed(models, p, method, prm) for p in problems] for name, method in methods.items()}
             lines += [row(name, benchmark, w[1:]) for name, w in waits.items()] # the first one warms up
     run_async(prm.close())

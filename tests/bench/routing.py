@@ -35,7 +35,7 @@ from stepwise_routing.method.routers import RSD, asking_settings
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.method.walks import walk
 from stepwise_routing.models.hub import micro_path
-from stepwise_routing.models.interface import Request
+from stepwise_routing.models.interface import Request, Reward
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.reward import load_prm
 
@@ -127,7 +127,7 @@ def rsd_walk(models, prm, problems, threshold):
     "RSD as a walk: its chains, the steps that were written, and its clock."
     benchmark = problems[0].benchmark
     with (TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.db', tree_settings(benchmark, models)) as store,
-          RolloutStore(f'{tmp}/rewards.db', asking_settings(benchmark, prm)) as rewards):
+          RolloutStore(f'{tmp}/rewards.db', asking_settings(benchmark, prm), record=Reward) as rewards):
         with Clock([*models, prm]) as clock:
             walks = walk(problems, RSD(rewards, prm, threshold), RoutingTree(models, store))
         return [w.steps for w in walks], edges_of(store), clock
