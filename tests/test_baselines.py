@@ -64,6 +64,7 @@ from stepwise_routing.method.routers import (
 from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.run.config import Config, Run
 from stepwise_routing.run.stages import load_policies, open_case, save_case
+from toy_runs import Coin
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
@@ -468,7 +469,7 @@ SAID = dict(kappa=.9, alpha=.02, n=40, miss=.01, accuracy=.9, bound=.03, met=Fal
 
 def coin(seed, kappa, variant='append', e='append', name='Ours', sweep=()):
     said = SAID | dict(kappa=kappa)
-    return SavedPolicy(variant, seed, RandomRouter(seed, e, name, 1 - kappa), .4, .2, sweep, said)
+    return SavedPolicy(variant, seed, Coin(seed, e, name, 1 - kappa), .4, .2, sweep, said)
 
 def test_rows_of_a_policy_are_means_over_its_seeds():
     test, cal = toy_table(50), toy_table(40, 'calibration')
@@ -607,7 +608,7 @@ def test_a_case_gathers_its_rows(tmp_path):
     assert {(g.threshold, g.on_escalate == 'append') for g in case.grids[grids:]} == {(.02, True), (.02, False)}
     save_case(s, case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
-    assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-policies.csv', 'toy.csv']
+    assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-kappas.csv', 'toy-policies.csv', 'toy.csv']
     columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
     assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 4
     assert short == 'toy,ablation-short,short,append,0.02,0,0.9,40,0.01,0.9,0.03,0'

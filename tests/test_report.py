@@ -45,7 +45,7 @@ from stepwise_routing.report.gains import (
     winnable,
 )
 from stepwise_routing.report.tables import ablation_markdown
-from stepwise_routing.report.transcripts import Line, Transcript
+from stepwise_routing.report.transcripts import Line, Transcript, plain_transcript
 
 
 # ---- what a sweep wins ----------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_what_models_and_askers_write_stays_text_in_a_notebook():
     walk = Trajectory(Problem('toy', '0', HOSTILE, '1'), '01', steps, (), HOSTILE, False)
     routed = Routed(HOSTILE, HOSTILE, (HOSTILE, HOSTILE), '01', (HOSTILE, 'b'), (1, 1), .5, 'cents')
     transcript = Transcript(HOSTILE, [Line('small', HOSTILE, HOSTILE, True)], HOSTILE)
-    for page, places in ((walk, 3), (routed, 5), (transcript, 4)):
+    for page, places in ((plain_transcript(walk), 3), (routed, 5), (transcript, 4)):
         html = page._repr_html_()
         assert tags(html) == ({'div', 'p', 'b', 's', 'small', 'br'} & tags(html)[0], [])
         assert unescape(html).count(HOSTILE) == places and '49' not in html

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RERUN', 'METHOD_STYLE', 'REWRITES', 'ABLATED', 'read_csv', 'read_rows', 'resamples', 'with_intervals', 'Means',
-           'resampled', 'evaluate', 'method_label', 'style_of', 'method_rank', 'with_calibration', 'ablation_table',
-           'cost_unit', 'BenchmarkResults', 'SettingResults', 'headline']
+           'resampled', 'evaluate', 'method_label', 'style_of', 'method_rank', 'with_calibration', 'with_kappas',
+           'ablation_table', 'cost_unit', 'BenchmarkResults', 'SettingResults', 'headline']
 
 # %% ../../nbs/05_results.ipynb #imports
 from dataclasses import dataclass
@@ -218,6 +218,11 @@ def with_calibration(
         columns=dict(accuracy='calibration_accuracy', cost='calibration_cost_share')
     )
     return results.merge(numbers, 'left', ['method', 'on_escalate', 'threshold'])
+
+
+def with_kappas(results, kappas):  # of `evaluate`; DataFrame of `KAPPA_COLUMNS`
+    "Results with the kappas of our rows: mean, least and largest over the training seeds."
+    return results.merge(kappas, 'left', ['benchmark', 'method', 'on_escalate', 'threshold'])
 
 # %% ../../nbs/05_results.ipynb #ablation
 ABLATED = dict(cost_share='Cost, % of large', excess='Excess misses, %', accuracy='Accuracy, %')

@@ -59,11 +59,20 @@ def _threshold_cell(row):
     return 'large only' if np.isinf(row['threshold']) else f'{row["threshold"]:.2g}'
 
 
+def _kappa_cell(row):
+    if np.isnan(row['kappa']):
+        return '–'
+    text = f'{row["kappa"]:.2g}'
+    if row['kappa_min'] < row['kappa_max']:
+        text += f'<br><sub>{row["kappa_min"]:.2g}–{row["kappa_max"]:.2g}</sub>'
+    return text
+
+
 def details(
     results,  # DataFrame of `evaluate`
 ) -> str:
     "Every row at its chosen setting, and what Table 1 or 2 leaves out, as Markdown."
-    cells = dict(threshold=_threshold_cell)
+    cells = dict(threshold=_threshold_cell, kappa=_kappa_cell)
     for metric in DETAILS:
         cells[metric] = interval(metric)
     names = dict(benchmark='benchmark', method='label')
@@ -72,7 +81,8 @@ def details(
 
 METHOD_NOTES = """
 Shares are fractions, *cost* is in {unit}; *large_share*: of the steps, by the large model; *ac*: accuracy per cost. The
-*threshold* of ours is alpha, of which kappa follows. Every setting is the cheapest one that loses at most {points} to
+*threshold* of ours is alpha, of which *kappa* follows: the mean over the training seeds, and the least and the
+largest. Every setting is the cheapest one that loses at most {points} to
 the large model on the calibration problems; *large only*: nothing cheaper did. *Bare threshold*: on the mean top logit
 or the least sure token's probability of the last step, in its own units. *STEER (rest)* hands everything after the
 first unsure step to the large model; *STEER (next)* decides about every step anew. *Regenerate* writes the unsure step

@@ -5,9 +5,7 @@ import sys
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from fastcore.basics import patch
-
-from ..base.records import Trajectory, walk_cost
+from ..base.records import walk_cost
 from ..base.store import RolloutStore, tree_settings
 from ..data.benchmarks import load_problems
 from ..method.routers import ScoreRouter
@@ -65,6 +63,14 @@ class Transcript:
 
 def verdict(walk):
     return 'right' if walk.correct else 'wrong'  # of a `Trajectory`
+
+
+def plain_transcript(
+    walk,  # a `Trajectory`
+) -> Transcript:
+    "Who wrote which step of a walk, without scores and drafts."
+    lines = [Line(WRITERS[min(s.model, 1)], s.text, '', False) for s in walk.steps]
+    return Transcript(walk.problem.question, lines, verdict(walk))
 
 
 def transcribe(
@@ -133,9 +139,3 @@ def show_demo():
     plain = 'NO_COLOR' in os.environ or not sys.stdout.isatty()
     text = str(texts[0]) if plain else texts[0].coloured()
     print(text, table.to_string(), 'Next: stepwise-routing reproduce --profile smoke', sep='\n\n')
-
-
-@patch
-def _repr_html_(self: Trajectory):
-    lines = [Line(WRITERS[min(s.model, 1)], s.text, '', False) for s in self.steps]
-    return Transcript(self.problem.question, lines, verdict(self))._repr_html_()

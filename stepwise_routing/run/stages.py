@@ -20,6 +20,7 @@ from ..method.bounds import knows_steps
 from ..method.comparison import (
     COLUMNS,
     GRID_COLUMNS,
+    KAPPA_COLUMNS,
     SEED_COLUMNS,
     Case,
     Walker,
@@ -45,6 +46,7 @@ from ..method.results import (
     resampled,
     resamples,
     with_calibration,
+    with_kappas,
 )
 from ..method.routers import (
     POLICY_METHODS,
@@ -370,6 +372,7 @@ def save_case(setting: Setting, case: Case) -> None:
     save('-grid', grid_rows(case.grids), GRID_COLUMNS)
     save('-ablations', case.singles, SEED_COLUMNS)
     save('-policies', receipts, RECEIPT_COLUMNS)
+    save('-kappas', case.kappas, KAPPA_COLUMNS)
 
 
 def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with nothing but its grids
@@ -425,6 +428,7 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     calibration = read_table(setting, benchmark, 'calibration')
     large_cost = calibration.large_only()[setting.unit].mean()
     results = with_calibration(evaluate(means), grid, large_cost)
+    results = with_kappas(results, read_csv(file('-kappas'), KAPPA_COLUMNS))
     return BenchmarkResults(table, rows, grid, singles, means, results)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from routing import forget
 
+from stepwise_routing.base.records import Step
 from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems

@@ -40,10 +40,15 @@ def save_methods(s, cost='paper_flops'):
     save_case(s, case)
     return case
 
+class Coin(RandomRouter):
+    "A policy that tosses coins: its threshold is called kappa."
+    @property
+    def kappa(self): return self.threshold
+
 def coin(seed, kappa, variant='append', e='append', name='Ours', met=True, sweep=()):
     "A stand-in for a trained policy."
     receipt = dict(kappa=kappa, alpha=.02, n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
-    return SavedPolicy(variant, seed, RandomRouter(seed, e, name, threshold=kappa), .6, .8, sweep, receipt)
+    return SavedPolicy(variant, seed, Coin(seed, e, name, threshold=kappa), .6, .8, sweep, receipt)
 
 POLICIES = [coin(0, .7, sweep=(.9,)), coin(1, .6, met=False, sweep=(.9,)),
             coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
