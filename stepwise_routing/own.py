@@ -7,22 +7,29 @@ __all__ = ['SIDES', 'FORMAT', 'SHARED', 'own_problems', 'own_split', 'Own', 'rea
            'calibrate', 'Routed', 'OwnRouter', 'open_router', 'route', 'export']
 
 # %% ../nbs/06_your_own_models.ipynb #imports
-import contextlib, hmac, json, math, os, secrets
+import contextlib
+import hmac
+import json
+import math
+import os
+import secrets
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
 import numpy as np
+
 from .base.records import Problem, walk_cost
+from .base.settings import Count, Policy, checked
+from .base.store import RolloutStore, check_settings, tree_settings
 from .base.tools import bad_row, digest, nearest, one_of, require_fields, write_file
 from .data.benchmarks import file_rows, make_problem
 from .data.grading import graded, is_right
-from .models.names import model_kind, open_models
 from .method.outcomes import OutcomeTable, outcome_table
-from .report.transcripts import WRITERS, Line, Transcript
 from .method.tree import RoutingTree, collect_rollouts
 from .method.walks import walk
-from .base.settings import Count, Policy, checked
-from .base.store import RolloutStore, check_settings, tree_settings
+from .models.names import model_kind, open_models
+from .report.transcripts import WRITERS, Line, Transcript
 
 # %% ../nbs/06_your_own_models.ipynb #own-problems
 def _own_problem(row, name):  # one row as a `Problem`; ValueError for what is wrong with it
