@@ -13,6 +13,8 @@ ENTRY_POINTS = {  # name -> the module that it is in
     'route': 'own',
     'open_router': 'own',
     'export': 'own',
+    'Sampling': 'models.pair',
+    'Access': 'models.pair',
     'load_problems': 'data.benchmarks',
     'open_models': 'models.names',
     'RolloutStore': 'base.store',

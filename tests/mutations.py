@@ -20,7 +20,7 @@ CONFIG, RUNS = (f'tests/test_reproduce.py -k "{words}"' for words in ('refused o
 PAID = 'cap or ledger or disk or paid or kept or once or options or tried or records or closed or bills or waited'
 LEDGER = f'tests/test_api.py tests/test_faults.py -k "({PAID}) and not test_a_fault and not test_a_soak and not stage"'
 WALKS = 'tests/test_walks.py tests/test_tree.py'
-OWN = 'tests/test_own.py -k "foreign or key or exported or public or own_json or twice or added or promise or fewer"'
+OWN = 'tests/test_own.py -k "received or link or exported or public or own_json or twice or ledger or fewer or says"'
 MUTATIONS = { # tests -> (file, old text, new text)
     STORE: [
         ('base/store.py', "self.write('IGNORE', dict(edge=rows))", "self.write('REPLACE', dict(edge=rows))"), # the last
@@ -128,14 +128,14 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('run/runner.py', "return ['-p', f'{name}={text.strip()[1:-1]}']", 'return []'),
         ('run/runner.py', 'if name not in recorded:', 'if False:')],
     OWN: [
-        ('own.py', 'bool(mark) and hmac.compare_digest(mark.encode(), _mark(own).encode())', 'bool(mark)'),
-        ('own.py', 'here = here and models is None', 'here = models is None'),
-        ('own.py', 'options=_shared(own.options))', 'options=own.options)'),
-        ('own.py', 'place = folder if here else Path(empty)', 'place = folder'),
+        ('own.py', "work_folder = folder if is_collected else Path(empty)", 'work_folder = folder'),
+        ('own.py', "is_collected = (folder / 'draws.db').is_file()", 'is_collected = False'),
+        ('own.py', 'sampling = Sampling(**values.pop(', 'sampling = dict(**values.pop('),
         ('own.py', 'if None not in (was, now) and was != now:', 'if False:'),
-        ('own.py', 'models=[_public(m) for m in own.models]', 'models=own.models'),
-        ('own.py', '0o600', '0o644'),
-        ('own.py', "(folder/f'{split}.npz').unlink(missing_ok=True)", 'pass')]}
+        ('own.py', 'models=[public_name(model) for model in names]', 'models=names'),
+        ('own.py', 'own.sampling, access, ledger', 'Sampling(), access, ledger'),
+        ('own.py', "(folder / f'{side}.npz').unlink(missing_ok=True)", 'pass'),
+        ('base/tools.py', 'if file.is_symlink():', 'if False:')]}
 
 def lines(mutation): return ' -> '.join(part.strip()[:60] for part in mutation[1:])
 

@@ -1,6 +1,5 @@
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -13,23 +12,20 @@ import numpy as np
 import pytest
 from toy import ToyBackend, shuffled, toy_problems
 
+import stepwise_routing.models.pair as pair_module
 import stepwise_routing.own as own_module
 from stepwise_routing.base.records import extract_boxed
+from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.data.questions import own_problems
 from stepwise_routing.models.hub import micro_path
+from stepwise_routing.models.pair import Access, Sampling, public_name
 from stepwise_routing.own import *
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
-
-@pytest.fixture(autouse=True, scope='module')
-def home(tmp_path_factory):
-    "The key that says which folders were made here lies in a home of its own."
-    with pytest.MonkeyPatch.context() as m:
-        m.setenv('XDG_CONFIG_HOME', str(tmp_path_factory.mktemp('config')))
-        yield Path(os.environ['XDG_CONFIG_HOME'])/'stepwise-routing'/'key'
 
 class Adder(ToyBackend):
     "A toy model that looks at the question alone: nobody tells it the answer."
@@ -39,7 +35,8 @@ class Adder(ToyBackend):
 
 @pytest.fixture
 def toys(monkeypatch):
-    "Toy models in the place of real ones; `toys.change(...)` for others, `toys.made` has all that were opened."
+    """Toy models in the place of real ones; `toys.change(...)` for others. `toys.made` has all that were opened,
+    `toys.opened` what was asked for: names, ledger, options."""
     class Toys:
         how = {}
         def change(self, **how): self.how = how
@@ -47,10 +44,11 @@ def toys(monkeypatch):
         def open(self, names, ledger=None, max_cents=None, **options):
             backends = [Adder(i, **self.how) for i in range(len(names))]
             self.made += backends
+            self.opened.append((names, ledger, options))
             yield backends
     toys = Toys()
-    toys.made = []
-    monkeypatch.setattr(own_module, 'open_models', toys.open)
+    toys.made, toys.opened = [], []
+    monkeypatch.setattr(pair_module, 'open_models', toys.open)
     return toys
 
 def rows(n=120, seed=0):
@@ -114,8 +112,8 @@ def test_four_calls(tmp_path, toys):
     done = calibrate(folder, 'miss')
     assert done.met and done.n == got['calibration'] and done.bound <= .1 and seen["of the large model's cost"] > 0
     assert done.bound == pytest.approx((done.n*done.miss + 1)/(done.n + 1))
-    answers = route(folder, ['What is 3 + 4?', 'What is 5 + 6?'])
-    again = route(folder, 'What is 3 + 4?')
+    answers = route(folder, ['What is 3 + 4?', 'What is 5 + 6?'], PAIR)
+    again = route(folder, 'What is 3 + 4?', PAIR)
     assert again == answers[0] and [a.question for a in answers] == ['What is 3 + 4?', 'What is 5 + 6?']
     for a in answers:
         assert len(a.steps) == len(a.models) and set(a.models) <= {'toy-0', 'toy-1'}
@@ -126,7 +124,7 @@ def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
     "Questions that were collected too are routed on the same draws: live walks and the replay of the table agree."
     done, folder = ready(tmp_path/'mine'), tmp_path/'mine'
     problems = own_split(own_problems(rows()), .4)['calibration']
-    answers = route(folder, [p.question for p in problems])
+    answers = route(folder, [p.question for p in problems], PAIR)
     right = np.array([is_equiv(p.answer, a.answer) for p, a in zip(problems, answers)])
     assert right.mean() == pytest.approx(done.accuracy)
     held = own_table(folder, 'calibration')
@@ -139,7 +137,7 @@ def test_nothing_is_done_twice(tmp_path, toys):
     assert collect(tmp_path/'mine', rows(), PAIR)['new steps'] == 0 == sum(b.steps_written for b in toys.made) - written
     train(tmp_path/'mine', .1, steps=20)
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path/'mine'/'policy').iterdir()}
-    route(tmp_path/'mine', 'What is 3 + 4?') # still calibrated
+    route(tmp_path/'mine', 'What is 3 + 4?', PAIR) # still calibrated
 
 def test_problems_can_be_added(tmp_path, toys):
     folder = tmp_path/'mine'
@@ -157,12 +155,12 @@ def test_training_again_asks_for_calibration_again(tmp_path, toys):
     ready(tmp_path/'mine')
     train(tmp_path/'mine', .2, steps=20)
     with pytest.raises(ValueError, match='the threshold is not calibrated yet; call calibrate'):
-        route(tmp_path/'mine', 'What is 3 + 4?')
-    assert calibrate(tmp_path/'mine').alpha == .2 and route(tmp_path/'mine', 'What is 3 + 4?').steps
+        route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
+    assert calibrate(tmp_path/'mine').alpha == .2 and route(tmp_path/'mine', 'What is 3 + 4?', PAIR).steps
 
 def test_a_program_asks_many_times(tmp_path, toys):
     ready(tmp_path/'mine')
-    with open_router(tmp_path/'mine') as router:
+    with open_router(tmp_path/'mine', PAIR) as router:
         one = router.route('What is 3 + 4?')
         many = router.route(['What is 3 + 4?'] * 3 + ['What is 1 + 1?'])
         others = [router.route('What is 3 + 4?', sample=s).steps for s in range(5)]
@@ -177,20 +175,20 @@ def test_other_promises(tmp_path, toys):
         assert not calibrate(tmp_path/'mine', 'miss', .03).met
     found = calibrate(tmp_path/'mine', alpha=.5)
     assert done.met and found.accuracy >= found.large - .5 and found.cost <= done.cost
-    assert route(tmp_path/'mine', 'What is 3 + 4?').steps
+    assert route(tmp_path/'mine', 'What is 3 + 4?', PAIR).steps
 
 # --- what goes wrong
 
 def test_order_of_the_calls(tmp_path, toys):
     folder = tmp_path/'mine'
-    for call in (train, calibrate, lambda f: route(f, 'What?')):
+    for call in (train, calibrate, lambda f: route(f, 'What?', PAIR)):
         with pytest.raises(FileNotFoundError, match='holds no router; make one with collect'): call(folder)
     collect(folder, rows(), PAIR)
     with pytest.raises(FileNotFoundError, match=r"holds no router \(did you mean 'mine'\?\)"): train(tmp_path/'mime')
-    for call in (calibrate, lambda f: route(f, 'What?')):
+    for call in (calibrate, lambda f: route(f, 'What?', PAIR)):
         with pytest.raises(FileNotFoundError, match='nothing is trained yet'): call(folder)
     train(folder, .1, steps=5)
-    with pytest.raises(ValueError, match='not calibrated yet'): route(folder, 'What?')
+    with pytest.raises(ValueError, match='not calibrated yet'): route(folder, 'What?', PAIR)
 
 def test_too_few_problems_for_the_promise(tmp_path, toys):
     collect(tmp_path/'mine', rows(60), PAIR)
@@ -204,7 +202,7 @@ def test_too_few_problems_for_the_promise(tmp_path, toys):
 def test_models_that_have_changed(tmp_path, toys):
     ready(tmp_path/'mine')
     toys.change(slip=.3)
-    for call in (lambda: collect(tmp_path/'mine', rows(), PAIR), lambda: route(tmp_path/'mine', 'What?')):
+    for call in (lambda: collect(tmp_path/'mine', rows(), PAIR), lambda: route(tmp_path/'mine', 'What?', PAIR)):
         with pytest.raises(ValueError, match=r'holds draws with other settings: .*models\[0\].weights') as e: call()
         assert '\n' not in str(e.value)
 
@@ -212,7 +210,7 @@ def test_models_that_have_changed(tmp_path, toys):
     (dict(models=['toy-0', 'toy-2']), r'other settings: settings.models\[1\] is toy-1 there and toy-2 here'),
     (dict(max_steps=7), 'max_steps is 30 there and 7 here'),
     (dict(calibration=.5), 'calibration is 0.4 there and 0.5 here'),
-    (dict(temperature=.1), 'temperature is missing there and 0.1 here')])
+    (dict(sampling=Sampling(temperature=.1)), 'sampling.temperature is 0.7 there and 0.1 here')])
 def test_a_folder_is_for_one_thing(tmp_path, toys, how, said):
     collect(tmp_path/'mine', rows(20), PAIR)
     with pytest.raises(ValueError, match=said): collect(tmp_path/'mine', rows(20), **dict(dict(models=PAIR), **how))
@@ -222,21 +220,56 @@ def test_bad_arguments(tmp_path, toys):
         with pytest.raises(ValueError, match='a small and a large model are needed'):
             collect(tmp_path/'mine', rows(), models)
     for share in (0, 1, -1):
-        with pytest.raises(ValueError, match='calibration='): collect(tmp_path/'mine', rows(), PAIR, calibration=share)
-    with pytest.raises(ValueError, match='options are kept in own.json'):
-        collect(tmp_path/'mine', rows(), PAIR, dtype=object())
+        with pytest.raises(ValueError, match='calibration is'):
+            collect(tmp_path/'mine', rows(), PAIR, calibration=share)
+    wrong = (dict(sampling=dict(temperature=1.)), 'sampling is .* it should be'), (dict(max_steps=0), 'max_steps is 0')
+    for bad, said in wrong:
+        with pytest.raises(ValueError, match=said) as e: collect(tmp_path/'mine', rows(), PAIR, **bad)
+        assert '\n' not in str(e.value)
     assert not (tmp_path/'mine').exists()
     collect(tmp_path/'mine', rows(), PAIR)
-    with pytest.raises(ValueError, match="unknown setting 'step'.*did you mean 'steps'"): train(tmp_path/'mine', step=3)
     train(tmp_path/'mine', .1, steps=5); calibrate(tmp_path/'mine')
     for q in ('', ' ', None, 3):
-        with pytest.raises(ValueError, match='a question is a text'): route(tmp_path/'mine', [q])
-    (tmp_path/'mine'/'own.json').write_text('{"format": "another"}')
-    with pytest.raises(ValueError, match='is damaged or of another version'): train(tmp_path/'mine')
+        with pytest.raises(ValueError, match='a question is a text'): route(tmp_path/'mine', [q], PAIR)
+    for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
+        with pytest.raises(ValueError, match='a small and a large model are needed'):
+            route(tmp_path/'mine', 'What?', models)
+
+@pytest.mark.parametrize('record, bad, said', [
+    (Sampling, dict(temprature=.1), "unknown setting 'temprature' (did you mean 'temperature'?)"),
+    (Sampling, dict(temperature=-1), 'temperature is -1: it should be'), (Sampling, dict(top_p=0), 'top_p is 0'),
+    (Sampling, dict(max_tokens=1.5), 'max_tokens is 1.5'), (Sampling, dict(base_url='http://h/v1'), 'unknown setting'),
+    (Access, dict(key_evn='KEY'), "unknown setting 'key_evn' (did you mean 'key_env'?)"),
+    (Access, dict(temperature=.1), "unknown setting 'temperature'"),
+    (Access, dict(memory_shares=[.5, 2]), 'memory_shares is [0.5, 2]')])
+def test_a_wrong_option_is_one_line(record, bad, said):
+    with pytest.raises(ValueError) as e: record(**bad)
+    assert said in str(e.value) and '\n' not in str(e.value)
+
+def test_every_option_is_one_of_a_kind_of_model():
+    "What the records say is what `open_models` takes, with the same values where nothing is said."
+    from dataclasses import asdict, fields
+
+    from stepwise_routing.models.chat import ApiOptions
+    from stepwise_routing.models.hub import LocalOptions
+    from stepwise_routing.models.vllm import VLLMOptions
+    kinds = LocalOptions, VLLMOptions, ApiOptions
+    taken = {field.name for kind in kinds for field in fields(kind)} | {'memory_shares'}
+    assert set(asdict(Sampling()) | asdict(Access())) <= taken
+    for name, value in asdict(Sampling()).items():
+        assert {field.default for kind in kinds for field in fields(kind) if field.name == name} == {value}
+
+def test_all_hyper_parameters_of_training(tmp_path, toys):
+    collect(tmp_path/'mine', rows(), PAIR)
+    exact = Policy(estimator='exact', batch=None, alpha=.1, steps=5, kappa=.3)
+    assert train(tmp_path/'mine', policy=exact) == train(tmp_path/'mine', .1, steps=5, policy=replace(exact, steps=9))
+    config = json.loads((tmp_path/'mine'/'policy'/'config.json').read_text())
+    assert (config['alpha'], config['steps'], config['estimator']) == (.1, 5, 'exact')
+    assert train(tmp_path/'mine') and json.loads((tmp_path/'mine'/'policy'/'config.json').read_text())['steps'] == 80
 
 def test_a_model_without_price_or_size(tmp_path, monkeypatch):
     def opened(*args, **options): return contextlib.nullcontext([Adder(0), SizeLess(1)])
-    monkeypatch.setattr(own_module, 'open_models', opened)
+    monkeypatch.setattr(pair_module, 'open_models', opened)
     collect(tmp_path/'mine', rows(), PAIR)
     with pytest.raises(ValueError, match='nothing says what the large model costs.*price='): train(tmp_path/'mine', .1)
 
@@ -246,63 +279,150 @@ class SizeLess(Adder):
         super().__init__(index)
         self.spec = replace(self.spec, params=0.)
 
+# --- where models are is said in each call
+
+def test_own_json_holds_nothing_that_says_where_models_are(tmp_path, toys):
+    folder = tmp_path/'models'/'mine'
+    folder.mkdir(parents=True)
+    given = dict(base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE', price='gpt-4.1-mini', dtype='float32')
+    models = [str(folder), 'openai:gpt-4.1-mini']
+    collect(tmp_path/'router', rows(20), models, Sampling(temperature=.2), Access(**given))
+    values = json.loads((tmp_path/'router'/'own.json').read_text())
+    assert set(values) == {'format', 'models', 'name', 'max_steps', 'calibration', 'sampling'}
+    assert values['models'] == ['mine', 'openai:gpt-4.1-mini'] and values['sampling']['temperature'] == .2
+    assert set(values['sampling']) == {'temperature', 'top_p', 'max_tokens', 'max_reply', 'context', 'top',
+                                       'top_logprobs'}
+    (names, ledger, options), = toys.opened
+    assert names == models and ledger == tmp_path/'router'/'ledger.db'
+    assert options == values['sampling'] | given | dict(memory_shares=())
+
+def test_each_call_names_the_models(tmp_path, toys):
+    ready(tmp_path/'mine')
+    made = len(toys.made)
+    for call in (lambda: route(tmp_path/'mine', 'What?'), lambda: open_router(tmp_path/'mine').__enter__()):
+        with pytest.raises(ValueError, match=r"was trained for the models \('toy-0', 'toy-1'\).*models=") as e: call()
+        assert '\n' not in str(e.value) and len(toys.made) == made
+
+def test_the_folder_says_how_models_write(tmp_path, toys):
+    sampling = Sampling(temperature=.2, max_tokens=64)
+    collect(tmp_path/'mine', rows(), PAIR, sampling)
+    train(tmp_path/'mine', .1, steps=5); calibrate(tmp_path/'mine')
+    export(tmp_path/'mine', tmp_path/'out')
+    for folder in ('mine', 'out'):
+        route(tmp_path/folder, 'What is 3 + 4?', PAIR, Access(key_env='MINE'))
+        names, ledger, options = toys.opened[-1]
+        assert (options['temperature'], options['max_tokens'], options['key_env']) == (.2, 64, 'MINE')
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
+        route(tmp_path/'mine', 'What?', PAIR, temperature=.7)
+    with pytest.raises(ValueError, match=r"access is \{'temperature': 0.7\}: it should be Access"):
+        route(tmp_path/'mine', 'What?', PAIR, dict(temperature=.7))
+    with pytest.raises(ValueError, match='sampling.max_tokens is 64 there and 512 here'):
+        collect(tmp_path/'mine', rows(), PAIR, Sampling(temperature=.2))
+
+def test_paid_calls_of_a_collected_folder_are_in_its_ledger(tmp_path, toys):
+    ready(tmp_path/'mine')
+    export(tmp_path/'mine', tmp_path/'out')
+    route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
+    route(tmp_path/'out', 'What is 3 + 4?', PAIR)
+    collected, mine, out = [ledger for _, ledger, _ in toys.opened]
+    assert collected == mine == tmp_path/'mine'/'ledger.db'
+    assert not out.is_relative_to(tmp_path) and not out.parent.exists()
+
 # --- a folder that somebody sent
 
-def sent(folder, **changes):
-    "As if it came from somebody else: own.json says what they like, without this user's mark or with an invented one."
-    values = json.loads((folder/'own.json').read_text()) | dict(mark='0'*64) | changes
+def tampered(folder, **changes):
+    "own.json says what they like."
+    values = json.loads((folder/'own.json').read_text()) | changes
     (folder/'own.json').write_text(json.dumps(values))
     return folder
 
-def test_a_foreign_folder_opens_no_model_of_its_choice(tmp_path, toys):
+def content_of_files(folder): return {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
+
+def test_a_received_folder_chooses_neither_host_nor_key_nor_file_nor_model(tmp_path, toys):
     ready(tmp_path/'mine')
-    options = dict(base_url='https://evil.example/v1', key_env='AWS_SECRET_ACCESS_KEY')
-    evil = sent(shutil.copytree(tmp_path/'mine', tmp_path/'evil'), options=options, models=['toy-0', 'openai:m'])
+    before = route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
+    export(tmp_path/'mine', tmp_path/'out')
+    evil = tampered(tmp_path/'out', models=['/etc/passwd', 'openai:theirs'])
+    files = content_of_files(evil)
+    assert route(evil, 'What is 3 + 4?', PAIR, Access(key_env='MINE')) == before
+    names, ledger, options = toys.opened[-1]
+    assert names == PAIR and not ledger.is_relative_to(tmp_path)
+    assert {name for name, value in options.items() if value} == {
+        'temperature', 'top_p', 'max_tokens', 'max_reply', 'top', 'top_logprobs', 'key_env'}
+    assert route(tampered(evil, name='../../victim'), 'What is 3 + 4?', PAIR).question
+    assert {file.name for file in content_of_files(evil)} == {file.name for file in files}
+    assert not list(tmp_path.parent.rglob('victim*'))
+
+def test_a_received_folder_of_collect_chooses_none_of_them_either(tmp_path, toys):
+    ready(tmp_path/'mine')
+    before = route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
+    evil = tampered(tmp_path/'mine', models=['/etc/passwd', 'openai:theirs'])
+    assert route(evil, 'What is 3 + 4?', PAIR, Access(key_env='MINE')) == before
+    names, ledger, options = toys.opened[-1]
+    assert names == PAIR and ledger == evil/'ledger.db' and options['key_env'] == 'MINE'
+    assert 'base_url' not in options and 'price' not in options
+
+@pytest.mark.parametrize('name', ['base_url', 'key_env', 'price', 'ledger', 'identity', 'dtype'])
+def test_own_json_with_an_option_of_access_is_refused(tmp_path, toys, name):
+    ready(tmp_path/'mine')
+    values = json.loads((tmp_path/'mine'/'own.json').read_text())
     made = len(toys.made)
-    for call in (lambda: route(evil, 'What is 3 + 4?'), lambda: route(evil, 'What?', base_url='http://127.0.0.1:1/v1')):
-        with pytest.raises(ValueError, match="was not made here.*'openai:m'.*evil.example.*AWS_SECRET_ACCESS_KEY") as e:
-            call()
+    for changes in ({name: 'x'}, dict(sampling=values['sampling'] | {name: 'x'}), dict(options={name: 'x'})):
+        (tmp_path/'mine'/'own.json').write_text(json.dumps(values))
+        with pytest.raises(ValueError, match=r'own\.json is damaged') as e:
+            route(tampered(tmp_path/'mine', **changes), 'What?', PAIR)
         assert '\n' not in str(e.value) and len(toys.made) == made
-    for mark in ('', None, 'é', 7, (tmp_path/'mine'/'own.json').read_text()[-70:-5]):
-        with pytest.raises(ValueError, match='was not made here'): route(sent(evil, mark=mark), 'What?')
-    moved = shutil.move(tmp_path/'mine', tmp_path/'moved')
-    assert route(moved, 'What is 3 + 4?').steps # what the user made stays one call
 
-def test_with_models_of_ours_a_foreign_folder_says_neither_host_nor_key_nor_file(tmp_path, toys, monkeypatch):
+@pytest.mark.parametrize('change', [dict(max_steps=0), dict(max_steps='x'), dict(models=['a']), dict(calibration='x'),
+                                    dict(more=1), dict(models='ab'), dict(models=[1, 2]), dict(name=3),
+                                    dict(sampling=[]), dict(sampling=dict(temperature='hot'))])
+def test_a_tampered_own_json_is_one_line(tmp_path, toys, change):
     ready(tmp_path/'mine')
-    before = route(tmp_path/'mine', 'What is 3 + 4?')
-    opened = []
-    @contextlib.contextmanager
-    def spy(names, **options):
-        opened.append((names, options))
-        with toys.open(names) as backends: yield backends
-    monkeypatch.setattr(own_module, 'open_models', spy)
-    options = dict(base_url='https://evil.example/v1', key_env='HOME', identity={}, temperature=.7,
-                   price='gpt-4.1-mini', max_tokens=['x'], ledger=str(tmp_path/'victim'))
-    evil = sent(tmp_path/'mine', options=options)
-    files = {p: p.read_bytes() for p in evil.rglob('*') if p.is_file()}
-    assert route(evil, 'What is 3 + 4?', models=PAIR, key_env='MINE') == before
-    (names, got), = opened
-    assert names == PAIR and not got.pop('ledger').is_relative_to(tmp_path) and got.pop('max_cents') is None
-    assert got == dict(temperature=.7, price='gpt-4.1-mini', key_env='MINE')
-    assert files == {p: p.read_bytes() for p in evil.rglob('*') if p.is_file()} and not (tmp_path/'victim').exists()
+    with pytest.raises(ValueError, match=r'own\.json is damaged') as e:
+        route(tampered(tmp_path/'mine', **change), 'What?', PAIR)
+    assert '\n' not in str(e.value)
 
-def test_the_key_of_the_mark_is_for_its_user_alone(tmp_path, toys, home):
-    collect(tmp_path/'mine', rows(20), PAIR)
-    assert home.stat().st_mode & 0o777 == 0o600 and read_own(tmp_path/'mine')[1]
-    key = home.read_bytes()
-    home.unlink() # another user, or another machine
-    assert not read_own(tmp_path/'mine')[1]
-    collect(tmp_path/'mine', rows(20), PAIR)
-    assert home.read_bytes() != key and read_own(tmp_path/'mine')[1]
-    home.write_text('')
-    with pytest.raises(ValueError, match='key is damaged: delete it'): read_own(tmp_path/'mine')
-    home.unlink()
+@pytest.mark.parametrize('text', ['', '[]', '7', '{}', 'null', '[' * 100_000, '{"format": 1'])
+def test_a_file_that_is_no_own_json_is_one_line(tmp_path, text):
+    (tmp_path/'own.json').write_text(text)
+    with pytest.raises(ValueError, match=r'own\.json is damaged') as e: read_own(tmp_path)
+    assert '\n' not in str(e.value)
+
+def test_a_folder_of_an_earlier_version_says_what_to_do(tmp_path, toys):
+    old = dict(format='stepwise-routing own 3', models=['micro-small', 'openai:m'], name='own', max_steps=30,
+               calibration=.4, options=dict(base_url='https://h.example/v1', key_env='KEY'), mark='0'*64)
+    (tmp_path/'own.json').write_text(json.dumps(old))
+    calls = [lambda: collect(tmp_path, rows(), PAIR), lambda: train(tmp_path), lambda: route(tmp_path, 'What?', PAIR)]
+    for call in calls:
+        with pytest.raises(ValueError, match="another version.*own 3'.*collect into another folder.*ledger.db") as e:
+            call()
+        assert '\n' not in str(e.value) and 'h.example' not in str(e.value)
+    assert toys.made == []
+
+@pytest.mark.parametrize('name', ['ledger.db', 'live.db', 'live.db-wal', 'draws.db.lock', 'policy/config.json.part'])
+def test_a_link_in_a_folder_that_is_written_to_is_refused(tmp_path, toys, name):
+    ready(tmp_path/'mine')
+    (tmp_path/'mine'/name).unlink(missing_ok=True)
+    (tmp_path/'mine'/name).symlink_to(tmp_path/'victim')
+    calls = [lambda: collect(tmp_path/'mine', rows(), PAIR), lambda: train(tmp_path/'mine'),
+             lambda: calibrate(tmp_path/'mine'), lambda: route(tmp_path/'mine', 'What?', PAIR)]
+    for call in calls:
+        with pytest.raises(ValueError, match=f'{name} is a link') as e: call()
+        assert '\n' not in str(e.value) and not (tmp_path/'victim').exists()
+
+def test_an_exported_router_may_be_links(tmp_path, toys):
+    "As a folder that was downloaded into the cache of a hub."
+    ready(tmp_path/'mine')
+    for file in export(tmp_path/'mine', tmp_path/'out'):
+        (tmp_path/'cache'/file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path/'cache'/file).symlink_to(tmp_path/'out'/file)
+    answer = route(tmp_path/'cache', 'What is 3 + 4?', PAIR)
+    assert answer == route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
 
 def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, toys, monkeypatch):
     monkeypatch.setenv('SECRET_VARIABLE', 'sk-1234567890')
-    options = dict(temperature=.7, base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
-    collect(tmp_path/'mine', rows(), PAIR, **options)
+    access = Access(base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
+    collect(tmp_path/'mine', rows(), PAIR, access=access)
     train(tmp_path/'mine', .1, steps=20)
     with pytest.raises(ValueError, match='not calibrated yet'): export(tmp_path/'mine', tmp_path/'out')
     done = calibrate(tmp_path/'mine', 'miss')
@@ -315,47 +435,34 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
     card = (tmp_path/'out'/'README.md').read_text()
     for fact in ('toy-0', 'toy-1', 'CC0-1.0', 'alpha = 0.1', f'{done.n} calibration', f'{done.bound:.1%}', 'Limits'):
         assert fact in card
-    with pytest.raises(ValueError, match='was not made here'): route(tmp_path/'out', 'What is 3 + 4?')
-    with open_router(tmp_path/'out', models=PAIR) as router: answer = router.route('What is 3 + 4?')
-    assert answer == route(tmp_path/'mine', 'What is 3 + 4?')
+    with pytest.raises(ValueError, match='was trained for the models'): route(tmp_path/'out', 'What is 3 + 4?')
+    with open_router(tmp_path/'out', PAIR) as router: answer = router.route('What is 3 + 4?')
+    assert answer == route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
     with pytest.raises(ValueError, match='is not empty'): export(tmp_path/'mine', tmp_path/'out')
     toys.change(slip=.3)
     with pytest.raises(ValueError, match='trained for toy-0 with the weights') as e:
-        route(tmp_path/'out', 'What?', models=PAIR)
+        route(tmp_path/'out', 'What?', PAIR)
     assert '\n' not in str(e.value)
 
-def test_an_exported_router_says_not_where_its_models_lie(tmp_path, toys, monkeypatch):
+def test_a_folder_may_move(tmp_path, toys):
     ready(tmp_path/'mine')
-    own, here = read_own(tmp_path/'mine')
-    own = replace(own, models=['toy-0', '/home/me/models/mine'])
-    monkeypatch.setattr(own_module, 'read_own', lambda folder: (own, here))
-    files = export(tmp_path/'mine', tmp_path/'out')
-    assert not any(b'/home/me' in (tmp_path/'out'/f).read_bytes() for f in files)
-    assert json.loads((tmp_path/'out'/'own.json').read_text())['models'] == ['toy-0', 'mine']
+    assert route(shutil.move(tmp_path/'mine', tmp_path/'moved'), 'What is 3 + 4?', PAIR).steps
 
 @pytest.mark.parametrize('name, public', [
     ('micro-large', 'micro-large'), ('Qwen/Qwen2.5@' + 'a'*40, 'Qwen/Qwen2.5@' + 'a'*40),
-    ('/home/me/models/mine', 'mine'),
+    ('/home/me/models/mine', 'mine'), ('~/models/mine', 'mine'), ('../models/mine', 'mine'),
     ('vllm:/home/me/models/mine', 'vllm:mine'), ('openai:gpt-4.1-mini', 'openai:gpt-4.1-mini'),
     ('vllm-server:http://10.0.0.7:8000/v1', 'vllm-server:a model behind a server'),
     ('vllm-server:http://10.0.0.7:8000/v1#Qwen/Q', 'vllm-server:Qwen/Q'), ('served:/home/me/m', 'served:m'),
     ('vllm-server:http://me:pw@10.0.0.7/v1#/home/me/m', 'vllm-server:m')])
-def test_a_public_name_says_not_where_a_model_lies(name, public): assert own_module._public(name) == public
-
-@pytest.mark.parametrize('change', [dict(max_steps=0), dict(max_steps='x'), dict(models=['a']), dict(calibration='x'),
-                                    dict(more=1), dict(format=0)])
-def test_a_tampered_own_json_is_one_line(tmp_path, toys, change):
-    ready(tmp_path/'mine')
-    with pytest.raises(ValueError, match=r'own\.json is damaged') as e:
-        route(sent(tmp_path/'mine', **change), 'What?', models=PAIR)
-    assert '\n' not in str(e.value)
+def test_a_public_name_says_not_where_a_model_lies(name, public): assert public_name(name) == public
 
 # --- interruptions
 
 CRASH = '''
 import contextlib, os, sys
 sys.path[:0] = [{here!r}, {here!r} + '/helpers']
-from test_own import PAIR, Adder, own_module, rows
+from test_own import PAIR, Adder, own_module, pair_module, rows
 left = {left}
 @contextlib.contextmanager
 def opened(names, **options):
@@ -368,7 +475,7 @@ def opened(names, **options):
             return await old(request)
         b.write = write
     yield backends
-own_module.open_models = opened
+pair_module.open_models = opened
 own_module.collect({folder!r}, rows(), PAIR)
 '''
 
@@ -417,8 +524,8 @@ def questions(tmp_path_factory):
     file.write_text('\n'.join(json.dumps(dict(question=p.question, answer=p.answer)) for p in problems[:24]))
     return file, problems[-1].question
 
-def calls(folder, file, models, **options):
-    collect(folder, file, models, **options)
+def calls(folder, file, models, **records):
+    collect(folder, file, models, **records)
     train(folder, .3, steps=10)
     return calibrate(folder)
 
@@ -426,10 +533,10 @@ def calls(folder, file, models, **options):
 def test_a_pair_with_other_token_ids(tmp_path, questions):
     file, question = questions
     pair = [shuffled(micro_path('small'), tmp_path/'small'), 'micro-large']
-    done = calls(tmp_path/'mine', file, pair, max_tokens=64)
+    done = calls(tmp_path/'mine', file, pair, sampling=Sampling(max_tokens=64))
     assert done.met and done.n + len(own_table(tmp_path/'mine', 'train')) == 24
-    answer = route(tmp_path/'mine', question)
-    assert answer == route(tmp_path/'mine', question) and set(answer.models) <= {'small', 'micro-large'}
+    answer = route(tmp_path/'mine', question, pair)
+    assert answer == route(tmp_path/'mine', question, pair) and set(answer.models) <= {'small', 'micro-large'}
     steps = content(tmp_path/'mine')
     from stepwise_routing.models.hub import load_tokenizer
     texts = [load_tokenizer(p) for p in (pair[0], micro_path('large'))]
@@ -442,16 +549,21 @@ def test_a_pair_with_other_token_ids(tmp_path, questions):
     assert len(mixed) > 5 and sum('=' in s.text for s in mixed) > .8*len(mixed) # and the large model goes on sensibly
     with pytest.raises(ValueError, match='other settings'):
         (tmp_path/'small'/'model.safetensors').write_bytes((micro_path('small')/'model.safetensors').read_bytes())
-        route(tmp_path/'mine', question)
+        route(tmp_path/'mine', question, pair)
 
 @pytest.mark.slow
 def test_a_large_model_behind_a_server(tmp_path, questions):
     file, question = questions
-    done = calls(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=5,
-                 max_reply=200)
+    models = ['micro-small', 'served:micro-large']
+    sampling = Sampling(max_reply=200)
+    access = Access(price='gpt-4.1-mini')
+    done = calls(tmp_path/'mine', file, models, sampling=sampling, access=access, max_cents=5)
     assert done.met
-    with open_router(tmp_path/'mine', max_cents=5) as router: answer = router.route(question)
+    with open_router(tmp_path/'mine', models, access, max_cents=5) as router: answer = router.route(question)
     assert answer.unit == 'cents'
     assert (answer.cost > 0) == ('served:micro-large' in answer.models or answer.tokens[1] > 0)
-    assert collect(tmp_path/'mine', file, ['micro-small', 'served:micro-large'], price='gpt-4.1-mini', max_cents=0,
-                   max_reply=200)['new steps'] == 0
+    assert collect(tmp_path/'mine', file, models, sampling, access, max_cents=0)['new steps'] == 0
+    with pytest.raises(ValueError, match='other settings: .*price is gpt-4.1-mini there and None here'):
+        route(tmp_path/'mine', question, models)
+    export(tmp_path/'mine', tmp_path/'out')
+    assert route(tmp_path/'out', question, models, access, max_cents=5) == answer

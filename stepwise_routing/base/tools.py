@@ -112,6 +112,13 @@ def write_file(
     return path
 
 
+def check_links(folder) -> None:
+    "ValueError if a folder that is written to holds a link: it would choose a file elsewhere."
+    for file in Path(folder).rglob('*'):
+        if file.is_symlink():
+            raise ValueError(f'{file} is a link: put the file itself there')
+
+
 @dataclass(frozen=True)
 class Project:
     "The folders of a clone."

@@ -1,0 +1,59 @@
+"""Questions of one's own with their answers, as problems.
+
+Here belongs what is wrong with a row that somebody else wrote. The public benchmarks are in
+`data.benchmarks`.
+"""
+
+from pathlib import Path
+
+from ..base.records import Problem
+from ..base.tools import bad_row, require_fields
+from .benchmarks import file_rows, make_problem
+
+
+def answer_text(answer) -> str:
+    "An answer as text. ValueError: it is neither text nor a number."
+    is_value = isinstance(answer, (str, int, float)) and not isinstance(answer, bool)
+    if not is_value or not str(answer).strip():
+        raise ValueError("field 'answer' is neither text nor a number")
+    return str(answer).strip()
+
+
+def own_problem(
+    row,  # dict with "question" and "answer", or a `Problem`
+    name: str,  # of the problems
+) -> Problem:
+    "One row as a `Problem`. ValueError: what is wrong with it."
+    if isinstance(row, Problem):
+        row = vars(row)
+    require_fields(row, ('question', 'answer'))
+    question = row['question']
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError("field 'question' is not text")
+    return make_problem(name, question, answer_text(row['answer']))
+
+
+def own_problems(
+    source,  # JSONL file, or rows with "question" and "answer"
+    name: str = 'own',  # of the problems; part of the seeds
+) -> list:  # `Problem`s
+    """Your problems, each question once.
+
+    ValueError or FileNotFoundError in one line, with file and row.
+    """
+    is_file = isinstance(source, (str, Path))
+    rows = file_rows(source) if is_file else source
+    source_name = source if is_file else 'problems'
+    problems = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            problem = own_problem(row, name)
+        except ValueError as error:
+            raise bad_row(source_name, number, error) from None
+        first = problems.setdefault(problem.id, problem)
+        if first.answer != problem.answer:
+            reason = 'an earlier row has the same question and another answer'
+            raise bad_row(source_name, number, reason)
+    if not problems:
+        raise ValueError(f'{source_name} holds no problems')
+    return list(problems.values())
