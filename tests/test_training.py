@@ -76,8 +76,8 @@ def test_rollouts_are_walks_whose_costs_add_up(on_escalate, unit):
     outcomes = [{k: v[i] for k, v in table.outcome(np.minimum(t, table.n_steps), on_escalate).items()}
                 for i, t in zip(rows, stop)]
     share = table.large_only()[unit].mean()
-    assert np.allclose((r.fixed + r.cost.sum(1)).numpy(), [o[unit]/share for o in outcomes])
-    assert not r.cost.numpy()[~inside].any() and (r.cost.numpy()[inside] >= 0).all() and (r.fixed > 0).all()
+    assert np.allclose((env.small_cost[rows, 0] + r.cost.sum(1)).numpy(), [o[unit]/share for o in outcomes])
+    assert not r.cost.numpy()[~inside].any() and (r.cost.numpy()[inside] >= 0).all()
     right, large = np.array([o['correct'] for o in outcomes]), table.correct[rows, 0]
     assert (r.right.numpy() == right).all() and (r.large_right.numpy() == large).all()
     assert np.allclose(r.miss.numpy(), (1 - right)*table.large_again[rows])
@@ -390,7 +390,7 @@ def test_walking_is_reading_the_table(world, on_escalate, unit):
     read = TableEnv(table, on_escalate=on_escalate, unit=unit)
     env, policy = TreeEnv(problems, tree, read.scaler, 'absorbing', on_escalate, unit), fitted_policy(read, spread=.4)
     assert len(env) == 40 and env.models == read.models and env.n_models == 2
-    assert np.isclose(env.share, table.large_only()[unit].mean())
+    assert np.isclose(env.large_cost, table.large_only()[unit].mean())
     for kappa in (0., .15, .3, .6, 1.):
         got, want = env.deploy(policy, kappa), read.deploy(policy, kappa)
         assert np.allclose(got['cost'], want['cost']) and (got['right'] == want['right']).all()
@@ -401,16 +401,17 @@ def test_walking_is_reading_the_table(world, on_escalate, unit):
     stop, T = np.where(act.any(1), act.argmax(1), table.n_steps[rows]), table.n_steps[rows]
     assert (inside.sum(1) == np.minimum(stop + 1, T)).all() and act.any() and not act.all(1).all()
     outcomes = [table.outcome(np.minimum(t, table.n_steps), on_escalate) for t in range(table.obs.shape[1] + 1)]
-    assert np.allclose((r.fixed + r.cost.sum(1)).numpy(), [outcomes[t][unit][i]/env.share for i, t in zip(rows, stop)])
+    assert np.allclose((read.small_cost[rows, 0] + r.cost.sum(1)).numpy(),
+                       [outcomes[t][unit][i]/env.large_cost for i, t in zip(rows, stop)])
     assert (r.large_right.numpy() == table.correct[rows, 0]).all() and not r.cost.numpy()[~inside].any()
-    assert not r.at.any()
+    assert not r.current_model.any()
     assert (r.right.numpy() == [outcomes[t]['correct'][i] for i, t in zip(rows, stop)]).all()
     assert np.allclose(r.x.numpy()[inside], read.x[rows][:, :inside.shape[1]].numpy()[inside])
     check_behaviour(policy, r)
 
 def check_behaviour(policy, r):
     "mu is what pi gave to the action; where nothing was decided, nothing is divided by nought."
-    with torch.no_grad(): pi = policy(r.x, r.at).exp().gather(-1, r.act[..., None])[..., 0]
+    with torch.no_grad(): pi = policy(r.x, r.current_model).exp().gather(-1, r.act[..., None])[..., 0]
     assert torch.allclose(r.mu[r.inside], pi[r.inside]) and (r.mu[~r.inside] == 1).all()
 
 @pytest.mark.parametrize('n_models', [2, 3])
@@ -423,7 +424,7 @@ def test_deployed_walks_are_those_of_the_router(world, three, n_models, mode, on
     paths = set()
     for kappa in (0., .1, .2, .35, .6, 1.):
         walks, got = walk(problems, PolicyRouter(policy, kappa, on_escalate), tree), env.deploy(policy, kappa)
-        assert np.allclose(got['cost'], walk_outcome(walks, tree.specs)['full_flops']/env.share)
+        assert np.allclose(got['cost'], walk_outcome(walks, tree.specs)['full_flops']/env.large_cost)
         assert got['right'].tolist() == [w.correct for w in walks]
         assert (got['miss'] == (1 - got['right'])*env.large_right).all()
         if mode == 'absorbing': assert all(list(w.path) == sorted(w.path) for w in walks)
@@ -439,13 +440,13 @@ def test_drawn_walks_of_three_models(three, mode, on_escalate):
     rows = np.repeat(np.arange(12), 8)
     r = env.sample(policy, rows, np.random.default_rng(0))
     check_behaviour(policy, r)
-    at, act = r.at.numpy()[r.inside], r.act.numpy()[r.inside]
-    assert set(act) == {0, 1, 2} and (r.cost >= 0).all() and (r.fixed > 0).all() and r.inside.any(1).all()
-    if mode == 'absorbing': assert (act >= at).all() and (at < 2).all(), 'no decision after the last model took over'
-    elif on_escalate == 'append': assert (act < at).any()
-    else: assert not at.any(), 'a step written again is not asked about; the small model writes the next one'
+    current, act = r.current_model.numpy()[r.inside], r.act.numpy()[r.inside]
+    assert set(act) == {0, 1, 2} and (r.cost >= 0).all() and r.inside.any(1).all()
+    if mode == 'absorbing': assert (act >= current).all() and (current < 2).all(), 'no decision after the last model took over'
+    elif on_escalate == 'append': assert (act < current).any()
+    else: assert not current.any(), 'a step written again is not asked about; the small model writes the next one'
     again = env.sample(policy, rows, np.random.default_rng(0))
-    assert all(torch.equal(getattr(r, k), getattr(again, k)) for k in ('x', 'at', 'act', 'mu', 'cost', 'right'))
+    assert all(torch.equal(getattr(r, k), getattr(again, k)) for k in ('x', 'current_model', 'act', 'mu', 'cost', 'right'))
 
 def test_first_actions_are_drawn_from_pi(three):
     problems, tree, scaler = three

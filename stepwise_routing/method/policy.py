@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER_FEATURES', 'FULL_FEATURES', 'CONTINUE', 'ESCALATE', 'BLOCK', 'LARGE_ONLY', 'FORMAT', 'covered', 'policy_inputs',
-           'state_inputs', 'tanh', 'Tanh', 'ValueNet', 'RoutingPolicy', 'log_threshold_probs', 'escalate',
+           'state_inputs', 'tanh', 'Tanh', 'ValueNet', 'RoutingPolicy', 'log_threshold_probs', 'is_allowed', 'escalate',
            'importance_ratio', 'vtrace', 'update_threshold', 'locally_verified', 'Rollouts', 'escalation_chances',
            'decider', 'PolicyRouter', 'save_policy', 'load_policy']
 
@@ -128,19 +128,21 @@ class RoutingPolicy(torch.nn.Module):
         "Raw observations [..., column of `names`] -> standardised features [..., feature]; padding (nan) -> 0."
         return torch.as_tensor(np.nan_to_num(self.scaler(policy_inputs(obs, names, self.features))))
 
-    def forward(self, x, at=None):
-        "Log-probabilities [..., model]; `at` [...] is the current model, below which an absorbing policy never goes."
-        return self.log_probs(self.logits(x), at)
+    def forward(self, x, current_model=None):
+        "Log-probabilities [..., model]; an absorbing policy never goes below the current model [...]."
+        return self.log_probs(self.logits(x), current_model)
 
     def logits(self, x):
         "Of all models [..., model], in blocks of states whose activations stay in the processor's cache."
         blocks = x.reshape(-1, x.shape[-1]).split(BLOCK)
         return torch.cat([self.net(block) for block in blocks]).view(*x.shape[:-1], -1)
 
-    def log_probs(self, logits, at=None):
+    def log_probs(self, logits, current_model=None):
         "The log-probabilities that belong to logits [..., model]."
-        if at is not None and self.mode == 'absorbing':
-            logits = logits.masked_fill(torch.arange(self.n_models) < at[..., None], -torch.inf)
+        if current_model is not None and self.mode == 'absorbing':
+            logits = logits.masked_fill(
+                torch.arange(self.n_models) < current_model[..., None], -torch.inf
+            )
         return logits.log_softmax(-1)
 
 # %% ../../nbs/03_policy.ipynb #threshold-probs
@@ -154,14 +156,19 @@ def log_threshold_probs(
     return weight.log_softmax(-1)
 
 # %% ../../nbs/03_policy.ipynb #escalate
+def is_allowed(pi, kappa):
+    "Is a model in the set of eq. 6? Its probability is at or above the threshold."
+    return pi >= kappa
+
+
 def escalate(
-    pi, kappa, at=0
+    pi, kappa, current_model=0
 ):  # probabilities [..., model], threshold, current model [...] -> model that goes on [...]
     "$\\Gamma$ (paper, eq. 6): the largest model at or above the threshold, the current one where there is none."
     pi = np.asarray(pi, float)
-    above = (pi >= kappa) & (pi > 0)
-    largest = pi.shape[-1] - 1 - above[..., ::-1].argmax(-1)
-    return np.where(above.any(-1), largest, at)
+    allowed = is_allowed(pi, kappa) & (pi > 0)
+    largest = pi.shape[-1] - 1 - allowed[..., ::-1].argmax(-1)
+    return np.where(allowed.any(-1), largest, current_model)
 
 # %% ../../nbs/03_policy.ipynb #importance-ratio
 def importance_ratio(
@@ -177,18 +184,17 @@ def vtrace(
 ):  # all [row, step]; rho is not clipped yet; clips and gamma
     "V-trace targets and advantages (vs, adv) [row, step], 0 beyond the end; after the last decision the value is 0."
     values, rewards, rho = (torch.where(inside, z, 0.0) for z in (values, rewards, rho))
-    gap = (
-        rho.clamp(max=s.v_rho_bar)
-        * (rewards + s.gamma * F.pad(values[:, 1:], (0, 1)) - values)
-        * inside
-    )
+    next_values = F.pad(values[:, 1:], (0, 1))
+    gap = rho.clamp(max=s.v_rho_bar) * (rewards + s.gamma * next_values - values) * inside
     trace = rho.clamp(max=s.c_bar) * inside
     vs = torch.zeros_like(values)
     carry = torch.zeros(len(values), dtype=values.dtype)
     for t in reversed(range(values.shape[1])):
         carry = gap[:, t] + s.gamma * trace[:, t] * carry
         vs[:, t] = values[:, t] + carry
-    return vs * inside, (rewards + s.gamma * F.pad(vs[:, 1:], (0, 1)) - values) * inside
+    next_vs = F.pad(vs[:, 1:], (0, 1))
+    adv = rewards + s.gamma * next_vs - values
+    return vs * inside, adv * inside
 
 # %% ../../nbs/03_policy.ipynb #update-threshold
 def update_threshold(
@@ -211,14 +217,13 @@ class Rollouts:
     "Trajectories whose actions were drawn from pi; arrays [row, step] hold zeros beyond a row's last decision."
 
     x: torch.Tensor  # observations [row, step, feature], standardised
-    at: torch.Tensor  # current model [row, step]
+    current_model: torch.Tensor  # current model [row, step]
     act: torch.Tensor  # model chosen [row, step]
     mu: torch.Tensor  # probability that pi gave it [row, step]
     inside: torch.Tensor  # bool [row, step]: was there a decision?
     cost: (
         torch.Tensor
     )  # of what the action brought about [row, step], share of the large model's mean cost
-    fixed: torch.Tensor  # cost before the first decision [row], same unit
     right: torch.Tensor  # R_pi [row]
     large_right: torch.Tensor  # R_M [row]
     miss: torch.Tensor  # chance of a miss, see `covered` [row]
@@ -235,9 +240,9 @@ def escalation_chances(log_s, inside):  # log S [row, step, 2], bool [row, step]
     "Chance of escalating after step t, or never [row, step + 1], and of still deciding at step t [row, step]."
     stay = F.pad(log_s[..., CONTINUE].masked_fill(~inside, 0.0).cumsum(1), (1, 0))
     leave = log_s[..., ESCALATE].masked_fill(~inside, -torch.inf)
-    return torch.cat([stay[:, :-1] + leave, stay[:, -1:]], 1).exp(), stay[
-        :, :-1
-    ].exp().detach() * inside
+    times = torch.cat([stay[:, :-1] + leave, stay[:, -1:]], 1).exp()
+    reach = stay[:, :-1].exp().detach() * inside
+    return times, reach
 
 # %% ../../nbs/03_policy.ipynb #decider
 def decider(
@@ -251,13 +256,13 @@ def decider(
     absorbing = policy.mode == 'absorbing'
     models = np.arange(policy.n_models)
 
-    def decide(inputs, at=None):
+    def decide(inputs, current_model=None):
         x = policy.scaler(inputs)
         for w, b in layers:
             x = np.tanh(x @ w + b)
         x = x @ last[0] + last[1]
-        if at is not None and absorbing:
-            x = np.where(models < np.asarray(at)[..., None], -np.inf, x)
+        if current_model is not None and absorbing:
+            x = np.where(models < np.asarray(current_model)[..., None], -np.inf, x)
         x = np.exp(x - x.max(-1, keepdims=True))
         return x / x.sum(-1, keepdims=True)
 
@@ -308,7 +313,8 @@ class PolicyRouter:
 
     def escalates(self, states):  # bool [state]
         "Does the large model take over, if there are two?"
-        return self.decide(self.inputs(states))[..., ESCALATE] >= self.kappa
+        chances = self.decide(self.inputs(states))[..., ESCALATE]
+        return is_allowed(chances, self.kappa)
 
     def table_chances(self, table):
         "pi(escalate) after every step of an outcome table's small chains [problem, step]; nan beyond their ends."
@@ -322,7 +328,7 @@ class PolicyRouter:
 
     def table_escalates(self, table):  # bool [problem, step]
         "`escalates` for every step of an outcome table's small chains."
-        return self.table_chances(table) >= self.kappa
+        return is_allowed(self.table_chances(table), self.kappa)
 
     def choose(self, states):  # int [state]
         "The model that goes on, asked instead of `escalates` if there are more than two."

@@ -20,7 +20,6 @@ from fastcore.basics import patch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from .. import __version__
 from ..base.code import code_fingerprint
 from ..base.records import extract_boxed, walk_cost
 from ..base.settings import Policy, checked
@@ -54,7 +53,7 @@ from .walks import LargeOnly, grade_answers, walk, walk_one
 class TreeEnv(Environment):
     "Live walks on the routing trees of some problems: both modes, any number of models."
 
-    most = 25  # thresholds worth trying, where each one takes walks
+    max_thresholds = 25  # thresholds worth trying, where each one takes walks
 
     def __init__(
         self,
@@ -77,9 +76,9 @@ class TreeEnv(Environment):
         self.models = tuple(s.name for s in tree.specs)
         large = walk(self.problems, LargeOnly(start=tree.n_models - 1), tree)
         self.large_right = np.array([w.correct for w in large], float)
-        self.against = self.large_right
+        self.large_again = self.large_right
         costs = [walk_cost(w.calls, tree.specs, unit) for w in large]
-        self.share = float(np.mean(costs))  # of cost 1
+        self.large_cost = float(np.mean(costs))  # FLOPs or cents of cost 1
 
 # %% ../../nbs/03b_training.ipynb #walker
 @patch
@@ -138,8 +137,9 @@ def walks(self: TreeEnv, policy, rows, acts):  # acts: one function a row, see `
     walks = run_async(gather_progress(walking, 'walks', False))
     right = grade_answers(self.tree, [(w.problem, extract_boxed(w.steps[-1].text)) for w in walks])
     specs = self.tree.specs
-    paid = [_costs_between(w.calls, w.decision_marks, specs, self.unit) / self.share for w in walks]
-    return [w.notes for w in walkers], np.array(right, float), paid
+    costs = [_costs_between(w.calls, w.decision_marks, specs, self.unit) for w in walks]
+    shares = [cost / self.large_cost for cost in costs]
+    return [w.notes for w in walkers], np.array(right, float), shares
 
 # %% ../../nbs/03b_training.ipynb #sample-tree
 def _draw_action(pi, u):  # probabilities [model], uniform number -> model
@@ -152,25 +152,23 @@ def _draw_action(pi, u):  # probabilities [model], uniform number -> model
 def sample(self: TreeEnv, policy, rows, rng):  # rows int [row]
     "`Rollouts` with actions drawn from pi; the uniform numbers are drawn beforehand, whichever walk is faster."
     uniform = rng.random((len(rows), self.tree.max_steps * self.n_models))
-    acts = [lambda pi, at, t, u=u: _draw_action(pi, u[t]) for u in uniform]
-    notes, right, paid = self.walks(policy, rows, acts)
-    inputs, at, act, mu = zip(*(zip(*row) for row in notes))
+    acts = [lambda pi, current_model, t, u=u: _draw_action(pi, u[t]) for u in uniform]
+    notes, right, costs = self.walks(policy, rows, acts)
+    inputs, current_model, act, mu = zip(*(zip(*row) for row in notes))
 
     def pad(parts, fill=0.0):
         return pad_sequence([torch.as_tensor(np.array(p)) for p in parts], True, fill)
 
     x = torch.as_tensor(np.nan_to_num(self.scaler(pad(inputs, torch.nan))))
-    cost = pad([p[1:] for p in paid])
-    fixed = torch.tensor([p[0] for p in paid])
-    ends = right, self.large_right[rows], 1 - covered(right, self.against[rows])
+    cost = pad([p[1:] for p in costs])
+    ends = right, self.large_right[rows], 1 - covered(right, self.large_again[rows])
     return Rollouts(
         x,
-        pad(at),
+        pad(current_model),
         pad(act),
         pad(mu, 1.0),
         pad([[True] * len(a) for a in act]),
         cost,
-        fixed,
         *map(torch.as_tensor, ends),
     )
 
@@ -180,26 +178,26 @@ def deploy(self: TreeEnv, policy, kappa, rows=None):  # dict of arrays [row]: co
     "Gamma on the problems `rows`; an empty set stays with the current model, per step with the smallest."
     rows = np.arange(len(self)) if rows is None else rows
 
-    def act(pi, at, t):
-        return int(escalate(pi, kappa, at * (self.mode == 'absorbing')))
+    def act(pi, current_model, t):
+        return int(escalate(pi, kappa, current_model * (self.mode == 'absorbing')))
 
-    _, right, paid = self.walks(policy, rows, [act] * len(rows))
+    _, right, costs = self.walks(policy, rows, [act] * len(rows))
     return dict(
-        cost=np.array([p.sum() for p in paid]),
+        cost=np.array([p.sum() for p in costs]),
         right=right,
-        miss=1 - covered(right, self.against[rows]),
+        miss=1 - covered(right, self.large_again[rows]),
     )
 
 
 @patch
 def visited(self: TreeEnv, policy):  # (states [state, feature], current models [state])
     drawn = self.sample(policy, np.arange(len(self)), np.random.default_rng(0))
-    return drawn.x[drawn.inside], drawn.at[drawn.inside]
+    return drawn.x[drawn.inside], drawn.current_model[drawn.inside]
 
 
 @patch
 def highest(self: TreeEnv, policy):  # largest pi of a larger model on every small chain [problem]
-    notes, _, _ = self.walks(policy, range(len(self)), [lambda pi, at, t: 0] * len(self))
+    notes, _, _ = self.walks(policy, range(len(self)), [lambda pi, current_model, t: 0] * len(self))
     return np.array([max(1 - stay for *_, stay in row) for row in notes])
 
 # %% ../../nbs/03b_training.ipynb #train-pieces
@@ -214,11 +212,9 @@ def _critic_step(
 
 def _lost(env, rows, deployed, constraint, verdicts):  # deployed: what `deploy` returns
     "What the constraint bounds, on the batch: accuracy lost, or misses; with a verifier, where it found an error."
-    lost = (
-        deployed['miss']
-        if constraint == 'joint'
-        else np.asarray(env.large_right)[rows] - deployed['right']
-    )
+    lost = deployed['miss']
+    if constraint == 'gap':
+        lost = np.asarray(env.large_right)[rows] - deployed['right']
     if verdicts is None:
         return float(lost.mean())
     went_on = env.inside[rows].numpy() & (
@@ -240,11 +236,10 @@ def _one_thread():
 # %% ../../nbs/03b_training.ipynb #feasible
 def least_risk(env, policy, constraint='gap'):  # "gap": accuracy lost, "joint": misses
     "The smallest risk of a router that escalates at a fixed time; on live walks (any policy will do), at once."
-    fixed = env.fixed_times(policy)
-    risks = (
-        fixed['miss'] if constraint == 'joint' else float(env.large_right.mean()) - fixed['right']
-    )
-    return float(risks.min())
+    outcomes = env.fixed_times(policy)
+    if constraint == 'joint':
+        return float(outcomes['miss'].min())
+    return float((float(env.large_right.mean()) - outcomes['right']).min())
 
 
 def _check_feasible(env, policy, s):  # -> `least_risk`
@@ -347,11 +342,11 @@ def train(
 # %% ../../nbs/03b_training.ipynb #thresholds
 @torch.no_grad()
 def candidate_thresholds(policy, env):  # [threshold], ascending
-    "Thresholds between the values that pi(escalate) takes on the problems of `env`, `env.most` at most."
-    x, at = env.visited(policy)
-    pi = 1 - policy(x, at)[..., CONTINUE].exp().numpy()
+    "Thresholds between the values that pi(escalate) takes on the problems of `env`, `env.max_thresholds` at most."
+    x, current_model = env.visited(policy)
+    pi = 1 - policy(x, current_model)[..., CONTINUE].exp().numpy()
     pi = np.unique(pi.round(12))  # two roundings of one value are one value
-    pi = pi[np.unique(np.linspace(0, len(pi) - 1, env.most).round().astype(int))]
+    pi = pi[np.unique(np.linspace(0, len(pi) - 1, env.max_thresholds).round().astype(int))]
     return np.r_[0.0, (pi[:-1] + pi[1:]) / 2, 1.0]
 
 
@@ -392,7 +387,7 @@ def _outcomes(
 ):  # -> (thresholds, `risk_curve`), the large model alone behind the others
     curve = env.risk_curve(policy, kappas)
     alone = dict(
-        miss=1 - covered(env.large_right, env.against).mean(),
+        miss=1 - covered(env.large_right, env.large_again).mean(),
         right=env.large_right.mean(),
         cost=1.0,
     )
@@ -424,9 +419,7 @@ def calibrate(
     else:  # the large model alone is on no path
         good = np.logical_and.accumulate(bound[:-1] <= alpha + 1e-12)
         i = max(int(good.sum()) - 1, 0)
-    at = [
-        float(x) for x in (curve['right'][i], large, curve['miss'][i], bound[i], curve['cost'][i])
-    ]
+    numbers = curve['right'][i], large, curve['miss'][i], bound[i], curve['cost'][i]
     if not good[i]:
         advice = (
             'use more calibration problems'
@@ -438,7 +431,7 @@ def calibrate(
             f'(the safest: {bound[i]:.4g}, which is taken): {advice}',
             stacklevel=2,
         )
-    return Calibration(float(kappas[i]), target, alpha, bool(good[i]), n, *at)
+    return Calibration(float(kappas[i]), target, alpha, bool(good[i]), n, *map(float, numbers))
 
 # %% ../../nbs/03b_training.ipynb #train-save
 def training_key(*parts) -> str:
@@ -478,9 +471,7 @@ def fit(
     if held_out is not None:
         found |= _operating_points(policy, env, held_out, alpha)
         kappa = found['calibration']['kappa']
-    found |= provenance | dict(
-        on_escalate=env.on_escalate, models=env.models, n_train=len(env), version=__version__
-    )
+    found |= provenance | dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env))
     settings = {k: v for k, v in asdict(s).items() if k not in ('kappa', 'hidden')}
     log = pd.DataFrame(log, pd.RangeIndex(1, s.steps + 1, name='step'))
     write_file(Path(folder) / 'log.csv', log.to_csv(float_format='%.6g'))

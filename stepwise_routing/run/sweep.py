@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from .. import __version__
 from ..base.tools import digest, note_progress
 from ..method.cpo import TableEnv
 from ..method.outcomes import take_rows
@@ -175,6 +176,7 @@ def fit_job(
         benchmark=benchmark,
         params=table.params,
         unit=setting.unit,
+        version=__version__,
     )
     shutil.copytree(folder, job.folder(setting.files.policies(benchmark)), dirs_exist_ok=True)
     return config

@@ -79,7 +79,7 @@ def sweep_share(
 ) -> float:
     """Share of the area between the random and the oracle frontier, over cost, that thresholds
     recover."""
-    large_cost = env.share
+    large_cost = env.large_cost
     curve = env.risk_curve(policy, [*kappas, 1.0])
     small_only = float(env.cost[:, -1].mean())
     dearest = max(1.0, float(env.cost[:, 0].mean()))
