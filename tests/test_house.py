@@ -149,7 +149,7 @@ ONE_PLACE = { # the concept's name -> its module, where it is defined once
     'cheapest_within': 'method.outcomes', 'keeps_accuracy': 'method.outcomes', 'first_escalation': 'method.outcomes',
     'undominated': 'method.outcomes', 'escalate': 'method.policy', 'LargeOnly': 'method.walks',
     'resamples': 'base.statistics', 'api_cost': 'base.records', 'generation_flops': 'base.records',
-    'ModelName': 'models.names', 'draw_tokens': 'models.interface', 'side_by_side': 'run.workers',
+    'ModelName': 'models.model_name', 'draw_tokens': 'models.interface', 'side_by_side': 'run.workers',
     'Grade': 'method.routers', 'Reward': 'models.interface', 'right_steps': 'data.steps', 'one_of': 'base.tools'}
 
 @pytest.mark.parametrize('concept', ONE_PLACE)

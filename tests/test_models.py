@@ -618,10 +618,11 @@ def test_the_models_of_a_setting_get_the_limits_of_its_profile(tmp_path):
         with pytest.raises(ValueError, match=words): check_shares(names, shares)
 
 def test_a_models_name_has_a_kind_and_perhaps_a_commit(tmp_path):
-    from stepwise_routing.models.names import model_kind
     commit = 'a1'*20
-    assert model_kind(f'org/name@{commit}') == ('', 'org/name', commit) and model_kind('micro-small')[0] == ''
-    assert model_kind('vllm-server:http://u@h/v1') == ('vllm-server', 'http://u@h/v1', None)
-    assert model_kind('openai:a@b') == ('openai', 'a@b', None) and model_kind('C:folder') == ('', 'C:folder', None)
-    with pytest.raises(ValueError, match='a folder has no revision'): model_kind(f'{tmp_path}@{commit}')
-    with pytest.raises(ValueError, match='40 hexadecimal digits'): model_kind('org/name@main')
+    names = {f'org/name@{commit}': ('', 'org/name', commit), 'micro-small': ('', 'micro-small'),
+             'vllm-server:http://u@h/v1': ('vllm-server', '', '', 'http://u@h/v1'),
+             'vllm-server:http://h/v1#a': ('vllm-server', 'a', '', 'http://h/v1'),
+             f'vllm:a/b@{commit}': ('vllm', 'a/b', commit), 'openai:a@b': ('openai', 'a@b'), 'C:folder': ('', 'C:folder')}
+    for text, parts in names.items(): assert ModelName.parse(text) == ModelName(*parts) and str(ModelName(*parts)) == text
+    with pytest.raises(ValueError, match='a folder has no revision'): ModelName.parse(f'{tmp_path}@{commit}')
+    with pytest.raises(ValueError, match='40 hexadecimal digits'): ModelName.parse('org/name@main')

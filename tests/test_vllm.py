@@ -22,7 +22,8 @@ from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import hub as models_transformers, vllm as models_vllm
 from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.interface import Request, StepTokenizer
-from stepwise_routing.models.names import check_shares, model_kind, open_models
+from stepwise_routing.models.model_name import ModelName
+from stepwise_routing.models.names import check_shares, open_models
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm, shown_confidences
 
 FAKE, SMALL = str(Path(__file__).parent/'fake'), micro_path('small')
@@ -273,13 +274,10 @@ def test_settings(backend, local):
 
 def test_names_and_shares(tmp_path):
     commit = '0123456789' * 4
-    assert model_kind(f'vllm:a/b@{commit}') == ('vllm', 'a/b', commit)
-    assert model_kind('vllm-server:http://h:8000/v1#a') == ('vllm-server', 'http://h:8000/v1#a', None)
-    assert model_kind('a/b') == ('', 'a/b', None) and model_kind('openai:gpt@x') == ('openai', 'gpt@x', None)
     (tmp_path/'at@home').mkdir()
-    assert model_kind(str(tmp_path/'at@home')) == ('', str(tmp_path/'at@home'), None)
+    assert ModelName.parse(str(tmp_path/'at@home')) == ModelName('', str(tmp_path/'at@home'))
     for bad, why in (('a/b@main', '40 hexadecimal'), (f'vllm:{tmp_path}@{commit}', 'a folder has no revision')):
-        with pytest.raises(ValueError, match=why): model_kind(bad)
+        with pytest.raises(ValueError, match=why): ModelName.parse(bad)
     assert check_shares(['vllm:a', 'b', 'vllm:c'], [.2, .9, .8]) == [.2, None, .8]
     for bad in ([.5], [.5, .9], [0, .5], [None, .5], [.2, .2, .2]):
         with pytest.raises(ValueError, match='memory_shares'): check_shares(['vllm:a', 'vllm:b'], bad)

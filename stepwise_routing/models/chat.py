@@ -1,4 +1,8 @@
-"""A model that is paid by the token: nothing is paid for twice or lost, and never more than was allowed"""
+"""A model that is paid by the token: nothing is paid for twice or lost.
+
+Here belongs asking OpenAI or a server like it: the client, the calls in flight, their errors. What a reply means
+belongs in `models.replies`; what was paid, in `models.ledger`.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,7 @@
-"""Every paid reply is kept, and no cap is exceeded"""
+"""Every paid reply is kept, and no cap is exceeded.
+
+Here belongs the book of paid calls. How a call is made belongs in `models.chat`.
+"""
 
 import asyncio
 import contextlib

@@ -1,7 +1,10 @@
-"""One line opens any model: micro, Transformers, vLLM or an API"""
+"""One line opens any model: micro, Transformers, vLLM or an API.
+
+Here belongs which class opens which name, and which options it gets. How a name is written belongs in
+`models.model_name`; how a model is asked, in `models.hub`, `models.vllm` and `models.chat`.
+"""
 
 import contextlib
-import re
 from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
@@ -10,6 +13,7 @@ from ..base.tools import nearest, one_of, run_async
 from .chat import ApiOptions, OpenAIBackend
 from .hub import LocalOptions, TransformersBackend, hub_folder, micro_path
 from .ledger import Ledger
+from .model_name import ModelName
 from .ray import ray_models
 from .serve import served
 from .vllm import VLLMBackend, VLLMOptions, first_model, serve_vllm
@@ -17,31 +21,12 @@ from .vllm import VLLMBackend, VLLMOptions, first_model, serve_vllm
 _MICRO = 'micro-small', 'micro-large'
 
 
-def model_kind(
-    name: str,
-) -> tuple:  # what is before the colon, "" for our own engine; folder, name or URL; commit
-    "Take a model's name apart. ValueError for a revision that is no commit."
-    kind, colon, rest = name.partition(':')
-    if not colon or kind not in ('served', 'openai', 'vllm', 'vllm-server'):
-        kind, rest = '', name
-    if kind in ('openai', 'vllm-server') or '@' not in rest or Path(rest).exists():
-        return kind, rest, None
-    rest, _, revision = rest.rpartition('@')
-    if not re.fullmatch('[0-9a-f]{40}', revision):
-        raise ValueError(
-            f'model {name!r}: after @ comes the commit of a model on the Hub, 40 hexadecimal digits'
-        )
-    if Path(rest).exists():
-        raise ValueError(f'model {name!r}: a folder has no revision; leave out @{revision[:7]}...')
-    return kind, rest, revision
-
-
 def check_shares(
     names,  # of the models
     shares=(),  # of the GPU's memory, per model; missing ones are None; nothing: equal ones, .9 together
 ) -> list:  # the share of each model, None for those that no vLLM is started for
     "Shares of a GPU's memory. ValueError where they do not fit."
-    starts = [model_kind(n)[0] == 'vllm' for n in names]
+    starts = [ModelName.parse(n).kind == 'vllm' for n in names]
     shares = shares or [0.9 / max(sum(starts), 1)] * len(names)
     if len(shares) > len(names):
         raise ValueError(f'memory_shares={shares}: give one per model ({len(names)}) at most')
@@ -66,17 +51,17 @@ def _check_options(options):
         one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
 
 
-def _open_api(kind, rest, index, stack, options):
+def _open_api(model: ModelName, index, stack, options):
     "A model behind an API; the server of a `served:` one is left on the stack."
     own = _fitting(options, ApiOptions)
     ledger = options['ledger']
-    if kind == 'openai':
-        return OpenAIBackend(rest, index, ledger, **own)
-    url = stack.enter_context(served(rest))
+    if model.kind == 'openai':
+        return OpenAIBackend(model.name, index, ledger, **own)
+    url = stack.enter_context(served(model.name))
     facts = run_async(first_model(url))
     identity = {k: facts[k] for k in ('weights', 'tokenizer', 'dtype', 'context', 'template')}
     own |= dict(
-        name=f'served:{rest}',
+        name=str(model),
         base_url=url,
         key_env='',
         identity=identity,
@@ -86,24 +71,26 @@ def _open_api(kind, rest, index, stack, options):
     return OpenAIBackend(facts['id'], index, ledger, **own)  # with no key of anybody's
 
 
-def _open_one(name, index, stack, options):
-    "One backend by name; a server it starts is left on the stack. ValueError for a name that is like one of ours."
-    kind, rest, revision = model_kind(name)
-    if kind in ('served', 'openai'):
-        return _open_api(kind, rest, index, stack, options)
+def _open_one(model: ModelName, index, stack, options):
+    "One backend; a server it starts is left on the stack. ValueError for a name that is like one of ours."
+    if model.is_paid:
+        return _open_api(model, index, stack, options)
     local = _fitting(options, LocalOptions)
     vllm = _fitting(options, VLLMOptions)
-    if kind == 'vllm-server':
-        return VLLMBackend(None, rest, index=index, **vllm)
-    model = micro_path(rest.removeprefix('micro-')) if rest in _MICRO else rest
-    short = Path(rest).name  # also of a micro model
-    if kind == 'vllm':
-        url = stack.enter_context(serve_vllm(model, revision=revision, **vllm))
-        return VLLMBackend(model, url, short, index, revision, **vllm | dict(key_env=''))
+    if model.kind == 'vllm-server':
+        return VLLMBackend(model.name or None, model.url, index=index, **vllm)
+    source = model.name
+    if source in _MICRO:
+        source = micro_path(source.removeprefix('micro-'))
+    short = Path(model.name).name  # also of a micro model
+    revision = model.revision or None
+    if model.kind == 'vllm':
+        url = stack.enter_context(serve_vllm(source, revision=revision, **vllm))
+        return VLLMBackend(source, url, short, index, revision, **vllm | dict(key_env=''))
     ours = [*_MICRO, *(f'served:{m}' for m in _MICRO)]
-    if '/' not in name and not Path(model).exists() and (hint := nearest(name, ours)):
-        raise ValueError(f'unknown model {name!r}{hint}')
-    folder = hub_folder(rest, revision) if revision else model
+    if '/' not in model.name and not Path(source).exists() and (hint := nearest(model.name, ours)):
+        raise ValueError(f'unknown model {model.name!r}{hint}')
+    folder = hub_folder(model.name, revision) if revision else source
     return TransformersBackend(folder, name=short, index=index, **local)
 
 
@@ -111,17 +98,18 @@ def _open_one(name, index, stack, options):
 def _open_here(names, options):
     "Backends in this process."
     shares = check_shares(names, options.get('memory_shares'))
+    models = [ModelName.parse(name) for name in names]
     with (
         contextlib.ExitStack() as servers,
         contextlib.ExitStack() as stack,
     ):  # servers end after the calls in flight
-        if any(n.startswith(('served:', 'openai:')) for n in names):
+        if any(model.is_paid for model in models):
             options['ledger'] = stack.enter_context(
                 Ledger(options.get('ledger'), options.get('max_cents'))
             )
         backends = []
-        for i, name in enumerate(names):
-            backends.append(_open_one(name, i, servers, options | dict(memory=shares[i])))
+        for i, model in enumerate(models):
+            backends.append(_open_one(model, i, servers, options | dict(memory=shares[i])))
             stack.callback(lambda b=backends[-1]: run_async(b.close()))  # the last one first
         yield backends
 

@@ -5,12 +5,13 @@ key is used (`Access`) is an argument of each call and never kept, so that a fol
 sent cannot choose it. How a model is opened by its name belongs in `models.names`.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 from ..base.settings import FROM_LIST, Count, NotNegative, Positive, Section, Share, Whole
-from .names import model_kind, open_models
+from .model_name import ModelName
+from .names import open_models
 
 
 class Sampling(Section):
@@ -53,14 +54,13 @@ def public_name(
     name: str,  # of a model, as for `open_models`
 ) -> str:
     "The name of a model without its path or host."
-    kind, rest, revision = model_kind(name)
-    if '://' in rest:
-        _, _, named = rest.partition('#')
-        rest = named or 'a model behind a server'
-    if rest.startswith(('/', '~', '.')) or Path(rest).is_dir():
-        rest = Path(rest).resolve().name
-    commit = f'@{revision}' if revision else ''
-    return f'{kind}:{rest}{commit}'.removeprefix(':')
+    model = ModelName.parse(name)
+    plain = model.name
+    if model.url:
+        plain = plain or 'a model behind a server'
+    if plain.startswith(('/', '~', '.')) or Path(plain).is_dir():
+        plain = Path(plain).resolve().name
+    return str(replace(model, name=plain, url=''))
 
 
 def open_pair(

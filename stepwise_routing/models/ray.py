@@ -14,6 +14,7 @@ from textwrap import shorten
 from ..base.store import settings_difference
 from ..base.tools import digest, install_line
 from .interface import Request
+from .model_name import ModelName
 
 
 def _pack_request(request: Request) -> Request:
@@ -175,7 +176,7 @@ def ray_models(
 ):  # list of `RayModel`, index 0 up
     "Open models on Ray workers for the time of a `with` block. ValueError, RuntimeError: no room, or they do not load."
     names = [str(Path(n).resolve()) if Path(n).is_dir() else n for n in names]
-    paid = any(n.startswith('openai:') for n in names) and not options.get('base_url')
+    paid = any(ModelName.parse(n).kind == 'openai' for n in names) and not options.get('base_url')
     if paid or any(options.get(k) is not None for k in ('price', 'ledger', 'max_cents')):
         raise ValueError(
             'paid models are not drawn on Ray, as ledger and cap need one process: use engine="local"'

@@ -1,4 +1,7 @@
-"""A chain of steps as a conversation, and a reply as steps"""
+"""A chain of steps as a conversation, and a reply as steps.
+
+Here belongs how a server's reply is read and checked. Asking for it belongs in `models.chat`.
+"""
 
 import math
 from bisect import bisect_left

@@ -1,4 +1,7 @@
-"""A small HTTP server that speaks the OpenAI protocol, so that the API setting can be run without a key"""
+"""A small HTTP server that speaks the OpenAI protocol, so that the API setting can be run without a key.
+
+Here belongs HTTP: requests, limits, replies. What the model behind it writes belongs in `models.hub`.
+"""
 
 import asyncio
 import contextlib

@@ -214,14 +214,14 @@ class VLLMBackend:
 
     def __init__(
         self,
-        model,  # folder or name on the Hub; None: what stands behind #, or what the server names
-        base_url: str,  # of a vLLM server that has this model: "http://HOST:8000/v1", with "#MODEL" at will
+        model,  # folder or name on the Hub; None: the one that the server names
+        base_url: str,  # of a vLLM server that has this model: "http://HOST:8000/v1"
         name: str | None = None,  # for tables and settings; None: the last part of `model`
         index: int = 0,  # place among the models of a tree
         revision: str | None = None,  # of a model on the Hub, its commit; None: its newest
         **kwargs,  # of `VLLMOptions`; context: the server's unless given
     ):
-        self.base_url, _, named = base_url.partition('#')
+        self.base_url = base_url
         plain_address(self.base_url)
         self.options = VLLMOptions(**kwargs)
         self.index = index
@@ -229,7 +229,7 @@ class VLLMBackend:
         self.key = self.options.key_env and read_key(self.options.key_env, self.base_url)
         facts = run_async(first_model(self.base_url, self.key))
         self.served_name, self.context = facts['id'], _context(facts, self.options.context)
-        self.open_text(model or named or facts['root'], name, revision)
+        self.open_text(model or facts['root'], name, revision)
         run_async(self.check_server())
 
     @property

@@ -1,4 +1,7 @@
-"""xVerify says whether an answer means the same as the reference; its verdicts are kept"""
+"""xVerify says whether an answer means the same as the reference; its verdicts are kept.
+
+Here belongs the model that grades: its prompt, its replies, where it runs. Grading by rules belongs in `data.grading`.
+"""
 
 import ast
 import contextlib
@@ -15,7 +18,7 @@ from ..data.answers import MAX_ANSWER
 from ..data.grading import given_up, is_right
 from .chat import OpenAIBackend, plain_address
 from .hub import hub_folder, model_folder, weights_sha256
-from .names import model_kind
+from .model_name import ModelName
 from .vllm import serve_vllm
 
 _PROMPT_URL = 'https://raw.githubusercontent.com/IAAR-Shanghai/xVerify/main/src/xVerify/prompts/judge_prompt.py'
@@ -138,16 +141,16 @@ class XVerify:
 @contextlib.contextmanager
 def _place(judge, memory):
     "Where a judge stands, as options of `XVerify`: at its address, or on a vLLM server of its own."
-    address, _, model = judge.partition('#')
-    if address.startswith(('http://', 'https://')):
-        plain_address(address)
-        if not model:
-            raise ValueError(f'grader {judge!r} names no model: write xverify:{address}#MODEL')
-        yield dict(model=model, base_url=address)
+    if judge.startswith(('http://', 'https://')):
+        model = ModelName.parse(f'vllm-server:{judge}')
+        plain_address(model.url)
+        if not model.name:
+            raise ValueError(f'grader {judge!r} names no model: write xverify:{model.url}#MODEL')
+        yield dict(model=model.name, base_url=model.url)
         return
-    _, name, revision = model_kind(judge)
-    folder = model_folder(name) or hub_folder(name, revision)
-    model = Path(name).name
+    source = ModelName.parse(judge)
+    folder = model_folder(source.name) or hub_folder(source.name, source.revision or None)
+    model = Path(source.name).name
     with serve_vllm(str(folder), name=model, memory=memory, context=4096, logits=False) as url:
         yield dict(
             model=model, base_url=url, identity=dict(weights=weights_sha256(folder)), key_env=''

@@ -9,6 +9,7 @@ import numpy as np
 from ..base.records import PRICES
 from ..base.tools import one_of
 from ..method.results import headline, method_label, method_rank, style_of
+from ..models.model_name import ModelName
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
 
 # ---- as printed
@@ -125,11 +126,11 @@ def billed_as(
     large: str,  # the large model's name in the outcome table
 ) -> str:
     "Who answered, and at whose prices."
-    model = large.split(':')[-1]
+    model = ModelName.parse(large).name
     for priced in PRICES:
         if model.startswith(priced):
             return f'{priced} at its published prices'
-    return f"{large.removeprefix('served:')} behind a local server, billed at GPT-4.1-mini's prices"
+    return f"{model} behind a local server, billed at GPT-4.1-mini's prices"
 
 
 def unit_name(

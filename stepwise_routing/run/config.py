@@ -26,6 +26,7 @@ from ..base.settings import (
 )
 from ..base.tools import digest, find_project, nearest, unknown_name
 from ..data.benchmarks import MICRO
+from ..models.model_name import ModelName
 
 
 def no_model_or_two(names: tuple) -> tuple:
@@ -95,9 +96,9 @@ class Api(Open):
         "Row of PRICES."
         if self.price:
             return self.price
-        large = self.models[-1]
-        if large.startswith('openai:'):
-            return undated(large.removeprefix('openai:'))
+        large = ModelName.parse(self.models[-1])
+        if large.kind == 'openai':
+            return undated(large.name)
         return 'gpt-4.1-mini'
 
 

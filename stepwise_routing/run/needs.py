@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections import namedtuple
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from ..base.records import PRICES
 from ..base.store import RolloutStore
 from ..base.tools import install_line
 from ..data.benchmarks import SOURCES, SPLITS, load_problems, of_benchmark
-from ..models.names import check_shares, model_kind
+from ..models.model_name import ModelName
+from ..models.names import check_shares
 from ..models.vllm import vllm_on_cpu
 
 # of a benchmark: steps and tokens of a small chain, tokens of a large one and of the prompt;
@@ -76,7 +78,7 @@ def _cents(setting, benchmark, model, calls, tokens) -> float:
     "What a model's calls cost; 0 unless it is paid."
     api = setting.run.config.api
     price = PRICES.get(api.billed) if api.models else None
-    is_paid = setting.name == 'api' and model_kind(model)[0] in ('openai', 'served')
+    is_paid = setting.name == 'api' and ModelName.parse(model).is_paid
     if price is None or not is_paid:
         return 0.0
     load = LOADS[benchmark]
@@ -129,9 +131,9 @@ def _local_models(run) -> dict:  # name -> share of the GPU's memory in vLLM; 0:
     for setting in run.settings:
         shares = check_shares(setting.models, config.models.memory_shares)
         for name, share in zip(setting.models, shares):
-            kind, plain, revision = model_kind(name)
-            if kind not in ('openai', 'vllm-server'):
-                local[f'{plain}@{revision}' if revision else plain] = share or 0
+            model = ModelName.parse(name)
+            if model.is_here:
+                local[str(replace(model, kind=''))] = share or 0
     judge = config.data.grader.removeprefix('xverify:')
     if judge != 'math-verify' and '://' not in judge:
         local[judge] = config.data.grader_memory
@@ -156,7 +158,7 @@ def _package_needs(run, served) -> list:
     public = [b for b in config.data.benchmarks if b in SOURCES]
     if public and not config.data.data_dir and not has_package('datasets'):
         lines.append(f"the Hub for {public[0]}: {install_line('hub')}, or data_dir=FOLDER")
-    kinds = [model_kind(name)[0] for setting in run.settings for name in setting.models]
+    kinds = [ModelName.parse(name).kind for setting in run.settings for name in setting.models]
     if 'openai' in kinds and not os.environ.get('OPENAI_API_KEY'):
         lines.append('an API key in the environment variable OPENAI_API_KEY')
     return lines

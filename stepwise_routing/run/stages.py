@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..base.records import READINGS
+from ..base.statistics import resamples
 from ..base.store import RolloutStore, tree_settings
 from ..base.tools import find_project, gather_progress, run_async, write_file
 from ..data.agreement import agreement
@@ -44,7 +45,6 @@ from ..method.results import (
     read_csv,
     read_rows,
     resampled,
-    resamples,
     with_calibration,
     with_kappas,
 )
