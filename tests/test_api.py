@@ -72,7 +72,7 @@ def test_a_reply_is_split_like_the_tree_splits_it(text, finish, most, data):
     choice = dict(message=dict(content=text), finish_reason=finish, logprobs=dict(content=shown))
     reply = read_reply(dict(choices=[choice], usage=usage))
     reply = json.loads(json.dumps(reply)) # as it comes back from a ledger
-    steps = reply_steps(reply, most=most)
+    steps = reply_steps(reply, max_steps=most)
     rest, oracle = text, [] # the tree's rule, one step at a time
     while True:
         s, ended = step_text(rest)

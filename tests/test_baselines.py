@@ -438,7 +438,7 @@ def test_walks_ahead_are_the_walks_that_are_asked_for(world):
     few = {split: ps[:6] for split, ps in problems.items()}
     part, routers = first_rows(tables, few), at_thresholds(fit_steer(tables['train'], 'next'))
     run, alone = Walker(few, tree), Walker(few, tree)
-    run.ahead((r, split) for split in few for each in routers.values() for r in each)
+    run.walk_together((r, split) for split in few for each in routers.values() for r in each)
     assert len(run.done) == 3*len(THRESHOLDS)
     assert grid_search(routers, part['calibration'], run=run) == grid_search(routers, part['calibration'], run=alone)
     assert len(run.done) == 33 and len(alone.done) == 11
@@ -496,7 +496,7 @@ def test_rows_of_a_policy_are_means_over_its_seeds():
         grid = grid_search(own, cal, cost=unit)
         mean = np.mean([replay(p.router, cal)[unit].mean() for p in policies[:2]])
         assert grid.unit == unit and np.isclose(grid.cost[0], mean)
-    assert method_rows(own, test, .02, shown=()) == [r for r in rows if r[4]]
+    assert method_rows(own, test, .02, shown_thresholds=()) == [r for r in rows if r[4]]
     assert at_sweep(policies, .02, 0) == {.02: own[.02]}
     for which, name, kappa in (('online', 'Ours (online kappa)', .4), ('bound', 'Ours (bound)', .2)):
         ((x, routers),) = at_kappa(policies, which).items()

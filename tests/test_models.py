@@ -22,6 +22,7 @@ from stepwise_routing.models.interface import (
     step_text,
     uniforms,
 )
+from stepwise_routing.models.model_name import ModelName
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
@@ -622,7 +623,9 @@ def test_a_models_name_has_a_kind_and_perhaps_a_commit(tmp_path):
     names = {f'org/name@{commit}': ('', 'org/name', commit), 'micro-small': ('', 'micro-small'),
              'vllm-server:http://u@h/v1': ('vllm-server', '', '', 'http://u@h/v1'),
              'vllm-server:http://h/v1#a': ('vllm-server', 'a', '', 'http://h/v1'),
-             f'vllm:a/b@{commit}': ('vllm', 'a/b', commit), 'openai:a@b': ('openai', 'a@b'), 'C:folder': ('', 'C:folder')}
-    for text, parts in names.items(): assert ModelName.parse(text) == ModelName(*parts) and str(ModelName(*parts)) == text
+             f'vllm:a/b@{commit}': ('vllm', 'a/b', commit), 'openai:a@b': ('openai', 'a@b'),
+             'C:folder': ('', 'C:folder')}
+    for text, parts in names.items():
+        assert ModelName.parse(text) == ModelName(*parts) and str(ModelName(*parts)) == text
     with pytest.raises(ValueError, match='a folder has no revision'): ModelName.parse(f'{tmp_path}@{commit}')
     with pytest.raises(ValueError, match='40 hexadecimal digits'): ModelName.parse('org/name@main')

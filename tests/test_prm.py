@@ -220,7 +220,7 @@ def test_a_grown_chain_takes_the_place_of_its_beginning(qwen):
     other = 'Left: 7-3=4 apples, and that is all that there is to say about it.' # more than a block
     asked(prm, (PROBLEMS[0], [*CHAIN[:2], other]), (PROBLEMS[1], CHAIN[:1]))
     cache = prm.engine.prefixes
-    assert len(cache.entries) == 3 and cache.used == sum(prefix.kept.nbytes for prefix in cache.entries.values())
+    assert len(cache.entries) == 3 and cache.used == sum(prefix.handle.nbytes for prefix in cache.entries.values())
     assert set(cache.index.values()) <= set(cache.entries)
 
 def test_the_memory_for_kept_chains_is_bounded(qwen):

@@ -442,11 +442,13 @@ def test_drawn_walks_of_three_models(three, mode, on_escalate):
     check_behaviour(policy, r)
     current, act = r.current_model.numpy()[r.inside], r.act.numpy()[r.inside]
     assert set(act) == {0, 1, 2} and (r.cost >= 0).all() and r.inside.any(1).all()
-    if mode == 'absorbing': assert (act >= current).all() and (current < 2).all(), 'no decision after the last model took over'
+    if mode == 'absorbing':
+        assert (act >= current).all() and (current < 2).all(), 'no decision after the last model took over'
     elif on_escalate == 'append': assert (act < current).any()
     else: assert not current.any(), 'a step written again is not asked about; the small model writes the next one'
     again = env.sample(policy, rows, np.random.default_rng(0))
-    assert all(torch.equal(getattr(r, k), getattr(again, k)) for k in ('x', 'current_model', 'act', 'mu', 'cost', 'right'))
+    names = 'x', 'current_model', 'act', 'mu', 'cost', 'right'
+    assert all(torch.equal(getattr(r, k), getattr(again, k)) for k in names)
 
 def test_first_actions_are_drawn_from_pi(three):
     problems, tree, scaler = three

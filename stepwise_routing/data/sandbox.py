@@ -196,9 +196,9 @@ def filter_of(machine: str) -> list:
     for number in map(int, ALLOWED[machine].split()):
         code.append(Instruction(EQUAL, 0, 1, number))
         code.append(Instruction(RETURN, 0, 0, ALLOW))
-    for number, place in OPEN[machine].items():
+    for number, position in OPEN[machine].items():
         code.append(Instruction(EQUAL, 0, 4, number))
-        code.append(Instruction(LOAD, 0, 0, 16 + 8 * place))  # its flags
+        code.append(Instruction(LOAD, 0, 0, 16 + 8 * position))  # its flags
         code.append(Instruction(ANY_BIT, 0, 1, WRITING))
         code.append(Instruction(RETURN, 0, 0, REFUSE))
         code.append(Instruction(RETURN, 0, 0, ALLOW))
@@ -262,8 +262,8 @@ def candidate(requests: int, answers: int) -> None:
     sys.setrecursionlimit(5000)
     try:
         exec(compile(source, 'program', 'exec'), names)
-        known = [name for name in names if isinstance(name, str) and not name.startswith('__')]
-        send(answers, ['ready', known[:10_000]])
+        defined = [name for name in names if isinstance(name, str) and not name.startswith('__')]
+        send(answers, ['ready', defined[:10_000]])
     except BaseException as e:
         send(answers, ['error', type(e).__name__[:80]])
         return
@@ -330,14 +330,14 @@ def asker(requests: int, answers: int):
     return ask
 
 
-def world(job: dict, known, ask) -> dict:
+def world(job: dict, defined, ask) -> dict:
     """The names that a test sees: Python's own, modules, the functions under test, then the test's set-up.
 
     A name of the program is seen only if it is among the functions under test. So a program cannot replace Python's own
     `sorted`, or a module, and judge itself.
     """
     values = {'__name__': 'tests', '__builtins__': builtins}
-    for name in known:
+    for name in defined:
         if name in job['functions']:
             values[name] = Remote(ask, name)
         elif name in MODULES:

@@ -49,10 +49,10 @@ def random_frontier(
 def cost_matched(table, cost: float, unit: str = 'paper_flops') -> float:
     "The smallest p at which the random router costs this much a problem; with a warning, the nearest where none does."
     p = np.linspace(0, 1, 201)
-    spent = table.grid()[unit]
+    costs = table.grid()[unit]
 
     def gap(x):
-        return (_hazard(table.n_steps, spent.shape[1], x) * spent).sum(-1).mean(-1) - cost
+        return (_hazard(table.n_steps, costs.shape[1], x) * costs).sum(-1).mean(-1) - cost
 
     side = gap(p)
     cross = np.flatnonzero((side[:-1] <= 0) != (side[1:] <= 0))

@@ -95,8 +95,8 @@ def grid_search(
     not_test(table, 'choosing a threshold')
     routers = at_thresholds(method)
     means = [*(mean_outcome(r, table, run) for r in routers.values()), table.large_only()]
-    accuracy, spent = (tuple(float(m[k].mean()) for m in means) for k in ('correct', cost))
-    chosen = cheapest_within(accuracy, spent, accuracy[-1], alpha)
+    accuracy, costs = (tuple(float(m[k].mean()) for m in means) for k in ('correct', cost))
+    chosen = cheapest_within(accuracy, costs, accuracy[-1], alpha)
     first = next(iter(routers.values()))[0]
     return Grid(
         table.benchmark,
@@ -107,7 +107,7 @@ def grid_search(
         accuracy[-1],
         (*routers, LARGE),
         accuracy,
-        spent,
+        costs,
         chosen,
         cost,
     )
@@ -161,12 +161,12 @@ def save_rows(path, rows, columns=COLUMNS):
     write_file(path, file.getvalue())
 
 # %% ../../nbs/04b_comparison.ipynb #walk-methods
-def method_rows(method, table, chosen: float, run=replay, shown=None) -> list:
+def method_rows(method, table, chosen: float, run=replay, shown_thresholds=None) -> list:
     "A method's rows on test problems, at the chosen threshold and those shown (None: all); see `grid_search`."
     rows = []
     routers = at_thresholds(method)
     for x, each in routers.items():
-        if x == chosen or shown is None or x in shown:
+        if x == chosen or shown_thresholds is None or x in shown_thresholds:
             rows += outcome_rows(each[0], table, mean_outcome(each, table, run), x, x == chosen)
     if chosen == LARGE:
         rows += outcome_rows(each[0], table, table.large_only(), LARGE)
@@ -192,18 +192,15 @@ def replay_methods(
     oracles = [OracleRouter(oracle_times(test, e, cost), e) for e in READINGS]
     for router in (SmallOnly(), LargeOnly(), *oracles):
         rows += outcome_rows(router, test, replay(router, test), 0.5)
-    methods = [at_thresholds(replace(fitted, on_escalate=e)) for e in READINGS] + bare_methods(
-        calibration
-    )
+    methods = [at_thresholds(replace(fitted, on_escalate=e)) for e in READINGS]
+    methods += bare_methods(calibration)
     for method in methods:
         grids.append(grid_search(method, calibration, alpha, cost))
-        rows += method_rows(
-            method, test, grids[-1].threshold, shown=[*method][:: max(1, len(method) // 20)]
-        )
-    most = random_outcome(calibration, 1.0)[
-        cost
-    ].mean()  # less than the large model alone, where small steps are kept
-    p = cost_matched(calibration, min(grids[0].cost[grids[0].chosen], most), cost)
+        some_thresholds = [*method][:: max(1, len(method) // 20)]
+        rows += method_rows(method, test, grids[-1].threshold, shown_thresholds=some_thresholds)
+    # less than the large model alone, if small steps are kept
+    highest_cost = random_outcome(calibration, 1.0)[cost].mean()
+    p = cost_matched(calibration, min(grids[0].cost[grids[0].chosen], highest_cost), cost)
     return rows + outcome_rows(RandomRouter(seed), test, random_outcome(test, p), p), grids
 
 # %% ../../nbs/04b_comparison.ipynb #walker
@@ -225,7 +222,7 @@ class Walker:
             if walked is router and its_split == split:
                 return outcome
 
-    def ahead(self, wanted):  # (router, split) pairs
+    def walk_together(self, wanted):  # (router, split) pairs
         "Let routers walk together; each is asked for its outcome later."
         new = [(r, split) for r, split in wanted if self.find(r, split) is None]
         outcomes = walk_outcomes([(r, self.problems[split]) for r, split in new], self.tree)
@@ -234,7 +231,7 @@ class Walker:
 
     def __call__(self, router, table):
         if self.find(router, table.split) is None:
-            self.ahead([(router, table.split)])
+            self.walk_together([(router, table.split)])
         return self.find(router, table.split)
 
 # %% ../../nbs/04b_comparison.ipynb #policy-rows
@@ -304,19 +301,19 @@ class Case:
 
 # %% ../../nbs/04b_comparison.ipynb #case-add
 @patch
-def choose(self: Case, method, run=replay, at=None) -> Grid:
-    "The `Grid` of a method; `at`: the threshold of its row, where there is nothing left to choose."
+def choose(self: Case, method, run=replay, fixed=None) -> Grid:
+    "The `Grid` of a method; `fixed`: the threshold of its row, if there is nothing left to choose."
     grid = grid_search(method, self.tables['calibration'], self.alpha, self.unit, run)
-    return grid if at is None else grid._replace(chosen=grid.thresholds.index(at))
+    return grid if fixed is None else grid._replace(chosen=grid.thresholds.index(fixed))
 
 
 @patch
-def add(self: Case, method, grid, run=replay, shown=None):
+def add(self: Case, method, grid, run=replay, shown_thresholds=None):
     "The grid of a method, and its rows; parameters as of `method_rows`."
     self.grids.append(grid)
     if grid.method.startswith('Ours'):
         self.kappas.append(kappa_row(grid, method[grid.threshold]))
-    self.rows += method_rows(method, self.tables['test'], grid.threshold, run, shown)
+    self.rows += method_rows(method, self.tables['test'], grid.threshold, run, shown_thresholds)
 
 # %% ../../nbs/04b_comparison.ipynb #own-methods
 @patch
@@ -341,7 +338,7 @@ def add_own(self: Case):
             at_sweep(policies, alpha),
             *(at_kappa(policies, which, alpha) for which in others),
         ):
-            self.add(method, self.choose(method, at=alpha))
+            self.add(method, self.choose(method, fixed=alpha))
 
 # %% ../../nbs/04b_comparison.ipynb #replay-case
 def replay_case(case: Case) -> Case:
@@ -350,21 +347,16 @@ def replay_case(case: Case) -> Case:
         **case.tables, alpha=case.alpha, seed=case.seed, cost=case.unit
     )
     if 'first_entropy' in case.tables['test'].features:
-        ahead = at_thresholds(
+        glimpsing = at_thresholds(
             GlimpRouter(), score_thresholds(GlimpRouter(), case.tables['calibration'])
         )
-        case.add(ahead, case.choose(ahead, glimpse), glimpse, [*ahead][::5])
+        case.add(glimpsing, case.choose(glimpsing, glimpse), glimpse, [*glimpsing][::5])
     case.add_own()
     return case
 
 # %% ../../nbs/04b_comparison.ipynb #trim
-LAMBDAS = (
-    0.05,
-    0.1,
-    0.2,
-    0.4,
-    0.8,
-)  # of TRIM-Agg: right answers that the large model's mean cost is worth
+# of TRIM-Agg: right answers that the large model's mean cost is worth
+LAMBDAS = 0.05, 0.1, 0.2, 0.4, 0.8
 
 
 def add_trim(case: Case, problems: dict, tree, rsd):  # split -> `Problem`s
@@ -382,22 +374,22 @@ def walk_methods(
     case: Case,
     methods,  # (method, its fixed threshold or None) pairs; all of them walk together
     run,  # `Walker`
-    shown=(),  # thresholds shown on test besides the chosen one; None: all
+    shown_thresholds=(),  # thresholds shown on test besides the chosen one; None: all
 ):
     "Add the grids and rows of methods that walk."
-    run.ahead(
+    run.walk_together(
         (r, 'calibration') for method, _ in methods for routers in method.values() for r in routers
     )
-    grids = [case.choose(method, run, at) for method, at in methods]
-    run.ahead(
+    grids = [case.choose(method, run, fixed) for method, fixed in methods]
+    run.walk_together(
         (r, 'test')
         for (method, _), grid in zip(methods, grids)
         for x, routers in method.items()
-        if shown is None or x == grid.threshold
+        if shown_thresholds is None or x == grid.threshold
         for r in routers
     )
     for (method, _), grid in zip(methods, grids):
-        case.add(method, grid, run, shown)
+        case.add(method, grid, run, shown_thresholds)
 
 # %% ../../nbs/04b_comparison.ipynb #frames
 def chosen_frame(cases):

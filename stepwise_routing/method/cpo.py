@@ -226,7 +226,7 @@ class TableEnv(Environment):
         self,
         table: OutcomeTable,  # of the training or the calibration split
         features=PAPER_FEATURES,  # what the policy sees
-        on_escalate: str = 'append',  # "append": the larger model writes the next step; "regenerate": the last one again
+        on_escalate: str = 'append',  # "append": the larger model goes on; "regenerate": it writes the last step again
         unit: str = 'paper_flops',  # the cost: "paper_flops", "full_flops" or "cents"
         scaler=None,  # of the features; None fits it here, as on the training split
     ):
@@ -244,9 +244,11 @@ class TableEnv(Environment):
         grid = {k: torch.as_tensor(v.astype(float)) for k, v in table.grid(on_escalate).items()}
         large_cost = float(table.large_only()[unit].mean())
         tokens = grid['small_tokens'] + (grid['small_prompt'] if unit == 'full_flops' else 0.0)
-        spent = grid['small_cents'] if unit == 'cents' else 2 * table.params[0] * tokens
+        small_spent = grid['small_cents'] if unit == 'cents' else 2 * table.params[0] * tokens
         self.large_cost = large_cost  # FLOPs or cents of cost 1
-        self.small_cost = spent[:, :-1] / large_cost  # for the small steps up to t [problem, step]
+        self.small_cost = (
+            small_spent[:, :-1] / large_cost
+        )  # for the small steps up to t [problem, step]
         self.cost = grid[unit] / large_cost
         self.right = grid['correct']  # [problem, time]; the last column: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
@@ -366,7 +368,7 @@ def _gradients(
     "Gradients [value, parameter], in blocks that stay in the processor's cache."
     blocks = (jacobian(weights, block) for block in zip(*(h.split(BLOCK) for h in inputs)))
     parts = zip(blocks, slopes.split(BLOCK, -1))
-    return sum(torch.stack([gradient(layers, slope) for slope in some]) for layers, some in parts)
+    return sum(torch.stack([gradient(layers, slope) for slope in part]) for layers, part in parts)
 
 
 @dataclass

@@ -206,10 +206,10 @@ def update_threshold(
 
 # %% ../../nbs/03_policy.ipynb #locally-verified
 def locally_verified(
-    verdicts, asked
+    verdicts, went_on
 ):  # V, and whether the router went on there, both bool [problem, step] -> [problem]
     "For all t: $V(o_t, y_t) = 1$ or escalate is in the set."
-    return (np.asarray(verdicts, bool) | ~np.asarray(asked, bool)).all(-1)
+    return (np.asarray(verdicts, bool) | ~np.asarray(went_on, bool)).all(-1)
 
 # %% ../../nbs/03_policy.ipynb #rollouts
 @dataclass(frozen=True)
@@ -318,8 +318,8 @@ class PolicyRouter:
 
     def table_chances(self, table):
         "pi(escalate) after every step of an outcome table's small chains [problem, step]; nan beyond their ends."
-        for known, chances in self.read_tables:
-            if known is table:
+        for read_table, chances in self.read_tables:
+            if read_table is table:
                 return chances
         inputs = policy_inputs(table.obs, table.features, self.policy.features)
         chances = self.decide(inputs)[..., ESCALATE]

@@ -117,15 +117,15 @@ def evaluate(
         raise ValueError(f'no method "Large only", which every method is compared with: {RERUN}')
     if not c['cost'][0, large].any():
         raise ValueError('the large model alone costs nothing: choose another cost')
-    paid = np.where(c['cost'] == 0, np.nan, c['cost'])
+    positive_cost = np.where(c['cost'] == 0, np.nan, c['cost'])
     out = dict(
         accuracy=c['correct'],
         coverage=c['covered'],
         miss=c['missed'],
         cost=c['cost'],
         full_flops=c['full_flops'],
-        ac_percent=100 * c['correct'] / paid,
-        ac_fraction=c['correct'] / paid,
+        ac_percent=100 * c['correct'] / positive_cost,
+        ac_fraction=c['correct'] / positive_cost,
         steps=c['steps'],
         small_tokens=c['small_tokens'],
         large_tokens=c['large_tokens'],

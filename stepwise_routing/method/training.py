@@ -319,8 +319,8 @@ def train(
             )  # V-trace
             _critic_step(critics, optimiser, rollouts.x[rollouts.inside], targets)
         info = policy_step(policy, estimate, estimate.miss - s.alpha, s, rng)  # eq. 4
-        known = dict(pi=chances_now(policy, estimate)) if s.estimator == 'exact' else {}
-        deployed = env.deploy(policy, kappa, rows, **known)  # eq. 6
+        chances = dict(pi=chances_now(policy, estimate)) if s.estimator == 'exact' else {}
+        deployed = env.deploy(policy, kappa, rows, **chances)  # eq. 6
         lost = _lost(env, rows, deployed, s.constraint, verdicts)
         log.append(
             dict(
@@ -444,9 +444,9 @@ def _operating_points(policy, env, held_out, alpha):  # part of config.json
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # a bound that is not met says so in the file
         bounded = calibrate(policy, held_out, 'miss', alpha, threshold_path(policy, env))
-    found = dict(calibration=calibrate(policy, held_out, 'accuracy', alpha), bounded=bounded)
+    receipt = dict(calibration=calibrate(policy, held_out, 'accuracy', alpha), bounded=bounded)
     sweep = sweep_thresholds(policy, held_out).tolist()
-    return {k: asdict(c) for k, c in found.items()} | dict(bound=bounded.kappa, sweep=sweep)
+    return {k: asdict(c) for k, c in receipt.items()} | dict(bound=bounded.kappa, sweep=sweep)
 
 
 def fit(
@@ -467,13 +467,13 @@ def fit(
     if config.get('key') == provenance['key']:
         return config
     policy, kappa, log, least = train(env, s, seed, progress=progress)
-    found = dict(online=kappa, least=least)
+    receipt = dict(online=kappa, least=least)
     if held_out is not None:
-        found |= _operating_points(policy, env, held_out, alpha)
-        kappa = found['calibration']['kappa']
-    found |= provenance | dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env))
+        receipt |= _operating_points(policy, env, held_out, alpha)
+        kappa = receipt['calibration']['kappa']
+    receipt |= provenance | dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env))
     settings = {k: v for k, v in asdict(s).items() if k not in ('kappa', 'hidden')}
     log = pd.DataFrame(log, pd.RangeIndex(1, s.steps + 1, name='step'))
     write_file(Path(folder) / 'log.csv', log.to_csv(float_format='%.6g'))
-    save_policy(folder, policy, kappa, **found, seed=seed, **settings)
+    save_policy(folder, policy, kappa, **receipt, seed=seed, **settings)
     return json.loads(file.read_text('utf-8'))

@@ -126,7 +126,9 @@ def price_row(model: str, price: str | None, must: bool) -> str | None:
     )
 
 
-_LEAVES = ContextVar('leaves', default=None)  # called where a request leaves, before its first byte
+_ON_SEND = ContextVar(
+    'on_send', default=None
+)  # called where a request leaves, before its first byte
 
 
 @lru_cache(None)
@@ -135,7 +137,7 @@ def _http_client():  # OpenAI's, as a class
 
     class Client(openai.DefaultAsyncHttpxClient):
         async def send(self, request, **options):
-            leaves = _LEAVES.get()
+            on_send = _ON_SEND.get()
             body = bytearray()
 
             async def trace(event, facts):
@@ -143,8 +145,8 @@ def _http_client():  # OpenAI's, as a class
                     event.endswith('send_request_headers.started')
                     and facts['request'].method == b'POST'
                 )
-                if post and leaves:
-                    await leaves()
+                if post and on_send:
+                    await on_send()
 
             request.extensions['trace'] = trace
             reply = await super().send(request, **options | dict(stream=True))
@@ -207,8 +209,8 @@ class OpenAIBackend:
             ModelSpec(o.name or model, o.params, price),
         )
         self.host = urlsplit(o.base_url).netloc
-        self.at = o.identity or plain_address(o.base_url)  # tells replies apart
-        self.where = o.identity or ('loopback' if local else self.at)
+        self.server_id = o.identity or plain_address(o.base_url)  # tells replies apart
+        self.where = o.identity or ('loopback' if local else self.server_id)
         self.key = read_key(o.key_env, o.base_url)
         self.slots = asyncio.Semaphore(o.concurrency)
         self.clients = [
@@ -265,7 +267,10 @@ class OpenAIBackend:
                     _printable(m.id)[:60]
                     for m in (await self.clients[0].models.list(timeout=10)).data
                 ]
-            line = f'{self.host} has no model {self.model!r}{nearest(self.model, names)}; it lists: {", ".join(names[:5])}'
+            hint = nearest(self.model, names)
+            line = (
+                f'{self.host} has no model {self.model!r}{hint}; it lists: {", ".join(names[:5])}'
+            )
         return _Outcome(line, units=0, wait=wait)
 
     def _read(self, text, logprobs):
@@ -298,9 +303,9 @@ class OpenAIBackend:
         import openai
 
         limit = self.options.timeout
-        asked = next(self.turns).post('/chat/completions', cast_to=str, body=body)
+        call = next(self.turns).post('/chat/completions', cast_to=str, body=body)
         try:
-            return self._read(await asyncio.wait_for(asked, limit), 'logprobs' in body)
+            return self._read(await asyncio.wait_for(call, limit), 'logprobs' in body)
         except openai.APIStatusError as e:
             return await self._refusal(e)
         except Exception as e:
@@ -321,11 +326,11 @@ class OpenAIBackend:
         call = await self.ledger.reserve(key, worst)
         sent = []
 
-        async def leaves():
+        async def on_send():
             await self.ledger.send(call)
             sent.append(call)
 
-        _LEAVES.set(leaves)
+        _ON_SEND.set(on_send)
         try:
             outcome = await self._attempt(body)
         finally:
@@ -350,7 +355,7 @@ class OpenAIBackend:
         )
         raise self.ledger.broken
 
-    async def _paid(self, key, body):
+    async def _reply_with_retries(self, key, body):
         "A reply that is in the ledger; RuntimeError where there is none to be had."
         closing = self.ledger.closing
         retries = self.options.retries
@@ -395,33 +400,33 @@ class OpenAIBackend:
         )
         if top:
             body |= dict(logprobs=True, top_logprobs=top)
-        key = digest(json.dumps(dict(at=self.at, body=body), sort_keys=True), size=16)
-        return await self.ledger.run(self.ledger.once(key, lambda: self._paid(key, body)))
+        key = digest(json.dumps(dict(at=self.server_id, body=body), sort_keys=True), size=16)
+        return await self.ledger.run(
+            self.ledger.once(key, lambda: self._reply_with_retries(key, body))
+        )
 
     async def write(self, request) -> tuple:
         "The steps of a reply to a `Request`, its guards included."
         seed = int(request.seed(0))
-        most = self.options.max_tokens
-        left = 1
+        max_tokens = self.options.max_tokens
+        max_steps = 1
         more = dict(stop='\n\n')
         if request.to_end:
-            most, left, more = (
-                self.options.max_reply,
-                max(1, request.max_steps - len(request.steps)),
-                {},
-            )
+            max_tokens = self.options.max_reply
+            max_steps = max(1, request.max_steps - len(request.steps))
+            more = {}
 
-        async def asked(seed, **more):
-            reply = await self.ask(replies.step_messages(request), most, seed, **more)
-            return replies.reply_steps(reply, self.index, left, bool(more))
+        async def ask_for_steps(seed, **more):
+            reply = await self.ask(replies.step_messages(request), max_tokens, seed, **more)
+            return replies.reply_steps(reply, self.index, max_steps, bool(more))
 
-        steps = await asked(seed, **more)
+        steps = await ask_for_steps(seed, **more)
         if not steps[0].text and steps[0].finish == 'step':
-            steps = (replies.add_bill(*await asked(seed), *steps),)
+            steps = (replies.add_bill(*await ask_for_steps(seed), *steps),)
         fresh = replies.drop_repeats(steps, request.steps)
         if fresh or not request.steps:
             return fresh
-        first, *rest = await asked(int(digest('another', seed), 16) >> 1, **more)
+        first, *rest = await ask_for_steps(int(digest('another', seed), 16) >> 1, **more)
         return replies.add_bill(first, *steps), *rest
 
     async def choose(self, messages, options) -> Choice:

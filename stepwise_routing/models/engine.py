@@ -33,10 +33,10 @@ class Forward(Protocol):
     def keep(self, slot, n):
         "A handle, with `nbytes`, to the first n positions of a slot."
 
-    def load(self, slot, kept, n):
+    def load(self, slot, handle, n):
         "Take over n positions of a handle."
 
-    def drop(self, kept):
+    def drop(self, handle):
         "A handle is not needed any more."
 
     def move(self, slot, to, n):
@@ -56,7 +56,7 @@ def block_keys(ids, block=16):
 class Prefix:
     "Keys and values of a finished row."
 
-    kept: object  # handle of the `Forward`
+    handle: object  # handle of the `Forward`
     ids: np.ndarray  # the tokens that it stands for
     keys: list  # of `block_keys`
 
@@ -85,18 +85,18 @@ class PrefixCache:
         prefix = self.entries[number]
         n = min(len(ids), len(prefix.ids))
         equal = np.equal(ids[:n], prefix.ids[:n])
-        return prefix.kept, n if equal.all() else int(equal.argmin())
+        return prefix.handle, n if equal.all() else int(equal.argmin())
 
-    def put(self, ids, kept):
+    def put(self, ids, handle):
         "Keep the handle of the tokens `ids`; prefixes that no key leads to any more go."
         keys = block_keys(ids)
         if not keys or self._covers(keys[-1], len(ids)):
-            self.forget(kept)
+            self.forget(handle)
             return
         shadowed = {self.index[k] for k in keys if k in self.index}
         self.count += 1
-        self.used += kept.nbytes
-        self.entries[self.count] = Prefix(kept, np.array(ids), keys)
+        self.used += handle.nbytes
+        self.entries[self.count] = Prefix(handle, np.array(ids), keys)
         self.index |= dict.fromkeys(keys, self.count)
         for number in shadowed:
             if all(self.index[k] != number for k in self.entries[number].keys):
@@ -110,8 +110,8 @@ class PrefixCache:
 
     def remove(self, number):
         prefix = self.entries.pop(number)
-        self.used -= prefix.kept.nbytes
-        self.forget(prefix.kept)
+        self.used -= prefix.handle.nbytes
+        self.forget(prefix.handle)
         for k in prefix.keys:
             if self.index.get(k) == number:
                 del self.index[k]
@@ -256,9 +256,9 @@ class Engine:
         readers = [row for row in wave if not row.request]
         first = len(self.rows)
         for slot, row in enumerate(writers + readers, first):
-            kept, n = self.prefixes.find(row.ids[:-1])
+            handle, n = self.prefixes.find(row.ids[:-1])
             if n:
-                self.forward.load(slot, kept, n)
+                self.forward.load(slot, handle, n)
             self.forward.feed(slot, row.ids[n:-1], n)
             if keep:
                 self.remember(slot, row.ids)

@@ -72,9 +72,9 @@ def hub_folder(name: str, revision: str | None = None) -> Path:  # named after t
     "Download a model from the Hub once, at a commit or the newest. FileNotFoundError in one line if it fails."
     from huggingface_hub import snapshot_download
 
-    at = f' at revision {revision}' if revision else ''
+    at_revision = f' at revision {revision}' if revision else ''
     files = [*_WEIGHTS, '*.json', '*.jinja', '*.txt', '*.model']
-    with loading(f'model {str(name)!r}{at} does not come from the Hugging Face Hub'):
+    with loading(f'model {str(name)!r}{at_revision} does not come from the Hugging Face Hub'):
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
 
 

@@ -54,13 +54,15 @@ class Ledger(Database):
 
     @property
     def taken(self):
-        return self.units + sum(most for _, most in self.reserved.values())
+        return self.units + sum(max_units for _, max_units in self.reserved.values())
 
     def begin(self, settings):  # called where the file is opened
         Database.begin(self, settings)
         self.read('CREATE INDEX IF NOT EXISTS by_key ON reply (key)')
         calls = self.rows('call')
-        self.units = sum(most if units is None else units for _, _, most, units, _ in calls)
+        self.units = sum(
+            max_units if units is None else units for _, _, max_units, units, _ in calls
+        )
         self.calls = max((call for call, *_ in calls), default=0)
 
     def reply(self, key):  # the last one to a request, None where there is none
@@ -68,24 +70,27 @@ class Ledger(Database):
         rows = rows or self.rows('reply', 'WHERE key = ? ORDER BY call DESC LIMIT 1', [key])
         return json.loads(rows[-1][2]) if rows else None
 
-    async def reserve(self, key, most):
+    async def reserve(self, key, max_units):
         "Number of a call that may cost `most` units; RuntimeError where the cap cannot allow it."
-        while not self.broken and self.taken + most > self.cap:
+        while not self.broken and self.taken + max_units > self.cap:
             if not self.reserved:
                 raise RuntimeError(
                     f'cap reached: {self.taken / CENT:.4f} of {self.cap / CENT:.4f} cents are spent and the '
-                    f'next call could cost {most / CENT:.4f}; raise max_cents: the ledger keeps every reply'
+                    f'next call could cost {max_units / CENT:.4f}; raise max_cents: the ledger keeps every reply'
                 )
             await self.changed.wait()
         if self.broken:
             raise self.broken
         self.calls += 1
-        self.reserved[self.calls] = key, most
+        self.reserved[self.calls] = key, max_units
         return self.calls
 
-    async def record(self, call, key, most, units, notes, reply=None):
+    async def record(self, call, key, max_units, units, notes, reply=None):
         "Put a call on file, in one transaction with all others that wait. OSError: no room; it stays in memory."
-        row = (call, key, most, units, json.dumps(notes)), reply and (call, key, json.dumps(reply))
+        row = (
+            (call, key, max_units, units, json.dumps(notes)),
+            reply and (call, key, json.dumps(reply)),
+        )
         self.unsaved[call] = row
         async with self.saving:
             if self.unsaved.get(call) is not row:
@@ -103,18 +108,19 @@ class Ledger(Database):
         self.write('REPLACE', dict(call=calls, reply=filter(None, replies)))
 
     async def send(self, call):  # its request leaves now
-        if (most := self.reserved[call])[1]:
-            await self.record(call, *most, None, {})
+        key, max_units = self.reserved[call]
+        if max_units:
+            await self.record(call, key, max_units, None, {})
 
     async def settle(self, call, units, reply=None, **notes):
-        "Put down what a call cost, in units, and its reply; on a full disk both stay in memory and no new call is made."
-        key, most = self.reserved.pop(call)
+        "Put down what a call cost, in units, and its reply. On a full disk both stay in memory, and no call is made."
+        key, max_units = self.reserved.pop(call)
         self.units += units
         self.changed.set()
         self.changed = asyncio.Event()
         notes = {k: v for k, v in notes.items() if v}
         with contextlib.suppress(OSError):
-            await self.record(call, key, most, units, notes, reply)
+            await self.record(call, key, max_units, units, notes, reply)
 
     def stop(self, error):
         "Make no new call and cancel those in flight, which count in full; their callers get the error."

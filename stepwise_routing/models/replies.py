@@ -41,44 +41,46 @@ def read_usage(reply) -> dict | None:
 def _token_ends(text, tokens):
     "Per token, the offset in `text` where it ends; ValueError where the tokens do not spell the text."
     raw = text.encode()
-    at = 0
+    position = 0
     ends = []
-    vague = 0  # vague: tokens in a row whose bytes are not in the text
-    begun = np.cumsum(
+    unmatched = 0  # tokens in a row whose bytes are not in the text
+    characters = np.cumsum(
         [b & 0xC0 != 0x80 for b in raw], dtype=int
     ).tolist()  # characters begun, per byte
     for token in tokens:
         b = token.encode('latin-1')
-        here = -1
-        if raw.startswith(b, at):
-            here = at
-        elif b and vague:
-            here = raw.find(b, at, at + len(b) + 8 * vague)
-        cut = raw[at:] and b.startswith(raw[at:])  # the stop string is cut off from this token
-        if here < 0 and not cut:
-            vague += 1
+        found_at = -1
+        if raw.startswith(b, position):
+            found_at = position
+        elif b and unmatched:
+            found_at = raw.find(b, position, position + len(b) + 8 * unmatched)
+        # the stop string is cut off from this token
+        cut = raw[position:] and b.startswith(raw[position:])
+        if found_at < 0 and not cut:
+            unmatched += 1
             continue
-        ends += [at if here < 0 else here] * vague
-        at = len(raw) if here < 0 else here + len(b)
-        vague = 0
-        ends.append(at)
-    if at < len(raw) and not vague:
+        ends += [position if found_at < 0 else found_at] * unmatched
+        position = len(raw) if found_at < 0 else found_at + len(b)
+        unmatched = 0
+        ends.append(position)
+    if position < len(raw) and not unmatched:
         raise ValueError(
-            f'the log-probabilities do not spell the reply (from {text[begun[at] - 1 :][:20]!r} on)'
+            f'the log-probabilities do not spell the reply (from {text[characters[position] - 1 :][:20]!r} on)'
         )
-    return [begun[e - 1] if e else 0 for e in ends + [len(raw)] * vague]
+    return [characters[e - 1] if e else 0 for e in ends + [len(raw)] * unmatched]
 
 
 def _tokens(content):
     "Per token: bytes (as Latin-1 text), log-probability, rank; and what could have stood in the first place."
-    beside = [t.get('top_logprobs') or [] for t in content]
-    if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *beside) for t in row):
+    alternatives = [t.get('top_logprobs') or [] for t in content]
+    if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *alternatives) for t in row):
         raise ValueError
     raw = [t['token'].encode() if t.get('bytes') is None else bytes(t['bytes']) for t in content]
     ranks = [
-        1 + sum(a['logprob'] > t['logprob'] for a in others) for t, others in zip(content, beside)
+        1 + sum(a['logprob'] > t['logprob'] for a in others)
+        for t, others in zip(content, alternatives)
     ]
-    first = (beside[0] or [content[0]]) if content else []
+    first = (alternatives[0] or [content[0]]) if content else []
     return dict(
         bytes=[b.decode('latin-1') for b in raw],
         logs=[float(t['logprob']) for t in content],
@@ -106,20 +108,20 @@ def read_reply(reply) -> dict:
     return dict(text=text, finish=finish, usage=read_usage(reply), ends=ends, tokens=tokens)
 
 
-def _pieces(text, finish, most):
+def _pieces(text, finish, max_steps):
     "(step, where it starts, where what belongs to it ends, finish) of each step of a reply."
     pieces = []
-    at = 0
+    position = 0
     while True:
-        body = text[at:].lstrip()
+        body = text[position:].lstrip()
         start, step, blank = len(text) - len(body), *body.partition('\n\n')[:2]
-        at = start + len(step) + 2 if blank else len(text)
-        pieces.append((step.strip(), start, at, 'step' if blank else finish))
-        if not blank or extract_boxed(step) is not None or len(pieces) == most:
+        position = start + len(step) + 2 if blank else len(text)
+        pieces.append((step.strip(), start, position, 'step' if blank else finish))
+        if not blank or extract_boxed(step) is not None or len(pieces) == max_steps:
             return pieces
 
 
-def reply_steps(reply, index=1, most=30, stopped=False) -> tuple:
+def reply_steps(reply, index=1, max_steps=30, stopped=False) -> tuple:
     "The first `most` Steps of a reply by model `index`, with their costs; `stopped`: a blank line was its stop string."
     text = reply['text']
     usage = reply['usage']
@@ -129,20 +131,20 @@ def reply_steps(reply, index=1, most=30, stopped=False) -> tuple:
         finish = 'length'
     elif stopped and not reply['ends']:
         finish = 'step'
-    pieces = _pieces(text, finish, most)
+    pieces = _pieces(text, finish, max_steps)
     ends = tokens and _token_ends(text, tokens['bytes'])
     steps = []
     first = 0
-    paid = 0
-    for i, (step, start, upto, finish) in enumerate(pieces):
+    billed_before = 0
+    for i, (step, start, end, finish) in enumerate(pieces):
         last = i == len(pieces) - 1
         record = {}
         if not tokens:
-            n = round(usage['generated'] * upto / max(len(text), 1))
-        elif last and upto == len(text):
+            n = round(usage['generated'] * end / max(len(text), 1))
+        elif last and end == len(text):
             n = len(ends)
         else:
-            n = min(bisect_left(ends, upto, first) + 1, len(ends))
+            n = min(bisect_left(ends, end, first) + 1, len(ends))
         if tokens:  # ends are clipped to the step
             record = dict(
                 ends=tuple(min(max(e - start, 0), len(step)) for e in ends[first:n]),
@@ -151,13 +153,13 @@ def reply_steps(reply, index=1, most=30, stopped=False) -> tuple:
             )
         billed = usage['generated'] if last else min(n, usage['generated'])
         bill = dict(
-            generated=billed - paid,
-            prompt=usage['prompt'] + paid,
+            generated=billed - billed_before,
+            prompt=usage['prompt'] + billed_before,
             cached=0 if i else usage['cached'],
         )
         steps.append(Step(step, index, finish, **record, **bill))
         first = n
-        paid = max(billed, paid)
+        billed_before = max(billed, billed_before)
     return tuple(steps)
 
 

@@ -161,7 +161,7 @@ async def _written(backend, body, ids):
     stop = 'stop' in body
     if room < 1:
         raise Refused(400, f'the prompt has {len(ids)} tokens, the context only {backend.context}')
-    most = min(room, body.get('max_completion_tokens', room), body.get('max_tokens', room))
+    max_reply = min(room, body.get('max_completion_tokens', room), body.get('max_tokens', room))
     first = body.get('seed', secrets.randbits(62)) % (1 << 64)
 
     def seed(i):
@@ -170,18 +170,18 @@ async def _written(backend, body, ids):
     request = Request(Problem('', '', '', ''), seed=seed, to_end=not stop, max_steps=1 << 30)
     sampling = body.get('temperature', 1.0), body.get('top_p', 1.0)
     top = max(body.get('top_logprobs', 0), 1) if body.get('logprobs') else 0
-    steps, beside = await answer_request(
-        backend, ids, request=request, max_reply=most, sampling=sampling, top=top
+    steps, alternatives = await answer_request(
+        backend, ids, request=request, max_reply=max_reply, sampling=sampling, top=top
     )
     reply = [i for s in steps for i in s.ids]
     text = decoded(reply)
     finish = 'length' if steps[-1].finish == 'length' else 'stop'
-    sure = [p for s in steps for p in s.prob], beside
+    token_probs = [p for s in steps for p in s.prob], alternatives
     if not stop or '\n\n' not in text:
-        return reply, text, finish, None, sure
+        return reply, text, finish, None, token_probs
     while '\n\n' in decoded(reply[:-1]):
         reply.pop()  # one that begins with blank lines ends there
-    return reply, text[: text.index('\n\n')], 'stop', '\n\n', sure
+    return reply, text[: text.index('\n\n')], 'stop', '\n\n', token_probs
 
 
 @lru_cache(4)
@@ -190,24 +190,24 @@ def _records(text):  # the part of a token's record that is always the same
 
 
 def _logprobs(
-    text, reply, prob, beside, top
+    text, reply, prob, alternatives, top
 ):  # a `StepTokenizer`; per token its id, its probability, `log_probs`
     "The protocol's record of each token of a reply: its log-probability, and the `top` likeliest tokens in its place."
-    known = _records(text)
-    out = []
+    records = _records(text)
+    logprobs = []
 
     def record(token, logprob, **more):
-        return dict(known[token], logprob=max(logprob, -9999.0), **more)
+        return dict(records[token], logprob=max(logprob, -9999.0), **more)
 
-    for token, p, (ids, logs) in zip(reply, prob, beside):
+    for token, p, (ids, logs) in zip(reply, prob, alternatives):
         near = dict(zip(ids.tolist(), logs.tolist()))
         own = near.get(
             token, float(np.log(max(p, 1e-300)))
         )  # the same to the last bit where it is shown
-        out.append(
+        logprobs.append(
             record(token, own, top_logprobs=[record(*pair) for pair in [*near.items()][:top]])
         )
-    return out
+    return logprobs
 
 
 def cached_tokens(ids, beginnings):
@@ -239,11 +239,13 @@ class _Chat:
     async def complete(self, body):
         "The reply to a checked request."
         ids = await asyncio.to_thread(_prompt_ids, self.backend, body['messages'])
-        shown = None  # others go on
-        reply, text, finish, stop, sure = await _written(self.backend, body, ids)
+        logprobs = None  # others go on
+        reply, text, finish, stop, token_probs = await _written(self.backend, body, ids)
         if body.get('logprobs'):
-            shown = dict(
-                content=_logprobs(self.backend.text, reply, *sure, body.get('top_logprobs', 0))
+            logprobs = dict(
+                content=_logprobs(
+                    self.backend.text, reply, *token_probs, body.get('top_logprobs', 0)
+                )
             )
         usage = dict(
             prompt_tokens=len(ids),
@@ -262,7 +264,7 @@ class _Chat:
             object='chat.completion',
             created=int(time.time()),
             model=self.name,
-            choices=[choice | dict(logprobs=shown)],
+            choices=[choice | dict(logprobs=logprobs)],
             usage=usage,
         )
 

@@ -287,7 +287,7 @@ class VLLMBackend:
         )
 
     async def complete(self, prompt, max_tokens: int, **more) -> tuple:
-        "The server's choice behind `prompt`, and per token (id, logit, logits of the likeliest with itself among them)."
+        "The server's choice behind `prompt`, and per token (id, logit, logits of the likeliest and of itself)."
         body = dict(
             model=self.served_name,
             prompt=list(prompt),
@@ -317,7 +317,7 @@ class VLLMBackend:
         rows = zip(ids, logs['token_logprobs'], logs['top_logprobs'])
         return choice, [(i, z, list(top.values())) for i, z, top in rows]
 
-    async def forced(self, ids, tokens) -> list:
+    async def forced_logits(self, ids, tokens) -> list:
         "Of each given token behind the prompt `ids`: its raw logit, and those of the likeliest."
         tokens = list(tokens)
         choice, last = await self.complete(
@@ -327,12 +327,12 @@ class VLLMBackend:
             allowed_token_ids=tokens[-1:],
             prompt_logprobs=self.top if tokens[1:] else None,
         )
-        shown = []
+        rows_shown = []
         rows = (choice.get('prompt_logprobs') or [])[len(ids) :]
         for token, row in zip(tokens, rows):
             likeliest = [v['logprob'] for v in row.values()]
-            shown.append((row[str(token)]['logprob'], likeliest))
-        return shown + [(logit, likeliest) for _, logit, likeliest in last]
+            rows_shown.append((row[str(token)]['logprob'], likeliest))
+        return rows_shown + [(logit, likeliest) for _, logit, likeliest in last]
 
     async def check_server(self):
         "Ask the server for its version and a few logits; RuntimeError if it shows none."
@@ -342,7 +342,7 @@ class VLLMBackend:
                 lambda: client.get(f'{root}/version', cast_to=object), self.base_url
             )
             ids = list(self.text.prompt('?'))
-            logits = [z for _, top in await self.forced(ids[:1], ids[1:]) for z in top]
+            logits = [z for _, top in await self.forced_logits(ids[:1], ids[1:]) for z in top]
         self.version = version.get('version', 'unknown')
         if max(logits) > 0 and min(logits) > -9999:
             return
@@ -391,7 +391,7 @@ class VLLMBackend:
         "`step`, which another model wrote, with this model's confidences."
 
         async def confidences(backend, ids, answers):
-            return shown_confidences(await self.forced(ids, answers))
+            return shown_confidences(await self.forced_logits(ids, answers))
 
         return await score_text(self, request, step, confidences)
 
@@ -399,7 +399,7 @@ class VLLMBackend:
         "How likely each option is as the next reply."
 
         async def log_probs(backend, ids, replies):
-            rows = await asyncio.gather(*(self.forced(ids, r) for r in replies))
+            rows = await asyncio.gather(*(self.forced_logits(ids, r) for r in replies))
             if max(map(len, replies)) == 1:
                 return np.array([row[0][0] for row in rows])
             with np.errstate(divide='ignore'):

@@ -139,7 +139,7 @@ class XVerify:
 
 
 @contextlib.contextmanager
-def _place(judge, memory):
+def _judge_options(judge, memory):
     "Where a judge stands, as options of `XVerify`: at its address, or on a vLLM server of its own."
     if judge.startswith(('http://', 'https://')):
         model = ModelName.parse(f'vllm-server:{judge}')
@@ -182,7 +182,10 @@ def open_grader(
             f'unknown grader {name!r}{nearest(name, _GRADERS)}; choose one of: {", ".join(_GRADERS)}'
         )
     template = _template(template)  # before anything is started
-    with _place(judge, memory) as place, XVerify(template=template, **place | options) as grade:
+    with (
+        _judge_options(judge, memory) as judge_options,
+        XVerify(template=template, **judge_options | options) as grade,
+    ):
         yield grade
     if not grade.unread:
         return

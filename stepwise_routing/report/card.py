@@ -44,7 +44,7 @@ def router_card(
 ) -> str:
     "The card, in Markdown."
     small, large = models
-    rows = [f'| {name} | {known or "not known"} |' for name, known in zip(models, weights)]
+    rows = [f'| {name} | {fact or "not known"} |' for name, fact in zip(models, weights)]
     numbers = dict(calibration)
     large_accuracy = numbers.pop('large')
     return CARD.format(

@@ -1,4 +1,8 @@
-"""Who wrote which step, how sure it was, and what was thrown away"""
+"""Who wrote which step, how sure it was, and what was thrown away.
+
+Here belongs showing single walks to a person, and the demo. Tables and figures over many problems have files of their
+own in `report/`.
+"""
 
 import os
 import sys

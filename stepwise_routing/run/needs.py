@@ -214,8 +214,10 @@ def _gpu_gib() -> float | None:
     "Memory of the first GPU in GiB; None if nvidia-smi finds none."
     command = ('nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits')
     try:
-        told = subprocess.check_output(command, text=True, timeout=20, stderr=subprocess.DEVNULL)
-        return float(told.split()[0]) / 1024
+        reported = subprocess.check_output(
+            command, text=True, timeout=20, stderr=subprocess.DEVNULL
+        )
+        return float(reported.split()[0]) / 1024
     except (OSError, IndexError, subprocess.SubprocessError):
         return None
 

@@ -118,11 +118,11 @@ def _last_cell(source, executed) -> str:
     if not executed.is_file():
         return ''
     own_ids = [cell.get('id') for cell in notebook_cells(source)]
-    begun = ''
+    started = ''
     for cell in notebook_cells(executed):
         if cell['metadata'].get('papermill', {}).get('start_time'):
-            begun = cell.get('id')
-    return begun if begun in own_ids else ''
+            started = cell.get('id')
+    return started if started in own_ids else ''
 
 
 def failure_line(

@@ -192,11 +192,11 @@ def begin(plan: Plan) -> Manifest:
     "Open the run folder and its manifest; what a stage left that is about to run is removed."
     run = plan.run
     manifest = Manifest(run.folder)
-    kept = {}
+    unchanged = {}
     for name in plan.stages:
         is_replaced = name in plan.todo or name in plan.taken
         if manifest.stage(name) and not is_replaced:
-            kept[name] = manifest.stage(name)
+            unchanged[name] = manifest.stage(name)
     notebooks = [plan.project.nbs / f'{name}.ipynb' for name in plan.stages]
     inputs = {path.name: file_sha256(path) for path in [*notebooks, run.path]}
     manifest.update(
@@ -211,9 +211,9 @@ def begin(plan: Plan) -> Manifest:
         hardware=hardware(),
         settings=settings_receipt(run.config),
         inputs=inputs | shipped_files(),
-        notebooks=kept,
+        notebooks=unchanged,
     )
-    recorded = {file for stage in kept.values() for file in stage.get('artefacts', ())}
+    recorded = {file for stage in unchanged.values() for file in stage.get('artefacts', ())}
     for name, path in stage_files(run.folder).items():
         if name not in recorded:
             path.unlink()

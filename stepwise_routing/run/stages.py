@@ -90,8 +90,10 @@ def setting_options(setting: Setting) -> dict:
             options[name] = getattr(limits, name)
     if setting.name == 'api':
         api = setting.part
-        paid = dict(max_cents=api.max_cents, max_reply=api.max_reply, concurrency=api.concurrency)
-        return options | paid | dict(price=api.billed, ledger=setting.files.ledger())
+        limits_of_calls = dict(
+            max_cents=api.max_cents, max_reply=api.max_reply, concurrency=api.concurrency
+        )
+        return options | limits_of_calls | dict(price=api.billed, ledger=setting.files.ledger())
     if limits.engine == 'ray':
         options |= dict(engine='ray', workers=limits.ray_workers, num_gpus=limits.ray_gpus)
     return options
@@ -214,7 +216,9 @@ def save_agreement(
     "Write grading/agreement.csv and disagreements.csv, if there is any second grader."
     import pandas as pd
 
-    second = {key: found for key, found in agreements.items() if found}
+    second = {
+        key: agreement_found for key, agreement_found in agreements.items() if agreement_found
+    }
     if not second:
         return pd.DataFrame()
 
@@ -223,8 +227,13 @@ def save_agreement(
         write_file(run.folder / 'grading' / f'{name}.csv', rows.to_csv())
         return rows
 
-    saved('disagreements', {key: found.disagreements() for key, found in second.items()})
-    return saved('agreement', {key: found.frame() for key, found in second.items()})
+    saved(
+        'disagreements',
+        {key: agreement_found.disagreements() for key, agreement_found in second.items()},
+    )
+    return saved(
+        'agreement', {key: agreement_found.frame() for key, agreement_found in second.items()}
+    )
 
 
 def _saved_policy(folder, benchmark, models):

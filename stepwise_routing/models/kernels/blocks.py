@@ -65,16 +65,16 @@ class Blocks:
         self.owners[blocks] += 1
         return KeptPrefix(blocks, len(blocks) * 2 * self.K[:, 0].nbytes)
 
-    def load(self, slot, kept, n):
+    def load(self, slot, handle, n):
         "Take over n positions: whole blocks are shared, the rest is copied."
         whole = n // BLOCK
-        self.table[slot, :whole] = kept.blocks[:whole]
+        self.table[slot, :whole] = handle.blocks[:whole]
         self.used[slot] = whole
-        self.owners[kept.blocks[:whole]] += 1
+        self.owners[handle.blocks[:whole]] += 1
         self.reserve(slot, n)
         if n % BLOCK:
             for t in (self.K, self.V):
-                t[:, self.table[slot, whole]] = t[:, kept.blocks[whole]]
+                t[:, self.table[slot, whole]] = t[:, handle.blocks[whole]]
 
     def clear(self, slot):
         self.release(self.table[slot, : self.used[slot]])

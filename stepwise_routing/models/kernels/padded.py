@@ -48,10 +48,10 @@ class SlotCache:
     def update(self, keys, values, layer, *args, **kwargs):
         "Called by each attention layer: store the new keys and values, return all that may be looked at."
         both = self.kv[2 * layer : 2 * layer + 2]
-        for kept, new in zip(both, (keys, values)):
-            flat = kept.view(-1, *kept.shape[2:])
+        for cache, new in zip(both, (keys, values)):
+            flat = cache.view(-1, *cache.shape[2:])
             flat[self.cells] = new.transpose(1, 2).flatten(0, 1)
-        return [kept[self.slots, : self.columns].transpose(1, 2) for kept in both]
+        return [cache[self.slots, : self.columns].transpose(1, 2) for cache in both]
 
 
 class PaddedModel:

@@ -185,17 +185,17 @@ class QwenModel:
 
     def run(self, tokens, slots, positions, skip=0):  # all [token]
         "Last hidden states of the tokens from `skip` on; None: keep keys and values only."
-        kept = self.blocks
+        blocks = self.blocks
         x = self.embed[tokens]
         q = np.empty((len(x), self.heads, self.width), np.float32)
-        blocks = kept.table[slots, positions // BLOCK]
+        written = blocks.table[slots, positions // BLOCK]
         used = positions.max() // BLOCK + 1
-        order = np.lexsort(kept.table[slots, :used].T[::-1])
+        order = np.lexsort(blocks.table[slots, :used].T[::-1])
         for i, layer in enumerate(self.layers):
-            K = kept.K[i]
-            V = kept.V[i]
+            K = blocks.K[i]
+            V = blocks.V[i]
             qkv = linear(self.norm(x, layer.norm), layer.qkv, layer.qkv_bias)
-            rotate(qkv, positions, self.cos, self.sin, blocks, q, K, V)
+            rotate(qkv, positions, self.cos, self.sin, written, q, K, V)
             if i == len(self.layers) - 1:  # only the tokens that were asked for go on
                 if skip is None:
                     return
@@ -206,7 +206,7 @@ class QwenModel:
                 order = order[order >= skip] - skip
             o = np.empty_like(q)
             lengths = positions + 1
-            self.attend(q, K, V, kept.table, slots, lengths, order, self.scores, self.spare, o)
+            self.attend(q, K, V, blocks.table, slots, lengths, order, self.scores, self.spare, o)
             product(o.reshape(len(o), -1), layer.out, x, x)
             inner = np.empty((len(x), layer.down.shape[1]), np.float32)
             gated(linear(self.norm(x, layer.mlp_norm), layer.gate_up, layer.no_bias), inner)
@@ -238,16 +238,16 @@ class QwenModel:
     def keep(self, slot, n):
         return self.blocks.keep(slot, n)
 
-    def drop(self, kept):
-        self.blocks.release(kept.blocks)
+    def drop(self, handle):
+        self.blocks.release(handle.blocks)
 
     def move(self, slot, to, n):
         self.blocks.move(slot, to)
 
-    def load(self, slot, kept, n):
-        if n % BLOCK and self.is_queued(kept.blocks[n // BLOCK]):
+    def load(self, slot, handle, n):
+        if n % BLOCK and self.is_queued(handle.blocks[n // BLOCK]):
             self.flush()  # the block is copied now
-        self.blocks.load(slot, kept, n)
+        self.blocks.load(slot, handle, n)
 
     def clear(self, slot):
         self.queue = [fed for fed in self.queue if fed[0] != slot]
