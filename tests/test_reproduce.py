@@ -324,6 +324,8 @@ def test_every_stage_reaches_the_code_that_it_is_about():
     assert not any(name.startswith(('report.', 'run.cli', 'run.runner')) for name in first)
     assert {'report.tables', 'report.figures', 'run.training_report', 'run.stages'} <= last
     assert {'method.training', 'run.sweep', 'method.cpo'} <= reached('03b_training')
+    cells = fingerprints.stage_cells(project, '05_results')
+    assert any('def report_claims' in cell for cell in cells), 'the notebook that it runs is a part of it'
 
 # ---- stages that a new run takes over
 

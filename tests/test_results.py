@@ -1,5 +1,5 @@
 "Rows, intervals, metrics and loading: closed forms, and clear lines for bad input."
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting, settled
 
 from stepwise_routing.base.statistics import resamples
-from stepwise_routing.method.comparison import COLUMNS, outcome_rows
+from stepwise_routing.method.comparison import COLUMNS, at_thresholds, grid_search, outcome_rows
 from stepwise_routing.method.outcomes import replay, toy_table, undominated
 from stepwise_routing.method.results import (
     METHOD_STYLE,
@@ -18,9 +18,11 @@ from stepwise_routing.method.results import (
     read_rows,
     with_intervals,
 )
+from stepwise_routing.method.routers import RandomRouter, ThresholdRouter, score_thresholds
 from stepwise_routing.method.walks import SmallOnly
 from stepwise_routing.run.config import changed
-from stepwise_routing.run.stages import load_benchmark, load_run
+from stepwise_routing.run.own_routers import add_router
+from stepwise_routing.run.stages import load_benchmark, load_run, read_table
 
 
 @pytest.fixture(scope='module')
@@ -284,3 +286,43 @@ def test_everything_is_compared_with_the_large_model():
     table = toy_table(20)
     rows = outcome_rows(SmallOnly(), table, replay(SmallOnly(), table), 0.)
     with pytest.raises(ValueError, match='no method "Large only"'): evaluated(pd.DataFrame(rows, columns=COLUMNS))
+
+# ---- a router of one's own ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Patience(ThresholdRouter): # the one of CONTRIBUTING.md
+    threshold: float = .5
+    name = 'Patience'
+    def score(self, states): return np.array([1/len(s.steps) for s in states])
+    def table_score(self, table): return 1/(1 + table.obs[..., table.features.index('index')])
+
+def test_a_router_of_ones_own_gets_into_tables_and_figures_by_one_call(tmp_path):
+    s = setting(tmp_path)
+    save_methods(s)
+    save_methods(setting(tmp_path, 'api'), 'cents')
+    before = load_benchmark(s, 'toy').results
+    for _ in range(2): results = add_router(s.run, Patience()) # the second call replaces the first one's rows
+    after = results['open'].results
+    assert after[after['method'] != 'Patience'].reset_index(drop=True).equals(before)
+    rows = after[after['method'] == 'Patience']
+    assert rows['chosen'].sum() == 1 and len(rows) > 1
+    calibration = read_table(s, 'toy', 'calibration')
+    router = Patience()
+    want = grid_search(at_thresholds(router, score_thresholds(router, calibration)), calibration, .02)
+    assert rows.query('chosen == 1')['threshold'].tolist() == [want.threshold], 'by the rule that chose all others'
+    for file in ('full.md', 'metrics.md'): assert 'Patience' in (s.run.tables/file).read_text()
+    assert 'Patience' in (s.run.tables/'evaluation.csv').read_text()
+    assert (s.run.figures/'accuracy_cost_full.pdf').is_file()
+
+def test_a_router_that_cannot_stand_in_a_table_is_refused_in_one_line(tmp_path):
+    s = setting(tmp_path)
+    save_methods(s)
+    @dataclass(frozen=True)
+    class Bare(Patience):
+        name = 'Bare threshold (logit)'
+    @dataclass(frozen=True)
+    class Walking:
+        name, on_escalate = 'Walking', 'append'
+    cases = (Bare(), 'another name'), (Walking(), 'no table_score'), (replace(RandomRouter(), name=''), 'no name')
+    for router, words in cases:
+        with pytest.raises(ValueError, match=words): add_router(s.run, router)
+    assert not s.files.methods('toy', '-own').exists()

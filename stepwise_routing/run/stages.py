@@ -410,6 +410,15 @@ def kept_given_up(setting: Setting) -> set:
     return {tuple(pair) for file in files for pair in json.loads(file.read_text('utf-8'))}
 
 
+def with_own(read, columns, path, own_path):
+    "Rows of chapter 04b, and those of `run.own_routers` behind them if there are any."
+    import pandas as pd
+
+    frame = read(path, columns)
+    own = read(own_path, columns)
+    return pd.concat([frame, own], ignore_index=True) if len(own) else frame
+
+
 def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     "Everything a setting stored about a benchmark; one line if something is missing or does not belong together."
     table = read_table(setting, benchmark, 'test')
@@ -418,9 +427,9 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     def file(part):
         return setting.files.methods(benchmark, part)
 
-    rows = read_rows(file(''))
+    rows = with_own(read_rows, COLUMNS, file(''), file('-own'))
     singles = read_rows(file('-ablations'), SEED_COLUMNS)
-    grid = read_csv(file('-grid'), GRID_COLUMNS)
+    grid = with_own(read_csv, GRID_COLUMNS, file('-grid'), file('-own-grid'))
     for part, frame in {'': rows, '-grid': grid}.items():
         if frame.empty:
             raise FileNotFoundError(
