@@ -67,7 +67,7 @@ class Plain(ToyBackend):
     def _tokens(self, r, text, sure):
         n = size(text.strip())
         return dict(ids=tuple(range(n)), ends=tuple(min(3*i + 3, len(text.strip())) for i in range(n)), prob=(.5,)*n,
-                    rank=(1,)*n, max_logit=(1.,)*n)
+                    max_logit=(1.,)*n)
     async def write(self, request):
         steps = await super().write(request)
         self.written += [s.generated for s in steps]

@@ -74,11 +74,10 @@ def test_mask_is_quick_on_hostile_text():
         math_token_mask(text, (len(text),))
 
 # ---------------------------------------------------------------- the scores
-def step_of(text, prob, logit, rank=None, finish='step'):
+def step_of(text, prob, logit, finish='step'):
     ends = tokens(text)[1]
     assert len(ends) == len(prob) == len(logit)
-    rank = tuple(rank or [1]*len(prob))
-    return Step(text, 0, finish, tuple(ends), tuple(ends), tuple(prob), rank, tuple(logit), generated=len(ends))
+    return Step(text, 0, finish, tuple(ends), tuple(ends), tuple(prob), tuple(logit), generated=len(ends))
 
 def test_scores_on_a_latex_step_by_hand():
     step = step_of(r'So $x=7$ holds', [.9, .1, .8, .7, .6, .95, .85, .2, .3], [20, 99, 10, 11, 12, 13, 14, 99, 99],
@@ -92,7 +91,7 @@ def test_scores_of_steps_that_lack_something():
     assert np.isnan(logit_confidence(hidden)) and logprob_confidence(hidden) == .5
     bare = Step('7', 1, 'stop')
     assert np.isnan(logit_confidence(bare)) and np.isnan(logprob_confidence(bare))
-    empty = Step('', 0, 'step', (5,), (0,), (.25,), (1,), (8.,), 1)
+    empty = Step('', 0, 'step', (5,), (0,), (.25,), (8.,), 1)
     assert (logit_confidence(empty), logprob_confidence(empty)) == (8., .25)
 
 def test_observe():
@@ -209,7 +208,7 @@ def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_po
     from stepwise_routing.method.policy import FULL_FEATURES, policy_inputs, state_inputs
     from stepwise_routing.method.routers import STEER, Mixture
     from stepwise_routing.method.walks import State
-    first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6), rank=(1,)*5,
+    first = Step('3+4=7', 0, 'step', ends=(1, 2, 3, 4, 5), ids=(1,)*5, prob=(.9, .8, .7, .95, .6),
                  max_logit=(10., 11., 12., 13., 14.), generated=5)
     full = Step('', 0, 'length', prompt=99) # nothing fitted into the context
     raw = observe((first, full))

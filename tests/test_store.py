@@ -25,7 +25,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=True)
 steps = st.builds(Step, text=st.text(st.characters(), max_size=40), model=st.integers(0, 9),
                   finish=st.sampled_from(['step', 'stop', 'length']), ids=st.lists(st.integers(0, 2**40)).map(tuple),
                   ends=st.lists(st.integers(0, 2**31)).map(tuple), prob=st.lists(numbers).map(tuple),
-                  rank=st.lists(st.integers(1, 2**20)).map(tuple), max_logit=st.none() | st.lists(numbers).map(tuple),
+                  max_logit=st.none() | st.lists(numbers).map(tuple),
                   generated=st.integers(0, 10**6), prompt=st.integers(0, 10**6), cached=st.integers(0, 10**6))
 
 @pytest.fixture(scope='module')

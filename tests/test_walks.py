@@ -98,7 +98,7 @@ def scripted(tmp_path, script, k=2, kind=Script, **kwargs):
         def _step(self, problem, prefix, seed, last):
             n = len(prefix)
             text = f'{"abc"[n]}{self.index}' + (rf' \boxed{{{self.index}}}' if n == 2 else '')
-            return Step(text, self.index, 'step', (0,), (len(text),), (.5,), (1,), (1.,), 10, 100 + 10*n)
+            return Step(text, self.index, 'step', (0,), (len(text),), (.5,), (1.,), 10, 100 + 10*n)
     tree = make_tree(tmp_path/f'{abs(hash((script, kind.__name__, str(kwargs))))}.db',
                      backends=[Three(i) for i in range(k)])
     router = kind(script=script, **kwargs)

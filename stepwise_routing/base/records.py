@@ -82,7 +82,6 @@ class Step:
     ids: tuple = ()  # generated token ids, separator or end token included; empty where a server hides them
     ends: tuple = ()  # per token, the offset in `text` where it ends (clipped to its length)
     prob: tuple = ()  # per token, probability of the sampled token at temperature 1
-    rank: tuple = ()  # per token, its rank among the vocabulary by probability (1 = likeliest)
     max_logit: tuple | None = (
         None  # per token, $\max_v z_v$; None where the server gives no raw logits
     )

@@ -190,8 +190,6 @@ _CONNECTIONS = 16  # of a client: it looks at all that are idle before each requ
 class OpenAIBackend:
     "A model behind an OpenAI-compatible API. RuntimeError where it cannot go on, ValueError for a bad argument."
 
-    has_logits = False
-
     def __init__(
         self,
         model: str,  # name in the API

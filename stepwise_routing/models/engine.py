@@ -25,7 +25,7 @@ class Forward(Protocol):
         "The same for several slots, now: logits [all tokens, vocabulary]."
 
     def confidences(self, logits, tokens):
-        "Largest logit, probability, rank, entropy of each token: [4, token]."
+        "Largest logit, probability, entropy of each token: [3, token]."
 
     def decode(self, tokens, positions, u, temperature, top_p):
         "Draw a token in the slots 0, 1, ...: ([slot, token and its confidences], logits)."
@@ -166,7 +166,7 @@ class Engine:
         self.limit = np.zeros(size, int)  # tokens that this step may have
         self.slot_sampling = np.zeros((2, size))  # temperature and top_p
         self.u = np.zeros((size, self.max_tokens))  # random numbers
-        self.drawn = np.zeros((size, self.max_tokens, 5))  # token, logit, prob, rank, entropy
+        self.drawn = np.zeros((size, self.max_tokens, 4))  # token, logit, prob, entropy
 
     def begin(self, slot):
         "Start the next step of a row; False if there is no room for it."
@@ -350,7 +350,7 @@ class Engine:
 
 
 def new_step(model, row, drawn, full):
-    "The Step that the drawn tokens [token, 5] make behind `row.ids`; None if it has not ended, and room is left."
+    "The Step that the drawn tokens [token, 4] make behind `row.ids`; None if it has not ended, and room is left."
     ids = tuple(drawn[:, 0].astype(int).tolist())
     text, ended, ends = model.text.parse(ids)
     finish = 'step' if ended else 'length' if full else None
@@ -358,7 +358,7 @@ def new_step(model, row, drawn, full):
         finish = 'stop'
     if finish is None:
         return None
-    logit, prob, entropy = five_digits(drawn[:, [1, 2, 4]].T).tolist()
+    logit, prob, entropy = five_digits(drawn[:, 1:].T).tolist()
     return Step(
         text,
         model.index,
@@ -366,7 +366,6 @@ def new_step(model, row, drawn, full):
         ids,
         ends,
         prob=tuple(prob),
-        rank=tuple(drawn[:, 3].astype(int).tolist()),
         max_logit=tuple(logit),
         generated=len(ids),
         prompt=len(row.ids),
@@ -405,7 +404,7 @@ async def answer_request(backend, ids, **row):
     task = engine.task
     if task is None or task.done() or task.get_loop() is not loop:
         if task and not task.done() and task.get_loop().is_running():
-            raise RuntimeError(f'{engine.name} is positions work in another event loop')
+            raise RuntimeError(f'{engine.name} is at work in another event loop')
         engine.fail(asyncio.CancelledError())  # what a loop that is gone has left behind
         engine.task = loop.create_task(engine.drive())
     engine.waiting.append(row := Row(list(ids), loop.create_future(), **row))

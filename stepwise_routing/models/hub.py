@@ -232,17 +232,15 @@ async def score_text(backend, request, step, answer=answer_request):
     room_left(
         backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}'
     )
-    scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((4, 0))
+    scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((3, 0))
     logit, prob = five_digits(scores[:2]).tolist()
-    rank = scores[2].astype(int).tolist()
     ends = backend.text.parse(tokens)[2]
-    entropy = float(five_digits(scores[3, 0])) if tokens else None
+    entropy = float(five_digits(scores[2, 0])) if tokens else None
     return replace(
         step,
         ids=tokens,
         ends=ends,
         prob=tuple(prob),
-        rank=tuple(rank),
         max_logit=tuple(logit),
         entropy=entropy,
         generated=0,
@@ -305,7 +303,6 @@ def text_settings(hf):
 class TransformersBackend:
     "A Hugging Face causal language model on this machine's CPU or GPU."
 
-    has_logits = True
     score = score_text
     choose = choose_reply
 

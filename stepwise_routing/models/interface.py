@@ -50,7 +50,6 @@ class Backend(Protocol):
     "A language model $M_k$, as the routing tree sees it."
 
     spec: ModelSpec  # name, size, price
-    has_logits: bool  # does `Step.max_logit` exist?
     index: int  # k, its place among the models of a tree, 0 = smallest
 
     def settings(self) -> dict:
@@ -191,7 +190,7 @@ def draw_rows(
 
 
 def confidences(logits, tokens):  # raw logits [..., vocabulary], sampled token ids [...]
-    "How sure the model was: [4, ...] of the largest logit, the token's probability, its rank, the entropy (nats)."
+    "How sure the model was: [3, ...] of the largest logit, the token's probability, the entropy (nats)."
     import torch
 
     z = logits.gather(-1, tokens[..., None])
@@ -202,8 +201,7 @@ def confidences(logits, tokens):  # raw logits [..., vocabulary], sampled token 
     finite = below.clamp(min=-1e4)  # a logit of -inf has no mass
     entropy = total.log() - (mass * finite).sum(-1) / total
     prob = (z[..., 0] - top).exp_() / total
-    rank = 1.0 + (logits > z).sum(-1)
-    return torch.stack((top, prob, rank, entropy))
+    return torch.stack((top, prob, entropy))
 
 
 def five_digits(x) -> np.ndarray:  # float64, each exactly representable in float32

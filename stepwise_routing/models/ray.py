@@ -38,7 +38,7 @@ class Worker:
         "Of each model, what a tree asks of a backend."
         if self.error:
             raise self.error
-        return [(m.spec, m.has_logits, m.settings()) for m in self.models]
+        return [(m.spec, m.settings()) for m in self.models]
 
     async def call(self, index, method, *args):
         "What a method of a model returns."
@@ -116,7 +116,7 @@ class RayModel:
         self.actors = actors
         self.index = index
         self.facts = facts
-        self.spec, self.has_logits, _ = facts
+        self.spec, _ = facts
 
     async def send(self, key, *call):
         "The result of a call; the worker follows from `key`."
@@ -129,7 +129,7 @@ class RayModel:
             raise _worker_error(e, f'drew {key!r:.60}') from None
 
     def settings(self):
-        return self.facts[2]
+        return self.facts[1]
 
     async def write(self, request):
         return await self.send(request.problem.id, 'write', _pack_request(request))

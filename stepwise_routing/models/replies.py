@@ -71,20 +71,15 @@ def _token_ends(text, tokens):
 
 
 def _tokens(content):
-    "Per token: bytes (as Latin-1 text), log-probability, rank; and what could have stood in the first place."
+    "Per token: bytes (as Latin-1 text), log-probability; and what could have stood in the first place."
     alternatives = [t.get('top_logprobs') or [] for t in content]
     if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *alternatives) for t in row):
         raise ValueError
     raw = [t['token'].encode() if t.get('bytes') is None else bytes(t['bytes']) for t in content]
-    ranks = [
-        1 + sum(a['logprob'] > t['logprob'] for a in others)
-        for t, others in zip(content, alternatives)
-    ]
     first = (alternatives[0] or [content[0]]) if content else []
     return dict(
         bytes=[b.decode('latin-1') for b in raw],
         logs=[float(t['logprob']) for t in content],
-        ranks=ranks,
         first=[[a['token'], float(a['logprob'])] for a in first],
     )
 
@@ -149,7 +144,6 @@ def reply_steps(reply, index=1, max_steps=30, stopped=False) -> tuple:
             record = dict(
                 ends=tuple(min(max(e - start, 0), len(step)) for e in ends[first:n]),
                 prob=tuple(five_digits(np.exp(tokens['logs'][first:n])).tolist()),
-                rank=tuple(tokens['ranks'][first:n]),
             )
         billed = usage['generated'] if last else min(n, usage['generated'])
         bill = dict(

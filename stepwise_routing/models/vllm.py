@@ -47,22 +47,21 @@ from .serve import watched
 
 def shown_confidences(
     tokens,  # per token: its raw logit, and the logits of the likeliest tokens with itself among them
-) -> np.ndarray:  # [4, token]
-    """Largest logit, probability, rank and entropy of each token.
+) -> np.ndarray:  # [3, token]
+    """Largest logit, probability and entropy of each token.
 
     The probability is too high by the mass of the tokens that the server does not show.
     """
     logits = np.array([logit for logit, _ in tokens])
     columns = zip_longest(*(likeliest for _, likeliest in tokens), fillvalue=-np.inf)
-    likeliest = np.array([*columns])  # [rank, token]
+    likeliest = np.array([*columns])  # [place, token]
     best = likeliest.max(0)
     mass = np.exp(likeliest - best)
     total = mass.sum(0)
     below = np.maximum(likeliest - best, -1e4)  # a token that is not shown has no mass
     entropy = np.log(total) - (mass * below).sum(0) / total
     prob = np.exp(logits - best) / total
-    rank = 1.0 + (likeliest > logits).sum(0)
-    return np.stack((best, prob, rank, entropy))
+    return np.stack((best, prob, entropy))
 
 
 @dataclass(frozen=True)
@@ -209,8 +208,6 @@ def serve_vllm(
 
 class VLLMBackend:
     "A Hugging Face causal language model behind a vLLM server."
-
-    has_logits = True
 
     def __init__(
         self,

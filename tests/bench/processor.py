@@ -36,7 +36,7 @@ def facts():
         seed = lambda i, k=k: edge_seed(p.benchmark, p.id, 0, str(k)*i, k)
         chain = run_async(load_micro(which).write(Request(p, (), seed, to_end=True)))
         out[f'draws, {which}'] = hashed(*(np.array(s.ids) for s in chain))
-        out[f'confidences, {which}'] = hashed(*(np.array([s.prob, s.max_logit, s.rank]) for s in chain))
+        out[f'confidences, {which}'] = hashed(*(np.array([s.prob, s.max_logit]) for s in chain))
     for estimator in ('exact', 'sampled'):
         trained = train(toy_env(), Policy(estimator=estimator, batch=50, steps=4), progress=False)
         out[f'policy, {estimator}'] = hashed(*(t.detach().numpy() for t in trained.policy.parameters()))

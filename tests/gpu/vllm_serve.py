@@ -57,7 +57,7 @@ def check(api, local, problems):
         both = np.array([[logprob_confidence(s), logprob_confidence(t)] for s, t in pairs
                          if s.finish != 'length' and s.text])
         gaps[name], correlation[name] = np.abs(both[:, 0] - both[:, 1]), np.corrcoef(both.T)[0, 1]
-        assert all(len(s.prob) == len(s.ends) == len(s.rank) for c in chains for s in c)
+        assert all(len(s.prob) == len(s.ends) for c in chains for s in c)
     options = (score_messages, list('0123456789')), (verdict_messages, ['correct', 'incorrect'])
     cases = [(f(p, [s.text for s in c[:1]]), o) for p, c in zip(problems, stepwise) for f, o in options]
     async def chosen(b): return await asyncio.gather(*(b.choose(*case) for case in cases))

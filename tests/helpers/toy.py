@@ -55,8 +55,7 @@ class ToyBackend:
         n = len(ends)
         prob = tuple(f32(min(1., max(1e-4, r.gauss(.9 if confident else .6, .1)))) for _ in range(n))
         logit = tuple(f32(r.gauss(20 if confident else 15, 2)) for _ in range(n)) if self.has_logits else None
-        return dict(ids=tuple(r.randrange(50_000) for _ in range(n)), ends=tuple(ends), prob=prob,
-                    rank=tuple(1 if p > .5 else r.randint(2, 9) for p in prob), max_logit=logit)
+        return dict(ids=tuple(r.randrange(50_000) for _ in range(n)), ends=tuple(ends), prob=prob, max_logit=logit)
 
     def _prompt(self, problem, prefix): return len(problem.question) + sum(len(s.ids) for s in prefix)
 
@@ -96,7 +95,7 @@ class ToyBackend:
         r = self._random('score', self.index, request.problem.question, *(s.text for s in request.steps), step.text)
         n, tokens = len(step.ids), self._tokens(r, step.text, 'slip' not in step.text)
         pad = lambda xs: tuple((xs*n)[:n]) if xs else xs
-        return Step(step.text, step.model, step.finish, step.ids, step.ends, pad(tokens['prob']), pad(tokens['rank']),
+        return Step(step.text, step.model, step.finish, step.ids, step.ends, pad(tokens['prob']),
                     pad(tokens['max_logit']), generated=0, prompt=self._prompt(request.problem, request.steps) + n)
 
     async def choose(self, messages, options):

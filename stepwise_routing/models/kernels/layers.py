@@ -174,23 +174,19 @@ def draw(z, u, temperature, mass, spare, tokens):
 
 @njit(**KERNEL)
 def token_confidences(z, tokens, mass, spare, out):
-    """Largest logit, probability, rank and entropy.
+    """Largest logit, probability and entropy.
 
-    z [row, vocabulary], tokens [row] -> out [4, row].
+    z [row, vocabulary], tokens [row] -> out [3, row].
     """
     for i in range(len(z)):
         row = z[i]
         n = z.shape[1]
-        rank = 1
         weighted = _F(0.0)
         for j in range(n):
             mass[j] = row[j]
         top, whole = exponentials(mass, 0, n, _F(1.0), spare)
         for j in range(n):
             weighted += mass[j] * (row[j] - top)
-        for j in range(n):
-            rank += row[j] > row[tokens[i]]
         out[0, i] = top
         out[1, i] = mass[tokens[i]] / whole
-        out[2, i] = rank
-        out[3, i] = np.log(whole) - weighted / whole
+        out[2, i] = np.log(whole) - weighted / whole

@@ -150,7 +150,7 @@ class PaddedModel:
                 out[i] = row[: lengths[i]]
         return self.torch.cat(out)
 
-    def confidences(self, logits, tokens):  # [4, token]
+    def confidences(self, logits, tokens):  # [3, token]
         tokens = self.torch.as_tensor(tokens, device=logits.device)
         return confidences(logits.double(), tokens).cpu().numpy()
 

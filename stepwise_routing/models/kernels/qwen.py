@@ -264,8 +264,8 @@ class QwenModel:
             parts.append(self.read(hidden))
         return torch.from_numpy(np.concatenate(parts))
 
-    def confidences(self, logits, tokens):  # [4, token]
-        out = np.empty((4, len(logits)))
+    def confidences(self, logits, tokens):  # [3, token]
+        out = np.empty((3, len(logits)))
         token_confidences(logits.numpy(), np.asarray(tokens), self.mass, self.spare, out)
         return out
 
