@@ -278,6 +278,6 @@ def test_a_walk_marks_where_the_router_was_asked(tmp_path):
 
 def test_a_bill_after_regenerate_has_no_more_in_the_cache_than_its_prompt():
     "A model that has read a longer path, since written anew, finds its whole prompt in the cache."
-    step, seen = Step('x', 1, 'step', (1, 2), (1, 1), (.5, .5), (1, 1), None, prompt=10, generated=2), {1: 50, 0: 4}
+    step, seen = Step('x', 1, 'step', (1, 2), (1, 1), (.5, .5), None, prompt=10, generated=2), {1: 50, 0: 4}
     assert bill_call([step, step], seen) == Call(1, 4, 10, 10) and seen == {1: 14, 0: 4}
     assert bill_call([replace(step, model=0)], seen) == Call(0, 2, 10, 4)
