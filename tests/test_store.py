@@ -75,7 +75,7 @@ def put_some(store, n, start=0):
 
 def key_of(i): return f'p{i}', 0, '0'*(i % 3), i % 2
 
-def step_of(i): return Step(f'step {i} \u2260 \n', i % 2, 'step', (i,), (3,), (f32(.1*i),), (1,), None, 1, 10 + i)
+def step_of(i): return Step(f'step {i} \u2260 \n', i % 2, 'step', (i,), (3,), (f32(.1*i),), None, 1, 10 + i)
 
 def test_put_get_reopen_and_first_draw_wins(tmp_path):
     with RolloutStore(tmp_path/'deep'/'s.db', SETTINGS) as store:
