@@ -21,9 +21,9 @@ from .base.records import walk_cost
 from .base.settings import FROM_LIST, Count, Policy, Probability, Section
 from .base.store import RolloutStore, check_settings, tree_settings
 from .base.tools import check_links, digest, nearest, write_file
-from .data.benchmarks import file_rows, make_problem
 from .data.grading import graded, is_right
 from .data.questions import own_problems
+from .data.sources import file_rows, make_problem
 from .method.outcomes import OutcomeTable, outcome_table
 from .method.tree import RoutingTree, collect_rollouts
 from .method.walks import walk

@@ -28,8 +28,9 @@ from stepwise_routing.base.records import (
     walk_cost,
 )
 from stepwise_routing.base.tools import nearest, run_async
-from stepwise_routing.data import benchmarks as data_benchmarks
-from stepwise_routing.data.benchmarks import SPLITS, load_problems
+from stepwise_routing.data import benchmarks as data_benchmarks, sources as data_sources
+from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.data.sources import SPLITS
 
 DATA = Path(__file__).parent/'data'
 SAMPLES = dict(gsm8k=DATA/'gsm8k.jsonl', math500=DATA/'math500.jsonl', omnimath=DATA/'omnimath.jsonl')
@@ -116,8 +117,8 @@ def load(folder, name, split, raw, test=OTHER, n=None):
     return load_problems(name, split, n, data_dir=folder)
 
 def whole_test_set(name, folder):
-    benchmark = data_benchmarks.SOURCES[name]
-    return data_benchmarks.source_problems(benchmark, benchmark.test, folder)
+    public = data_sources.PUBLIC[name]
+    return public.rows(public.test, folder)
 
 @pytest.mark.parametrize('name', SAMPLES)
 def test_samples_hold_twenty_problems(name, tmp_path):
@@ -145,12 +146,12 @@ def test_splits_are_disjoint_and_do_not_depend_on_the_order_of_the_file(name, tm
 
 @pytest.mark.parametrize('name', ['gsm8k', 'math500'])
 def test_a_test_question_never_appears_in_train_or_calibration(name, tmp_path):
-    field = data_benchmarks.SOURCES[name].fields[0]
+    field = data_sources.PUBLIC[name].fields[0]
     raw = rows(name)
     test = [{**r, field: '  ' + r[field].upper().replace(' ', '\n')} for r in raw[:10]]
     kept = [p for s in ('train', 'calibration') for p in load(tmp_path, name, s, raw, test)]
     assert len(kept) == 10
-    keys = [{data_benchmarks.question_key(p.question) for p in ps} for ps in (kept, load(tmp_path, name, 'test', test))]
+    keys = [{data_sources.question_key(p.question) for p in ps} for ps in (kept, load(tmp_path, name, 'test', test))]
     assert not keys[0] & keys[1]
 
 def test_from_the_hub_the_test_questions_are_left_out_too(monkeypatch):
@@ -158,7 +159,7 @@ def test_from_the_hub_the_test_questions_are_left_out_too(monkeypatch):
     def hub(source):
         asked.append(source.revision)
         return rows('gsm8k')[:20 if source.split == 'train' else 5]
-    monkeypatch.setattr(data_benchmarks, 'hub_rows', hub)
+    monkeypatch.setattr(data_sources, 'hub_rows', hub)
     parts = {s: load_problems('gsm8k', s) for s in SPLITS}
     assert len(parts['test']) == 5 and len(parts['train']) + len(parts['calibration']) == 15
     assert set(asked) == {'740312add88f781978c0658806c59bc2815b9866'}
@@ -192,14 +193,14 @@ def test_known_near_duplicates_are_left_out_of_training_sets_and_never_of_math50
     assert len(load(tmp_path, 'math500', 'test', raw)) == 21
 
 def test_gsm8k_rows():
-    p = data_benchmarks.read_gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
+    p = data_sources.read_gsm8k(dict(question='Q?', answer='Half is 48/2=<<48/2=24>>24.\nTotal 1,000.\n#### 1,000'))
     assert p.answer == '1000' and p.solution == 'Half is 48/2=24.\n\nTotal 1,000.'
 
 def test_math_rows_take_the_last_box_where_no_answer_is_given():
     row = dict(problem='P', solution=r'So \boxed{1}, no, $\boxed{\frac{1}{2}}$.', level='Level 5')
-    p = data_benchmarks.read_math(row)
+    p = data_sources.read_math(row)
     assert p.answer == r'\frac{1}{2}' and p.difficulty == 5.
-    assert data_benchmarks.read_math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
+    assert data_sources.read_math(dict(problem='P', solution=r'\boxed{1}', level='Level ?')).difficulty is None
 
 # ---- a folder of local copies
 @pytest.fixture
@@ -210,14 +211,14 @@ def local(tmp_path):
 
 @pytest.mark.parametrize('name', FILES)
 def test_a_folder_gives_what_the_hub_gives_and_the_hub_is_not_asked(name, local, monkeypatch):
-    def read(source): return data_benchmarks.file_rows(local/source.file)
+    def read(source): return data_sources.file_rows(local/source.file)
     for split in SPLITS:
-        monkeypatch.setattr(data_benchmarks, 'hub_rows', read)
+        monkeypatch.setattr(data_sources, 'hub_rows', read)
         expected = load_problems(name, split)
-        monkeypatch.setattr(data_benchmarks, 'hub_rows', lambda source: pytest.fail('the Hub was asked'))
+        monkeypatch.setattr(data_sources, 'hub_rows', lambda source: pytest.fail('the Hub was asked'))
         assert load_problems(name, split, data_dir=local) == load_problems(name, split, data_dir=str(local)) == expected
     every = [load_problems(name, s, data_dir=local) for s in SPLITS]
-    questions = [{data_benchmarks.question_key(p.question) for p in problems} for problems in every]
+    questions = [{data_sources.question_key(p.question) for p in problems} for problems in every]
     assert not questions[0] & questions[2] and not questions[1] & questions[2] and sum(map(len, questions)) == 20
 
 def test_a_bad_folder_is_one_line(local):
@@ -265,7 +266,7 @@ def test_bad_names_and_numbers(tmp_path):
         load(tmp_path, 'gsm8k', 'test', rows('gsm8k'), n=21)
     with pytest.raises(ValueError, match='at least 1'): load_problems('gsm8k', 'test', n=0)
     with pytest.raises(FileNotFoundError, match=r"gsm8k.json is not a file \(did you mean 'gsm8k.jsonl'\?\)"):
-        data_benchmarks.file_rows(DATA/'gsm8k.json')
+        data_sources.file_rows(DATA/'gsm8k.json')
     with pytest.raises(ValueError, match='micro-gsm test has .* problems, n=1000000 were asked for'):
         load_problems('micro-gsm', 'test', 10**6)
 

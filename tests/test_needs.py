@@ -10,7 +10,8 @@ import pytest
 from stepwise_routing.base.records import Step
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import Project
-from stepwise_routing.data.benchmarks import MICRO, SPLITS, load_problems
+from stepwise_routing.data.benchmarks import MICRO, load_problems
+from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.run import needs as run_needs
 from stepwise_routing.run.config import read_run
 from stepwise_routing.run.needs import LOADS, estimate, needs, report

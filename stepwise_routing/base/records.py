@@ -268,7 +268,7 @@ def verdict_messages(problem: Problem, steps) -> list:
 _SCORE_PROMPT = 'Rate the last step from 0 (wrong) to 9 (right). Reply with one digit.'
 
 
-def score_messages(problem: Problem, steps) -> list:
+def score_messages(problem: Problem, steps, prompt=chat_prompt, separator='\n\n') -> list:
     "SpecReason's question in our words as chat messages, after the chain; the reply is one digit."
-    chain = dict(role='assistant', content='\n\n'.join(step_texts(steps)))
-    return chat_prompt(problem.question) + [chain, dict(role='user', content=_SCORE_PROMPT)]
+    chain = dict(role='assistant', content=separator.join(step_texts(steps)))
+    return prompt(problem.question) + [chain, dict(role='user', content=_SCORE_PROMPT)]

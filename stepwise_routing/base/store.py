@@ -191,10 +191,11 @@ class Database:
 def tree_settings(
     benchmark: str,
     backends,  # models, small to large
+    draws=(),  # what else they depend on, a dict: of a `Benchmark`
 ) -> dict:
     "What the draws of a tree depend on, as JSON: benchmark, and of each model all that matters."
     models = [dict(spec=asdict(backend.spec), **backend.settings()) for backend in backends]
-    return dict(benchmark=benchmark, models=models)
+    return dict(benchmark=benchmark, models=models, **dict(draws))
 
 
 def settings_difference(

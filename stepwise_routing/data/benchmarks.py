@@ -1,280 +1,188 @@
-"""GSM8K, MATH500, OmniMath and the micro benchmarks, each in three splits that share no question.
+"""One record per benchmark: all that a model, a confidence, a router and a grader must know of it.
 
-Here belong the problems: where they come from, how their rows are read, and who is in which split.
-Grading belongs in `data.grading`; the generators of the micro problems are in nbs/labs.
+Here belongs the record, the list of the registered ones, and loading problems by a benchmark's name. Where problems
+come from belongs in `data.sources`; running programs, in `data.programs`.
 """
 
-import json
-import lzma
 import re
-import unicodedata
+import runpy
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..base.records import Problem, extract_boxed
-from ..base.tools import (
-    PACKAGE,
-    bad_row,
-    digest,
-    install_line,
-    nearest,
-    one_of,
-    require_fields,
-)
+import numpy as np
 
-SPLITS = ('train', 'calibration', 'test')
+from ..base.records import chat_prompt, extract_boxed
+from ..base.tools import digest, find_project, one_of
+from .mbpp import MbppSet, closes_the_block, code_prompt, passes_tests, program_of
+from .recorded import SUFFIX, RecordedSet, RecordedVerdict, recorded_names
+from .sources import PUBLIC, SPLITS, QuestionFile, ShippedSet
+
 MICRO = ('micro-gsm', 'micro-math', 'micro-omni')  # benchmarks that the package ships
 
 
-def make_problem(
-    benchmark: str,
-    question: str,
-    answer: str,
-    difficulty: float | None = None,
-    solution: str | None = None,  # steps, with blank lines between them
-) -> Problem:
-    "A `Problem` whose id is the hash of its question, white space aside."
-    name = f'{benchmark}-{digest(" ".join(question.split()), size=6)}'
-    return Problem(benchmark, name, question, answer, difficulty, solution)
+def last_box(texts) -> str | None:  # texts of the steps of a chain
+    "The answer in the box of a chain's last step; None without one."
+    return extract_boxed(texts[-1])
 
 
-# ---- the rows of the public benchmarks
+def never(text: str) -> bool:
+    return False
 
 
-def read_gsm8k(row: dict) -> Problem:
-    "Lines are steps, the answer follows `####`, calculator notes in << >> are dropped."
-    solution, mark, answer = row['answer'].rpartition('####')
-    if not mark:
-        raise ValueError('field \'answer\' has no "#### number" at its end')
-    lines = re.sub(r'<<[^<>\n]*>>', '', solution).strip().split('\n')
-    number = answer.strip().replace(',', '')
-    return make_problem('gsm8k', row['question'], number, solution='\n\n'.join(lines))
-
-
-def read_math(row: dict) -> Problem:
-    "The answer is given (MATH-500), or it is the last box of the solution; levels from 1 to 5."
-    answer = row.get('answer') or extract_boxed(row['solution']) or ''
-    digit = re.search(r'\d', str(row.get('level')))
-    level = float(digit[0]) if digit else None
-    return make_problem('math500', row['problem'], answer.strip(), level, row['solution'])
-
-
-def read_omnimath(row: dict) -> Problem:
-    "Difficulties from 1 to 10."
-    answer = str(row['answer'] or '').strip()
-    difficulty = float(row['difficulty'])
-    return make_problem('omnimath', row['problem'], answer, difficulty, row.get('solution'))
-
-
-# ---- where they are
-
-
-@dataclass(frozen=True)
-class Source:
-    "One set of rows, on the Hub or in a folder of copies."
-
-    dataset: str  # on the Hub
-    revision: str  # pinned
-    split: str  # on the Hub
-    file: str  # its name in a folder of copies
-    configurations: tuple = (None,)  # on the Hub, one after the other
+def every_character(text: str) -> np.ndarray:  # bool [character]
+    return np.ones(len(text), bool)
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    "A public benchmark."
+    """What is special about a benchmark. The defaults are those of mathematics.
 
-    test: Source
-    train: Source
-    fields: tuple  # that a row needs; the first is the question
-    read: Callable  # a row -> `Problem`; ValueError
+    ValueError in one line if the record cannot work.
+    """
+
+    name: str  # in tables, files and profiles
+    source: object = (
+        None  # its problems(split, data_dir) and licence; None: the caller brings problems
+    )
+    prompt: Callable = chat_prompt  # a question -> chat messages
+    separator: str = (
+        '\n\n'  # ends a step: a blank line, or '\n', which keeps the indentation of lines
+    )
+    is_last: Callable = never  # text of a step -> does it end the chain? A boxed answer always does
+    answer: Callable = last_box  # texts of a chain's steps -> its answer; None without one
+    right: Callable | None = None  # (`Problem`, answer) -> bool; None: equivalent to the reference
+    # text of a step -> bool per character: which tokens count for the confidences; None: mathematics
+    scored: Callable | None = None
+    runs_code: bool = False  # does grading run programs that a model wrote?
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not re.fullmatch(r'\w[\w.-]*', self.name):
+            raise ValueError(
+                f'benchmark name={self.name!r}: give it a name of letters, digits, - and _'
+            )
+        if self.separator not in ('\n\n', '\n'):
+            raise self.wrong(f'separator is {self.separator!r}: give a blank line or a line end')
+        if self.source is not None and not hasattr(self.source, 'problems'):
+            raise self.wrong('source has no problems(split, data_dir)')
+        self.try_out()
+
+    def wrong(self, reason: str) -> ValueError:
+        "The error about this record, to be raised."
+        return ValueError(f'benchmark {self.name!r}: {reason}')
+
+    def try_out(self) -> None:
+        "Call what the record brings, on a small example."
+        try:
+            messages = self.prompt('What is 1 + 1?')
+            answer = self.answer(('1 + 1 = 2', 'done'))
+            scored = None if self.scored is None else np.asarray(self.scored('1 + 1'))
+            self.is_last('done')
+        except Exception as error:
+            raise self.wrong(f'{type(error).__name__}: {error}') from error
+        texts = [m.get('content') for m in messages] if isinstance(messages, list) else []
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise self.wrong('prompt(question) gives no list of chat messages')
+        if not (answer is None or isinstance(answer, str)):
+            raise self.wrong(f'answer(texts) gives {answer!r}: give text, or None')
+        if scored is not None and (scored.dtype != bool or scored.shape != (5,)):
+            raise self.wrong('scored(text) gives no True or False per character')
+
+    def read_answer(self, steps) -> str | None:
+        "The answer of a chain of `Step`s."
+        return self.answer(tuple(step.text for step in steps))
+
+    @property
+    def draws(self) -> dict:
+        "What the draws depend on besides the models, as JSON; nothing for the paper's prompt and steps."
+        if self.prompt is chat_prompt and self.separator == '\n\n' and self.is_last is never:
+            return {}
+        return dict(prompt=digest(str(self.prompt('?'))), separator=self.separator)
 
 
-GSM8K = 'openai/gsm8k', '740312add88f781978c0658806c59bc2815b9866'
-MATH_500 = 'HuggingFaceH4/MATH-500', '6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be'
-MATH = 'EleutherAI/hendrycks_math', '21a5633873b6a120296cce3e2df9d5550074f4a3'
-OMNI_MATH = 'KbsdJames/Omni-MATH', '40ba231d8f16e29ecd40e6407e2c8640145a8f62'
-SUBJECTS = (  # configurations of MATH
-    'algebra',
-    'counting_and_probability',
-    'geometry',
-    'intermediate_algebra',
-    'number_theory',
-    'prealgebra',
-    'precalculus',
+# ---- the registered ones
+
+REGISTERED = {}
+
+
+def register(
+    benchmark: Benchmark,  # replaces one of the same name
+) -> Benchmark:
+    "Make a benchmark known by its name, in this process."
+    REGISTERED[benchmark.name] = benchmark
+    return benchmark
+
+
+MATHEMATICS = Benchmark('mathematics')
+
+
+def find_benchmark(name: str) -> Benchmark:
+    "The registered benchmark of a name; else the one with the defaults, for problems that the caller brings."
+    return REGISTERED.get(name, MATHEMATICS)
+
+
+for micro_name in MICRO:
+    register(Benchmark(micro_name, ShippedSet(micro_name)))
+for public_name, public_set in PUBLIC.items():
+    register(Benchmark(public_name, public_set))
+register(
+    Benchmark(
+        'mbpp',
+        MbppSet(),
+        prompt=code_prompt,
+        separator='\n',
+        is_last=closes_the_block,
+        answer=program_of,
+        right=passes_tests,
+        scored=every_character,
+        runs_code=True,
+    )
 )
-OMNIMATH = Source(*OMNI_MATH, 'test', 'omni_math.jsonl')  # it has no training set
-
-SOURCES = {
-    'gsm8k': Benchmark(
-        test=Source(*GSM8K, 'test', 'gsm8k_test.jsonl', ('main',)),
-        train=Source(*GSM8K, 'train', 'gsm8k_train.jsonl', ('main',)),
-        fields=('question', 'answer'),
-        read=read_gsm8k,
-    ),
-    'math500': Benchmark(
-        test=Source(*MATH_500, 'test', 'math500.jsonl'),
-        train=Source(*MATH, 'train', 'math_train.jsonl', SUBJECTS),
-        fields=('problem', 'solution'),
-        read=read_math,
-    ),
-    'omnimath': Benchmark(
-        test=OMNIMATH,
-        train=OMNIMATH,
-        fields=('problem', 'answer', 'difficulty'),
-        read=read_omnimath,
-    ),
-}
+for recorded_name in recorded_names():
+    register(
+        replace(
+            REGISTERED[recorded_name],
+            name=recorded_name + SUFFIX,
+            source=RecordedSet(recorded_name),
+            right=RecordedVerdict(recorded_name),
+            runs_code=False,
+        )
+    )
 
 
-def hub_rows(source: Source) -> list:
-    "Rows of a dataset of the Hub. ImportError if the extra is not installed."
+OWN_FILE = 'own_benchmarks.py'  # in nbs/ of a clone: calls of `register`, for commands and chapters
+
+
+def register_own() -> None:
+    "Run the file `OWN_FILE` of the clone, if there is one. ValueError in one line if it fails."
     try:
-        from datasets import load_dataset
-    except ImportError as error:
-        hint = f'{install_line("hub")}, or give a folder of copies as data_dir'
-        raise ImportError(f'{source.dataset} comes from the Hugging Face Hub: {hint}') from error
-    rows = []
-    for configuration in source.configurations:
-        rows += load_dataset(
-            source.dataset, configuration, split=source.split, revision=source.revision
-        )
-    return rows
-
-
-def file_rows(path) -> list:
-    "Rows of a JSONL file, mostly dicts. FileNotFoundError or ValueError naming file and row."
-    path = Path(path)
-    if not path.is_file():
-        neighbours = [file.name for file in path.parent.glob('*')]
-        raise FileNotFoundError(f'{path} is not a file{nearest(path.name, neighbours)}')
-    rows = []
-    text = path.read_bytes().removeprefix(b'\xef\xbb\xbf')  # the mark that Windows puts first
-    for number, line in enumerate(text.split(b'\n'), 1):
-        if not line.strip():
-            continue
+        path = find_project().nbs / OWN_FILE
+    except FileNotFoundError:
+        return
+    if path.is_file():
         try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            reason = f'not a JSON object ({error}); is the file cut off?'
-            raise bad_row(path, number, reason) from None
-    return rows
+            runpy.run_path(str(path))
+        except Exception as error:
+            raise ValueError(f'{path.name}: {type(error).__name__}: {error}') from error
 
 
-def read_row(row, benchmark: Benchmark) -> Problem:
-    "One row as a `Problem`. ValueError, TypeError or AttributeError if it cannot be read."
-    require_fields(row, benchmark.fields)
-    question = benchmark.fields[0]
-    if not isinstance(row[question], str):
-        raise ValueError(f'field {question!r} is not text')
-    return benchmark.read(row)
+def open_benchmark(name: str) -> Benchmark:
+    """The benchmark of a name, or of a JSONL file with questions and answers.
 
-
-def source_problems(
-    benchmark: Benchmark,
-    source: Source,  # its test or its training set
-    data_dir=None,  # a folder of copies; None: the Hub
-) -> list:
-    "Every problem of one set. ValueError naming file, row and field."
-    if data_dir:
-        name = Path(data_dir) / source.file
-        rows = file_rows(name)
-    else:
-        name = source.dataset
-        rows = hub_rows(source)
-    if not rows:
-        raise ValueError(f'{name} holds no rows')
-    problems = []
-    for number, row in enumerate(rows, 1):
-        try:
-            problems.append(read_row(row, benchmark))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise bad_row(name, number, error) from None
-    return problems
-
-
-# ---- who is in which split
-
-# hashes of `question_key`: MATH train near MATH-500, and Omni-MATH problems that are in MATH, too
-LEFT_OUT = {
-    'math500': '29881c88 397d1c25 6b23c844',
-    'omnimath': """
-    010f6b03 054fe2ea 0865780f 08db4437 0c56be0e 10242ed2 16d8e31c 251c8ebf 258fd06b 29686ba9
-    2b0704e2 2cfef772 2e72724e 356c2734 3799ae48 399c7e62 412506d0 686f3bdf 87f2cce1 8b09e837
-    8c17fe7d 9091898a 9b755a38 a9232f3b accac0e5 ae2126a3 b178cd78 b2a5e7d6 ba3a5a77 c2ef7bdb
-    c3667f57 d2ac7bc9 d5788c93 d587d580 d68d228e d6932a04 dacf1547 e3ecb941 f448cf4d f65b9f86""",
-}
-
-
-def question_key(question: str) -> str:
-    "A question reduced to letters and digits: what a reformatted copy shares with the original."
-    text = unicodedata.normalize('NFKC', question).lower()
-    return re.sub(r'[\W_]', '', text) or question
-
-
-def distinct_problems(
-    problems,
-    left_out: str = '',  # hashes of questions, with blanks between them
-) -> list:
-    "Problems with an answer, each question once, in the order of their ids, which is a random one."
-    hashes = set(left_out.split())
-    first = {}
-    for problem in sorted(problems, key=lambda p: (p.id, len(p.answer), p.answer)):
-        key = question_key(problem.question)
-        if problem.answer and digest(key, size=4) not in hashes:
-            first.setdefault(key, problem)
-    return list(first.values())
-
-
-def carve(problems, split: str) -> list:
-    "Train (4 in 5) or calibration (1 in 5) of a training set, by the hash of the question."
-    chosen = []
-    for problem in problems:
-        is_calibration = int(digest('split', problem.id), 16) % 5 == 0
-        if is_calibration == (split == 'calibration'):
-            chosen.append(problem)
-    return chosen
-
-
-def stratify(problems, split: str) -> list:
-    "40/20/40 train/calibration/test along the difficulty."
-    turns = 'train', 'test', 'calibration', 'test', 'train'
-    by_difficulty = sorted(problems, key=lambda p: (p.difficulty, p.id))
-    return [problem for i, problem in enumerate(by_difficulty) if turns[i % 5] == split]
-
-
-def public_problems(name: str, split: str, data_dir) -> list:
-    "Every problem of a split of a public benchmark."
-    if data_dir and not Path(data_dir).is_dir():
-        raise FileNotFoundError(f'data_dir={str(data_dir)!r} is not a folder')
-    benchmark = SOURCES[name]
-    left_out = LEFT_OUT.get(name, '')
-    if benchmark.train == benchmark.test:
-        problems = source_problems(benchmark, benchmark.test, data_dir)
-        return stratify(distinct_problems(problems, left_out), split)
-    if split == 'test':
-        return distinct_problems(source_problems(benchmark, benchmark.test, data_dir))
-    train = distinct_problems(source_problems(benchmark, benchmark.train, data_dir), left_out)
-    test = source_problems(benchmark, benchmark.test, data_dir)
-    test_keys = {question_key(problem.question) for problem in test}
-    fresh = [problem for problem in train if question_key(problem.question) not in test_keys]
-    return carve(fresh, split)
-
-
-@lru_cache
-def shipped_problems(benchmark: str) -> dict:  # split -> `Problem`s, in the order of the generator
-    "The shipped problems of a micro benchmark."
-    path = PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz'
-    problems = {split: [] for split in SPLITS}
-    for line in lzma.decompress(path.read_bytes()).decode().splitlines():
-        row = json.loads(line)
-        problem = Problem(
-            benchmark, row['id'], row['question'], row['answer'], row['level'], row['solution']
-        )
-        problems[row['split']].append(problem)
-    return problems
+    Your own are registered in a notebook, or in nbs/own_benchmarks.py. ValueError with the nearest name.
+    """
+    if name not in REGISTERED:
+        register_own()
+    if name in REGISTERED:
+        return REGISTERED[name]
+    path = Path(name)
+    if path.suffix != '.jsonl':
+        one_of('benchmark', name, tuple(REGISTERED))
+    source = QuestionFile(str(path), path.stem)
+    registered = REGISTERED.get(path.stem)
+    if registered and registered.source != source:
+        raise ValueError(f'{name}: there is a benchmark {path.stem!r} already; rename the file')
+    return register(Benchmark(path.stem, source))
 
 
 # ---- loading
@@ -288,7 +196,7 @@ def of_benchmark(
     "A parameter's value for a benchmark. ValueError if there is none."
     values = value if isinstance(value, dict) else dict(default=value)
     for name in values:
-        one_of(f'benchmark in {parameter}', name, (*SOURCES, *MICRO, 'default'))
+        one_of(f'benchmark in {parameter}', name, (*REGISTERED, 'default'))
     if benchmark in values:
         return values[benchmark]
     if 'default' in values:
@@ -302,21 +210,20 @@ def step_limit(max_steps: int | dict, benchmark: str) -> int:
 
 
 def load_problems(
-    benchmark: str,  # "gsm8k", "math500", "omnimath", "micro-gsm", "micro-math" or "micro-omni"
+    benchmark: str,  # name of a registered one, such as "gsm8k", "mbpp" or "micro-math"
     split: str,  # "train", "calibration" or "test"
     n: int | dict | None = None,  # how many problems, also {benchmark: number}; None: all
-    data_dir=None,  # folder of copies of the public sets, named as in `SOURCES`; None: the Hub
+    data_dir=None,  # folder of copies of the public sets, named as in `data.sources`; None: the Hub
 ) -> list:  # `Problem`s in a fixed random order, so that the first n are a random subset
     "Problems of one split; splits share no question. ValueError, FileNotFoundError, ImportError."
-    one_of('benchmark', benchmark, (*SOURCES, *MICRO))
+    record = open_benchmark(benchmark)
     one_of('split', split, SPLITS)
     n = of_benchmark(n, benchmark, 'n')
     if n is not None and n < 1:
         raise ValueError(f'n must be at least 1, got {n}')
-    if benchmark in MICRO:
-        problems = shipped_problems(benchmark)[split]
-    else:
-        problems = sorted(public_problems(benchmark, split, data_dir), key=lambda p: p.id)
+    problems = record.source.problems(split, data_dir)
+    if record.source.is_public:
+        problems = sorted(problems, key=lambda p: p.id)
     if n is None or n <= len(problems):
         return problems[:n]
     raise ValueError(f'{benchmark} {split} has {len(problems)} problems, n={n} were asked for')

@@ -18,6 +18,8 @@ from ..base.records import Problem
 from ..base.tools import PACKAGE, write_file
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
+from .benchmarks import find_benchmark
+from .programs import RISK
 
 START = (  # the code of the process, which finds the package from any folder
     f'import sys; sys.path.append({str(PACKAGE.parent)!r}); '
@@ -118,9 +120,21 @@ def given_up() -> set:
     return shared_grader(os.getpid()).given_up
 
 
-def is_right(problem: Problem, answer: str | None) -> bool:
-    "The reward $r(x, \\hat y, y^*)$: is the answer equivalent to the reference? None is wrong."
-    return is_equiv(problem.answer, answer)
+def is_right(
+    problem: Problem,
+    answer: str | None,  # None is wrong
+    run_code: bool = False,  # may programs that a model wrote be run, if the benchmark's tests need that?
+) -> bool:
+    """The reward $r(x, \\hat y, y^*)$, as the problem's benchmark defines it.
+
+    Unless it says something else: is the answer equivalent to the reference? PermissionError if programs may not be run.
+    """
+    benchmark = find_benchmark(problem.benchmark)
+    if benchmark.right is None:
+        return is_equiv(problem.answer, answer)
+    if benchmark.runs_code and not run_code:
+        raise PermissionError(f'grading {benchmark.name}: {RISK}')
+    return answer is not None and bool(benchmark.right(problem, answer))
 
 
 def grade_pairs(

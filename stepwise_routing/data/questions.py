@@ -1,14 +1,14 @@
 """Questions of one's own with their answers, as problems.
 
 Here belongs what is wrong with a row that somebody else wrote. The public benchmarks are in
-`data.benchmarks`.
+`data.sources`.
 """
 
 from pathlib import Path
 
 from ..base.records import Problem
 from ..base.tools import bad_row, require_fields
-from .benchmarks import file_rows, make_problem
+from .sources import file_rows, make_problem
 
 
 def answer_text(answer) -> str:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..base.records import Step, extract_boxed
+from ..base.records import Step
 from ..base.statistics import resamples
 from ..data.benchmarks import MICRO
 from ..data.grading import grade_pairs, is_right
@@ -49,28 +49,34 @@ def _math_chars(text) -> np.ndarray:  # bool [character]
 def math_token_mask(
     text: str,  # of a step
     ends: tuple,  # per token, the offset in `text` where it ends
+    scored=None,  # text -> bool per character, of a `Benchmark`; None: mathematics
 ) -> np.ndarray:  # bool [token], read only
-    "$M_i$: the tokens that overlap mathematics; all tokens if there is none."
-    math_chars_before = np.r_[0, _math_chars(text).cumsum()]  # [offset]
+    "$M_i$: the tokens that overlap mathematics, or whatever a benchmark scores; all tokens if there is none."
+    chars = (scored or _math_chars)(text)
+    math_chars_before = np.r_[0, chars.cumsum()]  # [offset]
     token_ends = np.minimum(np.asarray(ends, int), len(text))
     math_chars_up_to = math_chars_before[token_ends]  # [token]
     mask = math_chars_up_to > np.r_[0, math_chars_up_to][:-1]
     return mask if mask.any() else ~mask
 
 # %% ../../nbs/01_confidence.ipynb #logit-confidence
-def logit_confidence(step: Step) -> float:  # $S^{os}$; nan if the model shows no logits
+def logit_confidence(
+    step: Step, scored=None
+) -> float:  # $S^{os}$; nan if the model shows no logits
     "Mean over the math tokens of the largest raw logit (the paper's score for open models)."
     if step.max_logit is None or len(step.max_logit) == 0:
         return float('nan')
-    mask = math_token_mask(step.text, step.ends)
+    mask = math_token_mask(step.text, step.ends, scored)
     return float(np.mean(np.asarray(step.max_logit)[mask]))
 
 # %% ../../nbs/01_confidence.ipynb #logprob-confidence
-def logprob_confidence(step: Step) -> float:  # $S^{API}$; nan if there are no probabilities
+def logprob_confidence(
+    step: Step, scored=None
+) -> float:  # $S^{API}$; nan if there are no probabilities
     "Min over the math tokens of the sampled token's probability (the paper's score for API models)."
     if len(step.prob) == 0:
         return float('nan')
-    mask = math_token_mask(step.text, step.ends)
+    mask = math_token_mask(step.text, step.ends, scored)
     return float(np.asarray(step.prob)[mask].min())
 
 # %% ../../nbs/01_confidence.ipynb #observe
@@ -85,14 +91,17 @@ def last_scored(steps) -> Step:
     return steps[-1]
 
 
-def observe(steps) -> np.ndarray:  # float [step, feature], features in the order of `FEATURES`
+def observe(
+    steps,  # of a chain so far
+    scored=None,  # which characters count, of a `Benchmark`; None: mathematics
+) -> np.ndarray:  # float [step, feature], features in the order of `FEATURES`
     "Raw observations $o_t$ of a chain's `Step`s so far, one row a step."
     rows = []
     for index, step in enumerate(steps):
-        scored = last_scored(steps[: index + 1])
+        with_tokens = last_scored(steps[: index + 1])
         row = dict(
-            score_logit=logit_confidence(scored),
-            score_prob=logprob_confidence(scored),
+            score_logit=logit_confidence(with_tokens, scored),
+            score_prob=logprob_confidence(with_tokens, scored),
             index=index,
             length=step.generated,
             final=step.final,
@@ -177,10 +186,6 @@ def auroc(
     return float(areas[0]), float(low), float(high)
 
 # %% ../../nbs/01_confidence.ipynb #label
-def _answer(steps):
-    return extract_boxed(steps[-1].text)
-
-
 def _labels_by_program(problem, steps) -> list:
     "Is each step right? The steps behind the first wrong one are left out."
     wrong = first_wrong(problem, steps)
@@ -192,21 +197,26 @@ def _labels_by_program(problem, steps) -> list:
 def label_steps(
     benchmark: str,
     chains,  # (`Problem`, `Step`s of its chain) pairs
+    grade=is_right,  # (`Problem`, parsed answer) -> bool
 ):  # DataFrame: problem, score_logit, score_prob, right; a row per step
     "Scores and labels of the steps of a benchmark's chains."
     import pandas as pd
 
     by_program = benchmark in MICRO
-    pairs = [] if by_program else [(problem, _answer(steps)) for problem, steps in chains]
-    verdicts = dict(grade_pairs(is_right, pairs))
+    record = find_benchmark(benchmark)
+    answers = [record.read_answer(steps) for _, steps in chains]
+    pairs = [] if by_program else [(problem, a) for (problem, _), a in zip(chains, answers)]
+    verdicts = dict(grade_pairs(grade, pairs))
     rows = []
-    for problem, steps in chains:
+    for (problem, steps), answer in zip(chains, answers):
         if by_program:
             labels = _labels_by_program(problem, steps)
         else:
-            labels = [verdicts[problem.id, _answer(steps)]] * len(steps)
+            labels = [verdicts[problem.id, answer]] * len(steps)
         for step, label in zip(steps, labels):
-            rows.append((problem.id, logit_confidence(step), logprob_confidence(step), label))
+            logit = logit_confidence(step, record.scored)
+            prob = logprob_confidence(step, record.scored)
+            rows.append((problem.id, logit, prob, label))
     return pd.DataFrame(rows, columns=['problem', 'score_logit', 'score_prob', 'right'])
 
 # %% ../../nbs/01_confidence.ipynb #table

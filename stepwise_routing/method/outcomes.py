@@ -20,13 +20,13 @@ from stepwise_routing.base.records import (
     READINGS,
     UNITS,
     api_cost,
-    extract_boxed,
     token_cents,
     token_flops,
     walk_cost,
 )
 from ..base.tools import one_of, run_async, write_file
-from ..data.benchmarks import SPLITS
+from ..data.benchmarks import find_benchmark
+from ..data.sources import SPLITS
 from .confidence import FEATURES, observe
 from .tree import RoutingTree
 from .walks import bill_call, grade_answers, walk_together
@@ -182,12 +182,13 @@ async def table_row(tree: RoutingTree, problem, redraws: int = 0) -> dict:
     small_chain, continuations = await tree.rollouts(problem)
     redrawn = await tree.redraws(problem, redraws)
     chains = (*continuations, small_chain, *redrawn)
+    benchmark = find_benchmark(tree.benchmark)
     processed = {}  # the small model goes on with what it has in its cache
     small_calls = [bill_call([step], processed) for step in small_chain]
     large_calls = [bill_call(chain, {}) for chain in continuations]
     row = dict(
-        answers=[extract_boxed(chain[-1].text) for chain in chains],
-        obs=observe(small_chain),
+        answers=[benchmark.read_answer(chain) for chain in chains],
+        obs=observe(small_chain, benchmark.scored),
         sample=tree.sample,
         large_steps=[len(chain) for chain in continuations],
     )

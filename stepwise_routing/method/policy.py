@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from ..base.settings import Policy
 from ..base.tools import digest, one_of, write_file
+from ..data.benchmarks import find_benchmark
 from .confidence import FEATURES, Scaler, last_scored, observe
 
 # %% ../../nbs/03_policy.ipynb #covered
@@ -51,7 +52,8 @@ def policy_inputs(
 
 def state_inputs(state, features):  # float [feature]
     "The same of the step that a walk has just written, from its `State`; without tokens it shows the scores before."
-    obs = observe((last_scored(state.steps), state.steps[-1]))[-1]
+    scored = find_benchmark(state.problem.benchmark).scored
+    obs = observe((last_scored(state.steps), state.steps[-1]), scored)[-1]
     obs[FEATURES.index('index')] = len(state.steps) - 1
     return policy_inputs(obs, FEATURES, features)
 

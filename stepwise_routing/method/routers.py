@@ -20,6 +20,7 @@ import numpy as np
 from ..base.records import Call, ModelSpec, score_messages
 from ..base.store import RolloutStore
 from ..base.tools import digest, gather_progress, one_of, run_async
+from ..data.benchmarks import find_benchmark
 from stepwise_routing.method.confidence import (
     FEATURES,
     fit_scaler,
@@ -121,7 +122,12 @@ class ScoreRouter(ThresholdRouter):
         return f'Bare threshold ({score})'
 
     def score(self, states):
-        return np.array([observe(s.steps)[-1, FEATURES.index(self.feature)] for s in states])
+        column = FEATURES.index(self.feature)
+        scores = []
+        for state in states:
+            scored = find_benchmark(state.problem.benchmark).scored
+            scores.append(observe(state.steps, scored)[-1, column])
+        return np.array(scores)
 
     def table_score(self, table):
         return table.obs[..., table.features.index(self.feature)]
@@ -260,7 +266,10 @@ class STEER(ThresholdRouter):
         return (self.mixtures[index] if index < len(self.mixtures) else None) or self.pooled
 
     def score(self, states):
-        logits = [logit_confidence(last_scored(s.steps)) for s in states]
+        logits = []
+        for state in states:
+            scored = find_benchmark(state.problem.benchmark).scored
+            logits.append(logit_confidence(last_scored(state.steps), scored))
         if np.isnan(logits).any():
             raise ValueError(
                 'STEER needs raw logits of the small model, which its backend does not give'
@@ -393,7 +402,8 @@ class SpecReason(AskingRouter):
         return f'SpecReason ({self.scoring})'
 
     async def ask(self, state):
-        messages = score_messages(state.problem, state.steps)
+        benchmark = find_benchmark(state.problem.benchmark)
+        messages = score_messages(state.problem, state.steps, benchmark.prompt, benchmark.separator)
         c = await self.model.choose(messages, list('0123456789'))
         return Grade(tuple(c.prob), c.prompt, c.generated, c.cached, c.shared)
 

@@ -21,9 +21,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ..base.code import code_fingerprint
-from ..base.records import extract_boxed, walk_cost
+from ..base.records import walk_cost
 from ..base.settings import Policy, checked
 from ..base.tools import digest, gather_progress, one_of, run_async, write_file
+from ..data.benchmarks import find_benchmark
 from stepwise_routing.method.cpo import (
     Environment,
     TableEnv,
@@ -135,7 +136,8 @@ def walks(self: TreeEnv, policy, rows, acts):  # acts: one function a row, see `
     walkers = [_Walker(self, pi_at, act) for act in acts]
     walking = (walk_one(p, w, self.tree) for p, w in zip(problems, walkers))
     walks = run_async(gather_progress(walking, 'walks', False))
-    right = grade_answers(self.tree, [(w.problem, extract_boxed(w.steps[-1].text)) for w in walks])
+    read_answer = find_benchmark(self.tree.benchmark).read_answer
+    right = grade_answers(self.tree, [(w.problem, read_answer(w.steps)) for w in walks])
     specs = self.tree.specs
     costs = [_costs_between(w.calls, w.decision_marks, specs, self.unit) for w in walks]
     shares = [cost / self.large_cost for cost in costs]

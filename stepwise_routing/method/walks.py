@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from fastcore.basics import patch
 
-from ..base.records import READINGS, Call, Problem, Trajectory, extract_boxed
+from ..base.records import READINGS, Call, Problem, Trajectory
 from ..base.tools import gather_progress, one_of, run_async
+from ..data.benchmarks import find_benchmark
 from ..data.grading import grade_pairs
 from .tree import RoutingTree
 
@@ -291,6 +292,7 @@ def walk_together(
     keep,  # (router, its `Walk`) -> what to keep of it; equal walks are asked about once
 ) -> list:  # per router and problem: (what was kept, parsed answer, is it right?)
     "Let many routers walk the trees of many problems at once. ValueError for a router that cannot walk them."
+    read_answer = find_benchmark(tree.benchmark).read_answer
     routers = [router for router, _ in wanted]
     numbers = _family_numbers(routers)
     by_id = {}  # id -> problem
@@ -312,7 +314,7 @@ def walk_together(
         rows = {}
         for group, walks in zip(groups, walked):
             for one_walk, taken_by in walks:
-                answer = extract_boxed(one_walk.steps[-1].text)
+                answer = read_answer(one_walk.steps)
                 row = keep(routers[group[taken_by[0]]], one_walk), answer
                 rows |= {group[i]: row for i in taken_by}
         return rows

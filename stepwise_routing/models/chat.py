@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from ..base.records import PRICES, ModelSpec, chat_prompt, undated
 from ..base.tools import digest, nearest, one_of
+from ..data.benchmarks import find_benchmark
 from . import replies
 from .hub import check_sampling
 from .interface import Choice
@@ -408,7 +409,8 @@ class OpenAIBackend:
         seed = int(request.seed(0))
         max_tokens = self.options.max_tokens
         max_steps = 1
-        more = dict(stop='\n\n')
+        benchmark = find_benchmark(request.problem.benchmark)
+        more = dict(stop=benchmark.separator)
         if request.to_end:
             max_tokens = self.options.max_reply
             max_steps = max(1, request.max_steps - len(request.steps))
@@ -416,7 +418,7 @@ class OpenAIBackend:
 
         async def ask_for_steps(seed, **more):
             reply = await self.ask(replies.step_messages(request), max_tokens, seed, **more)
-            return replies.reply_steps(reply, self.index, max_steps, bool(more))
+            return replies.reply_steps(reply, self.index, max_steps, bool(more), benchmark)
 
         steps = await ask_for_steps(seed, **more)
         if not steps[0].text and steps[0].finish == 'step':

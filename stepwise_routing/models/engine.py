@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from ..base.records import Step
+from ..data.benchmarks import find_benchmark
 from .interface import Request, five_digits, uniforms
 
 
@@ -352,9 +353,10 @@ class Engine:
 def new_step(model, row, drawn, full):
     "The Step that the drawn tokens [token, 4] make behind `row.ids`; None if it has not ended, and room is left."
     ids = tuple(drawn[:, 0].astype(int).tolist())
-    text, ended, ends = model.text.parse(ids)
+    benchmark = find_benchmark(row.request.problem.benchmark)
+    text, ended, ends = model.text.parse(ids, benchmark.separator)
     finish = 'step' if ended else 'length' if full else None
-    if ids[-1] in model.text.eos:
+    if ids[-1] in model.text.eos or ended and benchmark.is_last(text):
         finish = 'stop'
     if finish is None:
         return None

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..base.records import ModelSpec, Step, chat_prompt
 from ..base.tools import PACKAGE, nearest, one_of
+from ..data.benchmarks import find_benchmark
 from .engine import Engine, answer_request
 from .interface import Choice, StepTokenizer, five_digits, prompt_text
 from .kernels.padded import PaddedModel
@@ -209,9 +210,10 @@ def context_length(config, context):
 
 def prefix_ids(backend, request):
     "Token ids of the prompt and all prefix steps."
-    ids = list(backend.text.prompt(request.problem.question))
+    benchmark = find_benchmark(request.problem.benchmark)
+    ids = list(backend.text.prompt(request.problem.question, request.problem.benchmark))
     for step in request.steps:
-        ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish)
+        ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish, benchmark.separator)
     return ids
 
 
@@ -228,13 +230,15 @@ def room_left(backend, ids, more, where):
 async def score_text(backend, request, step, answer=answer_request):
     "`step` with the confidences of a backend; `answer` asks its engine."
     ids = prefix_ids(backend, request)
-    tokens = tuple(backend.text.step_ids(tuple(step.ids), step.text, step.finish))
+    separator = find_benchmark(request.problem.benchmark).separator
+    own_ids = tuple(step.ids)
+    tokens = tuple(backend.text.step_ids(own_ids, step.text, step.finish, separator))
     room_left(
         backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}'
     )
     scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((3, 0))
     logit, prob = five_digits(scores[:2]).tolist()
-    ends = backend.text.parse(tokens)[2]
+    ends = backend.text.parse(tokens, separator)[2]
     entropy = float(five_digits(scores[2, 0])) if tokens else None
     return replace(
         step,

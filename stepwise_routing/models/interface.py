@@ -4,13 +4,15 @@ Here belongs what every backend shares: requests, prompts and steps as token ids
 a model is opened belongs in `models.hub`, `models.vllm` and `models.chat`.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Callable, Protocol
 
 import numpy as np
 
-from ..base.records import ModelSpec, Problem, Step, chat_prompt
+from ..base.records import ModelSpec, Problem, Step
+from ..data.benchmarks import find_benchmark
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,21 @@ def prompt_text(tokenizer, messages) -> str:
     return prompt + beginning
 
 
-def step_text(raw: str) -> tuple:  # the step's text, and whether a blank line has ended it
-    "The first step of a text: up to the first blank line after its content."
-    body = raw.lstrip()
-    end = body.find('\n\n')
-    return (body if end < 0 else body[:end]).strip(), end >= 0
+def leading(raw: str, separator: str = '\n\n') -> int:
+    "How many characters of a text come before its first step: blank ones; before a line, blank lines."
+    if separator == '\n':
+        return re.match(r'(?:[^\S\n]*\n)*', raw).end()
+    return len(raw) - len(raw.lstrip())
+
+
+def step_text(
+    raw: str,
+    separator: str = '\n\n',  # of the steps; '\n' keeps the indentation of a line
+) -> tuple:  # the step's text, and whether a separator has ended it
+    "The first step of a text: up to the first separator after its content."
+    body = raw[leading(raw, separator) :]
+    end = body.find(separator)
+    return (body if end < 0 else body[:end]).rstrip(), end >= 0
 
 
 class StepTokenizer:
@@ -118,28 +130,29 @@ class StepTokenizer:
     def decode(self, ids):
         return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def prompt(self, question):
-        return self.encode(prompt_text(self.hf, chat_prompt(question)))
+    def prompt(self, question, benchmark=''):
+        messages = find_benchmark(benchmark).prompt(question)
+        return self.encode(prompt_text(self.hf, messages))
 
-    def step_ids(self, ids, text, finish):
+    def step_ids(self, ids, text, finish, separator='\n\n'):
         "Token ids of a step with this text: its own, unless another vocabulary wrote it."
-        if ids and max(ids) < self.vocab and self.parse(ids)[0] == text:
+        if ids and max(ids) < self.vocab and self.parse(ids, separator)[0] == text:
             return ids
         if finish == 'step':
-            return self.encode(text + '\n\n')
+            return self.encode(text + separator)
         ids = self.encode(text)
         return (*ids, self.eos[0]) if finish == 'stop' and self.eos else ids
 
-    def parse(self, ids):
-        "Text of generated tokens, whether a blank line ended it, and the offset in it where each token ends."
+    def parse(self, ids, separator='\n\n'):
+        "Text of generated tokens, whether a separator ended it, and the offset in it where each token ends."
         words = [i for i in ids if i not in self.eos]
         raw = self.decode(words)
-        text, ended = step_text(raw)
+        text, ended = step_text(raw, separator)
         ends = self.widths[words].cumsum().tolist()
         if sum(ends[-1:]) != len(raw):  # characters split between tokens
             ends = [len(self.decode(words[: i + 1])) for i in range(len(words))]
         ends += [len(raw)] * (len(ids) - len(words))
-        lead = len(raw) - len(raw.lstrip())
+        lead = leading(raw, separator)
         return text, ended, tuple(min(max(end - lead, 0), len(text)) for end in ends)
 
 

@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ('served', 'openai', 'vllm', 'vllm-server')
+KINDS = ('served', 'openai', 'vllm', 'vllm-server', 'recorded')
 
 
 @dataclass(frozen=True)
 class ModelName:
     'A name such as "org/model@COMMIT", "vllm:org/model", "openai:gpt" or "vllm-server:http://HOST/v1#MODEL".'
 
-    kind: str  # one of `KINDS`; '': our own engine
+    kind: str  # one of `KINDS`; '': our own engine; "recorded": replayed, never opened
     name: str  # folder, name on the Hub or at the API; '': the only one of a server
     revision: str = ''  # commit on the Hub; '': the newest
     url: str = ''  # of a server that runs already

@@ -9,16 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..base.records import Step, chat_prompt, extract_boxed
-from .interface import five_digits
+from ..base.records import Step, extract_boxed
+from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
+from .interface import five_digits, leading
 
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 
 
 def step_messages(request) -> list:
     "The conversation that asks for the next step of a `Request`."
-    messages = chat_prompt(request.problem.question)
-    chain = '\n\n'.join(s.text for s in request.steps)
+    benchmark = find_benchmark(request.problem.benchmark)
+    messages = benchmark.prompt(request.problem.question)
+    chain = benchmark.separator.join(s.text for s in request.steps)
     if not request.steps:
         return messages
     return [*messages, dict(role='assistant', content=chain), dict(role='user', content=CONTINUE)]
@@ -103,21 +105,32 @@ def read_reply(reply) -> dict:
     return dict(text=text, finish=finish, usage=read_usage(reply), ends=ends, tokens=tokens)
 
 
-def _pieces(text, finish, max_steps):
+def _pieces(text, finish, max_steps, benchmark):
     "(step, where it starts, where what belongs to it ends, finish) of each step of a reply."
+    separator = benchmark.separator
     pieces = []
     position = 0
     while True:
-        body = text[position:].lstrip()
-        start, step, blank = len(text) - len(body), *body.partition('\n\n')[:2]
-        position = start + len(step) + 2 if blank else len(text)
-        pieces.append((step.strip(), start, position, 'step' if blank else finish))
-        if not blank or extract_boxed(step) is not None or len(pieces) == max_steps:
+        start = position + leading(text[position:], separator)
+        step, goes_on, _ = text[start:].partition(separator)
+        position = start + len(step) + len(separator) if goes_on else len(text)
+        step = step.rstrip()
+        ends_here = goes_on and benchmark.is_last(step)
+        step_finish = 'stop' if ends_here else 'step' if goes_on else finish
+        pieces.append((step, start, position, step_finish))
+        is_last = ends_here or extract_boxed(step) is not None
+        if not goes_on or is_last or len(pieces) == max_steps:
             return pieces
 
 
-def reply_steps(reply, index=1, max_steps=30, stopped=False) -> tuple:
-    "The first `most` Steps of a reply by model `index`, with their costs; `stopped`: a blank line was its stop string."
+def reply_steps(
+    reply,  # of `read_reply`
+    index: int = 1,  # of the model
+    max_steps: int = 30,  # at most so many, the first ones
+    stopped: bool = False,  # was the separator its stop string?
+    benchmark: Benchmark = MATHEMATICS,
+) -> tuple:
+    "The `Step`s of a reply, with their costs."
     text = reply['text']
     usage = reply['usage']
     tokens = reply['tokens']
@@ -126,7 +139,7 @@ def reply_steps(reply, index=1, max_steps=30, stopped=False) -> tuple:
         finish = 'length'
     elif stopped and not reply['ends']:
         finish = 'step'
-    pieces = _pieces(text, finish, max_steps)
+    pieces = _pieces(text, finish, max_steps, benchmark)
     ends = tokens and _token_ends(text, tokens['bytes'])
     steps = []
     first = 0

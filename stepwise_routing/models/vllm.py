@@ -25,6 +25,7 @@ import numpy as np
 
 from ..base.records import ModelSpec, Step
 from ..base.tools import install_line, run_async
+from ..data.benchmarks import find_benchmark
 from .chat import api_client, plain_address, read_key, transport
 from .engine import new_step
 from .hub import (
@@ -347,13 +348,14 @@ class VLLMBackend:
             f'{self.spec.name}: vLLM shows no raw logits: start the server with --logprobs-mode raw_logits'
         )
 
-    async def write_step(self, ids, seed: int) -> Step:
+    async def write_step(self, request, ids, seed: int) -> Step:
         "The next step behind the prompt `ids`; at `max_tokens` or `context` it is cut."
+        separator = find_benchmark(request.problem.benchmark).separator
         tokens = []
         room = min(self.options.max_tokens, self.context - len(ids))
         if room <= 0:
             return Step('', self.index, 'length', prompt=len(ids))
-        draw = dict(temperature=self.options.temperature, top_p=self.options.top_p, stop='\n\n')
+        draw = dict(temperature=self.options.temperature, top_p=self.options.top_p, stop=separator)
         while True:
             prompt = [*ids, *(token for token, *_ in tokens)]
             draw['seed'] = (seed + len(tokens)) % 2**63
@@ -364,10 +366,11 @@ class VLLMBackend:
                     continue
                 numbers = shown_confidences([logits for _, *logits in tokens])
                 drawn = np.column_stack(([token for token, *_ in tokens], numbers.T))
-                step = new_step(self, SimpleNamespace(ids=ids), drawn, len(tokens) == room)
+                row = SimpleNamespace(ids=ids, request=request)
+                step = new_step(self, row, drawn, len(tokens) == room)
                 if step:
                     return step
-            if choice.get('stop_reason') != '\n\n':
+            if choice.get('stop_reason') != separator:
                 raise RuntimeError(f'{self.spec.name}: vLLM ended a reply too early')
 
     async def write(self, request):
@@ -377,7 +380,7 @@ class VLLMBackend:
         if not request.steps:
             room_left(self, ids, 1, f'problem {request.problem.id!r}')
         while True:
-            step = await self.write_step(ids, int(request.seed(len(steps))))
+            step = await self.write_step(request, ids, int(request.seed(len(steps))))
             steps.append(step)
             ids = [*ids, *step.ids]
             written = len(request.steps) + len(steps)

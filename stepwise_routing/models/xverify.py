@@ -7,6 +7,7 @@ import ast
 import contextlib
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 
@@ -170,12 +171,13 @@ def open_grader(
     name: str = 'math-verify',  # "math-verify" or another of `_GRADERS`
     memory: float = 0.15,  # share of the GPU's memory for a server that is started here
     template=None,  # prompt with {question}, {output}, {answer}, or a file with it; None = xVerify's own
+    run_code: bool = False,  # may programs that a model wrote be run, confined?
     **options,  # of `XVerify`: ledger, workers, timeout, ...
 ):  # grade(problem, answer) -> bool
     "A grader by name for the time of a `with` block. ValueError: unknown name; it warns of replies without a verdict."
     kind, _, judge = str(name).partition(':')
     if name == 'math-verify':
-        yield is_right
+        yield partial(is_right, run_code=run_code)
         return
     if kind != 'xverify' or not judge:
         raise ValueError(

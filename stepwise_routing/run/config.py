@@ -25,7 +25,7 @@ from ..base.settings import (
     Whole,
 )
 from ..base.tools import digest, find_project, nearest, unknown_name
-from ..data.benchmarks import MICRO
+from ..data.benchmarks import MICRO, open_benchmark
 from ..models.model_name import ModelName
 
 
@@ -53,6 +53,8 @@ class Data(Section):
     grader: str = 'math-verify'
     grader_memory: Share = 0.15  # share of the GPU's memory for that server
     grader_template: str = ''  # file with its prompt; '' finds xVerify's own
+    # run programs that a language model wrote, confined, if a benchmark grades by tests (mbpp)
+    run_code: bool = False
 
 
 class Models(Section):
@@ -265,8 +267,13 @@ class Setting:
         return self.part.models
 
     @property
-    def benchmarks(self) -> tuple:
-        return self.run.config.data.benchmarks
+    def benchmarks(self) -> tuple:  # names
+        return tuple(open_benchmark(name).name for name in self.run.config.data.benchmarks)
+
+    @property
+    def is_recorded(self) -> bool:
+        "Is everything replayed that its models once wrote?"
+        return all(ModelName.parse(name).kind == 'recorded' for name in self.models)
 
     @property
     def unit(self) -> str:
@@ -310,10 +317,6 @@ class Files:
     def ledger(self) -> Path:
         "Paid calls."
         return self.setting.store / 'ledger.db'
-
-    def verdicts(self) -> Path:
-        "The verdicts of a model that grades."
-        return self.setting.run.store / 'verdicts.db'
 
     def outcomes(self, benchmark: str, split: str) -> Path:
         return self.setting.folder / 'outcomes' / f'{benchmark}-{split}.npz'

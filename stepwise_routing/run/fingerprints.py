@@ -9,8 +9,10 @@ import hashlib
 import json
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 
 from ..base.code import code_fingerprint, imported_names
+from ..data.recorded import FOLDER, SUFFIX
 from .config import settings_of
 from .manifest import file_sha256, shipped_files
 from .notebooks import notebook_code, stage_names
@@ -33,11 +35,14 @@ def direct_packages() -> dict:  # name -> version; None if it is not installed
 
 
 def data_files(project, config) -> list:  # SHA-256 of each
-    "The copies of public benchmarks that a run reads, if any."
-    if not config.data.data_dir:
-        return []
-    folder = project.nbs / config.data.data_dir
-    return [file_sha256(path) for path in sorted(folder.glob('*.jsonl'))]
+    "The copies of public benchmarks, files of one's own and recorded benchmarks that a run reads, if any."
+    files = [Path(name) for name in config.data.benchmarks if name.endswith('.jsonl')]
+    for name in config.data.benchmarks:
+        if name.endswith(SUFFIX):
+            files.append(FOLDER / f'{name.removesuffix(SUFFIX)}.jsonl.xz')
+    if config.data.data_dir:
+        files += sorted((project.nbs / config.data.data_dir).glob('*.jsonl'))
+    return [file_sha256(path) for path in files]
 
 
 def imported_by(

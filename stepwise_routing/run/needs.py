@@ -16,7 +16,8 @@ from pathlib import Path
 from ..base.records import PRICES
 from ..base.store import RolloutStore
 from ..base.tools import install_line
-from ..data.benchmarks import SOURCES, SPLITS, load_problems, of_benchmark
+from ..data.benchmarks import load_problems, of_benchmark, open_benchmark
+from ..data.sources import SPLITS
 from ..models.model_name import ModelName
 from ..models.names import check_shares
 from ..models.vllm import vllm_on_cpu
@@ -34,6 +35,7 @@ LOADS = {
     'gsm8k': Load(324 / 53, 324, 316, 89, (5967, 1506, 1319)),
     'math500': Load(607 / 53, 607, 650, 99, (5986, 1500, 500)),
     'omnimath': Load(907 / 53, 907, 969, 114, (1736, 868, 1736)),
+    'mbpp': Load(16, 130, 110, 180, (296, 266, 402)),
 }
 
 QUESTION_TOKENS = 20  # that ask a model to go on, or for a score
@@ -155,7 +157,7 @@ def _package_needs(run, served) -> list:
         lines.append(f"vLLM for {served[0]} (Linux): {install_line('gpu')}")
     if config.models.engine == 'ray' and not has_package('ray'):
         lines.append(f"Ray for engine=ray: {install_line('ray')}")
-    public = [b for b in config.data.benchmarks if b in SOURCES]
+    public = [b for b in config.data.benchmarks if open_benchmark(b).source.is_public]
     if public and not config.data.data_dir and not has_package('datasets'):
         lines.append(f"the Hub for {public[0]}: {install_line('hub')}, or data_dir=FOLDER")
     kinds = [ModelName.parse(name).kind for setting in run.settings for name in setting.models]
@@ -182,7 +184,7 @@ def _data_needs(run) -> list:
     lines = []
     for setting in run.settings:
         for benchmark in setting.benchmarks:
-            is_public = benchmark in SOURCES
+            is_public = open_benchmark(benchmark).source.is_public
             if is_public and not data_dir:
                 continue
             folder = data_dir if is_public else None

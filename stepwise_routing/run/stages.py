@@ -5,7 +5,7 @@ Here belongs a plain function for whatever a numbered notebook does with a whole
 """
 
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +15,10 @@ from ..base.statistics import resamples
 from ..base.store import RolloutStore, tree_settings
 from ..base.tools import find_project, gather_progress, run_async, write_file
 from ..data.agreement import agreement
-from ..data.benchmarks import MICRO, SPLITS, load_problems, step_limit
+from ..data.benchmarks import MICRO, find_benchmark, load_problems, step_limit
 from ..data.grading import is_right
+from ..data.recorded import SUFFIX, read_recorded
+from ..data.sources import SPLITS
 from ..method.bounds import knows_steps
 from ..method.comparison import (
     COLUMNS,
@@ -99,19 +101,22 @@ def setting_options(setting: Setting) -> dict:
     return options
 
 
-def open_backends(setting: Setting):  # list of backends, index 0 up
+def open_backends(setting: Setting):  # list of backends, index 0 up; None if all is recorded
     "The models of a setting, small to large, for the time of a `with` block."
+    if setting.is_recorded:
+        return nullcontext()
     return open_models(setting.models, **setting_options(setting))
 
 
-def open_run_grader(setting: Setting):  # grade(problem, answer) -> bool
+def open_run_grader(run: Run):  # grade(problem, answer) -> bool
     "The grader of a run for the time of a `with` block. Errors as of `open_grader`."
-    data = setting.run.config.data
+    data = run.config.data
     return open_grader(
         data.grader,
         data.grader_memory,
         data.grader_template or None,
-        ledger=setting.files.verdicts(),
+        run_code=data.run_code,
+        ledger=run.store / 'verdicts.db',
     )
 
 
@@ -123,7 +128,12 @@ def open_tree(
     grade=is_right,  # (`Problem`, parsed answer) -> bool
 ):  # `RoutingTree`
     "The routing trees of a benchmark on the setting's store, for the time of a `with` block."
-    settings = tree_settings(benchmark, backends) if backends else None
+    settings = None
+    if backends:
+        settings = tree_settings(benchmark, backends, find_benchmark(benchmark).draws)
+    if setting.is_recorded:
+        recorded = read_recorded(benchmark.removesuffix(SUFFIX))
+        recorded.fill(setting.files.rollouts(benchmark))
     limit = step_limit(setting.run.config.data.max_steps, benchmark)
     with RolloutStore(setting.files.rollouts(benchmark), settings, readonly=not backends) as store:
         yield RoutingTree(backends, store, max_steps=limit, grade=grade)
@@ -155,7 +165,7 @@ def draw_edges(setting: Setting, benchmark: str, backends) -> dict:
             drawn_now=tree.drawn,
             tokens_now=tree.tokens,
             in_store=len(tree.store),
-            cents=getattr(backends[-1], 'spent', 0.0),
+            cents=getattr(backends[-1], 'spent', 0.0) if backends else 0.0,
         )
 
 
@@ -203,7 +213,7 @@ def read_all(run: Run) -> dict:  # (setting, benchmark) -> what `read_tables` re
     "Save the outcome tables of a run."
 
     def work(setting, benchmarks):
-        with open_run_grader(setting.run.settings[0]) as grade:
+        with open_run_grader(setting.run) as grade:
             return [read_tables(setting, b, grade) for b in benchmarks]
 
     keys = [(setting.name, b) for setting in run.settings for b in setting.benchmarks]
@@ -392,7 +402,7 @@ def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with noth
         for case in cases:
             replay_case(case)
         with (
-            open_run_grader(setting) as grade,
+            open_run_grader(setting.run) as grade,
             reward_model(setting.run) as prm,
             open_backends(setting) as backends,
         ):

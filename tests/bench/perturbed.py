@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 
-from stepwise_routing.data.benchmarks import SPLITS
+from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.comparison import COLUMNS, replay_case
 from stepwise_routing.run.config import open_run
 from stepwise_routing.run.stages import open_case, read_table

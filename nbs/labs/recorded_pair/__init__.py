@@ -1,0 +1,5 @@
+"""How the recorded outcomes were drawn: two real language models behind vLLM servers, every prefix of every chain.
+
+It is no part of the package. The notebook 02_recorded tells the story; `python -m recorded_pair.draw` and
+`python -m recorded_pair.record`, in nbs/labs, do it again.
+"""

@@ -1,0 +1,114 @@
+"""Draws a benchmark with the real pair, problem by problem: `python -m recorded_pair.draw gsm8k --help`, in nbs/labs.
+
+Each split is drawn in the order of its ids, in turns: two (or six) problems to train on, three (or five) to calibrate,
+three (or eight) to test, and so on. So any beginning is a fair sample, and nothing depends on a result. A store that
+was interrupted is continued; what it holds is not drawn again.
+"""
+
+import argparse
+import asyncio
+import time
+from dataclasses import dataclass
+
+from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.data.benchmarks import find_benchmark, load_problems
+from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.models.names import open_models
+
+
+@dataclass(frozen=True)
+class Plan:
+    "What was fixed before the first problem was drawn."
+
+    turn: dict  # split -> problems of it in a turn
+    max_steps: int  # of a chain
+    max_tokens: int  # of a step
+    temperature: float = 0.2
+    context: int = 1024  # tokens of prompt and chain
+    redraws: int = 2  # further draws of the large model alone, on calibration and test problems
+
+
+PLANS = {
+    'gsm8k': Plan(dict(train=2, calibration=3, test=3), max_steps=16, max_tokens=200),
+    'mbpp': Plan(dict(train=6, calibration=5, test=8), max_steps=40, max_tokens=100),
+}
+
+
+def problems_in_turns(benchmark: str, turns: int, data_dir) -> list:  # (split, `Problem`) pairs
+    "The problems of the first turns, each split in the order of its ids."
+    wanted = []
+    plan = PLANS[benchmark]
+    for split, count in plan.turn.items():
+        problems = load_problems(benchmark, split, data_dir=data_dir)
+        for i, problem in enumerate(problems[: turns * count]):
+            wanted.append((i // count, list(plan.turn).index(split), split, problem))
+    wanted.sort(key=lambda row: row[:2])
+    return [(split, problem) for _, _, split, problem in wanted]
+
+
+async def gather_at_most(width: int, work, items, note) -> None:
+    "Await work(*item) for all items, `width` at a time; `note` is called with the number that are done."
+    gate = asyncio.Semaphore(width)
+    done = 0
+
+    async def one(item):
+        nonlocal done
+        async with gate:
+            await work(*item)
+        done += 1
+        note(done)
+
+    await asyncio.gather(*(one(item) for item in items))
+
+
+async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int) -> None:
+    "First all small chains, then the large model from every prefix, so that one model computes at a time."
+    start = time.time()
+
+    def note(phase, count, done):
+        seconds = time.time() - start
+        print(f'{phase} {done} of {count}, {tree.tokens} tokens, {seconds:.0f} s', flush=True)
+
+    async def small(split, problem):
+        await tree.run(problem, '', 0)
+
+    async def large(split, problem):
+        await tree.rollouts(problem)
+        if split != 'train':
+            await tree.redraws(problem, redraws)
+
+    for phase, work, at_once in (('small', small, 4 * width), ('large', large, width)):
+        await gather_at_most(
+            at_once, work, pairs, lambda done, phase=phase: note(phase, len(pairs), done)
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('benchmark', choices=PLANS)
+    parser.add_argument('store', help='file of the drawn steps')
+    parser.add_argument('small', help='vllm-server:URL#FOLDER of the small model')
+    parser.add_argument('large', help='the same of the large model')
+    parser.add_argument('--data', help='folder with copies of the benchmark; without it, the Hub')
+    parser.add_argument('--turns', type=int, default=10)
+    parser.add_argument('--block', type=int, default=8, help='turns whose small chains come first')
+    parser.add_argument('--width', type=int, default=16, help='problems under way')
+    args = parser.parse_args()
+    plan = PLANS[args.benchmark]
+    options = dict(
+        temperature=plan.temperature, max_tokens=plan.max_tokens, context=plan.context
+    )
+    pairs = problems_in_turns(args.benchmark, args.turns, args.data)
+    size = args.block * sum(plan.turn.values())
+    draws = find_benchmark(args.benchmark).draws
+    with open_models([args.small, args.large], **options) as backends:
+        settings = tree_settings(args.benchmark, backends, draws)
+        with RolloutStore(args.store, settings) as store:
+            tree = RoutingTree(backends, store, max_steps=plan.max_steps)
+            for first in range(0, len(pairs), size):
+                block = pairs[first : first + size]
+                asyncio.run(draw(tree, block, plan.redraws, args.width))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,77 @@
+"""Writes what was drawn as a recorded benchmark: `python -m recorded_pair.record gsm8k STORE --help`, in nbs/labs.
+
+Only problems whose rollouts and further draws are complete are recorded. Every answer that a replay can need is graded;
+programs are run for that, confined.
+"""
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.data.benchmarks import find_benchmark, load_problems
+from stepwise_routing.data.grading import grade_pairs, is_right
+from stepwise_routing.data.recorded import FOLDER, write_recorded
+from stepwise_routing.data.sources import SPLITS
+from stepwise_routing.method.tree import RoutingTree
+
+from .draw import PLANS
+
+
+async def chains_of(tree: RoutingTree, problem, redraws: int) -> list:  # of `Step`s
+    "All chains of a problem. LookupError if one was not drawn to its end."
+    small, continuations = await tree.rollouts(problem)
+    again = await tree.redraws(problem, redraws)
+    return [small, *continuations, *again]
+
+
+def drawn_problems(tree: RoutingTree, benchmark: str, data_dir) -> tuple:
+    "(split -> problems that are complete, (problem, answer) pairs of all their chains)."
+    plan = PLANS[benchmark]
+    read_answer = find_benchmark(benchmark).read_answer
+    problems = {}
+    pairs = []
+    for split in SPLITS:
+        problems[split] = []
+        redraws = 0 if split == 'train' else plan.redraws
+        for problem in load_problems(benchmark, split, data_dir=data_dir):
+            try:
+                chains = asyncio.run(chains_of(tree, problem, redraws))
+            except LookupError:
+                continue
+            problems[split].append(problem)
+            pairs += [(problem, read_answer(chain)) for chain in chains]
+    return problems, pairs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('benchmark', choices=PLANS)
+    parser.add_argument('store', help='file of the drawn steps')
+    parser.add_argument('--data', help='folder with copies of the benchmark; without it, the Hub')
+    parser.add_argument('--receipt', help='JSON file: how it was drawn')
+    parser.add_argument('--out', default=str(FOLDER), help='folder of the recorded benchmarks')
+    args = parser.parse_args()
+    plan = PLANS[args.benchmark]
+    source = find_benchmark(args.benchmark).source
+    receipt = json.loads(Path(args.receipt).read_text('utf-8')) if args.receipt else {}
+    with RolloutStore(args.store, readonly=True) as store:
+        tree = RoutingTree(None, store, max_steps=plan.max_steps)
+        problems, pairs = drawn_problems(tree, args.benchmark, args.data)
+
+        def grade(problem, answer):
+            return is_right(problem, answer, run_code=True)
+
+        verdicts = dict(grade_pairs(grade, pairs))
+        about = dict(benchmark=args.benchmark, licence=source.licence, receipt=receipt)
+        out = Path(args.out) / f'{args.benchmark}.jsonl.xz'
+        path = write_recorded(out, about, problems, store, verdicts)
+    counts = ', '.join(f'{len(part)} {split}' for split, part in problems.items())
+    right = sum(verdicts.values())
+    print(f'{path.name}: {counts} problems, {right} of {len(verdicts)} answers right, '
+          f'{path.stat().st_size:,} bytes')
+
+
+if __name__ == '__main__':
+    main()

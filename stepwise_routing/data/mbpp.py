@@ -1,0 +1,94 @@
+"""MBPP: a question asks for a Python function, and tests say whether it is right.
+
+Here belongs how a row becomes a problem, the prompt, how the program is read off a reply, and who is in which split.
+Running programs belongs in `data.programs`.
+"""
+
+import json
+from dataclasses import dataclass
+
+from ..base.records import Problem
+from ..base.tools import digest
+from .programs import code_of, defined_names, run_tests
+from .sources import Source, check_folder, distinct_problems, make_problem, source_problems
+
+# Austin et al. 2021, CC BY 4.0
+MBPP = 'google-research-datasets/mbpp', '4bb6404fdc6cacfda99d4ac4205087b89d32030c'
+SPLITS_OF_THE_HUB = ('train', 'validation', 'test', 'prompt')
+FIELDS = ('text', 'code', 'task_id', 'test_list')
+SYSTEM = 'You are an expert Python programmer.'
+REQUEST = (
+    'Reply with one Python code block and nothing else. Begin it with a plan of two to four numbered comments, '
+    'one a line, such as "# 1. ...". Then write the code, one statement a line.'
+)
+
+
+def read_mbpp(row: dict) -> Problem:
+    "The question names the tests; the answer holds them, with the functions that they call."
+    tests = [str(test) for test in row['test_list']]
+    code = row['code'].replace('\r\n', '\n')
+    question = f'{row["text"].strip()}\n\nThe code must pass these tests:\n' + '\n'.join(tests)
+    functions = [name for name in defined_names(code) if any(name in test for test in tests)]
+    job = dict(tests=tests, setup=row.get('test_setup_code') or '', functions=functions)
+    return make_problem('mbpp', question, json.dumps(job), float(row['task_id']), code)
+
+
+def official_split(problem: Problem) -> str:
+    "Task ids 11 to 510 are test problems, 511 to 600 validate, 601 to 974 train; the first ten were shown in prompts."
+    task = problem.difficulty
+    if task < 11:
+        return 'prompt'
+    return 'test' if task <= 510 else 'validation' if task <= 600 else 'train'
+
+
+def split_of(problem: Problem) -> str:
+    """Four in five of the official training and test problems stay what they are.
+
+    Calibration needs more than the 90 problems of the official validation set: it gets the other fifths, too.
+    """
+    official = official_split(problem)
+    is_fifth = int(digest('split', problem.id), 16) % 5 == 0
+    return 'calibration' if official == 'validation' or is_fifth else official
+
+
+@dataclass(frozen=True)
+class MbppSet:
+    "MBPP, on the Hub or as the file mbpp.jsonl."
+
+    licence: str = 'CC BY 4.0'
+    is_public = True
+
+    def problems(self, split: str, data_dir=None) -> list:
+        "Every problem of a split."
+        check_folder(data_dir)
+        sources = [Source(*MBPP, 'all', 'mbpp.jsonl', ('full',))]
+        if not data_dir:
+            sources = [Source(*MBPP, part, 'mbpp.jsonl', ('full',)) for part in SPLITS_OF_THE_HUB]
+        problems = []
+        for source in sources:
+            problems += source_problems(source, FIELDS, read_mbpp, data_dir)
+        known = [p for p in distinct_problems(problems) if official_split(p) != 'prompt']
+        return [p for p in known if split_of(p) == split]
+
+
+def code_prompt(question: str) -> list:
+    "Chat messages that ask for a plan in comments, then the code."
+    text = f'{question}\n\n{REQUEST}'
+    return [dict(role='system', content=SYSTEM), dict(role='user', content=text)]
+
+
+def program_of(texts) -> str | None:
+    "The program in the lines of a chain; None if there is no line of code."
+    code = code_of('\n'.join(texts))
+    return code if code.strip() else None
+
+
+def closes_the_block(line: str) -> bool:
+    "Is this line the end of the code block, and so of the reply?"
+    return line.strip() == '```'
+
+
+def passes_tests(problem: Problem, program: str) -> bool:
+    "Does a program pass the problem's tests? It is run, confined."
+    job = json.loads(problem.answer)
+    return run_tests(program, job['tests'], job['functions'], job['setup']).right

@@ -1,0 +1,161 @@
+"""Recorded outcomes: what a pair of real language models wrote, replayed without models.
+
+Here belongs the file that the package ships, how it is written, and how it becomes problems, verdicts and steps. How the
+pair was drawn is told in nbs/labs; the paper's method does not know that its steps were recorded.
+"""
+
+import json
+import lzma
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from ..base.records import Problem, Step
+from ..base.store import RolloutStore
+from ..base.tools import PACKAGE, write_file
+from .sources import SPLITS
+
+FOLDER = PACKAGE / 'recorded'
+SUFFIX = '-recorded'  # of the names of such benchmarks
+PUT_AT_ONCE = 500  # edges in a transaction
+
+
+def recorded_names() -> list:
+    "The benchmarks that are recorded, such as \"gsm8k\"."
+    return sorted(path.name.removesuffix('.jsonl.xz') for path in FOLDER.glob('*.jsonl.xz'))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    "One recorded benchmark."
+
+    about: dict  # benchmark, licence, settings of the store, receipt of the drawing
+    problems: dict  # split -> `Problem`s
+    verdicts: dict  # (problem id, answer) -> bool
+    edges: tuple  # ((problem id, sample, path, model), `Step`) pairs
+
+    @property
+    def settings(self) -> dict:
+        "Of a store with these edges."
+        return self.about['settings'] | dict(benchmark=self.about['benchmark'] + SUFFIX)
+
+    def fill(self, path) -> None:
+        "Put the edges into a store, unless it holds them."
+        if Path(path).exists():
+            with RolloutStore(path, readonly=True) as store:
+                if len(store) == len(self.edges) and store.settings == self.settings:
+                    return
+            Path(path).unlink()
+        with RolloutStore(path, self.settings) as store:
+            for first in range(0, len(self.edges), PUT_AT_ONCE):
+                store.put_many(self.edges[first : first + PUT_AT_ONCE])
+
+
+def read_lines(text: str, name: str):
+    "Yields (kind, content) of each line of a recorded file. ValueError naming file and row."
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            kind, *content = json.loads(line)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f'{name}, row {number}: no recorded line ({error})') from None
+        yield kind, content
+
+
+@lru_cache(4)
+def read_recorded(
+    name: str,  # of the benchmark, such as "gsm8k"
+    folder: Path = FOLDER,
+) -> Recorded:
+    "A recorded benchmark. FileNotFoundError if it is not recorded."
+    path = folder / f'{name}.jsonl.xz'
+    if not path.is_file():
+        there = ', '.join(recorded_names()) or 'none'
+        raise FileNotFoundError(f'{name} is not recorded; recorded benchmarks: {there}')
+    about = {}
+    problems = {split: [] for split in SPLITS}
+    verdicts = {}
+    edges = []
+    for kind, content in read_lines(lzma.decompress(path.read_bytes()).decode(), path.name):
+        if kind == 'about':
+            about = content[0]
+        elif kind == 'problem':
+            split, fields = content
+            problems[split].append(Problem(**fields | dict(benchmark=name + SUFFIX)))
+        elif kind == 'grade':
+            problem_id, answer, is_right = content
+            verdicts[problem_id, answer] = is_right
+        else:
+            key, fields = content
+            values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            edges.append((tuple(key), Step(**values)))
+    return Recorded(about, problems, verdicts, tuple(edges))
+
+
+@dataclass(frozen=True)
+class RecordedSet:
+    "The problems of a recorded benchmark, in the order in which they were drawn."
+
+    name: str  # such as "gsm8k"
+    is_public = False
+
+    @property
+    def licence(self) -> str:
+        return read_recorded(self.name).about['licence']
+
+    def problems(self, split: str, data_dir=None) -> list:
+        "Every recorded problem of a split."
+        return read_recorded(self.name).problems[split]
+
+
+@dataclass(frozen=True)
+class RecordedVerdict:
+    "The verdict on an answer as it was recorded: nothing is graded again, and no program is run."
+
+    name: str  # such as "gsm8k"
+
+    def __call__(self, problem: Problem, answer: str) -> bool:
+        verdicts = read_recorded(self.name).verdicts
+        if (problem.id, answer) not in verdicts:
+            raise LookupError(
+                f'the answer {answer!r:.60} of problem {problem.id} was not graded when '
+                f'{self.name} was recorded'
+            )
+        return verdicts[problem.id, answer]
+
+
+# ---- writing
+
+
+def recorded_fields(step: Step, keep_tokens: bool) -> dict:
+    "What is recorded of a step: all that is not a default. Routers read the confidences of the small model alone."
+    if not keep_tokens:
+        step = replace(step, ids=(), ends=(), prob=(), max_logit=None, entropy=None)
+    default = asdict(Step('', 0, ''))
+    return {name: value for name, value in asdict(step).items() if value != default[name]}
+
+
+def line(*content) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(',', ':')) + '\n'
+
+
+def write_recorded(
+    path,  # NAME.jsonl.xz
+    about: dict,  # benchmark, licence, receipt; the store's settings are added
+    problems: dict,  # split -> `Problem`s
+    store: RolloutStore,  # with all edges of these problems, and perhaps of others
+    verdicts: dict,  # (problem id, answer) -> bool
+) -> Path:
+    "Write what a store holds of some problems as a recorded benchmark; the same content gives the same bytes."
+    wanted = {problem.id for part in problems.values() for problem in part}
+    lines = [line('about', about | dict(settings=store.settings))]
+    for split, part in problems.items():
+        lines += [line('problem', split, asdict(problem)) for problem in part]
+    for (problem_id, answer), is_right in sorted(verdicts.items(), key=str):
+        if problem_id in wanted:
+            lines.append(line('grade', problem_id, answer, bool(is_right)))
+    for key in sorted(store.keys(), key=str):
+        if key[0] in wanted:
+            step = store.get(*key)
+            lines.append(line('edge', key, recorded_fields(step, keep_tokens=key[3] == 0)))
+    data = ''.join(lines).encode()
+    return write_file(path, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))

@@ -1,0 +1,329 @@
+"""Where problems come from: public sets on the Hub or as copies, problems that are shipped, files of one's own.
+
+Here belongs how rows become problems, in which licence they are, and who is in which
+split. What a model and a grader must know of a benchmark belongs in `data.benchmarks`;
+the generators of the micro problems are in nbs/labs.
+"""
+
+import json
+import lzma
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ..base.records import Problem, extract_boxed
+from ..base.tools import (
+    PACKAGE,
+    bad_row,
+    digest,
+    install_line,
+    nearest,
+    require_fields,
+)
+
+SPLITS = ('train', 'calibration', 'test')
+
+
+def make_problem(
+    benchmark: str,
+    question: str,
+    answer: str,
+    difficulty: float | None = None,
+    solution: str | None = None,  # steps, with blank lines between them
+) -> Problem:
+    "A `Problem` whose id is the hash of its question, white space aside."
+    name = f'{benchmark}-{digest(" ".join(question.split()), size=6)}'
+    return Problem(benchmark, name, question, answer, difficulty, solution)
+
+
+# ---- the rows of the public benchmarks
+
+
+def read_gsm8k(row: dict) -> Problem:
+    "Lines are steps, the answer follows `####`, calculator notes in << >> are dropped."
+    solution, mark, answer = row['answer'].rpartition('####')
+    if not mark:
+        raise ValueError('field \'answer\' has no "#### number" at its end')
+    lines = re.sub(r'<<[^<>\n]*>>', '', solution).strip().split('\n')
+    number = answer.strip().replace(',', '')
+    return make_problem('gsm8k', row['question'], number, solution='\n\n'.join(lines))
+
+
+def read_math(row: dict) -> Problem:
+    "The answer is given (MATH-500), or it is the last box of the solution; levels from 1 to 5."
+    answer = row.get('answer') or extract_boxed(row['solution']) or ''
+    digit = re.search(r'\d', str(row.get('level')))
+    level = float(digit[0]) if digit else None
+    return make_problem('math500', row['problem'], answer.strip(), level, row['solution'])
+
+
+def read_omnimath(row: dict) -> Problem:
+    "Difficulties from 1 to 10."
+    answer = str(row['answer'] or '').strip()
+    difficulty = float(row['difficulty'])
+    return make_problem('omnimath', row['problem'], answer, difficulty, row.get('solution'))
+
+
+# ---- where they are
+
+
+@dataclass(frozen=True)
+class Source:
+    "One set of rows, on the Hub or in a folder of copies."
+
+    dataset: str  # on the Hub
+    revision: str  # pinned
+    split: str  # on the Hub
+    file: str  # its name in a folder of copies
+    configurations: tuple = (None,)  # on the Hub, one after the other
+
+
+GSM8K = 'openai/gsm8k', '740312add88f781978c0658806c59bc2815b9866'
+MATH_500 = 'HuggingFaceH4/MATH-500', '6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be'
+MATH = 'EleutherAI/hendrycks_math', '21a5633873b6a120296cce3e2df9d5550074f4a3'
+OMNI_MATH = 'KbsdJames/Omni-MATH', '40ba231d8f16e29ecd40e6407e2c8640145a8f62'
+SUBJECTS = (  # configurations of MATH
+    'algebra',
+    'counting_and_probability',
+    'geometry',
+    'intermediate_algebra',
+    'number_theory',
+    'prealgebra',
+    'precalculus',
+)
+OMNIMATH = Source(*OMNI_MATH, 'test', 'omni_math.jsonl')  # it has no training set
+
+
+def hub_rows(source: Source) -> list:
+    "Rows of a dataset of the Hub. ImportError if the extra is not installed."
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        hint = f'{install_line("hub")}, or give a folder of copies as data_dir'
+        raise ImportError(f'{source.dataset} comes from the Hugging Face Hub: {hint}') from error
+    rows = []
+    for configuration in source.configurations:
+        rows += load_dataset(
+            source.dataset, configuration, split=source.split, revision=source.revision
+        )
+    return rows
+
+
+def file_rows(path) -> list:
+    "Rows of a JSONL file, mostly dicts. FileNotFoundError or ValueError naming file and row."
+    path = Path(path)
+    if not path.is_file():
+        neighbours = [file.name for file in path.parent.glob('*')]
+        raise FileNotFoundError(f'{path} is not a file{nearest(path.name, neighbours)}')
+    rows = []
+    text = path.read_bytes().removeprefix(b'\xef\xbb\xbf')  # the mark that Windows puts first
+    for number, line in enumerate(text.split(b'\n'), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            reason = f'not a JSON object ({error}); is the file cut off?'
+            raise bad_row(path, number, reason) from None
+    return rows
+
+
+def read_row(row, fields: tuple, read: Callable) -> Problem:
+    "One row as a `Problem`. ValueError, TypeError or AttributeError if it cannot be read."
+    require_fields(row, fields)
+    question = fields[0]
+    if not isinstance(row[question], str):
+        raise ValueError(f'field {question!r} is not text')
+    return read(row)
+
+
+def source_problems(
+    source: Source,
+    fields: tuple,  # that a row needs; the first is the question
+    read: Callable,  # a row -> `Problem`; ValueError
+    data_dir=None,  # a folder of copies; None: the Hub
+) -> list:
+    "Every problem of one set. ValueError naming file, row and field."
+    if data_dir:
+        name = Path(data_dir) / source.file
+        rows = file_rows(name)
+    else:
+        name = source.dataset
+        rows = hub_rows(source)
+    if not rows:
+        raise ValueError(f'{name} holds no rows')
+    problems = []
+    for number, row in enumerate(rows, 1):
+        try:
+            problems.append(read_row(row, fields, read))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise bad_row(name, number, error) from None
+    return problems
+
+
+# ---- who is in which split
+
+# hashes of `question_key`: MATH train near MATH-500, and Omni-MATH problems that are in MATH, too
+LEFT_OUT = {
+    'math500': '29881c88 397d1c25 6b23c844',
+    'omnimath': """
+    010f6b03 054fe2ea 0865780f 08db4437 0c56be0e 10242ed2 16d8e31c 251c8ebf 258fd06b 29686ba9
+    2b0704e2 2cfef772 2e72724e 356c2734 3799ae48 399c7e62 412506d0 686f3bdf 87f2cce1 8b09e837
+    8c17fe7d 9091898a 9b755a38 a9232f3b accac0e5 ae2126a3 b178cd78 b2a5e7d6 ba3a5a77 c2ef7bdb
+    c3667f57 d2ac7bc9 d5788c93 d587d580 d68d228e d6932a04 dacf1547 e3ecb941 f448cf4d f65b9f86""",
+}
+
+
+def question_key(question: str) -> str:
+    "A question reduced to letters and digits: what a reformatted copy shares with the original."
+    text = unicodedata.normalize('NFKC', question).lower()
+    return re.sub(r'[\W_]', '', text) or question
+
+
+def distinct_problems(
+    problems,
+    left_out: str = '',  # hashes of questions, with blanks between them
+) -> list:
+    "Problems with an answer, each question once, in the order of their ids, which is a random one."
+    hashes = set(left_out.split())
+    first = {}
+    for problem in sorted(problems, key=lambda p: (p.id, len(p.answer), p.answer)):
+        key = question_key(problem.question)
+        if problem.answer and digest(key, size=4) not in hashes:
+            first.setdefault(key, problem)
+    return list(first.values())
+
+
+def carve(problems, split: str) -> list:
+    "Train (4 in 5) or calibration (1 in 5) of a training set, by the hash of the question."
+    chosen = []
+    for problem in problems:
+        is_calibration = int(digest('split', problem.id), 16) % 5 == 0
+        if is_calibration == (split == 'calibration'):
+            chosen.append(problem)
+    return chosen
+
+
+def stratify(problems, split: str) -> list:
+    "40/20/40 train/calibration/test along the difficulty."
+    turns = 'train', 'test', 'calibration', 'test', 'train'
+    by_difficulty = sorted(problems, key=lambda p: (p.difficulty, p.id))
+    return [problem for i, problem in enumerate(by_difficulty) if turns[i % 5] == split]
+
+
+def check_folder(data_dir) -> None:
+    "FileNotFoundError if a folder of copies is given, and is none."
+    if data_dir and not Path(data_dir).is_dir():
+        raise FileNotFoundError(f'data_dir={str(data_dir)!r} is not a folder')
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    "A public benchmark with one question a row; its test set is `test`, the rest is carved out of `train`."
+
+    test: Source
+    train: (
+        Source  # the same as `test` if there is no training set: then the problems are stratified
+    )
+    fields: tuple  # that a row needs; the first is the question
+    read: Callable  # a row -> `Problem`; ValueError
+    licence: str
+    left_out: str = ''  # hashes of questions
+    is_public = True
+
+    def rows(self, source: Source, data_dir) -> list:
+        "Every problem of the test or the training set."
+        return source_problems(source, self.fields, self.read, data_dir)
+
+    def problems(self, split: str, data_dir=None) -> list:
+        "Every problem of a split."
+        check_folder(data_dir)
+        if self.train == self.test:
+            problems = self.rows(self.test, data_dir)
+            return stratify(distinct_problems(problems, self.left_out), split)
+        if split == 'test':
+            return distinct_problems(self.rows(self.test, data_dir))
+        train = distinct_problems(self.rows(self.train, data_dir), self.left_out)
+        test_keys = {question_key(p.question) for p in self.rows(self.test, data_dir)}
+        fresh = [p for p in train if question_key(p.question) not in test_keys]
+        return carve(fresh, split)
+
+
+@lru_cache
+def shipped_problems(benchmark: str) -> dict:  # split -> `Problem`s, in the order of the generator
+    "The shipped problems of a micro benchmark."
+    path = PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz'
+    problems = {split: [] for split in SPLITS}
+    for line in lzma.decompress(path.read_bytes()).decode().splitlines():
+        row = json.loads(line)
+        problem = Problem(
+            benchmark, row['id'], row['question'], row['answer'], row['level'], row['solution']
+        )
+        problems[row['split']].append(problem)
+    return problems
+
+
+@dataclass(frozen=True)
+class ShippedSet:
+    "Problems that the package ships."
+
+    name: str  # of the benchmark
+    licence: str = 'Apache-2.0'
+    is_public = False
+
+    def problems(self, split: str, data_dir=None) -> list:
+        "Every problem of a split, in the order of the generator."
+        return shipped_problems(self.name)[split]
+
+
+@dataclass(frozen=True)
+class QuestionFile:
+    "A JSONL file of one's own, with `question` and `answer` in each row."
+
+    path: str
+    name: str  # of the benchmark
+    licence: str = 'yours'
+    is_public = False
+
+    def problems(self, split: str, data_dir=None) -> list:
+        "Every problem of a split: two in five train, one in five calibrates, two in five test, by their hashes."
+        from .questions import own_problems
+
+        chosen = []
+        for problem in own_problems(self.path, self.name):
+            fifth = int(digest('split', problem.id), 16) % 5
+            if split == ('train', 'train', 'calibration', 'test', 'test')[fifth]:
+                chosen.append(problem)
+        return chosen
+
+
+# ---- the public sets
+
+PUBLIC = {
+    'gsm8k': PublicSet(
+        test=Source(*GSM8K, 'test', 'gsm8k_test.jsonl', ('main',)),
+        train=Source(*GSM8K, 'train', 'gsm8k_train.jsonl', ('main',)),
+        fields=('question', 'answer'),
+        read=read_gsm8k,
+        licence='MIT',
+    ),
+    'math500': PublicSet(
+        test=Source(*MATH_500, 'test', 'math500.jsonl'),
+        train=Source(*MATH, 'train', 'math_train.jsonl', SUBJECTS),
+        fields=('problem', 'solution'),
+        read=read_math,
+        licence='MIT',
+        left_out=LEFT_OUT['math500'],
+    ),
+    'omnimath': PublicSet(
+        test=OMNIMATH,
+        train=OMNIMATH,
+        fields=('problem', 'answer', 'difficulty'),
+        read=read_omnimath,
+        licence='MIT',
+        left_out=LEFT_OUT['omnimath'],
+    ),
+}

@@ -1,0 +1,165 @@
+"A benchmark is one record: wrong ones are refused, steps can be lines, and code is graded by its tests or not at all."
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepwise_routing.base.records import Problem, Step, chat_prompt
+from stepwise_routing.base.store import tree_settings
+from stepwise_routing.base.tools import run_async
+from stepwise_routing.data import benchmarks
+from stepwise_routing.data.benchmarks import (
+    Benchmark,
+    every_character,
+    find_benchmark,
+    load_problems,
+    open_benchmark,
+    register,
+)
+from stepwise_routing.data.grading import is_right
+from stepwise_routing.data.mbpp import closes_the_block, code_prompt, official_split, program_of
+from stepwise_routing.data.programs import why_not
+from stepwise_routing.data.sources import SPLITS
+from stepwise_routing.method.confidence import logit_confidence, math_token_mask, observe
+from stepwise_routing.models import replies
+from stepwise_routing.models.interface import Request, step_text
+
+@pytest.fixture(autouse=True)
+def unchanged(monkeypatch): monkeypatch.setattr(benchmarks, 'REGISTERED', dict(benchmarks.REGISTERED))
+
+# ---- the record
+
+@pytest.mark.parametrize('fields, line', [
+    (dict(name=''), 'give it a name'), (dict(separator=';'), "benchmark 'x': separator is ';'"),
+    (dict(source=3), 'no problems'), (dict(prompt=lambda q: q), 'no list of chat messages'),
+    (dict(prompt=lambda: []), 'TypeError'), (dict(answer=lambda texts: 3), 'answer.texts. gives 3'),
+    (dict(answer=lambda texts: texts[7]), 'IndexError'), (dict(scored=lambda text: [1]*len(text)), 'True or False'),
+    (dict(scored=lambda text: np.ones(2, bool)), 'per character'), (dict(is_last=3), 'TypeError')])
+def test_a_wrong_record_gives_one_line(fields, line):
+    with pytest.raises(ValueError, match=line) as e: Benchmark(**dict(name='x') | fields)
+    assert '\n' not in str(e.value)
+
+class Sums: # the problems of a user
+    licence, is_public = 'CC0', False
+    def problems(self, split, data_dir=None):
+        return [Problem('sums', f'{split}-{i}', f'What is {i} + 1?', str(i + 1)) for i in range(3)]
+
+def test_ones_own_benchmark_is_loaded_graded_and_observed_by_its_record():
+    sums = register(Benchmark('sums', Sums(), answer=lambda texts: texts[-1].split()[-1],
+                              right=lambda problem, answer: int(answer) == int(problem.answer), scored=every_character))
+    p = load_problems('sums', 'test', 2)[1]
+    assert sums.read_answer((Step('x', 0, 'step'), Step('it is 2', 0, 'stop'))) == '2'
+    assert is_right(p, '2') and not is_right(p, '3') and not is_right(p, None)
+    step = Step('a 1', 0, 'step', ends=(1, 3), prob=(.5, .9), max_logit=(1., 3.))
+    assert logit_confidence(step) == 3 and logit_confidence(step, sums.scored) == 2
+    assert observe([step], sums.scored)[0, :2].tolist() == [2, .5]
+    assert math_token_mask('a 1', (1, 3), every_character).tolist() == [True, True]
+
+def test_an_unknown_name_is_one_line_and_a_file_is_a_benchmark(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'mbpp'"): open_benchmark('mbp')
+    file = tmp_path/'mine.jsonl'
+    file.write_text(''.join(json.dumps(dict(question=f'{i}?', answer=i)) + '\n' for i in range(40)))
+    mine = open_benchmark(str(file))
+    assert mine.name == 'mine'
+    parts = {split: load_problems('mine', split) for split in SPLITS}
+    assert sum(map(len, parts.values())) == 40 and all(parts.values())
+    assert not {p.id for p in parts['train']} & {p.id for p in parts['test']}
+
+def test_ones_own_file_registers_for_commands_and_chapters(tmp_path, monkeypatch):
+    (tmp_path/'nbs'/'params').mkdir(parents=True)
+    file = tmp_path/'nbs'/'own_benchmarks.py'
+    file.write_text('from stepwise_routing.data.benchmarks import Benchmark, register\nregister(Benchmark("riddles"))\n')
+    monkeypatch.chdir(tmp_path)
+    assert open_benchmark('riddles').name == 'riddles'
+    file.write_text('nonsense')
+    with pytest.raises(ValueError, match='own_benchmarks.py: NameError') as e: open_benchmark('puzzles')
+    assert '\n' not in str(e.value)
+
+def test_the_benchmark_of_the_guide_works():
+    code = re.findall(r'```python\n(.*?)```', (Path(__file__).parents[1]/'CONTRIBUTING.md').read_text('utf-8'), re.S)
+    (example,) = [text for text in code if 'register(Benchmark(' in text]
+    exec(example, {})
+    p = load_problems('sums', 'test', 5)[4]
+    answer = find_benchmark('sums').read_answer((Step('it is 5', 0, 'stop'),))
+    assert is_right(p, answer) and not is_right(p, '4')
+
+def test_what_the_draws_depend_on_is_in_the_settings_of_a_store():
+    assert find_benchmark('gsm8k').draws == {} == find_benchmark('anything').draws
+    code = find_benchmark('mbpp')
+    assert code.draws['separator'] == '\n'
+    settings = tree_settings('mbpp', [], code.draws)
+    assert settings != tree_settings('mbpp', [], replace(code, prompt=chat_prompt).draws)
+
+# ---- steps that are lines
+
+@pytest.mark.parametrize('raw, text, ended', [
+    ('def f(x):\n    return x\n', 'def f(x):', True), ('    return x\n', '    return x', True),
+    ('\n  \n    if x:  \n', '    if x:', True), ('    return', '    return', False), ('\n\n', '', False)])
+def test_a_line_keeps_its_indentation(raw, text, ended): assert step_text(raw, '\n') == (text, ended)
+
+def test_a_reply_is_cut_into_lines_and_ends_with_its_block():
+    code = find_benchmark('mbpp')
+    text = '```python\n# 1. add\ndef f(x):\n    return x + 1\n```\nThis works.'
+    usage = dict(prompt=9, generated=20, cached=0)
+    steps = replies.reply_steps(dict(text=text, finish='stop', usage=usage, ends=None, tokens=None), benchmark=code)
+    assert [s.text for s in steps] == text.split('\n')[:-1]
+    assert [s.finish for s in steps] == ['step']*4 + ['stop'] and steps[-1].final
+    assert code.read_answer(steps) == '# 1. add\ndef f(x):\n    return x + 1'
+    problem = Problem('mbpp', '1', 'Add one.', '{}')
+    messages = replies.step_messages(Request(problem, steps[:4]))
+    assert messages[:2] == code_prompt('Add one.') and messages[2]['content'] == '\n'.join(text.split('\n')[:4])
+
+def test_a_model_here_writes_lines():
+    "The micro model writes paragraphs; as lines of code, its steps end at line ends, and its ids are those of one chain."
+    from stepwise_routing.models.hub import load_micro
+    problem = load_problems('micro-gsm', 'test', 1)[0]
+    register(Benchmark('lines', separator='\n'))
+    as_lines = replace(problem, benchmark='lines')
+    model = load_micro('small', temperature=0)
+    whole = run_async(model.write(Request(problem, to_end=True)))
+    lines = run_async(model.write(Request(as_lines, to_end=True)))
+    assert [s.text for s in lines] == [s.text for s in whole] and lines[-1].final
+    one_by_one = ()
+    while not (one_by_one and one_by_one[-1].final): one_by_one += run_async(model.write(Request(as_lines, one_by_one)))
+    assert [s.ids for s in one_by_one] == [s.ids for s in lines]
+
+# ---- MBPP
+
+ROW = dict(task_id=700, text='Write a function to add one.', code='def add_one(x):\r\n  return x + 1\r\n\r\ndef other(): pass',
+           test_list=['assert add_one(1) == 2', 'assert add_one(-1) == 0'], test_setup_code='', challenge_test_list=[])
+
+@pytest.fixture
+def mbpp(tmp_path):
+    rows = [dict(ROW, task_id=i, text=f'Add one, {i} times.') for i in range(1, 975)]
+    (tmp_path/'mbpp.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return {split: load_problems('mbpp', split, data_dir=tmp_path) for split in SPLITS}
+
+def test_splits_of_mbpp(mbpp):
+    "Test problems are official test problems, training ones official training ones; the ten of prompts are left out."
+    assert {official_split(p) for p in mbpp['test']} == {'test'} and {official_split(p) for p in mbpp['train']} == {'train'}
+    assert {official_split(p) for p in mbpp['calibration']} == {'train', 'validation', 'test'}
+    assert sum(map(len, mbpp.values())) == 964 == len({p.id for ps in mbpp.values() for p in ps})
+    assert [len(mbpp[s]) for s in SPLITS] == pytest.approx([300, 264, 400], abs=40)
+
+def test_a_problem_of_mbpp_shows_its_tests_and_hides_its_code(mbpp):
+    p = mbpp['train'][0]
+    assert 'assert add_one(1) == 2' in p.question and 'return' not in p.question
+    assert json.loads(p.answer)['functions'] == ['add_one'] and p.solution.startswith('def add_one(x):\n  return')
+
+def test_programs_are_run_only_if_that_is_allowed(mbpp):
+    p = mbpp['train'][0]
+    with pytest.raises(PermissionError, match='set data.run_code to true') as e: is_right(p, p.solution)
+    assert '\n' not in str(e.value)
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or 'programs are run on Linux alone')
+def test_programs_are_graded_by_their_tests(mbpp):
+    p = mbpp['train'][0]
+    assert is_right(p, p.solution, run_code=True) and not is_right(p, 'def add_one(x): return x', run_code=True)
+    assert not is_right(p, None, run_code=True)
+
+def test_the_program_in_a_reply():
+    assert program_of(('```python', 'def f(): pass', '```')) == 'def f(): pass' and program_of(('', ' ')) is None
+    assert closes_the_block('```') and not closes_the_block('```python')
