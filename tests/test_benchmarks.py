@@ -163,3 +163,5 @@ def test_programs_are_graded_by_their_tests(mbpp):
 def test_the_program_in_a_reply():
     assert program_of(('```python', 'def f(): pass', '```')) == 'def f(): pass' and program_of(('', ' ')) is None
     assert closes_the_block('```') and not closes_the_block('```python')
+    assert closes_the_block('assert f(1) == 2') and program_of(('x = 1', 'assert x')) == 'x = 1'
+    assert not closes_the_block('    assert x > 0'), 'a check inside of a function is code'

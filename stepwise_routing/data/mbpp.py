@@ -18,8 +18,8 @@ SPLITS_OF_THE_HUB = ('train', 'validation', 'test', 'prompt')
 FIELDS = ('text', 'code', 'task_id', 'test_list')
 SYSTEM = 'You are an expert Python programmer.'
 REQUEST = (
-    'Reply with one Python code block and nothing else. Begin it with a plan of two to four numbered comments, '
-    'one a line, such as "# 1. ...". Then write the code, one statement a line.'
+    'Reply with one Python code block and nothing else: no tests, no examples. Begin it with a plan of two to four '
+    'numbered comments, one a line, such as "# 1. ...". Then write the code, one statement a line.'
 )
 
 
@@ -79,13 +79,19 @@ def code_prompt(question: str) -> list:
 
 def program_of(texts) -> str | None:
     "The program in the lines of a chain; None if there is no line of code."
-    code = code_of('\n'.join(texts))
+    lines = [text for text in texts if not is_test(text)]
+    code = code_of('\n'.join(lines))
     return code if code.strip() else None
 
 
+def is_test(line: str) -> bool:
+    "Does a model repeat the tests here? They are no part of the program."
+    return line.startswith('assert ')
+
+
 def closes_the_block(line: str) -> bool:
-    "Is this line the end of the code block, and so of the reply?"
-    return line.strip() == '```'
+    "Is this line the end of the program: the end of its block, or the first test behind it?"
+    return line.strip() == '```' or is_test(line)
 
 
 def passes_tests(problem: Problem, program: str) -> bool:
