@@ -324,12 +324,13 @@ def test_steer_table_and_states_give_the_same_scores():
     from stepwise_routing.base.records import Step
     table, steer = toy_table(30), fit_steer(toy_table(300, 'train'))
     step = lambda x: Step('1', 0, 'step', ids=(1,), ends=(1,), max_logit=(float(x),), generated=1)
+    state_of = lambda steps: SimpleNamespace(steps=steps, problem=SimpleNamespace(benchmark='toy'))
     for i in range(30):
         chain = tuple(step(x) for x in table.obs[i, :table.n_steps[i], 0])
-        scores = steer.score([SimpleNamespace(steps=chain[:t + 1]) for t in range(len(chain))])
+        scores = steer.score([state_of(chain[:t + 1]) for t in range(len(chain))])
         assert np.allclose(scores, steer.table_score(table)[i, :len(chain)], rtol=0, atol=0)
     with pytest.raises(ValueError, match='raw logits'):
-        steer.score([SimpleNamespace(steps=(replace(step(1), max_logit=None),))])
+        steer.score([state_of((replace(step(1), max_logit=None),))])
 
 def test_steer_scopes():
     rest, nxt = (fit_steer(toy_table(100, 'train'), s) for s in ('rest', 'next'))

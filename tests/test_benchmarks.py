@@ -71,7 +71,8 @@ def test_an_unknown_name_is_one_line_and_a_file_is_a_benchmark(tmp_path):
 def test_ones_own_file_registers_for_commands_and_chapters(tmp_path, monkeypatch):
     (tmp_path/'nbs'/'params').mkdir(parents=True)
     file = tmp_path/'nbs'/'own_benchmarks.py'
-    file.write_text('from stepwise_routing.data.benchmarks import Benchmark, register\nregister(Benchmark("riddles"))\n')
+    imports = 'from stepwise_routing.data.benchmarks import Benchmark, register\n'
+    file.write_text(imports + 'register(Benchmark("riddles"))\n')
     monkeypatch.chdir(tmp_path)
     assert open_benchmark('riddles').name == 'riddles'
     file.write_text('nonsense')
@@ -113,7 +114,7 @@ def test_a_reply_is_cut_into_lines_and_ends_with_its_block():
     assert messages[:2] == code_prompt('Add one.') and messages[2]['content'] == '\n'.join(text.split('\n')[:4])
 
 def test_a_model_here_writes_lines():
-    "The micro model writes paragraphs; as lines of code, its steps end at line ends, and its ids are those of one chain."
+    "The micro model writes paragraphs; as lines, its steps end at line ends, and its ids are those of one chain."
     from stepwise_routing.models.hub import load_micro
     problem = load_problems('micro-gsm', 'test', 1)[0]
     register(Benchmark('lines', separator='\n'))
@@ -128,7 +129,8 @@ def test_a_model_here_writes_lines():
 
 # ---- MBPP
 
-ROW = dict(task_id=700, text='Write a function to add one.', code='def add_one(x):\r\n  return x + 1\r\n\r\ndef other(): pass',
+ROW = dict(task_id=700, text='Write a function to add one.', 
+           code='def add_one(x):\r\n  return x + 1\r\n\r\ndef other(): pass',
            test_list=['assert add_one(1) == 2', 'assert add_one(-1) == 0'], test_setup_code='', challenge_test_list=[])
 
 @pytest.fixture
@@ -139,8 +141,8 @@ def mbpp(tmp_path):
 
 def test_splits_of_mbpp(mbpp):
     "Test problems are official test problems, training ones official training ones; the ten of prompts are left out."
-    assert {official_split(p) for p in mbpp['test']} == {'test'} and {official_split(p) for p in mbpp['train']} == {'train'}
-    assert {official_split(p) for p in mbpp['calibration']} == {'train', 'validation', 'test'}
+    official = {split: {official_split(p) for p in problems} for split, problems in mbpp.items()}
+    assert official == dict(test={'test'}, train={'train'}, calibration={'train', 'validation', 'test'})
     assert sum(map(len, mbpp.values())) == 964 == len({p.id for ps in mbpp.values() for p in ps})
     assert [len(mbpp[s]) for s in SPLITS] == pytest.approx([300, 264, 400], abs=40)
 
@@ -165,3 +167,44 @@ def test_the_program_in_a_reply():
     assert closes_the_block('```') and not closes_the_block('```python')
     assert closes_the_block('assert f(1) == 2') and program_of(('x = 1', 'assert x')) == 'x = 1'
     assert not closes_the_block('    assert x > 0'), 'a check inside of a function is code'
+
+# ---- recorded outcomes
+
+def test_recorded_outcomes_are_replayed_and_nothing_is_graded_again(tmp_path, monkeypatch):
+    "The toy pair is drawn, recorded, read back and replayed: the outcome tables are equal."
+    from toy import toy_backends, toy_problems
+
+    from stepwise_routing.base.store import RolloutStore
+    from stepwise_routing.data import recorded
+    from stepwise_routing.method.outcomes import outcome_table
+    from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+    problems, backends = toy_problems(12), toy_backends()
+    with RolloutStore(tmp_path/'toy.db', tree_settings('toy', backends)) as store:
+        tree = RoutingTree(backends, store)
+        collect_rollouts(problems, tree, redraws=1)
+        want = outcome_table(problems, tree, 'test', redraws=1)
+        about = dict(benchmark='toy', licence='CC0', receipt={})
+        paths = [tmp_path/name/'toy.jsonl.xz' for name in ('one', 'two')]
+        parts = dict(test=problems[:10])
+        files = [recorded.write_recorded(path, about, parts, store, tree.grades) for path in paths]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    monkeypatch.setattr(recorded, 'FOLDER', tmp_path/'one')
+    found = recorded.read_recorded('toy', tmp_path/'one')
+    monkeypatch.setattr(recorded, 'read_recorded', lambda name: found)
+    for _ in range(2): found.fill(tmp_path/'replay.db') # the second time there is nothing to do
+    register(Benchmark('toy-recorded', recorded.RecordedSet('toy'), right=recorded.RecordedVerdict('toy')))
+    replayed = load_problems('toy-recorded', 'test')
+    assert [p.id for p in replayed] == [p.id for p in problems[:10]]
+    with RolloutStore(tmp_path/'replay.db', readonly=True) as store:
+        tree = RoutingTree(None, store)
+        got = outcome_table(replayed, tree, 'test', redraws=1)
+        with pytest.raises(LookupError, match='does not hold step'): run_async(tree.run(replayed[0], '01', 0))
+    for name in ('correct', 'obs', 'small_tokens', 'large_tokens', 'large_redraws_right'):
+        one, other = getattr(got, name), getattr(want, name)[:10]
+        if one.ndim > 1: other = other[:, :one.shape[1]] # the longest chain may be of a problem that was not recorded
+        assert np.array_equal(one, other, equal_nan=True), name
+    with pytest.raises(LookupError, match='was not graded when toy was recorded'): is_right(replayed[0], 'never seen')
+
+def test_a_benchmark_that_is_not_recorded_is_one_line():
+    from stepwise_routing.data.recorded import read_recorded
+    with pytest.raises(FileNotFoundError, match='aime is not recorded'): read_recorded('aime')

@@ -213,7 +213,7 @@ def test_a_step_with_no_tokens_keeps_the_scores_of_the_step_before_for_tables_po
     full = Step('', 0, 'length', prompt=99) # nothing fitted into the context
     raw = observe((first, full))
     assert (raw[1, :2] == raw[0, :2]).all() and raw[1, 2:6].tolist() == [1, 0, 1, 0]
-    state = State(None, 0, (first, full), '00')
+    state = State(Problem('toy', '1', '3+4?', '7'), 0, (first, full), '00')
     assert (state_inputs(state, FULL_FEATURES) == policy_inputs(raw, FEATURES, FULL_FEATURES)[1]).all()
     steer = STEER((), Mixture((.5, .5), (10., 14.), (1., 1.)))
     assert steer.score([state]) == steer.score([replace(state, steps=(first,))])

@@ -257,7 +257,8 @@ def test_bad_files_are_named_with_their_row(tmp_path, text, message):
     assert 'gsm8k_test.jsonl' in str(e.value) and '\n' not in str(e.value)
 
 def test_bad_names_and_numbers(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown benchmark 'gms8k' \(did you mean 'gsm8k'\?\); choose one of: gsm8k"):
+    line = r"unknown benchmark 'gms8k' \(did you mean 'gsm8k'\?\); choose one of: micro-gsm"
+    with pytest.raises(ValueError, match=line):
         load_problems('gms8k', 'test')
     with pytest.raises(ValueError, match=r"unknown benchmark 'micro-gsn' \(did you mean 'micro-gsm'\?\)"):
         load_problems('micro-gsn', 'test', n=3)

@@ -117,8 +117,12 @@ def f(x): raise E''',
     'nothing': '',
 }
 
+# beginnings of names: these wait for limits
+WAITING = 'os.write', 'huge output', 'a huge power', 'a signal handler', 'an endless loop'
+CASES = [pytest.param(name, marks=pytest.mark.slow) if name.startswith(WAITING) else name for name in HOSTILE]
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize('name', HOSTILE)
+@pytest.mark.parametrize('name', CASES)
 def test_a_hostile_program_is_wrong_and_does_no_harm(name, tmp_path):
     mark = tmp_path/'MARK'
     mark.write_text('whole')

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from ..base.records import chat_prompt, extract_boxed
 from ..base.tools import digest, find_project, one_of
 from .mbpp import MbppSet, closes_the_block, code_prompt, passes_tests, program_of
+from .questions import QuestionFile
 from .recorded import SUFFIX, RecordedSet, RecordedVerdict, recorded_names
-from .sources import PUBLIC, SPLITS, QuestionFile, ShippedSet
+from .sources import PUBLIC, SPLITS, ShippedSet
 
 MICRO = ('micro-gsm', 'micro-math', 'micro-omni')  # benchmarks that the package ships
 
@@ -30,7 +29,9 @@ def never(text: str) -> bool:
     return False
 
 
-def every_character(text: str) -> np.ndarray:  # bool [character]
+def every_character(text: str):  # bool array [character]
+    import numpy as np
+
     return np.ones(len(text), bool)
 
 
@@ -76,8 +77,10 @@ class Benchmark:
         try:
             messages = self.prompt('What is 1 + 1?')
             answer = self.answer(('1 + 1 = 2', 'done'))
-            scored = None if self.scored is None else np.asarray(self.scored('1 + 1'))
             self.is_last('done')
+            self.check_scored()
+        except ValueError:
+            raise
         except Exception as error:
             raise self.wrong(f'{type(error).__name__}: {error}') from error
         texts = [m.get('content') for m in messages] if isinstance(messages, list) else []
@@ -85,7 +88,15 @@ class Benchmark:
             raise self.wrong('prompt(question) gives no list of chat messages')
         if not (answer is None or isinstance(answer, str)):
             raise self.wrong(f'answer(texts) gives {answer!r}: give text, or None')
-        if scored is not None and (scored.dtype != bool or scored.shape != (5,)):
+
+    def check_scored(self) -> None:
+        "ValueError unless `scored` says True or False of each character."
+        if self.scored in (None, every_character):
+            return
+        import numpy as np
+
+        mask = np.asarray(self.scored('1 + 1'))
+        if mask.dtype != bool or mask.shape != (5,):
             raise self.wrong('scored(text) gives no True or False per character')
 
     def read_answer(self, steps) -> str | None:

@@ -127,7 +127,8 @@ def is_right(
 ) -> bool:
     """The reward $r(x, \\hat y, y^*)$, as the problem's benchmark defines it.
 
-    Unless it says something else: is the answer equivalent to the reference? PermissionError if programs may not be run.
+    Unless it says something else: is the answer equivalent to the reference? PermissionError if programs may
+    not be run.
     """
     benchmark = find_benchmark(problem.benchmark)
     if benchmark.right is None:

@@ -1,12 +1,12 @@
 """Recorded outcomes: what a pair of real language models wrote, replayed without models.
 
-Here belongs the file that the package ships, how it is written, and how it becomes problems, verdicts and steps. How the
-pair was drawn is told in nbs/labs; the paper's method does not know that its steps were recorded.
+Here belongs the file that the package ships, how it is written, and how it becomes problems, verdicts and steps. How
+the pair was drawn is told in nbs/labs; the paper's method does not know that its steps were recorded.
 """
 
 import json
 import lzma
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -79,14 +79,14 @@ def read_recorded(
         if kind == 'about':
             about = content[0]
         elif kind == 'problem':
-            split, fields = content
-            problems[split].append(Problem(**fields | dict(benchmark=name + SUFFIX)))
+            split, row = content
+            problems[split].append(Problem(**row | dict(benchmark=name + SUFFIX)))
         elif kind == 'grade':
             problem_id, answer, is_right = content
             verdicts[problem_id, answer] = is_right
         else:
-            key, fields = content
-            values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            key, recorded = content
+            values = {k: tuple(v) if isinstance(v, list) else v for k, v in recorded.items()}
             edges.append((tuple(key), Step(**values)))
     return Recorded(about, problems, verdicts, tuple(edges))
 
@@ -130,8 +130,12 @@ def recorded_fields(step: Step, keep_tokens: bool) -> dict:
     "What is recorded of a step: all that is not a default. Routers read the confidences of the small model alone."
     if not keep_tokens:
         step = replace(step, ids=(), ends=(), prob=(), max_logit=None, entropy=None)
-    default = asdict(Step('', 0, ''))
-    return {name: value for name, value in asdict(step).items() if value != default[name]}
+    recorded = {}
+    for field in fields(step):
+        value = getattr(step, field.name)
+        if field.default is MISSING or value != field.default:
+            recorded[field.name] = value
+    return recorded
 
 
 def line(*content) -> str:

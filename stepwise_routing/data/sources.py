@@ -279,27 +279,6 @@ class ShippedSet:
         return shipped_problems(self.name)[split]
 
 
-@dataclass(frozen=True)
-class QuestionFile:
-    "A JSONL file of one's own, with `question` and `answer` in each row."
-
-    path: str
-    name: str  # of the benchmark
-    licence: str = 'yours'
-    is_public = False
-
-    def problems(self, split: str, data_dir=None) -> list:
-        "Every problem of a split: two in five train, one in five calibrates, two in five test, by their hashes."
-        from .questions import own_problems
-
-        chosen = []
-        for problem in own_problems(self.path, self.name):
-            fifth = int(digest('split', problem.id), 16) % 5
-            if split == ('train', 'train', 'calibration', 'test', 'test')[fifth]:
-                chosen.append(problem)
-        return chosen
-
-
 # ---- the public sets
 
 PUBLIC = {

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base.records import Step
 from ..base.statistics import resamples
-from ..data.benchmarks import MICRO
+from ..data.benchmarks import MICRO, find_benchmark
 from ..data.grading import grade_pairs, is_right
 from ..data.steps import first_wrong
 

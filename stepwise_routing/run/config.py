@@ -267,8 +267,10 @@ class Setting:
         return self.part.models
 
     @property
-    def benchmarks(self) -> tuple:  # names
-        return tuple(open_benchmark(name).name for name in self.run.config.data.benchmarks)
+    def benchmarks(self) -> tuple:
+        "The names of its benchmarks; that of a file is its stem."
+        names = self.run.config.data.benchmarks
+        return tuple(open_benchmark(n).name if n.endswith('.jsonl') else n for n in names)
 
     @property
     def is_recorded(self) -> bool:

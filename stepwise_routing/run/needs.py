@@ -16,7 +16,7 @@ from pathlib import Path
 from ..base.records import PRICES
 from ..base.store import RolloutStore
 from ..base.tools import install_line
-from ..data.benchmarks import load_problems, of_benchmark, open_benchmark
+from ..data.benchmarks import find_benchmark, load_problems, of_benchmark
 from ..data.sources import SPLITS
 from ..models.model_name import ModelName
 from ..models.names import check_shares
@@ -149,6 +149,12 @@ def has_package(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def _is_public(benchmark: str) -> bool:
+    "Do its problems come from a public set, which the Hub has?"
+    source = find_benchmark(benchmark).source
+    return source is not None and source.is_public
+
+
 def _package_needs(run, served) -> list:
     "Packages and keys that are not there; `served` is what vLLM runs here."
     config = run.config
@@ -157,7 +163,7 @@ def _package_needs(run, served) -> list:
         lines.append(f"vLLM for {served[0]} (Linux): {install_line('gpu')}")
     if config.models.engine == 'ray' and not has_package('ray'):
         lines.append(f"Ray for engine=ray: {install_line('ray')}")
-    public = [b for b in config.data.benchmarks if open_benchmark(b).source.is_public]
+    public = [b for b in config.data.benchmarks if _is_public(b)]
     if public and not config.data.data_dir and not has_package('datasets'):
         lines.append(f"the Hub for {public[0]}: {install_line('hub')}, or data_dir=FOLDER")
     kinds = [ModelName.parse(name).kind for setting in run.settings for name in setting.models]
@@ -184,7 +190,7 @@ def _data_needs(run) -> list:
     lines = []
     for setting in run.settings:
         for benchmark in setting.benchmarks:
-            is_public = open_benchmark(benchmark).source.is_public
+            is_public = _is_public(benchmark)
             if is_public and not data_dir:
                 continue
             folder = data_dir if is_public else None
