@@ -238,7 +238,7 @@ def fit_trees(
     if not benchmarks:
         return []
     configs = []
-    with open_run_grader(setting) as grade, open_backends(setting) as backends:
+    with open_run_grader(setting.run) as grade, open_backends(setting) as backends:
         for benchmark in benchmarks:
             with open_tree(setting, benchmark, backends, grade) as tree:
                 configs += [fit_job(setting, benchmark, job, tree) for job in jobs]
