@@ -21,6 +21,7 @@ from .base.records import walk_cost
 from .base.settings import FROM_LIST, Count, Policy, Probability, Section
 from .base.store import RolloutStore, check_settings, tree_settings
 from .base.tools import check_links, digest, nearest, write_file
+from .data.benchmarks import find_benchmark
 from .data.grading import graded, is_right
 from .data.questions import own_problems
 from .data.sources import file_rows, make_problem
@@ -120,7 +121,7 @@ def collect(
     access: Access = Access(),  # where they are; not kept
     grade=is_right,  # (`Problem`, parsed answer) -> bool
     max_cents: float | None = None,  # never spend more on paid models, earlier calls included
-    name: str = 'own',  # of the problems; part of the seeds
+    name: str = 'own',  # of the problems, part of the seeds; a registered `Benchmark` says how to ask and grade
     max_steps: int = 30,  # steps of a chain at most
     calibration: float = 0.4,  # share of the problems that the threshold is chosen on
 ) -> dict:  # problems per side, right answers of each model alone (%), steps drawn now
@@ -145,7 +146,7 @@ def collect(
         return [outcome_table(part, tree, side) for side, part in sides.items() if part]
 
     with open_pair(names, sampling, access, folder / 'ledger.db', max_cents) as backends:
-        settings = tree_settings(name, backends)
+        settings = tree_settings(name, backends, find_benchmark(name).draws)
         with RolloutStore(folder / 'draws.db', settings) as store:
             _write_problems(folder, problems, own)
             tree = RoutingTree(backends, store, max_steps=max_steps, grade=grade)
@@ -387,7 +388,8 @@ def open_router(
         check_links(work_folder)
         ledger = work_folder / 'ledger.db'
         with open_pair(names, own.sampling, access, ledger, max_cents) as backends:
-            settings = tree_settings(own.name, backends)
+            draws = find_benchmark(own.name).draws
+            settings = tree_settings(own.name, backends, draws)
             if is_collected:  # ValueError: other models than those of `collect`
                 RolloutStore(folder / 'draws.db', settings, readonly=True).close()
             else:

@@ -58,6 +58,14 @@ def test_ones_own_benchmark_is_loaded_graded_and_observed_by_its_record():
     assert observe([step], sums.scored)[0, :2].tolist() == [2, .5]
     assert math_token_mask('a 1', (1, 3), every_character).tolist() == [True, True]
 
+def test_own_asks_and_grades_as_the_record_of_its_name_says(tmp_path):
+    from stepwise_routing.own import collect
+    rows = [dict(question=p.question, answer=p.answer) for p in load_problems('micro-gsm', 'test', 6)]
+    for name, right, percent in (('all', lambda p, answer: True, 100), ('none', lambda p, answer: False, 0)):
+        register(Benchmark(name, right=right))
+        got = collect(tmp_path/name, rows, ['micro-small', 'micro-large'], name=name)
+        assert got['small right'] == got['large right'] == percent
+
 def test_an_unknown_name_is_one_line_and_a_file_is_a_benchmark(tmp_path):
     with pytest.raises(ValueError, match="did you mean 'mbpp'"): open_benchmark('mbp')
     file = tmp_path/'mine.jsonl'
