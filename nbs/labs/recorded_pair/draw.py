@@ -95,9 +95,7 @@ def main() -> None:
     parser.add_argument('--width', type=int, default=16, help='problems under way')
     args = parser.parse_args()
     plan = PLANS[args.benchmark]
-    options = dict(
-        temperature=plan.temperature, max_tokens=plan.max_tokens, context=plan.context
-    )
+    options = dict(temperature=plan.temperature, max_tokens=plan.max_tokens, context=plan.context)
     pairs = problems_in_turns(args.benchmark, args.turns, args.data)
     size = args.block * sum(plan.turn.values())
     draws = find_benchmark(args.benchmark).draws

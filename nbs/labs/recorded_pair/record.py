@@ -69,8 +69,10 @@ def main() -> None:
         path = write_recorded(out, about, problems, store, verdicts)
     counts = ', '.join(f'{len(part)} {split}' for split, part in problems.items())
     right = sum(verdicts.values())
-    print(f'{path.name}: {counts} problems, {right} of {len(verdicts)} answers right, '
-          f'{path.stat().st_size:,} bytes')
+    print(
+        f'{path.name}: {counts} problems, {right} of {len(verdicts)} answers right, '
+        f'{path.stat().st_size:,} bytes'
+    )
 
 
 if __name__ == '__main__':
