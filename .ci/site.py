@@ -10,7 +10,7 @@ from stepwise_routing.report.slider import slider_page
 from stepwise_routing.base.tools import find_project
 
 SIZE = 'width="100%" height="520" style="border: 0"'
-PARTS = {'Chapters': r'0\d', 'Machinery': r'(data|models|report|run)/', 'Labs': 'labs/'}
+PARTS = {'Chapters': r'0\d|claims', 'Labs': 'labs/'}
 
 def notebook(path):
     "A notebook as a reader sees it: without directives, hidden cells and escape codes."
@@ -42,7 +42,8 @@ def api(module):
     from fastcore.docments import docments
     made = import_module(module)
     lines = [f'# {module}', '', inspect.getdoc(made) or '', '']
-    for name in getattr(made, '__all__', ()):
+    names = getattr(made, '__all__', None) or [n for n in vars(made) if not n.startswith('_')]
+    for name in names:
         thing = getattr(made, name)
         if not callable(thing) or inspect.getmodule(thing) is not made: continue
         lines += [f'## {name}', '', '```text', f'{name}{_signature(thing)}', '```', '', inspect.getdoc(thing) or '', '']
