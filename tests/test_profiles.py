@@ -78,6 +78,7 @@ def test_a_section_takes_what_yaml_reads_and_is_frozen():
 @pytest.mark.parametrize('make, message', [
     (lambda: Policy(alpa=.1), "unknown setting 'alpa' (did you mean 'alpha'?)"),
     (lambda: Policy(temp=(.1, 0)), 'temp is (0.1, 0): 0 should be greater than 0'),
+    (lambda: Policy(temp=[.5]), 'temp is [0.5]: it should be a list of 2'),
     (lambda: Policy(lr='fast'), "lr is 'fast': it should be a valid number"),
     (lambda: Policy(alpha=True), 'alpha is True: it should be a valid number'),
     (lambda: Policy(batch='all'), "batch is 'all': it should be a valid integer or None"),

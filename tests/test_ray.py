@@ -175,7 +175,7 @@ def test_other_models_on_another_machine_are_refused(running):
 def test_a_problem_that_kills_its_workers_ends_the_run(running):
     class Deadly(Worker):
         async def call(self, index, method): os._exit(9) if method == 'poison' else None
-    model = RayModel(actors(Deadly, max_restarts=10, max_task_retries=1), 0, (None,)*3)
+    model = RayModel(actors(Deadly, max_restarts=10, max_task_retries=1), 0, (None,)*2)
     line = "^workers died while they drew 'p', most often since memory is too small .*batch_size"
     with pytest.raises(RuntimeError, match=line) as e: asyncio.run(model.send('p', 'poison'))
     assert '\n' not in str(e.value)

@@ -46,6 +46,9 @@ def error_line(
     details: list,  # pydantic's errors on it, as dicts
 ) -> str:
     "The name, the value, and what it should be; of a tuple or dict also the part that is wrong."
+    if details[0]['type'] in ('missing', 'too_long'):  # of Annotated[tuple[A, B], ...]
+        (annotated, *_) = get_args(kind)
+        return f'{name} is {value!r}: it should be a list of {len(get_args(annotated))}'
     depth = max(len(detail['loc']) for detail in details)
     details = [detail for detail in details if len(detail['loc']) == depth]
     part = details[0]['input']
