@@ -42,7 +42,7 @@ def data_files(project, config) -> list:  # SHA-256 of each
             files.append(FOLDER / f'{name.removesuffix(SUFFIX)}.jsonl.xz')
     if config.data.data_dir:
         files += sorted((project.nbs / config.data.data_dir).glob('*.jsonl'))
-    return [file_sha256(path) for path in files]
+    return [file_sha256(path) for path in files if path.is_file()]
 
 
 def imported_by(

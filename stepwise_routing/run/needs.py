@@ -17,6 +17,7 @@ from ..base.records import PRICES
 from ..base.store import RolloutStore
 from ..base.tools import install_line
 from ..data.benchmarks import find_benchmark, load_problems, of_benchmark
+from ..data.programs import RISK
 from ..data.sources import SPLITS
 from ..models.model_name import ModelName
 from ..models.names import check_shares
@@ -190,6 +191,8 @@ def _data_needs(run) -> list:
     lines = []
     for setting in run.settings:
         for benchmark in setting.benchmarks:
+            if find_benchmark(benchmark).runs_code and not run.config.data.run_code:
+                lines.append(f'your leave to grade {benchmark}: {RISK}')
             is_public = _is_public(benchmark)
             if is_public and not data_dir:
                 continue
