@@ -43,13 +43,11 @@ class Benchmark:
     """
 
     name: str  # in tables, files and profiles
-    source: object = (
-        None  # its problems(split, data_dir) and licence; None: the caller brings problems
-    )
+    # its problems(split, data_dir) and licence; None: the caller brings problems
+    source: object = None
     prompt: Callable = chat_prompt  # a question -> chat messages
-    separator: str = (
-        '\n\n'  # ends a step: a blank line, or '\n', which keeps the indentation of lines
-    )
+    # ends a step: a blank line, or '\n', which keeps the indentation of lines
+    separator: str = '\n\n'
     is_last: Callable = never  # text of a step -> does it end the chain? A boxed answer always does
     answer: Callable = last_box  # texts of a chain's steps -> its answer; None without one
     right: Callable | None = None  # (`Problem`, answer) -> bool; None: equivalent to the reference

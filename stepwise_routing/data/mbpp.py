@@ -8,9 +8,15 @@ import json
 from dataclasses import dataclass
 
 from ..base.records import Problem
-from ..base.tools import digest
 from .programs import code_of, defined_names, run_tests
-from .sources import Source, check_folder, distinct_problems, make_problem, source_problems
+from .sources import (
+    Source,
+    check_folder,
+    distinct_problems,
+    fifth_of,
+    make_problem,
+    source_problems,
+)
 
 # Austin et al. 2021, CC BY 4.0
 MBPP = 'google-research-datasets/mbpp', '4bb6404fdc6cacfda99d4ac4205087b89d32030c'
@@ -47,8 +53,9 @@ def split_of(problem: Problem) -> str:
     Calibration needs more than the 90 problems of the official validation set: it gets the other fifths, too.
     """
     official = official_split(problem)
-    is_fifth = int(digest('split', problem.id), 16) % 5 == 0
-    return 'calibration' if official == 'validation' or is_fifth else official
+    if official == 'validation' or fifth_of(problem) == 0:
+        return 'calibration'
+    return official
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,11 @@ SUFFIX = '-recorded'  # of the names of such benchmarks
 PUT_AT_ONCE = 500  # edges in a transaction
 
 
+def recorded_file(name: str, folder: Path = FOLDER) -> Path:
+    "The file of a recorded benchmark, such as \"gsm8k\"."
+    return folder / f'{name}.jsonl.xz'
+
+
 def recorded_names() -> list:
     "The benchmarks that are recorded, such as \"gsm8k\"."
     return sorted(path.name.removesuffix('.jsonl.xz') for path in FOLDER.glob('*.jsonl.xz'))
@@ -61,13 +66,21 @@ def read_lines(text: str, name: str):
         yield kind, content
 
 
+def read_edge(key: list, fields_of_step: dict) -> tuple:
+    "The key of an edge and its `Step`, as they were before they were recorded."
+    values = {}
+    for name, value in fields_of_step.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return tuple(key), Step(**values)
+
+
 @lru_cache(4)
 def read_recorded(
     name: str,  # of the benchmark, such as "gsm8k"
     folder: Path = FOLDER,
 ) -> Recorded:
     "A recorded benchmark. FileNotFoundError if it is not recorded."
-    path = folder / f'{name}.jsonl.xz'
+    path = recorded_file(name, folder)
     if not path.is_file():
         there = ', '.join(recorded_names()) or 'none'
         raise FileNotFoundError(f'{name} is not recorded; recorded benchmarks: {there}')
@@ -85,9 +98,7 @@ def read_recorded(
             problem_id, answer, is_right = content
             verdicts[problem_id, answer] = is_right
         else:
-            key, recorded = content
-            values = {k: tuple(v) if isinstance(v, list) else v for k, v in recorded.items()}
-            edges.append((tuple(key), Step(**values)))
+            edges.append(read_edge(*content))
     return Recorded(about, problems, verdicts, tuple(edges))
 
 

@@ -197,11 +197,16 @@ def distinct_problems(
     return list(first.values())
 
 
+def fifth_of(problem: Problem) -> int:  # 0 to 4
+    "In which fifth of a set a problem is, by the hash of its question: the same in every file and for any number."
+    return int(digest('split', problem.id), 16) % 5
+
+
 def carve(problems, split: str) -> list:
     "Train (4 in 5) or calibration (1 in 5) of a training set, by the hash of the question."
     chosen = []
     for problem in problems:
-        is_calibration = int(digest('split', problem.id), 16) % 5 == 0
+        is_calibration = fifth_of(problem) == 0
         if is_calibration == (split == 'calibration'):
             chosen.append(problem)
     return chosen
@@ -225,9 +230,8 @@ class PublicSet:
     "A public benchmark with one question a row; its test set is `test`, the rest is carved out of `train`."
 
     test: Source
-    train: (
-        Source  # the same as `test` if there is no training set: then the problems are stratified
-    )
+    # the same as `test` if there is no training set: then the problems are stratified
+    train: Source
     fields: tuple  # that a row needs; the first is the question
     read: Callable  # a row -> `Problem`; ValueError
     licence: str

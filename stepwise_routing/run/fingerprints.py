@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from ..base.code import code_fingerprint, imported_names
-from ..data.recorded import FOLDER, SUFFIX
+from ..data.recorded import SUFFIX, recorded_file
 from .config import settings_of
 from .manifest import file_sha256, shipped_files
 from .notebooks import notebook_code, stage_names
@@ -39,7 +39,7 @@ def data_files(project, config) -> list:  # SHA-256 of each
     files = [Path(name) for name in config.data.benchmarks if name.endswith('.jsonl')]
     for name in config.data.benchmarks:
         if name.endswith(SUFFIX):
-            files.append(FOLDER / f'{name.removesuffix(SUFFIX)}.jsonl.xz')
+            files.append(recorded_file(name.removesuffix(SUFFIX)))
     if config.data.data_dir:
         files += sorted((project.nbs / config.data.data_dir).glob('*.jsonl'))
     return [file_sha256(path) for path in files if path.is_file()]

@@ -226,9 +226,7 @@ def save_agreement(
     "Write grading/agreement.csv and disagreements.csv, if there is any second grader."
     import pandas as pd
 
-    second = {
-        key: agreement_found for key, agreement_found in agreements.items() if agreement_found
-    }
+    second = {key: each for key, each in agreements.items() if each}
     if not second:
         return pd.DataFrame()
 
@@ -237,13 +235,8 @@ def save_agreement(
         write_file(run.folder / 'grading' / f'{name}.csv', rows.to_csv())
         return rows
 
-    saved(
-        'disagreements',
-        {key: agreement_found.disagreements() for key, agreement_found in second.items()},
-    )
-    return saved(
-        'agreement', {key: agreement_found.frame() for key, agreement_found in second.items()}
-    )
+    saved('disagreements', {key: each.disagreements() for key, each in second.items()})
+    return saved('agreement', {key: each.frame() for key, each in second.items()})
 
 
 def _saved_policy(folder, benchmark, models):

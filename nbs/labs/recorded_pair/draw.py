@@ -83,13 +83,19 @@ async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int) -> None
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+def store_parser(doc: str) -> argparse.ArgumentParser:
+    "A command line that names a benchmark, its store and its copies; the first line of `doc` describes it."
+    parser = argparse.ArgumentParser(description=doc.split('\n')[0])
     parser.add_argument('benchmark', choices=PLANS)
     parser.add_argument('store', help='file of the drawn steps')
+    parser.add_argument('--data', help='folder with copies of the benchmark; without it, the Hub')
+    return parser
+
+
+def main() -> None:
+    parser = store_parser(__doc__)
     parser.add_argument('small', help='vllm-server:URL#FOLDER of the small model')
     parser.add_argument('large', help='the same of the large model')
-    parser.add_argument('--data', help='folder with copies of the benchmark; without it, the Hub')
     parser.add_argument('--turns', type=int, default=10)
     parser.add_argument('--block', type=int, default=8, help='turns whose small chains come first')
     parser.add_argument('--width', type=int, default=16, help='problems under way')

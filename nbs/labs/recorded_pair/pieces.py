@@ -8,10 +8,9 @@ import argparse
 import json
 import lzma
 
-from stepwise_routing.base.records import Step
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import write_file
-from stepwise_routing.data.recorded import line, recorded_fields
+from stepwise_routing.data.recorded import line, read_edge, recorded_fields
 
 
 def save_piece(store_path, file) -> int:  # edges
@@ -30,10 +29,7 @@ def load_piece(file, store_path) -> int:  # edges
     with open(file, 'rb') as f:
         rows = [json.loads(row) for row in lzma.decompress(f.read()).decode().splitlines()]
     (_, settings), *edges = rows
-    steps = []
-    for _, key, fields in edges:
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        steps.append((tuple(key), Step(**values)))
+    steps = [read_edge(key, fields) for _, key, fields in edges]
     with RolloutStore(store_path, settings) as store:
         store.put_many(steps)
     return len(steps)

@@ -4,7 +4,6 @@ Only problems whose rollouts and further draws are complete are recorded. Every 
 programs are run for that, confined.
 """
 
-import argparse
 import asyncio
 import json
 from pathlib import Path
@@ -12,11 +11,11 @@ from pathlib import Path
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.benchmarks import find_benchmark, load_problems
 from stepwise_routing.data.grading import grade_pairs, is_right
-from stepwise_routing.data.recorded import FOLDER, write_recorded
+from stepwise_routing.data.recorded import FOLDER, recorded_file, write_recorded
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.tree import RoutingTree
 
-from .draw import PLANS
+from .draw import PLANS, store_parser
 
 
 async def chains_of(tree: RoutingTree, problem, redraws: int) -> list:  # of `Step`s
@@ -46,10 +45,7 @@ def drawn_problems(tree: RoutingTree, benchmark: str, data_dir) -> tuple:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('benchmark', choices=PLANS)
-    parser.add_argument('store', help='file of the drawn steps')
-    parser.add_argument('--data', help='folder with copies of the benchmark; without it, the Hub')
+    parser = store_parser(__doc__)
     parser.add_argument('--receipt', help='JSON file: how it was drawn')
     parser.add_argument('--out', default=str(FOLDER), help='folder of the recorded benchmarks')
     args = parser.parse_args()
@@ -65,7 +61,7 @@ def main() -> None:
 
         verdicts = dict(grade_pairs(grade, pairs))
         about = dict(benchmark=args.benchmark, licence=source.licence, receipt=receipt)
-        out = Path(args.out) / f'{args.benchmark}.jsonl.xz'
+        out = recorded_file(args.benchmark, Path(args.out))
         path = write_recorded(out, about, problems, store, verdicts)
     counts = ', '.join(f'{len(part)} {split}' for split, part in problems.items())
     right = sum(verdicts.values())
