@@ -1,4 +1,4 @@
-# make reproduce   install if needed, then from the micro models to tables/ and figures/; what is unchanged is not run again
+# make reproduce   install if needed, then tables/ and figures/ from the micro models and the recorded pair; goes on if interrupted
 # make test        install if needed, then a cold smoke run of the stages, the other notebooks, all tests but the slow ones
 # make fuzz        the property tests with ten times the examples, at random; its findings become fixed examples
 # make ablations   a policy per design choice and per-step policies, to tables/ablations/ and figures/ablations/
@@ -16,6 +16,7 @@ STAGES := 01_confidence|02_rollouts|02b_outcomes|03b_training|04b_comparison|05_
 
 reproduce: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro --resume
+	$(BIN)/stepwise-routing reproduce --profile recorded --resume
 
 ablations: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --profile micro-ablations --resume

@@ -45,7 +45,7 @@ def dry(project, capsys, *args):
     return status, (out + err).splitlines()
 
 def test_the_profiles_are_there():
-    assert {'smoke', 'micro', 'micro-ablations', 'open', 'open-lite', 'api'} <= set(PROFILES)
+    assert {'smoke', 'micro', 'micro-ablations', 'recorded', 'open', 'open-lite', 'api'} <= set(PROFILES)
 
 @pytest.mark.parametrize('profile', PROFILES)
 @pytest.mark.parametrize('missing', ([], ['needs a GPU', 'needs a key']))

@@ -532,7 +532,7 @@ def test_a_reproduction_says_how_its_tables_compare(ran, capsys):
 def test_the_tables_of_ablations_have_a_folder_of_their_own(ran, monkeypatch):
     (ran.root/'tables').mkdir()
     (ran.root/'tables/mean.md').write_text('of the other profile')
-    assert publish.PUBLISHED == {'micro': '', 'micro-ablations': 'ablations'}
+    assert publish.PUBLISHED == {'micro': '', 'micro-ablations': 'ablations', 'recorded': 'recorded'}
     monkeypatch.setitem(publish.PUBLISHED, 'toy', 'ablations')
     cli.reproduce(Options('toy', project=str(ran.root)))
     assert set(bytes_of(ran.root/'tables')) == {'mean.md', 'ablations/mean.md', 'ablations/provenance.json'}

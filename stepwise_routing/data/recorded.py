@@ -44,6 +44,11 @@ class Recorded:
         "Of a store with these edges."
         return self.about['settings'] | dict(benchmark=self.about['benchmark'] + SUFFIX)
 
+    @property
+    def models(self) -> tuple:
+        "The names of the models that wrote, small to large."
+        return tuple(model['spec']['name'] for model in self.about['settings']['models'])
+
     def fill(self, path) -> None:
         "Put the edges into a store, unless it holds them."
         if Path(path).exists():
@@ -155,14 +160,14 @@ def line(*content) -> str:
 
 def write_recorded(
     path,  # NAME.jsonl.xz
-    about: dict,  # benchmark, licence, receipt; the store's settings are added
+    about: dict,  # benchmark, licence, receipt; settings, if not those of the store
     problems: dict,  # split -> `Problem`s
     store: RolloutStore,  # with all edges of these problems, and perhaps of others
     verdicts: dict,  # (problem id, answer) -> bool
 ) -> Path:
     "Write what a store holds of some problems as a recorded benchmark; the same content gives the same bytes."
     wanted = {problem.id for part in problems.values() for problem in part}
-    lines = [line('about', about | dict(settings=store.settings))]
+    lines = [line('about', dict(settings=store.settings) | about)]
     for split, part in problems.items():
         lines += [line('problem', split, asdict(problem)) for problem in part]
     for (problem_id, answer), is_right in sorted(verdicts.items(), key=str):

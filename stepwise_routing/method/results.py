@@ -275,6 +275,7 @@ class SettingResults:
     ablations: bool  # does the run train policies with one design choice changed?
     given_up: int  # answers that grading gave up
     parts: dict  # benchmark -> `BenchmarkResults`
+    is_recorded: bool = False  # is everything replayed that real models once wrote?
 
     def whole(self, make):  # make(`BenchmarkResults`) of all benchmarks as one DataFrame
         import pandas as pd
@@ -287,8 +288,18 @@ class SettingResults:
         return self.whole(lambda p: p.results)
 
     @property
+    def models(self):
+        "Their names, small and large."
+        return next(iter(self.parts.values())).table.models
+
+    @property
     def large(self):
-        return next(iter(self.parts.values())).table.models[-1]
+        return self.models[-1]
+
+    @property
+    def pair(self):
+        "The models of recorded outcomes, as a heading tells them; '' if models wrote in this run."
+        return f'{" and ".join(self.models)}, recorded' if self.is_recorded else ''
 
     @property
     def suffix(self):

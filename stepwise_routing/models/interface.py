@@ -55,7 +55,7 @@ class Backend(Protocol):
     index: int  # k, its place among the models of a tree, 0 = smallest
 
     def settings(self) -> dict:
-        "JSON that identifies its draws; a store refuses others."
+        "JSON that identifies its draws, besides `spec`; a store refuses others."
 
     async def write(self, request: Request) -> tuple:
         "The `Step`s written, exactly one unless the request is `to_end`."

@@ -145,6 +145,7 @@ def paper_table(
     results,  # DataFrame of `evaluate` in paper_flops (Table 1) or cents (Table 2), all benchmarks
     profile: str,  # which run this is, e.g. "micro"
     large: str = 'micro-large',  # the large model's name in the outcome table
+    pair: str = '',  # the names of both models, where the heading tells them
 ):  # DataFrame, one row per source ("this run", "paper"), benchmark and method
     """Table 1 or 2 at the chosen thresholds, and the paper's printed numbers.
 
@@ -167,6 +168,8 @@ def paper_table(
         unit=rows['unit'],
         cost_in=cost,
     )
+    if pair:
+        facts['pair'] = pair
     # column here -> column of `evaluate`, factor
     metrics = dict(accuracy=('accuracy', 100), cost=('cost', 1), ac=(PAPER_TABLES[cost]['ac'], 1))
     if cost == 'cents':
@@ -190,8 +193,9 @@ def _heading(part):
         return paper['source'], list(paper['notes'])
     sizes = part.groupby('benchmark', sort=False)['n'].first()
     counts = ', '.join(f'{n} {benchmark}' for benchmark, n in sizes.items())
+    pair = f'{first["pair"]}, ' if 'pair' in part else ''
     heading = (
-        f'This run, {first["profile"]} profile ({counts} test problems; '
+        f'This run, {pair}{first["profile"]} profile ({counts} test problems; '
         f'{unit_name(first["cost_in"], first["unit"])}; [paired bootstrap 95% interval])'
     )
     notes = []

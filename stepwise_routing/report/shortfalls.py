@@ -6,6 +6,7 @@ a table's columns belong beside the table.
 
 import numpy as np
 
+from ..data.recorded import SUFFIX
 from ..method.outcomes import keeps_accuracy
 from ..method.results import METHOD_STYLE, method_label
 from .writer import in_points
@@ -40,9 +41,9 @@ def benchmark_shortfalls(
             'so misses are counted against the draw that methods share'
         )
     if missing:
-        sentences.append(
-            f'no rows for {"; ".join(missing)}: not run in this setting, or switched off'
-        )
+        is_recorded = part.table.benchmark.endswith(SUFFIX)
+        reason = 'not drawn' if is_recorded else 'not run in this setting, or switched off'
+        sentences.append(f'no rows for {"; ".join(missing)}: {reason}')
     if len(large_alone):
         sentences.append(
             f'on calibration no setting of {_labels(large_alone)} was accurate enough '

@@ -182,7 +182,7 @@ def report(
 
 def _report_setting(r) -> str:
     "Write Table 1 or 2 and the full table of a setting; the former as Markdown."
-    table = paper_table(printed_results(r), r.profile, r.large)
+    table = paper_table(printed_results(r), r.profile, r.large, r.pair)
     text = to_markdown(table)
     missing = listed(shortfalls(r))
     save_table(r.tables / f'evaluation{r.suffix}', r.results)

@@ -69,14 +69,6 @@ def verdict(walk):
     return 'right' if walk.correct else 'wrong'  # of a `Trajectory`
 
 
-def plain_transcript(
-    walk,  # a `Trajectory`
-) -> Transcript:
-    "Who wrote which step of a walk, without scores and drafts."
-    lines = [Line(WRITERS[min(s.model, 1)], s.text, '', False) for s in walk.steps]
-    return Transcript(walk.problem.question, lines, verdict(walk))
-
-
 def transcribe(
     walk,  # a `Trajectory`
     tree,  # the `RoutingTree` that it walked

@@ -62,6 +62,7 @@ from ..method.routers import (
 )
 from ..method.tree import RoutingTree, collect_rollouts
 from ..models.interface import Reward
+from ..models.model_name import ModelName
 from ..models.names import open_models
 from ..models.xverify import open_grader
 from .config import Run, Setting
@@ -120,6 +121,16 @@ def open_run_grader(run: Run):  # grade(problem, answer) -> bool
     )
 
 
+def check_recorded_models(setting: Setting, benchmark: str, wrote: tuple) -> None:
+    "ValueError unless a recorded benchmark was written by the models that the profile names."
+    wanted = tuple(ModelName.parse(name).name for name in setting.models)
+    if wanted != wrote:
+        raise ValueError(
+            f'{benchmark} was written by {" and ".join(wrote)}, not by {" and ".join(wanted)}: '
+            f'set {setting.name}.models to [{", ".join(f"recorded:{name}" for name in wrote)}]'
+        )
+
+
 @contextmanager
 def open_tree(
     setting: Setting,
@@ -133,6 +144,7 @@ def open_tree(
         settings = tree_settings(benchmark, backends, find_benchmark(benchmark).draws)
     if setting.is_recorded:
         recorded = read_recorded(benchmark.removesuffix(SUFFIX))
+        check_recorded_models(setting, benchmark, recorded.models)
         recorded.fill(setting.files.rollouts(benchmark))
     limit = step_limit(setting.run.config.data.max_steps, benchmark)
     with RolloutStore(setting.files.rollouts(benchmark), settings, readonly=not backends) as store:
@@ -465,6 +477,7 @@ def load_results(setting: Setting) -> SettingResults:
         figures=run.figures,
         ablations=run.config.sweep.ablations,
         given_up=len(kept_given_up(setting)),
+        is_recorded=setting.is_recorded,
         parts={b: load_benchmark(setting, b) for b in setting.benchmarks},
     )
 

@@ -28,6 +28,7 @@ class Plan:
     redraws: int = 2  # further draws of the large model alone, on calibration and test problems
 
 
+PAIR = ('Qwen2.5-Coder-0.5B-Instruct', 'Qwen2.5-Coder-1.5B-Instruct')  # as tables call them
 PLANS = {
     'gsm8k': Plan(dict(train=2, calibration=3, test=3), max_steps=16, max_tokens=200),
     'mbpp': Plan(dict(train=6, calibration=5, test=8), max_steps=40, max_tokens=100),
@@ -61,6 +62,15 @@ async def gather_at_most(width: int, work, items, note) -> None:
     await asyncio.gather(*(one(item) for item in items))
 
 
+async def draw_chain(tree: RoutingTree, problem, path: str, model: int) -> None:
+    "What a model writes from a node on, stored step by step: a stop loses the steps under way, not chains."
+    is_over = False
+    while not is_over:
+        (step,) = await tree.run(problem, path, model, to_end=False)
+        path += str(model)
+        is_over = step.final or len(path) >= tree.max_steps
+
+
 async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int) -> None:
     "First all small chains, then the large model from every prefix, so that one model computes at a time."
     start = time.time()
@@ -70,12 +80,15 @@ async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int) -> None
         print(f'{phase} {done} of {count}, {tree.tokens} tokens, {seconds:.0f} s', flush=True)
 
     async def small(split, problem):
-        await tree.run(problem, '', 0)
+        await draw_chain(tree, problem, '', 0)
 
     async def large(split, problem):
-        await tree.rollouts(problem)
+        steps = await tree.run(problem, '', 0)
+        chains = [draw_chain(tree, problem, '0' * t, 1) for t in range(len(steps))]
         if split != 'train':
-            await tree.redraws(problem, redraws)
+            further = range(1, redraws + 1)
+            chains += [draw_chain(tree.resampled(i), problem, '', 1) for i in further]
+        await asyncio.gather(*chains)
 
     for phase, work, at_once in (('small', small, 4 * width), ('large', large, width)):
         await gather_at_most(

@@ -15,7 +15,7 @@ from stepwise_routing.data.recorded import FOLDER, recorded_file, write_recorded
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.tree import RoutingTree
 
-from .draw import PLANS, store_parser
+from .draw import PAIR, PLANS, store_parser
 
 
 async def chains_of(tree: RoutingTree, problem, redraws: int) -> list:  # of `Step`s
@@ -44,6 +44,15 @@ def drawn_problems(tree: RoutingTree, benchmark: str, data_dir) -> tuple:
     return problems, pairs
 
 
+def with_names(settings: dict, names: tuple) -> dict:
+    "The settings of a store whose models are called by these names, small to large."
+    models = []
+    for model, name in zip(settings['models'], names, strict=True):
+        spec = model['spec'] | dict(name=name)
+        models.append(model | dict(name=name, spec=spec))
+    return settings | dict(models=models)
+
+
 def main() -> None:
     parser = store_parser(__doc__)
     parser.add_argument('--receipt', help='JSON file: how it was drawn')
@@ -60,7 +69,10 @@ def main() -> None:
             return is_right(problem, answer, run_code=True)
 
         verdicts = dict(grade_pairs(grade, pairs))
-        about = dict(benchmark=args.benchmark, licence=source.licence, receipt=receipt)
+        settings = with_names(store.settings, PAIR)
+        about = dict(
+            benchmark=args.benchmark, licence=source.licence, receipt=receipt, settings=settings
+        )
         out = recorded_file(args.benchmark, Path(args.out))
         path = write_recorded(out, about, problems, store, verdicts)
     counts = ', '.join(f'{len(part)} {split}' for split, part in problems.items())

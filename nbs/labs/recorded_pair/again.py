@@ -1,0 +1,101 @@
+"""Draws recorded problems again, to see whether the models still write the same: `python -m recorded_pair.again --help`.
+
+With the seeds of the recording, a server on another machine (or with other requests beside these) may round
+differently, so texts may differ; how often a model is right may differ by chance alone.
+"""
+
+import argparse
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from math import comb
+from pathlib import Path
+from tempfile import mkdtemp
+
+from stepwise_routing.base.records import step_texts
+from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.data.benchmarks import find_benchmark
+from stepwise_routing.data.grading import is_right
+from stepwise_routing.data.recorded import read_recorded
+from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.models.names import open_models
+
+from .draw import PLANS
+
+
+def sign_test(gained: int, lost: int) -> float:  # two-sided p-value
+    "How likely is a difference as large as this one, if gains and losses are equally likely?"
+    n = gained + lost
+    tail = sum(comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+async def both_chains(tree: RoutingTree, problem) -> tuple:
+    "What each model writes alone."
+    return await asyncio.gather(tree.run(problem, '', 0), tree.run(problem, '', 1))
+
+
+async def all_chains(tree: RoutingTree, problems: list) -> list:
+    return await asyncio.gather(*(both_chains(tree, problem) for problem in problems))
+
+
+def draw_again(benchmark: str, problems: list, models: tuple, folder: Path, sample: int) -> list:
+    "Both chains of recorded problems, drawn again; `sample` 0 has the seeds of the recording."
+    plan = PLANS[benchmark]
+    record = find_benchmark(benchmark)
+    options = dict(temperature=plan.temperature, max_tokens=plan.max_tokens, context=plan.context)
+    as_drawn = [replace(problem, benchmark=benchmark) for problem in problems]
+    with open_models(models, **options) as backends:
+        settings = tree_settings(benchmark, backends, record.draws)
+        with RolloutStore(folder / 'again.db', settings) as store:
+            tree = RoutingTree(backends, store, sample=sample, max_steps=plan.max_steps)
+            return asyncio.run(all_chains(tree, as_drawn))
+
+
+def recorded_chains(benchmark: str, problems: list, folder: Path) -> list:
+    "Both chains of recorded problems, as they were recorded."
+    recorded = read_recorded(benchmark)
+    recorded.fill(folder / 'recorded.db')
+    with RolloutStore(folder / 'recorded.db', readonly=True) as store:
+        tree = RoutingTree(None, store, max_steps=PLANS[benchmark].max_steps)
+        return asyncio.run(all_chains(tree, problems))
+
+
+def compare(benchmark: str, problems: list, past: list, now: list) -> Counter:
+    "How many chains are equal, and how many verdicts changed in which direction."
+    record = find_benchmark(benchmark)
+    counts = Counter()
+    for problem, old_pair, new_pair in zip(problems, past, now):
+        as_drawn = replace(problem, benchmark=benchmark)
+        for old, new in zip(old_pair, new_pair):
+            was_right = is_right(as_drawn, record.read_answer(old), run_code=True)
+            now_right = is_right(as_drawn, record.read_answer(new), run_code=True)
+            counts['chains'] += 1
+            counts['equal texts'] += step_texts(old) == step_texts(new)
+            counts['gained'] += now_right > was_right
+            counts['lost'] += now_right < was_right
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('benchmark', choices=PLANS)
+    parser.add_argument('small', help='vllm-server:URL#FOLDER of the small model')
+    parser.add_argument('large', help='the same of the large model')
+    parser.add_argument('--problems', type=int, default=10)
+    args = parser.parse_args()
+    problems = read_recorded(args.benchmark).problems['train'][: args.problems]
+    folder = Path(mkdtemp())
+    past = recorded_chains(args.benchmark, problems, folder)
+    for sample, seeds in enumerate(('the same seeds', 'other seeds')):
+        now = draw_again(args.benchmark, problems, (args.small, args.large), folder, sample)
+        counts = compare(args.benchmark, problems, past, now)
+        p = sign_test(counts['gained'], counts['lost'])
+        print(
+            f'{seeds}: {counts["chains"]} chains, {counts["equal texts"]} with equal texts; '
+            f'right now and not then {counts["gained"]}, then and not now {counts["lost"]}, p = {p:.2f}'
+        )
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,102 @@
+"What the package ships of real models: complete, graded as it would be today, and of these models alone."
+import json
+import os
+
+import pytest
+
+from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.base.tools import PACKAGE, run_async
+from stepwise_routing.data.benchmarks import find_benchmark
+from stepwise_routing.data.grading import is_right
+from stepwise_routing.data.recorded import FOLDER, SUFFIX, read_recorded, recorded_names
+from stepwise_routing.data.sources import SPLITS
+from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.run.config import read_run
+from stepwise_routing.run.stages import open_tree
+
+NAMES = recorded_names()
+MODELS = os.environ.get('STEPWISE_RECORDED_MODELS', '').split() # small and large, as `open_models` takes them
+
+@pytest.fixture(params=NAMES)
+def recorded(request): return read_recorded(request.param)
+
+def test_it_is_small_and_says_whose_it_is():
+    assert NAMES and sum(path.stat().st_size for path in FOLDER.iterdir()) < 12e6
+    for name in NAMES:
+        about = read_recorded(name).about
+        assert about['licence'] == find_benchmark(name).source.licence
+        assert {'date', 'seconds', 'engine', 'command'} <= set(about['receipt'])
+        for model in about['settings']['models']: assert len(model['weights']) == 64 and model['temperature'] == .2
+        assert str(PACKAGE.parent) not in json.dumps(about) and '/work' not in json.dumps(about)
+
+def test_no_problem_is_in_two_splits(recorded):
+    ids = [p.id for part in recorded.problems.values() for p in part]
+    assert len(ids) == len(set(ids)) and all(recorded.problems[split] for split in SPLITS)
+
+def test_every_hand_over_was_drawn_to_its_end_and_graded(recorded, tmp_path):
+    "A replay needs no model: of every problem all continuations and further draws are there, and their verdicts."
+    recorded.fill(tmp_path/'draws.db')
+    name = recorded.about['benchmark']
+    record = find_benchmark(name)
+    with RolloutStore(tmp_path/'draws.db', readonly=True) as store:
+        tree = RoutingTree(None, store, max_steps=100)
+        for split, problems in recorded.problems.items():
+            for problem in problems:
+                small, continuations = run_async(tree.rollouts(problem))
+                again = run_async(tree.redraws(problem, 0 if split == 'train' else 2))
+                chains = [small, *continuations, *again]
+                assert len(continuations) == len(small) and all(chain[-1].final for chain in chains if chain)
+                answers = {record.read_answer(chain) for chain in chains}
+                assert all((problem.id, answer) in recorded.verdicts for answer in answers)
+
+def test_the_verdicts_are_those_of_today():
+    "Of questions with one answer; programs are not run again."
+    problems = {p.id: p for part in read_recorded('gsm8k').problems.values() for p in part}
+    for (problem_id, answer), right in read_recorded('gsm8k').verdicts.items():
+        problem = problems[problem_id]
+        assert find_benchmark('gsm8k').right is None and is_right(replaced(problem), answer) == right, answer
+
+def replaced(problem):
+    "The problem as its own benchmark has it, so that it is graded and not looked up."
+    from dataclasses import replace
+    return replace(problem, benchmark=problem.benchmark.removesuffix(SUFFIX))
+
+def test_other_models_are_refused_in_one_line(tmp_path):
+    run = read_run('recorded', tmp_path, {'open.models': ['recorded:a', 'recorded:b']})
+    with pytest.raises(ValueError, match=r'was written by Qwen2.5-Coder-0.5B-Instruct and .* not by a and b: set open'):
+        with open_tree(run.settings[0], 'gsm8k-recorded'): pass
+
+def test_a_step_that_nobody_drew_is_named(recorded, tmp_path):
+    "A walk that comes back to the small model needs a step that was not recorded."
+    recorded.fill(tmp_path/'draws.db')
+    problem = recorded.problems['test'][0]
+    with RolloutStore(tmp_path/'draws.db', readonly=True) as store:
+        tree = RoutingTree(None, store, max_steps=100)
+        with pytest.raises(LookupError, match=problem.id) as e: tree.stored(problem, '1', 0)
+    assert '\n' not in str(e.value)
+
+@pytest.fixture
+def again(monkeypatch):
+    "The lab that draws again."
+    monkeypatch.syspath_prepend(PACKAGE.parent/'nbs'/'labs')
+    from recorded_pair import again
+    return again
+
+@pytest.mark.parametrize('gained, lost, p', [(0, 0, 1), (1, 0, 1), (0, 6, 2/64), (3, 3, 1), (1, 7, 18/256)])
+def test_a_changed_verdict_is_weighed_by_the_sign_test(again, gained, lost, p):
+    from scipy.stats import binomtest
+    assert again.sign_test(gained, lost) == pytest.approx(p)
+    if gained + lost: assert p == pytest.approx(binomtest(gained, gained + lost).pvalue)
+
+def test_recorded_chains_compared_with_themselves_are_equal(again, tmp_path):
+    problems = read_recorded('gsm8k').problems['train'][:4]
+    chains = again.recorded_chains('gsm8k', problems, tmp_path)
+    assert again.compare('gsm8k', problems, chains, chains) == {'chains': 8, 'equal texts': 8, 'gained': 0, 'lost': 0}
+
+@pytest.mark.skipif(len(MODELS) != 2, reason='set STEPWISE_RECORDED_MODELS to the small and the large model')
+def test_three_problems_drawn_again_are_right_as_often(again, tmp_path):
+    problems = read_recorded('gsm8k').problems['train'][:3]
+    past = again.recorded_chains('gsm8k', problems, tmp_path)
+    now = again.draw_again('gsm8k', problems, MODELS, tmp_path, sample=1)
+    counts = again.compare('gsm8k', problems, past, now)
+    assert again.sign_test(counts['gained'], counts['lost']) > .01
