@@ -35,16 +35,14 @@ PLANS = {
 }
 
 
-def problems_in_turns(benchmark: str, turns: int, data_dir) -> list:  # (split, `Problem`) pairs
-    "The problems of the first turns, each split in the order of its ids."
-    wanted = []
-    plan = PLANS[benchmark]
-    for split, count in plan.turn.items():
+def turns_of(benchmark: str, turns: int, data_dir) -> list:  # lists of (split, `Problem`) pairs
+    "The problems of the first turns, each split in the order of its ids; at the end a split may be used up."
+    in_turns = [[] for _ in range(turns)]
+    for split, count in PLANS[benchmark].turn.items():
         problems = load_problems(benchmark, split, data_dir=data_dir)
         for i, problem in enumerate(problems[: turns * count]):
-            wanted.append((i // count, list(plan.turn).index(split), split, problem))
-    wanted.sort(key=lambda row: row[:2])
-    return [(split, problem) for _, _, split, problem in wanted]
+            in_turns[i // count].append((split, problem))
+    return in_turns
 
 
 async def gather_at_most(width: int, work, items, note) -> None:
@@ -115,7 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     plan = PLANS[args.benchmark]
     options = dict(temperature=plan.temperature, max_tokens=plan.max_tokens, context=plan.context)
-    pairs = problems_in_turns(args.benchmark, args.turns, args.data)
+    pairs = [pair for turn in turns_of(args.benchmark, args.turns, args.data) for pair in turn]
     size = args.block * sum(plan.turn.values())
     draws = find_benchmark(args.benchmark).draws
     with open_models([args.small, args.large], **options) as backends:

@@ -1,7 +1,7 @@
 """Writes what was drawn as a recorded benchmark: `python -m recorded_pair.record gsm8k STORE --help`, in nbs/labs.
 
-Only problems whose rollouts and further draws are complete are recorded. Every answer that a replay can need is graded;
-programs are run for that, confined.
+The first turns are recorded whose rollouts and further draws are complete. Every answer that a replay can need is
+graded; programs are run for that, confined.
 """
 
 import asyncio
@@ -9,13 +9,15 @@ import json
 from pathlib import Path
 
 from stepwise_routing.base.store import RolloutStore
-from stepwise_routing.data.benchmarks import find_benchmark, load_problems
+from stepwise_routing.data.benchmarks import find_benchmark
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.data.recorded import FOLDER, recorded_file, write_recorded
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.tree import RoutingTree
 
-from .draw import PAIR, PLANS, store_parser
+from .draw import PAIR, PLANS, store_parser, turns_of
+
+MOST_TURNS = 1000
 
 
 async def chains_of(tree: RoutingTree, problem, redraws: int) -> list:  # of `Step`s
@@ -25,20 +27,31 @@ async def chains_of(tree: RoutingTree, problem, redraws: int) -> list:  # of `St
     return [small, *continuations, *again]
 
 
+async def chains_of_turn(
+    tree: RoutingTree, turn: list, redraws: int
+) -> list:  # (split, problem, chains)
+    "All chains of the problems of a turn. LookupError if one was not drawn to its end."
+    found = []
+    for split, problem in turn:
+        chains = await chains_of(tree, problem, 0 if split == 'train' else redraws)
+        found.append((split, problem, chains))
+    return found
+
+
 def drawn_problems(tree: RoutingTree, benchmark: str, data_dir) -> tuple:
-    "(split -> problems that are complete, (problem, answer) pairs of all their chains)."
-    plan = PLANS[benchmark]
+    """(split -> problems, (problem, answer) pairs of all their chains) of the first turns that are complete.
+
+    Nothing behind the first gap is taken: there, short chains end first, so the sample would not be fair.
+    """
     read_answer = find_benchmark(benchmark).read_answer
-    problems = {}
+    problems = {split: [] for split in SPLITS}
     pairs = []
-    for split in SPLITS:
-        problems[split] = []
-        redraws = 0 if split == 'train' else plan.redraws
-        for problem in load_problems(benchmark, split, data_dir=data_dir):
-            try:
-                chains = asyncio.run(chains_of(tree, problem, redraws))
-            except LookupError:
-                continue
+    for turn in turns_of(benchmark, MOST_TURNS, data_dir):
+        try:
+            found = asyncio.run(chains_of_turn(tree, turn, PLANS[benchmark].redraws))
+        except LookupError:
+            break
+        for split, problem, chains in found:
             problems[split].append(problem)
             pairs += [(problem, read_answer(chain)) for chain in chains]
     return problems, pairs
