@@ -299,7 +299,7 @@ class SettingResults:
     @property
     def pair(self):
         "The models of recorded outcomes, as a heading tells them; '' if models wrote in this run."
-        return f'{" and ".join(self.models)}, recorded' if self.is_recorded else ''
+        return ' and '.join(self.models) if self.is_recorded else ''
 
     @property
     def suffix(self):
