@@ -41,6 +41,7 @@ def test_without_the_package(monkeypatch):
 @pytest.mark.parametrize('address', ['127.0.0.1:1', 'ray://127.0.0.1:1'])
 def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch, address):
     monkeypatch.setenv('RAY_ADDRESS', address)
+    monkeypatch.setattr(ray, 'is_initialized', lambda: False) # another test's Ray may run in this process
     with pytest.raises(ConnectionError, match=f"^no Ray at RAY_ADDRESS='{address}'.*HOST:PORT") as e: _start_ray(1)
     assert '\n' not in str(e.value)
 
