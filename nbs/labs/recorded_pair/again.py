@@ -8,9 +8,10 @@ import argparse
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from math import comb
 from pathlib import Path
 from tempfile import mkdtemp
+
+from scipy.stats import binomtest
 
 from stepwise_routing.base.records import step_texts
 from stepwise_routing.base.store import RolloutStore, tree_settings
@@ -25,9 +26,8 @@ from .draw import PLANS
 
 def sign_test(gained: int, lost: int) -> float:  # two-sided p-value
     "How likely is a difference as large as this one, if gains and losses are equally likely?"
-    n = gained + lost
-    tail = sum(comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n
-    return min(1.0, 2 * tail)
+    changed = gained + lost
+    return float(binomtest(gained, changed).pvalue) if changed else 1.0
 
 
 async def both_chains(tree: RoutingTree, problem) -> tuple:
@@ -43,9 +43,8 @@ def draw_again(benchmark: str, problems: list, models: tuple, folder: Path, samp
     "Both chains of recorded problems, drawn again; `sample` 0 has the seeds of the recording."
     plan = PLANS[benchmark]
     record = find_benchmark(benchmark)
-    options = dict(temperature=plan.temperature, max_tokens=plan.max_tokens, context=plan.context)
     as_drawn = [replace(problem, benchmark=benchmark) for problem in problems]
-    with open_models(models, **options) as backends:
+    with open_models(models, **plan.options) as backends:
         settings = tree_settings(benchmark, backends, record.draws)
         with RolloutStore(folder / 'again.db', settings) as store:
             tree = RoutingTree(backends, store, sample=sample, max_steps=plan.max_steps)

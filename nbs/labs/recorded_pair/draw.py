@@ -27,6 +27,11 @@ class Plan:
     context: int = 1024  # tokens of prompt and chain
     redraws: int = 2  # further draws of the large model alone, on calibration and test problems
 
+    @property
+    def options(self) -> dict:
+        "Of `open_models`."
+        return dict(temperature=self.temperature, max_tokens=self.max_tokens, context=self.context)
+
 
 PAIR = ('Qwen2.5-Coder-0.5B-Instruct', 'Qwen2.5-Coder-1.5B-Instruct')  # as tables call them
 PLANS = {
@@ -112,11 +117,10 @@ def main() -> None:
     parser.add_argument('--width', type=int, default=16, help='problems under way')
     args = parser.parse_args()
     plan = PLANS[args.benchmark]
-    options = dict(temperature=plan.temperature, max_tokens=plan.max_tokens, context=plan.context)
     pairs = [pair for turn in turns_of(args.benchmark, args.turns, args.data) for pair in turn]
     size = args.block * sum(plan.turn.values())
     draws = find_benchmark(args.benchmark).draws
-    with open_models([args.small, args.large], **options) as backends:
+    with open_models([args.small, args.large], **plan.options) as backends:
         settings = tree_settings(args.benchmark, backends, draws)
         with RolloutStore(args.store, settings) as store:
             tree = RoutingTree(backends, store, max_steps=plan.max_steps)
