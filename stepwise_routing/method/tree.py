@@ -15,6 +15,7 @@ from fastcore.basics import patch
 from ..base.records import ModelSpec, edge_seed
 from ..base.store import check_settings, tree_settings
 from ..base.tools import gather_progress, run_async
+from ..data.benchmarks import find_benchmark
 from ..data.grading import is_right
 from ..models.interface import Request
 
@@ -62,7 +63,8 @@ class RoutingTree:
 
     def _check_backends(self):
         "ValueError if the store holds steps of other models, or if the models are out of order."
-        settings = json.loads(json.dumps(tree_settings(self.benchmark, self.backends)))
+        draws = find_benchmark(self.benchmark).draws
+        settings = json.loads(json.dumps(tree_settings(self.benchmark, self.backends, draws)))
         check_settings(self.store.path, self.store.settings, settings)
         indices = [backend.index for backend in self.backends]
         if indices != list(range(len(indices))) or len(indices) > 10:  # a path has a digit a step

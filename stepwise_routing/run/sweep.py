@@ -5,6 +5,7 @@ belongs in `method.training`; what the training looks like belongs in `run.train
 """
 
 import shutil
+import warnings
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -165,21 +166,39 @@ def fit_job(
         files = [setting.files.outcomes(benchmark, split) for split in splits]
         inputs = [[digest(file.read_bytes().hex()) for file in files]]
     folder = job.folder(setting.store / 'policies' / benchmark)
-    config = fit(
-        *envs,
-        folder,
-        job.training,
-        job.seed,
-        alpha=job.alpha,
-        key=training_key(*inputs, setting.unit, asdict(job)),
-        variant=job.variant,
-        benchmark=benchmark,
-        params=table.params,
-        unit=setting.unit,
-        version=__version__,
-    )
+    with warnings.catch_warnings():
+        # `out_of_reach` says it once for all seeds
+        warnings.filterwarnings('ignore', 'alpha=.* is out of reach')
+        config = fit(
+            *envs,
+            folder,
+            job.training,
+            job.seed,
+            alpha=job.alpha,
+            key=training_key(*inputs, setting.unit, asdict(job)),
+            variant=job.variant,
+            benchmark=benchmark,
+            params=table.params,
+            unit=setting.unit,
+            version=__version__,
+        )
     shutil.copytree(folder, job.folder(setting.files.policies(benchmark)), dirs_exist_ok=True)
     return config
+
+
+def out_of_reach(
+    configs: list,  # config.json of each policy
+) -> list:  # of lines
+    "What to say of each benchmark whose constraint no fixed time of escalating keeps in training."
+    lines = []
+    for config in configs:
+        if config['least'] > config['alpha'] + 1e-9:
+            least = 100 * config['least']
+            lines.append(
+                f'{config["benchmark"]}, {config["on_escalate"]}: alpha={config["alpha"]:g} is out of reach on '
+                f'the {config["n_train"]} training problems; the best fixed time of escalating comes to {least:.1f} points'
+            )
+    return list(dict.fromkeys(lines))
 
 
 def left_out(setting: Setting, benchmark: str) -> str | None:
@@ -223,7 +242,10 @@ def fit_tables(
             bar.update()
             note_progress(f'policies: {next(numbers):,} of {len(jobs):,}')
 
-        return in_processes(fit_job, jobs, run.config.sweep.workers, job_size, ended)
+        configs = in_processes(fit_job, jobs, run.config.sweep.workers, job_size, ended)
+    for line in out_of_reach(configs):
+        print(line)
+    return configs
 
 
 def fit_trees(

@@ -25,6 +25,7 @@ class Plan:
     max_tokens: int  # of a step
     temperature: float = 0.2
     context: int = 1024  # tokens of prompt and chain
+    longest_question: int = 2000  # characters; a longer one leaves no room in the context
     redraws: int = 2  # further draws of the large model alone, on calibration and test problems
 
     @property
@@ -42,10 +43,12 @@ PLANS = {
 
 def turns_of(benchmark: str, turns: int, data_dir) -> list:  # lists of (split, `Problem`) pairs
     "The problems of the first turns, each split in the order of its ids; at the end a split may be used up."
+    plan = PLANS[benchmark]
     in_turns = [[] for _ in range(turns)]
-    for split, count in PLANS[benchmark].turn.items():
+    for split, count in plan.turn.items():
         problems = load_problems(benchmark, split, data_dir=data_dir)
-        for i, problem in enumerate(problems[: turns * count]):
+        short = [p for p in problems if len(p.question) <= plan.longest_question]
+        for i, problem in enumerate(short[: turns * count]):
             in_turns[i // count].append((split, problem))
     return in_turns
 
