@@ -193,10 +193,11 @@ def out_of_reach(
     lines = []
     for config in configs:
         if config['least'] > config['alpha'] + 1e-9:
-            least = 100 * config['least']
+            where = f'{config["benchmark"]}, {config["on_escalate"]}'
+            problems = f'{config["n_train"]} training problems'
+            least = f'the best fixed time of escalating comes to {100 * config["least"]:.1f} points'
             lines.append(
-                f'{config["benchmark"]}, {config["on_escalate"]}: alpha={config["alpha"]:g} is out of reach on '
-                f'the {config["n_train"]} training problems; the best fixed time of escalating comes to {least:.1f} points'
+                f'{where}: alpha={config["alpha"]:g} is out of reach on the {problems}; {least}'
             )
     return list(dict.fromkeys(lines))
 
