@@ -229,3 +229,17 @@ def test_recorded_outcomes_are_replayed_and_nothing_is_graded_again(tmp_path, mo
 def test_a_benchmark_that_is_not_recorded_is_one_line():
     from stepwise_routing.data.recorded import read_recorded
     with pytest.raises(FileNotFoundError, match='aime is not recorded'): read_recorded('aime')
+
+def test_a_benchmark_with_its_own_prompt_is_drawn_with_models(tmp_path):
+    "The store knows the prompt, and so must the tree; another prompt is another store."
+    from toy import toy_backends, toy_problems
+
+    from stepwise_routing.base.store import RolloutStore
+    from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+    def ask(question): return [dict(role='user', content=f'Please: {question}')]
+    record = register(Benchmark('toy-asked', prompt=ask))
+    backends = toy_backends()
+    with RolloutStore(tmp_path/'draws.db', tree_settings('toy-asked', backends, record.draws)) as store:
+        assert collect_rollouts(toy_problems(3, benchmark='toy-asked'), RoutingTree(backends, store)) > 3
+        register(Benchmark('toy-asked', prompt=lambda question: ask(question * 2)))
+        with pytest.raises(ValueError, match='settings.prompt is'): RoutingTree(backends, store)
