@@ -21,9 +21,9 @@ FILES = [p for p in sorted(PACKAGE.rglob('*.py')) if p.name not in ('_modidx.py'
 MODULES = {'.'.join(p.relative_to(PACKAGE).with_suffix('').parts): p.read_text('utf-8') for p in FILES}
 TREES = {name: ast.parse(text) for name, text in MODULES.items()}
 ROOMS = ('base', 'data', 'models', 'method', 'report', 'own', 'run') # an arrow points to an earlier room, or its own
-EXPORTED = ['base.records', 'method.confidence', 'method.tree', 'method.walks', 'method.outcomes', 'method.policy',
-            'method.cpo', 'method.training', 'method.routers', 'method.bounds', 'method.comparison', 'method.results',
-            'own'] # by the chapters, in reading order
+EXPORTED = ['base.records', 'method.confidence', 'method.tree', 'method.walks', 'method.outcomes',
+            'method.certain', 'method.policy', 'method.cpo', 'method.training', 'method.routers',
+            'method.bounds', 'method.comparison', 'method.results', 'own'] # by the chapters, in reading order
 EQUATIONS = '1', '2', '3', '4', '5', '6', 'S^os', 'S^API' # six have numbers, two define the confidences
 
 # ---- how dense the code is
@@ -57,7 +57,7 @@ def sizes(): return [measured(tree, MODULES[name].split('\n')) for name, tree in
 
 def test_the_library_does_not_grow():
     "The aim is 68,000 nodes. It is missed: this number may only fall, or rise with a feature that the changelog names."
-    assert sum(nodes for nodes, _ in sizes()) <= 78_620
+    assert sum(nodes for nodes, _ in sizes()) <= 79_110
 
 def test_a_line_says_one_thing():
     nodes, lines = map(sum, zip(*sizes()))
@@ -175,11 +175,11 @@ def code_lines(cell): return [l for l in cell['source'].split('\n') if l.strip()
 
 def parsed(cell): return ast.parse(re.sub(r'^\s*[%!].*$', 'pass', cell['source'], flags=re.M))
 
-def test_thirteen_chapters_export_the_method_in_reading_order():
+def test_fourteen_chapters_export_the_method_in_reading_order():
     "Nobody has to open another notebook to understand the method; all other modules are plain Python."
     homes = {name: re.search(r'^#\|\s*default_exp (\S+)', cell['source'], re.M) for name, path in NOTEBOOKS.items()
              for cell in notebook_cells(path)[:1]}
-    assert {name: m[1] for name, m in homes.items() if m} == dict(zip(CHAPTERS, EXPORTED)) and len(CHAPTERS) == 13
+    assert {name: m[1] for name, m in homes.items() if m} == dict(zip(CHAPTERS, EXPORTED)) and len(CHAPTERS) == 14
 
 @pytest.mark.parametrize('name', CHAPTERS)
 def test_run_cells_only_call(name):

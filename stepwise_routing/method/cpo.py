@@ -196,8 +196,9 @@ def line_search(
 
 # %% ../../nbs/03a_cpo.ipynb #table-env
 class Environment:
-    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], large_right
-    and `large_again`, which misses are counted against: the share of the large model's other draws that are right."""
+    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], large_right,
+    `large_again`, which misses are counted against (the share of the large model's other draws that are right), and
+    `large_share` (the same of all its draws)."""
 
     def __len__(self):
         return len(self.large_right)
@@ -253,6 +254,7 @@ class TableEnv(Environment):
         self.right = grid['correct']  # [problem, time]; the last column: never
         self.large_right = torch.as_tensor(table.correct[:, 0])
         self.large_again = torch.as_tensor(table.large_again)
+        self.large_share = table.large_share
         self.miss = 1 - covered(self.right, self.large_again[:, None])
 
     def fixed_times(self, policy=None):

@@ -65,6 +65,11 @@ class OutcomeTable:
         return redraws.mean(1) if redraws.shape[1] else self.correct[:, 0]
 
     @property
+    def large_share(self):  # [problem]
+        "The share of all draws of the large model alone that are right."
+        return np.c_[self.correct[:, 0], self.large_redraws_right].mean(1)
+
+    @property
     def inside(self):  # bool [problem, step]
         "Steps that the small chain has."
         return np.arange(self.obs.shape[1]) < self.n_steps[:, None]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PAPER_FEATURES', 'FULL_FEATURES', 'CONTINUE', 'ESCALATE', 'BLOCK', 'LARGE_ONLY', 'FORMAT', 'covered', 'policy_inputs',
-           'state_inputs', 'tanh', 'Tanh', 'ValueNet', 'RoutingPolicy', 'log_threshold_probs', 'is_allowed', 'escalate',
-           'importance_ratio', 'vtrace', 'update_threshold', 'locally_verified', 'Rollouts', 'escalation_chances',
-           'decider', 'PolicyRouter', 'save_policy', 'load_policy']
+           'state_inputs', 'tanh', 'Tanh', 'ValueNet', 'RoutingPolicy', 'threshold_policy', 'log_threshold_probs',
+           'is_allowed', 'escalate', 'importance_ratio', 'vtrace', 'update_threshold', 'locally_verified', 'Rollouts',
+           'escalation_chances', 'decider', 'PolicyRouter', 'save_policy', 'load_policy']
 
 # %% ../../nbs/03_policy.ipynb #imports
 import json
@@ -146,6 +146,15 @@ class RoutingPolicy(torch.nn.Module):
                 torch.arange(self.n_models) < current_model[..., None], -torch.inf
             )
         return logits.log_softmax(-1)
+
+# %% ../../nbs/03_policy.ipynb #threshold-policy
+def threshold_policy(scaler: Scaler) -> RoutingPolicy:  # of a single feature
+    "A threshold on one score as a policy; there is nothing to train."
+    policy = RoutingPolicy(scaler, hidden=())
+    last = policy.net[-1]
+    last.weight.data = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    last.bias.data.zero_()
+    return policy
 
 # %% ../../nbs/03_policy.ipynb #threshold-probs
 def log_threshold_probs(
