@@ -31,9 +31,10 @@ def texts(cell):
 each = pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.relative_to(NBS).with_suffix('').as_posix())
 
 STAGES = ['01_confidence', '02_rollouts', '02b_outcomes', '03b_training', '04b_comparison', '05_results']
-LESSONS = ['00_records', '02a_walks', '03_policy', '03a_cpo', '04_baselines', '04a_bounds', '06_your_own_models']
+LESSONS = ['00_records', '02a_walks', '02c_certain', '03_policy', '03a_cpo', '04_baselines', '04a_bounds',
+           '06_your_own_models']
 
-def test_there_are_six_stages_and_seven_lessons():
+def test_there_are_six_stages_and_eight_lessons():
     project = Project(NBS.parent)
     lessons = [name for name in lesson_sources(project) if '/' not in name]
     assert stage_names(project) == STAGES and lessons == [*LESSONS, 'claims', 'index']
