@@ -288,6 +288,48 @@ def test_calibration_does_not_jump_over_unsafecandidate_thresholds():
     c = calibrate(policy, env, 'miss', .1)
     assert miss == [0, 1, 0, 1] and c.met and c.kappa < .19 and c.miss == 0
 
+@pytest.mark.parametrize('n, alpha', [(60, .2), (400, .05), (400, .02)])
+def test_certain_is_the_last_threshold_of_a_walk_from_safe_to_cheap(n, alpha):
+    "Walked by hand, threshold by threshold; the large model alone where nothing passes or nothing is saved."
+    from stepwise_routing.method.certain import is_safe
+    env = TableEnv(toy_table(n, 'calibration'), ('score_logit', 'index', 'final'), 'regenerate')
+    policy, table = fitted_policy(env), env.table
+    share = (table.correct[:, 0] + table.large_redraws_right.sum(1))/(1 + table.large_redraws_right.shape[1])
+    want, cost = LARGE_ONLY, 1.
+    for kappa in candidate_thresholds(policy, env):
+        stop = first(np.nan_to_num(pi_escalate(policy, table)) >= kappa, table.n_steps)
+        outcome = table.outcome(stop, 'regenerate')
+        if not is_safe(share - outcome['correct'], alpha): break
+        want, cost = kappa, outcome['paper_flops'].mean()/table.large_only()['paper_flops'].mean()
+    c = calibrate(policy, env, 'certain', alpha)
+    assert (c.kappa, c.cost) == ((want, pytest.approx(cost)) if cost < 1 else (LARGE_ONLY, 1.))
+
+@pytest.mark.parametrize('target', ['certain', 'accuracy'])
+def test_a_single_calibration_problem_promises_nothing(target):
+    env = TableEnv(toy_table(1, 'calibration'), ('score_logit', 'index', 'final'), 'regenerate')
+    c = calibrate(fitted_policy(env), env, target, .02)
+    assert np.isfinite([*asdict(c).values()][3:]).all() and (target == 'accuracy' or c.kappa == LARGE_ONLY)
+
+def test_a_bare_threshold_is_a_policy():
+    "Handing over where a score is low, or where the policy of this score wants to: the same steps for any threshold."
+    from stepwise_routing.method.routers import ScoreRouter, score_thresholds
+    table = toy_table(150, 'train')
+    env = TableEnv(table, ('score_logit',), 'regenerate')
+    policy = threshold_policy(env.scaler)
+    scores, pi = table.obs[..., 0][table.inside], pi_escalate(policy, table)[table.inside]
+    assert (np.diff(pi[scores.argsort()]) <= 0).all()
+    for threshold in score_thresholds(ScoreRouter(on_escalate='regenerate'), table, 10):
+        kappa = pi[scores < threshold].min() if (scores < threshold).any() else 1.
+        want = replay(ScoreRouter(on_escalate='regenerate', threshold=threshold), table)
+        assert (env.deploy(policy, kappa)['right'] == want['correct']).all()
+
+def test_what_is_out_of_reach_is_said_once():
+    from stepwise_routing.run.sweep import out_of_reach
+    config = dict(benchmark='toy', on_escalate='append', alpha=.02, least=.05, n_train=9)
+    lines = out_of_reach([config | dict(seed=0), config | dict(seed=1), config | dict(least=.02)])
+    assert lines == ['toy, append: alpha=0.02 is out of reach on the 9 training problems; '
+                     'the best fixed time of escalating comes to 5.0 points']
+
 def test_too_few_problems_to_calibrate():
     message = 'no threshold keeps the bound within 0.02 on 40 problems.*use more calibration problems'
     with pytest.warns(UserWarning, match=message) as seen:

@@ -114,4 +114,3 @@ class Calibration:
     miss: float
     bound: float  # (n*miss + 1)/(n + 1)
     cost: float  # share of the large model's
-    most_lost: float  # normal bound of the accuracy lost on new problems, too low one time in ten

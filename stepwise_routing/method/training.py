@@ -25,13 +25,7 @@ from ..base.records import walk_cost
 from ..base.settings import Policy, checked
 from ..base.tools import digest, gather_progress, one_of, run_async, write_file
 from ..data.benchmarks import find_benchmark
-from stepwise_routing.method.certain import (
-    TARGETS,
-    Calibration,
-    certain_setting,
-    losses,
-    normal_bound,
-)
+from .certain import TARGETS, Calibration, certain_setting, losses
 from stepwise_routing.method.cpo import (
     Environment,
     TableEnv,
@@ -390,8 +384,6 @@ def _outcomes(
 # %% ../../nbs/03b_training.ipynb #calibrate
 def lost_at(policy, env, kappa) -> np.ndarray:  # [problem]
     "The accuracy that a threshold loses on every problem, see `losses`."
-    if kappa == LARGE_ONLY:
-        return np.zeros(len(env))
     return losses(env.large_share, env.deploy(policy, kappa)['right'])
 
 
@@ -403,9 +395,9 @@ def calibrate(
     path=None,  # thresholds in the order to try, see `threshold_path`; None: from 0 upwards
 ) -> Calibration:
     """The last word on kappa. Certain: the last of a walk from safe to cheap, see `certain_setting`; the large model
-    alone where nothing is. Accuracy is a plain point criterion. The bound on misses (conformal risk control) is a
-    theorem only where they never fall along the path; where not even the first one keeps it, that one, with a warning.
-    ValueError for an alpha that is no share."""
+    alone where nothing is certain, or where that saves nothing. Accuracy is a plain point criterion. The bound on
+    misses (conformal risk control) is a theorem only where they never fall along the path; where not even the first
+    one keeps it, that one, with a warning. ValueError for an alpha that is no share."""
     one_of('target', target, TARGETS)
     if not 0 < alpha < 1:
         raise ValueError(f'alpha={alpha!r}: choose a share between 0 and 1, without the ends')
@@ -421,12 +413,12 @@ def calibrate(
     elif target == 'certain':
         good = np.ones(len(kappas), bool)
         last = certain_setting((lost_at(policy, env, kappa) for kappa in kappas[:-1]), alpha)
-        i = len(kappas) - 1 if last is None or curve['cost'][last] >= 1 else last
+        saves = last is not None and curve['cost'][last] < 1
+        i = last if saves else len(kappas) - 1
     else:  # the large model alone is on no path
         good = np.logical_and.accumulate(bound[:-1] <= alpha + 1e-12)
         i = max(int(good.sum()) - 1, 0)
-    most_lost = normal_bound(lost_at(policy, env, kappas[i]))
-    numbers = curve['right'][i], large, curve['miss'][i], bound[i], curve['cost'][i], most_lost
+    numbers = curve['right'][i], large, curve['miss'][i], bound[i], curve['cost'][i]
     if not good[i]:
         advice = (
             'use more calibration problems'
