@@ -17,6 +17,8 @@ from stepwise_routing.run.stages import open_tree
 NAMES = recorded_names()
 MODELS = os.environ.get('STEPWISE_RECORDED_MODELS', '').split() # small and large, as `open_models` takes them
 
+MAX_STEPS = {'gsm8k': 16, 'mbpp': 40}  # of a chain, as they were drawn
+
 @pytest.fixture(params=NAMES)
 def recorded(request): return read_recorded(request.param)
 
@@ -39,13 +41,16 @@ def test_every_hand_over_was_drawn_to_its_end_and_graded(recorded, tmp_path):
     name = recorded.about['benchmark']
     record = find_benchmark(name)
     with RolloutStore(tmp_path/'draws.db', readonly=True) as store:
-        tree = RoutingTree(None, store, max_steps=100)
+        tree = RoutingTree(None, store, max_steps=MAX_STEPS[name])
         for split, problems in recorded.problems.items():
             for problem in problems:
                 small, continuations = run_async(tree.rollouts(problem))
                 again = run_async(tree.redraws(problem, 0 if split == 'train' else 2))
                 chains = [small, *continuations, *again]
-                assert len(continuations) == len(small) and all(chain[-1].final for chain in chains if chain)
+                starts = [0, *range(len(continuations)), *[0] * len(again)]
+                assert len(continuations) == len(small)
+                for start, chain in zip(starts, chains, strict=True):
+                    assert chain[-1].final or start + len(chain) == MAX_STEPS[name], (problem.id, start)
                 answers = {record.read_answer(chain) for chain in chains}
                 assert all((problem.id, answer) in recorded.verdicts for answer in answers)
 
