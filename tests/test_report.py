@@ -37,6 +37,7 @@ from stepwise_routing.report.gains import (
     comparison_markdown,
     comparisons,
     holm,
+    judged,
     measures,
     metrics,
     metrics_markdown,
@@ -184,7 +185,7 @@ def test_comparisons_are_paired():
     got = compared(pd.concat([of('Small only', [0]*50, .01*flops), of('Large only', [1]*50, 9*flops),
                               of('STEER (rest)', right, flops), of('Ours', right, .5*flops)]))
     assert np.isclose(got['cost_ratio_low'], .5) and np.isclose(got['cost_ratio_high'], .5)
-    assert got['accuracy_difference_low'] == got['accuracy_difference_high'] == 0 and got['p_accuracy'] == 1
+    assert got['accuracy_difference_low'] == got['accuracy_difference_high'] == 0
 
 def test_an_accuracy_out_of_reach():
     rows = two([1, 1], [3, 3])
@@ -234,13 +235,32 @@ def test_comparisons_are_corrected_for_all_of_them():
         ['Ours', 'RSD'], ['Ours', 'STEER (rest)'], ['Ours (full)', 'RSD'], ['Ours (full)', 'STEER (rest)']]
     raw = [compare(p.means, (o, 'append'), (m, 'append')) for p in r.parts.values()
            for o, m in pairs[['ours', 'other']].values]
-    want = holm([x for row in raw for x in (row['p_cost'], row['p_accuracy'])]).reshape(-1, 2)
-    assert np.allclose(pairs[['p_cost', 'p_accuracy']], want)
-    assert pairs['cheaper'].tolist() == [False, True, False, True] and not pairs['worse'].any()
+    assert np.allclose(pairs['p_cost'], holm([row['p_cost'] for row in raw])) and pairs['counted'].all()
+    assert pairs['cheaper'].tolist() == [False, True, False, True]
     md = comparison_markdown(pairs)
-    assert 'over all 8 tests' in md
-    assert '- against STEER (rest): of 2 rows ours wins 2, and is significantly less accurate in 0.' in md
-    assert md.count('**0.') == 2 and '- against RSD: of 2 rows ours wins 0' in md
+    assert 'over the 4 cost tests' in md and md.count('**0.') == pairs['win'].sum()
+    assert '- against STEER (rest): 2 comparisons; ours wins ' in md
+
+def pair(other, ratio, p, low, alone=False):
+    return dict(benchmark='toy', ours='Ours', on_escalate='append', other=other, other_on_escalate='append', n=9,
+                large_alone=alone, p_cost=p, accuracy_difference_low=low, accuracy_difference_high=.1,
+                accuracy_difference=low, **{f'{k}{e}': ratio for k in ('cost_ratio', 'equal_ratio') for e in ('', '_low', '_high')})
+
+def test_a_win_is_cheaper_and_keeps_the_accuracy():
+    "An interval that reaches below -alpha is no proof that the accuracy is kept, however wide it is."
+    rows = [pair('a', .5, 0, -.02), pair('b', .5, 0, -.021), pair('c', .5, .2, .01), pair('d', 1.5, 0, .01)]
+    got = judged(pd.DataFrame(rows), .02)
+    assert got['win'].tolist() == [True, False, False, False] and got['keeps'].tolist() == [True, False, True, True]
+    assert got['cheaper'].tolist() == [True, True, False, False] and got['dearer'].tolist() == [False]*3 + [True]
+
+def test_the_large_model_is_counted_once_however_many_it_stands_in_for():
+    rows = [pair('a', .5, .015, 0, alone=True), pair('b', .6, .03, 0), pair('c', .5, .015, 0, alone=True)]
+    got = judged(pd.DataFrame(rows), .02)
+    assert got['counted'].tolist() == [True, True, False]
+    assert np.allclose(got['p_cost'], [.03, .03, .03]), 'two tests, not three'
+    md = comparison_markdown(got)
+    assert 'Large alone (a; c)' in md and 'against the large model alone: 1 comparisons; ours wins 1' in md
+    assert 'the 2 cost tests' in md
 
 def test_no_comparisons_without_ours(): assert comparisons(settled(many(**{'STEER (rest)': 5}))).empty
 
@@ -257,7 +277,9 @@ def facts_of(claims, rows): return claims.collect_facts(dict(open=settled(rows, 
 def test_verdicts_follow_the_results(claims):
     "The same claim holds, does not hold, or cannot be tested, as planted costs say."
     rows = {'SpecReason (greedy)': 8, 'STEER (rest)': 6, 'Ours': 9, 'Ours (full)': 3}
-    facts = facts_of(claims, many(**rows).assign(benchmark='micro-gsm'))
+    as_right = many(**rows).assign(benchmark='micro-gsm')
+    as_right.loc[as_right['method'] != 'Small only', 'correct'] = 1  # so every method keeps the accuracy
+    facts = facts_of(claims, as_right)
     check = claims.against(['STEER', 'SpecReason'])
     assert [claims.verdict(check, facts[k])[1] for k in ('ours', 'best')] == ['does not hold', 'holds']
     assert claims.verdict(check, facts['ours'])[0].count('✗') == 2
@@ -274,7 +296,7 @@ def test_every_claim_is_tested_or_says_why_not(claims):
     assert by['recovers the large model\'s reasoning ability at materially lower cost'] == 'does not hold' # .9 of 1
     errata = table[table['source'].str.startswith('Erratum') & (table['source'] != 'Erratum, eq. 5')]
     assert len(errata) == 3 and (errata['verdict'] == 'does not hold').all(), 'they need no run'
-    assert f'Verdicts on {len(claims.CLAIMS)} claims: ' in claims.claims_markdown(table)
+    assert f'Verdicts on {len(claims.CLAIMS)} claims: ' in claims.claims_markdown(table, .02)
 
 def test_the_sign_of_kappas_update(claims):
     "Misses rise with kappa, as fewer chains escalate: a kappa that rises after a miss runs away."

@@ -14,7 +14,16 @@ from ..base.records import READINGS
 from ..method.bounds import oracle_frontier, random_frontier
 from ..method.outcomes import undominated
 from ..method.results import headline, method_label, method_rank, with_intervals
-from .writer import HUNDREDTHS, POINTS, interval, interval_table, label, markdown, percent
+from .writer import (
+    HUNDREDTHS,
+    POINTS,
+    in_points,
+    interval,
+    interval_table,
+    label,
+    markdown,
+    percent,
+)
 
 # ---- curves
 
@@ -240,6 +249,8 @@ def metrics_markdown(
 
 # ---- ours against the others
 
+ROUNDING = 1e-9  # of sums of shares
+
 
 def p_value(
     difference,  # [1 + resample]; 0 is no difference
@@ -316,6 +327,7 @@ def compare(
         on_escalate=ours[1],
         other=other[0],
         other_on_escalate=other[1],
+        large_alone=bool(np.isinf(means.keys['threshold'][other_column])),
         n=means.counts.shape[1],
     )
     intervals = with_intervals(
@@ -325,14 +337,47 @@ def compare(
             equal_ratio=_cost_ratio(cost, curve.least_cost(reachable)),
         )
     )
-    tests = dict(p_cost=p_value(cost - other_cost), p_accuracy=p_value(difference))
-    return names | intervals | tests
+    return names | intervals | dict(p_cost=p_value(cost - other_cost))
+
+
+def _tests_of(pairs) -> np.ndarray:  # int [pair]
+    "The number of a pair's test. Where several methods are the large model alone, ours against them is one test."
+    numbers = {}
+    tests = []
+    for pair in pairs.to_dict('records'):
+        other = 'Large only' if pair['large_alone'] else (pair['other'], pair['other_on_escalate'])
+        test = pair['benchmark'], pair['ours'], pair['on_escalate'], other
+        tests.append(numbers.setdefault(test, len(numbers)))
+    return np.array(tests)
+
+
+def judged(
+    pairs,  # DataFrame, a row of `compare` each
+    alpha: float,  # accuracy that may be lost
+):  # DataFrame, with the columns below
+    """Verdicts. `cheaper`, `dearer`: significantly, by Holm's test over the costs. `keeps`: the interval of the
+    accuracy difference ends above -alpha. `win`: cheaper, and keeps. `counted`: not the same test as a row before."""
+    test = _tests_of(pairs)
+    counted = ~pairs.assign(test=test).duplicated('test')
+    p_cost = holm(pairs['p_cost'][counted])[test]
+    is_sure = p_cost < 0.05
+    cheaper = is_sure & (pairs['cost_ratio'] < 1)
+    keeps = pairs['accuracy_difference_low'] >= -alpha - ROUNDING
+    return pairs.assign(
+        counted=counted,
+        p_cost=p_cost,
+        cheaper=cheaper,
+        dearer=is_sure & (pairs['cost_ratio'] > 1),
+        keeps=keeps,
+        win=cheaper & keeps,
+        alpha=alpha,
+    )
 
 
 @cache
 def comparisons(
     r,  # `SettingResults`
-):  # DataFrame, a row per pair and benchmark; `cheaper`, `worse`: significantly (Holm)
+):  # DataFrame of `judged`, a row per pair and benchmark
     "Our rows of `headline` against those of the other families."
     import pandas as pd
 
@@ -347,21 +392,17 @@ def comparisons(
                 if {own, other} <= has_rows:
                     rows.append(compare(part.means, own, other))
     pairs = pd.DataFrame(rows)
-    if pairs.empty:
-        return pairs
-    tests = ['p_cost', 'p_accuracy']
-    pairs[tests] = holm(pairs[tests].to_numpy().ravel()).reshape(-1, 2)
-    pairs['cheaper'] = (pairs['cost_ratio'] < 1) & (pairs['p_cost'] < 0.05)
-    pairs['worse'] = (pairs['accuracy_difference'] < 0) & (pairs['p_accuracy'] < 0.05)
-    return pairs
+    return pairs if pairs.empty else judged(pairs, r.alpha)
 
 
 COMPARISON_NOTES = """
 Cost of ours / cost of the other, and accuracy of ours - accuracy of the other, in points, each at the setting chosen on
-calibration [paired bootstrap 95% intervals]; p: two-sided, Holm-corrected over all {n} tests of this table. **Bold**, a
-win: ours is significantly cheaper and not significantly less accurate (p < .05). *At equal accuracy*: the other may
-choose its spot on the test problems, anywhere on the straight lines along its thresholds and to the two single models
-(not corrected).
+calibration [paired bootstrap 95% intervals]; p: two-sided, Holm-corrected over the {n} cost tests of this table.
+**Bold**, a win: ours is significantly cheaper (p < .05), and its accuracy is not more than {points} below (the whole
+interval says so). *Large alone*: on calibration no setting of these methods was both accurate enough and cheaper than
+the large model, which stands in for them; ours against it is counted once. *At equal accuracy*: the other may choose
+its spot on the test problems, anywhere on the straight lines along its thresholds and to the two single models (not
+corrected).
 
 """
 
@@ -374,37 +415,50 @@ def _other_name(pair):
     return method_label(pair['other'], pair['other_on_escalate'])
 
 
-def _is_win(pair):
-    return pair['cheaper'] and not pair['worse']
+def _against(pairs):
+    "Pairs -> the name of the other one; large alone: the methods that it stands in for."
+
+    def name(pair):
+        if not pair['large_alone']:
+            return _other_name(pair)
+        same = pairs['large_alone'] & (pairs['benchmark'] == pair['benchmark'])
+        same &= (pairs['ours'] == pair['ours']) & (pairs['on_escalate'] == pair['on_escalate'])
+        return f'Large alone ({"; ".join(pairs[same].apply(_other_name, axis=1))})'
+
+    return name
 
 
 def _ratio_cell(pair):
     ratio = interval('cost_ratio', HUNDREDTHS)(pair)
-    return f'**{ratio}**' if _is_win(pair) else ratio
+    return f'**{ratio}**' if pair['win'] else ratio
 
 
-def _p_cell(column):
-    return lambda pair: f'{pair[column]:.3f}'
+def _p_cell(pair):
+    return f'{pair["p_cost"]:.3f}'
+
+
+def _count_line(name, group):
+    return (
+        f'- against {name}: {len(group)} comparisons; ours wins {group["win"].sum()}, is cheaper in '
+        f'{group["cheaper"].sum()}, and keeps the accuracy in {group["keeps"].sum()}.\n'
+    )
 
 
 def comparison_markdown(
     pairs,  # of `comparisons`
 ) -> str:
     "Comparisons as a table with its notes, and how often ours wins."
-    names = dict(Benchmark='benchmark', Ours=_our_name, Against=_other_name)
+    names = dict(Benchmark='benchmark', Ours=_our_name, Against=_against(pairs))
     cells = {
         'Cost ratio': _ratio_cell,
-        'p, cost': _p_cell('p_cost'),
+        'p, cost': _p_cell,
         'Accuracy, points': interval('accuracy_difference', POINTS, 100),
-        'p, accuracy': _p_cell('p_accuracy'),
         'Cost ratio at equal accuracy': interval('equal_ratio', HUNDREDTHS),
     }
-    lines = []
-    for other, group in pairs.groupby(pairs.apply(_other_name, axis=1), sort=False):
-        wins = group.apply(_is_win, axis=1).sum()
-        lines.append(
-            f'- against {other}: of {len(group)} rows ours wins {wins}, '
-            f'and is significantly less accurate in {group["worse"].sum()}.\n'
-        )
-    notes = COMPARISON_NOTES.format(n=2 * len(pairs))
-    return markdown(interval_table(pairs, names, cells)) + notes + ''.join(lines)
+    counted = pairs[pairs['counted']]
+    others = counted.apply(_other_name, axis=1).where(
+        ~counted['large_alone'], 'the large model alone'
+    )
+    lines = [_count_line(name, group) for name, group in counted.groupby(others, sort=False)]
+    notes = COMPARISON_NOTES.format(n=len(counted), points=in_points(pairs['alpha'].iloc[0]))
+    return markdown(interval_table(counted, names, cells)) + notes + ''.join(lines)
