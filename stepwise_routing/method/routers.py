@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TRIM_FEATURES', 'POLICY_METHODS', 'RECEIPT_COLUMNS', 'Router', 'ThresholdRouter', 'RandomRouter', 'ScoreRouter',
-           'not_test', 'score_thresholds', 'GlimpRouter', 'glimpse', 'Mixture', 'fit_mixture', 'is_degenerate', 'STEER',
-           'fit_steer', 'asking_settings', 'AskingRouter', 'Grade', 'SpecReason', 'RSD', 'reward_table', 'fit_trim',
-           'SavedPolicy']
+           'not_test', 'score_thresholds', 'chain_thresholds', 'TwoNumbers', 'two_number_settings', 'GlimpRouter',
+           'glimpse', 'Mixture', 'fit_mixture', 'is_degenerate', 'STEER', 'fit_steer', 'asking_settings',
+           'AskingRouter', 'Grade', 'SpecReason', 'RSD', 'reward_table', 'fit_trim', 'SavedPolicy']
 
 # %% ../../nbs/04_baselines.ipynb #imports
 import asyncio
@@ -141,11 +141,72 @@ def not_test(table, purpose):
         )
 
 
-def score_thresholds(router, table, n=100):
-    "At most n + 1 ascending thresholds at which 0, 1/n, ..., nearly all of a table's small chains escalate."
+def score_thresholds(router, table, n=None):
+    "Ascending thresholds, one for every way to cut a table's small chains; see `chain_thresholds` for `n`."
     not_test(table, 'choosing thresholds')
-    lowest = np.nan_to_num(router.table_score(table), nan=np.inf).min(1)
-    return np.unique(np.quantile(lowest[np.isfinite(lowest)], np.linspace(0, 1, n + 1)))
+    chains = [scores[np.isfinite(scores)] for scores in router.table_score(table)]
+    return chain_thresholds(chains, n)
+
+
+def chain_thresholds(
+    chains,  # the scores of the steps of each small chain
+    n: int
+    | None = None,  # at most n + 1 thresholds, at which 0, 1/n, ..., nearly all chains escalate; None: all
+) -> np.ndarray:  # [threshold], ascending
+    "Thresholds for scores of chains. A chain escalates at its first score below the threshold."
+    chains = [scores for scores in chains if len(scores)]
+    if n is not None:
+        lowest = [min(scores) for scores in chains]
+        return np.unique(np.quantile(lowest, np.linspace(0, 1, n + 1)))
+    cuts = np.unique(np.concatenate([np.minimum.accumulate(scores) for scores in chains]))
+    return np.append(cuts, np.nextafter(cuts[-1], np.inf))  # the last one: all chains, at once
+
+# %% ../../nbs/04_baselines.ipynb #two
+@dataclass(frozen=True)
+class TwoNumbers(ThresholdRouter):
+    "Escalates below its threshold, but not where the score of the first step is below `hopeless`."
+
+    feature: str = 'score_prob'  # one of `FEATURES`, the lower the less confident
+    on_escalate: str = 'append'
+    threshold: float = 0.5
+    hopeless: float = -np.inf
+
+    @property
+    def bare(self):
+        return ScoreRouter(self.feature, self.on_escalate, self.threshold)
+
+    @property
+    def name(self):
+        return self.bare.name.replace('Bare threshold', 'Two numbers')
+
+    def score(self, states):
+        first = [replace(state, steps=state.steps[:1], path=state.path[:1]) for state in states]
+        is_hopeless = self.bare.score(first) < self.hopeless
+        return np.where(is_hopeless, np.inf, self.bare.score(states))
+
+    def table_score(self, table):
+        scores = self.bare.table_score(table)
+        is_hopeless = scores[:, :1] < self.hopeless
+        return np.where(is_hopeless & table.inside, np.inf, scores)
+
+
+def two_number_settings(
+    router: TwoNumbers,
+    table,  # of calibration problems
+    n: int = 40,  # thresholds + 1, see `chain_thresholds`
+    n_hopeless: int = 10,  # shares of the chains that are given up: 0, 1/n_hopeless, ..., but not all
+) -> list:  # of `TwoNumbers`
+    "The router at every pair of numbers worth trying; thresholds fall behind each number of `hopeless`."
+    thresholds = score_thresholds(router.bare, table, n)
+    first = router.bare.table_score(table)[:, 0]
+    shares = np.arange(1, n_hopeless) / n_hopeless
+    hopeless = [-np.inf, *np.unique(np.quantile(first[np.isfinite(first)], shares))]
+    return [
+        replace(router, threshold=float(threshold), hopeless=float(low))
+        for low in hopeless
+        for threshold in thresholds
+        if threshold > low
+    ]
 
 # %% ../../nbs/04_baselines.ipynb #glimpse
 @dataclass(frozen=True)
@@ -339,14 +400,24 @@ class AskingRouter(ThresholdRouter):
             f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"'
         )
 
-    async def read(self, problem, tree):
-        "The answers about all steps of a small chain, asked at once, which is one reading of the whole chain."
+    async def states(self, problem, tree) -> list:  # of `State`
+        "What a router sees of a small chain, step by step."
         chain = await tree.run(problem, '', self.start)
-        states = (
+        return [
             State(problem, tree.sample, chain[: t + 1], '0' * (t + 1), tree.n_models)
             for t in range(len(chain))
-        )
+        ]
+
+    async def read(self, problem, tree):
+        "The answers about all steps of a small chain, asked at once, which is one reading of the whole chain."
+        states = await self.states(problem, tree)
         return await asyncio.gather(*map(self.answer, states))
+
+    async def chain_scores(self, problem, tree) -> list:  # [step]
+        "The scores of all steps of a small chain."
+        states = await self.states(problem, tree)
+        answers = await self.read(problem, tree)
+        return [self.judged(a, s)[0] for a, s in zip(answers, states)]
 
     async def prepare(self, problem, tree):
         "At threshold 0 every draft is kept."
@@ -501,8 +572,12 @@ def fit_trim(
 
 # %% ../../nbs/04_baselines.ipynb #saved-policy
 POLICY_METHODS = {  # variant of chapter 03b -> row of the tables
+    'append-prob': 'Ours (probability)',
+    'append-logit': 'Ours (logit)',
     'append': 'Ours',
     'append-full': 'Ours (full)',
+    'regenerate-prob': 'Ours (probability)',
+    'regenerate-logit': 'Ours (logit)',
     'regenerate': 'Ours',
     'regenerate-full': 'Ours (full)',
     'per_step': 'Ours (per step)',

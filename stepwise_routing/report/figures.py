@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..base.records import READINGS
 from ..base.tools import find_project, one_of
+from ..method.comparison import NESTED
 from ..method.results import METHOD_STYLE, REWRITES, method_rank, style_of
 from .points import drawn_methods, read_points, save_points, sweep_points
 from .style import new_figure, paper_style, preview, save_figure
@@ -63,7 +64,7 @@ def _draw_method(ax, points, seeds, style):
     chosen = points[points['chosen'] == 1].iloc[0]
     sweep = sweep_points(points).sort_values('threshold')
     color = style['color']
-    is_main = chosen['method'] == 'Ours (full)'
+    is_main = chosen['method'] == NESTED
     hollow = is_hollow(chosen)
     width = 1.8 if is_main else 1.0
     dash = (0, (4, 1.5)) if hollow else '-'

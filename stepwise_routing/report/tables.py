@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base.tools import one_of, write_file
+from ..method.comparison import NEARLY, NESTED
 from ..method.results import ABLATED, ablation_table, headline, method_label
 from .gains import comparison_markdown, comparisons, metrics, metrics_markdown
 from .paper_tables import (
@@ -89,11 +90,13 @@ first unsure step to the large model; *STEER (next)* decides about every step an
 again instead of going on after it. *SpecReason* has the large model grade every step of the small one with a digit, the
 likeliest (*greedy*) or the mean over all ten (*expected*), and write it again where the grade is low; *RSD* the same by
 a process reward model, which is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns from those rewards; *GlimpRouter* looks
-at the first token of a step. *Random* escalates by chance; the *oracle* sees the answers, *Knows the steps* the first
+at the first token of a step. *Two numbers* is a bare threshold that gives a chain up for good where the first step is
+below a second number. The *threshold* of TRIM-Agg and of two numbers is the number of a setting. *Random* escalates by chance; the *oracle* sees the answers, *Knows the steps* the first
 wrong step: both are no methods. *Coverage* is one minus the share of problems that only the large model alone gets
 right, in the draw that methods share. A *miss* is counted against independent draws of it, its *excess* is over the
 misses of the large model itself. *Ours* is the policy of chapter 03 on the paper's observation, *(full)* one that also
-sees the score from token probabilities, *(online kappa)* keeps the threshold of training, *(bound)* bounds the misses,
+sees the score from token probabilities, *(probability)* and *(logit)* see one score alone; *(nested)* is the simplest
+of these classes that is nearly the cheapest on calibration. *(online kappa)* keeps the threshold of training, *(bound)* bounds the misses,
 *(per step)* decides about every step anew. A row of ours is the mean over the training seeds, problem by problem.
 """
 
@@ -136,6 +139,30 @@ def ablation_markdown(
     return f'{markdown(interval_table(table, names, cells))}\n{note}\n'
 
 
+# ---- nested classes
+
+
+CLASS_NOTES = """
+Cost at the chosen settings on the calibration problems, in % of the large model's. Each class sees what the one before
+sees, or another score. **Bold**: the simplest class that is at most {nearly:.0f} % dearer than the cheapest one. It is the
+row *{name}*.
+"""
+
+
+def _class_cell(row):
+    text = f'{100 * row["cost"]:.1f}'
+    return f'**{text}**' if row['taken'] else text
+
+
+def classes_markdown(
+    classes,  # DataFrame of `CLASS_COLUMNS`
+) -> str:
+    "What our policies cost by the features that they see, as a table with its notes."
+    names = {'Benchmark': 'benchmark', 'Escalation': 'on_escalate'}
+    text = markdown(interval_table(classes, names, {'Cost, %': _class_cell}, 'method'))
+    return text + CLASS_NOTES.format(nearly=100 * NEARLY, name=NESTED)
+
+
 # ---- what is written, and shown
 
 
@@ -147,9 +174,14 @@ def _all_ablations(r):
     return r.whole(ablation_table)
 
 
+def _all_classes(r):
+    return r.whole(lambda part: part.classes)
+
+
 REPORTS = {  # stem of the files: rows of `SettingResults`, how they are written, settings
     'metrics': (_all_metrics, metrics_markdown, ('open', 'api')),
     'comparison': (comparisons, comparison_markdown, ('open', 'api')),
+    'classes': (_all_classes, classes_markdown, ('open', 'api')),
     'ablations': (_all_ablations, ablation_markdown, ('open',)),
 }
 

@@ -130,8 +130,8 @@ class Baselines(Section):
     trim: bool = True  # run TRIM-Agg
     steer_next: bool = True  # run STEER's per-step reading
     ours_next: bool = True  # run the per-step policies, where there are any
-    # thresholds of what walks on test problems: "chosen", or "all" for curves
-    walk_thresholds: Literal['chosen', 'all'] = 'chosen'
+    # settings of what walks on test problems: "chosen", or those of its "curve"
+    walk_thresholds: Literal['chosen', 'curve'] = 'chosen'
 
 
 class Results(Section):

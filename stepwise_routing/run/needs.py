@@ -51,7 +51,7 @@ def _walks(setting, n_calibration, n_test) -> int:
     "How many chains walking routers draw besides the outcome tables."
     baselines = setting.run.config.baselines
     walkers = baselines.steer_next + baselines.specreason + bool(baselines.reward_model)
-    walks_of_test = 2 if baselines.walk_thresholds == 'all' else 1
+    walks_of_test = 2 if baselines.walk_thresholds == 'curve' else 1
     return walkers * (2 * n_calibration + n_test * walks_of_test)
 
 

@@ -21,13 +21,16 @@ from ..data.recorded import SUFFIX, read_recorded
 from ..data.sources import SPLITS
 from ..method.bounds import knows_steps
 from ..method.comparison import (
+    CLASS_COLUMNS,
     COLUMNS,
     GRID_COLUMNS,
     KAPPA_COLUMNS,
     SEED_COLUMNS,
+    WALKED,
     Case,
     Walker,
     add_trim,
+    asked_method,
     at_sweep,
     at_thresholds,
     grid_rows,
@@ -54,11 +57,13 @@ from ..method.routers import (
     POLICY_METHODS,
     RECEIPT_COLUMNS,
     RSD,
+    AskingRouter,
     Grade,
     SavedPolicy,
     SpecReason,
     asking_settings,
     fit_steer,
+    score_thresholds,
 )
 from ..method.tree import RoutingTree, collect_rollouts
 from ..models.interface import Reward
@@ -338,6 +343,14 @@ def _walking_routers(setting, case, backends, prm, enter):
         yield RSD(answers('rewards', prm, Reward), prm)
 
 
+def _walking_method(router, case, problems, tree) -> dict:  # of `at_thresholds`
+    "A router that walks, at 41 quantiles of its scores of the small calibration chains."
+    if isinstance(router, AskingRouter):
+        return asked_method(router, problems['calibration'], tree)
+    thresholds = score_thresholds(router, case.tables['calibration'], WALKED)
+    return at_thresholds(router, thresholds)
+
+
 def walk_case(
     setting: Setting,
     case: Case,  # of `replay_case`
@@ -352,8 +365,8 @@ def walk_case(
         check_problems(case.tables[split], problems[split])
     test = case.tables['test']
     is_open = setting.name == 'open'
-    all_thresholds = baselines.walk_thresholds == 'all'
-    points = None if all_thresholds else 0
+    curves = baselines.walk_thresholds == 'curve'
+    points = None if curves else 0
     with ExitStack() as stack:
         tree = stack.enter_context(open_tree(setting, case.benchmark, backends, grade))
         routers = list(_walking_routers(setting, case, backends, prm, stack.enter_context))
@@ -361,9 +374,9 @@ def walk_case(
         ours = case.variants(walks=True) if is_open and baselines.ours_next else []
         if prm and baselines.trim:
             add_trim(case, problems, tree, routers[-1])
-        methods = [(at_thresholds(router), None) for router in routers]
+        methods = [(_walking_method(router, case, problems, tree), None) for router in routers]
         methods += [(at_sweep(policies, case.alpha, points), case.alpha) for policies in ours]
-        walk_methods(case, methods, run, None if all_thresholds else ())
+        walk_methods(case, methods, run, curves)
         for policies in ours:
             case.singles += seed_rows(policies, test, case.alpha, run)
         if is_open and case.benchmark in MICRO:
@@ -397,6 +410,7 @@ def save_case(setting: Setting, case: Case) -> None:
     save('-ablations', case.singles, SEED_COLUMNS)
     save('-policies', receipts, RECEIPT_COLUMNS)
     save('-kappas', case.kappas, KAPPA_COLUMNS)
+    save('-classes', case.classes, CLASS_COLUMNS)
 
 
 def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with nothing but its grids
@@ -462,7 +476,8 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     large_cost = calibration.large_only()[setting.unit].mean()
     results = with_calibration(evaluate(means), grid, large_cost)
     results = with_kappas(results, read_csv(file('-kappas'), KAPPA_COLUMNS))
-    return BenchmarkResults(table, rows, grid, singles, means, results)
+    classes = read_csv(file('-classes'), CLASS_COLUMNS)
+    return BenchmarkResults(table, rows, grid, singles, means, results, classes)
 
 
 def load_results(setting: Setting) -> SettingResults:

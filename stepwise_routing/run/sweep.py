@@ -39,8 +39,12 @@ class Job:
 
 
 VARIANTS = {  # name -> what an escalation does, and what the policy sees
+    'append-prob': ('append', ('score_prob',)),
+    'append-logit': ('append', ('score_logit',)),
     'append': ('append', PAPER_FEATURES),
     'append-full': ('append', FULL_FEATURES),
+    'regenerate-prob': ('regenerate', ('score_prob',)),
+    'regenerate-logit': ('regenerate', ('score_logit',)),
     'regenerate': ('regenerate', PAPER_FEATURES),
     'regenerate-full': ('regenerate', FULL_FEATURES),
 }
