@@ -21,6 +21,7 @@ from stepwise_routing.method.bounds import (
     random_outcome,
 )
 from stepwise_routing.method.comparison import (
+    CLASSES,
     COLUMNS,
     GRID_COLUMNS,
     LARGE,
@@ -56,10 +57,13 @@ from stepwise_routing.method.routers import (
     RandomRouter,
     SavedPolicy,
     ScoreRouter,
+    TwoNumbers,
+    chain_thresholds,
     fit_mixture,
     fit_steer,
     glimpse,
     score_thresholds,
+    two_number_settings,
 )
 from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.run.config import Config, Run
@@ -445,16 +449,18 @@ def test_walks_ahead_are_the_walks_that_are_asked_for(world):
     assert len(run.done) == 33 and len(alone.done) == 11
     assert method_rows(routers, part['test'], .5, run) == method_rows(routers, part['test'], .5, alone)
 
-@pytest.mark.parametrize('shown', [(), None], ids=['chosen', 'all'])
-def test_walking_methods_leave_grids_and_rows(world, shown):
+@pytest.mark.parametrize('curves', [False, True])
+def test_walking_methods_leave_grids_and_rows(world, curves):
     "What is chosen is chosen on calibration; a method with a fixed threshold keeps it; all walks are taken once."
     problems, tables, tree = world
     steer, two = fit_steer(tables['train'], 'next'), {.3: [RandomRouter(i, mode='per_step') for i in (0, 1)]}
     case, run = Case('open', 'toy', tables, []), Walker(problems, tree)
-    walk_methods(case, [(at_thresholds(steer), None), (two, .3)], run, shown)
+    walk_methods(case, [(at_thresholds(steer), None), (two, .3)], run, curves)
     grid = grid_search(steer, tables['calibration'], run=run)
     assert case.grids[0] == grid and (case.grids[1].threshold, case.grids[1].method) == (.3, 'Random')
+    shown = grid.curve_thresholds() if curves else ()
     want = method_rows(steer, tables['test'], grid.threshold, run, shown)
+    assert {row[3] for row in want} == {grid.threshold, *shown} - {LARGE} | ({LARGE} & {grid.threshold})
     assert case.rows == want + method_rows(two, tables['test'], .3, run)
 
 def test_who_knows_the_steps_escalates_after_the_first_wrong_one(world):
@@ -605,14 +611,59 @@ def test_a_case_gathers_its_rows(tmp_path):
     case.add_own()
     assert [(r[1], r[-1]) for r in case.singles[::60]] == [('short', 0), ('Ours', 0), ('Ours', 1), ('Ours (full)', 0)]
     methods = ['Ours', 'Ours (full)', 'Ours (online kappa)', 'Ours (bound)']
+    assert not case.classes, 'one class a reading: nothing to choose'
     assert [g.method for g in case.grids[grids:]] == list(dict.fromkeys(r[1] for r in case.rows[n:])) == methods
     assert {(g.threshold, g.on_escalate == 'append') for g in case.grids[grids:]} == {(.02, True), (.02, False)}
     save_case(s, case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
-    assert files == ['toy-ablations.csv', 'toy-grid.csv', 'toy-kappas.csv', 'toy-policies.csv', 'toy.csv']
+    assert files == ['toy-ablations.csv', 'toy-classes.csv', 'toy-grid.csv', 'toy-kappas.csv', 'toy-policies.csv', 'toy.csv']
     columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
     assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 4
     assert short == 'toy,ablation-short,short,append,0.02,0,0.9,40,0.01,0.9,0.03,0'
+
+def test_the_simplest_class_that_is_nearly_the_cheapest_is_a_row():
+    "Coins at rates .3 to .35 cost nearly the same, so the simplest is taken; where it is much dearer, the next one."
+    tables = {split: toy_table(200, split) for split in ('train', 'calibration', 'test')}
+    for rates, taken in (((.3, .3, .3, .3), 'Ours (probability)'), ((.99, .3, .3, .3), 'Ours (logit)'),
+                         ((.99, .99, .99, .05), 'Ours (full)')):
+        case = Case('open', 'toy', tables, [], alpha=.9)
+        variants = zip(('append-prob', 'append-logit', 'append', 'append-full'), CLASSES, rates)
+        case.policies = [coin(s, 1 - r, v, name=name) for v, name, r in variants for s in (0, 1)]
+        case.add_own()
+        assert [c[2] for c in case.classes] == list(CLASSES) and [c[2] for c in case.classes if c[4]] == [taken]
+        row, same = ([r[2:] for r in case.rows if r[1] == name] for name in ('Ours (nested)', taken))
+        assert row == same and len(row) == 200
+        grids = {g.method: g for g in case.grids}
+        assert grids['Ours (nested)'] == grids[taken]._replace(method='Ours (nested)')
+
+def test_two_numbers_give_up_for_good():
+    table = toy_table(100, 'calibration')
+    bare, two = ScoreRouter('score_logit', 'append', .5), TwoNumbers('score_logit', 'append', .5)
+    score = bare.table_score(table)
+    assert (escalation_times(two, table) == escalation_times(bare, table)).all(), 'without a second number'
+    low = float(np.median(score[:, 0]))
+    gives_up = replace(two, threshold=float(np.nanmax(score)), hopeless=low)
+    times = escalation_times(gives_up, table)
+    assert (times[score[:, 0] < low] == table.n_steps[score[:, 0] < low]).all() and (times[score[:, 0] >= low] == 0).any()
+    settings = two_number_settings(two, table)
+    assert len({(r.threshold, r.hopeless) for r in settings}) == len(settings) > 100
+    assert all(r.hopeless < r.threshold for r in settings) and settings[0].hopeless == -np.inf
+
+def test_two_numbers_decide_alike_in_a_walk_and_on_a_table(world):
+    problems, tables, tree = world
+    first = ScoreRouter('score_prob').table_score(tables['test'])[:, 0]
+    router = TwoNumbers(threshold=.999, hopeless=float(np.median(first)))
+    walked = Walker(problems, tree)(router, tables['test'])
+    replayed = replay(router, tables['test'])
+    assert all((replayed[k] == v).all() for k, v in walked.items())
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_all_cuts_are_all_that_thresholds_can_do(chains):
+    "Every threshold stops the chains where one of the cuts does."
+    def stops(x): return tuple(next((t for t, s in enumerate(c) if s < x), None) for c in chains)
+    cuts = chain_thresholds(chains)
+    assert {stops(x) for x in cuts} == {stops(x) for x in np.arange(-1, 7, .5)}
+    assert len({stops(x) for x in cuts}) == len(cuts)
 
 # ---- files and imports ----
 def test_rows_round_trip_and_are_the_same_bytes(tmp_path):

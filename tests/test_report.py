@@ -229,10 +229,10 @@ def many(n=100, **costs):
     return pd.concat(rows + [of(m, cost, r.random(n) < .9) for m, cost in costs.items()])
 
 def test_comparisons_are_corrected_for_all_of_them():
-    r = settled(many(**{'Ours': 4, 'Ours (full)': 3, 'STEER (rest)': 5, 'RSD': 3.02, 'short': 1}), n_boot=500)
+    r = settled(many(**{'Ours': 4, 'Ours (nested)': 3, 'STEER (rest)': 5, 'RSD': 3.02, 'short': 1}), n_boot=500)
     pairs = comparisons(r)
     assert pairs[['ours', 'other']].values.tolist() == [
-        ['Ours', 'RSD'], ['Ours', 'STEER (rest)'], ['Ours (full)', 'RSD'], ['Ours (full)', 'STEER (rest)']]
+        ['Ours', 'RSD'], ['Ours', 'STEER (rest)'], ['Ours (nested)', 'RSD'], ['Ours (nested)', 'STEER (rest)']]
     raw = [compare(p.means, (o, 'append'), (m, 'append')) for p in r.parts.values()
            for o, m in pairs[['ours', 'other']].values]
     assert np.allclose(pairs['p_cost'], holm([row['p_cost'] for row in raw])) and pairs['counted'].all()
@@ -276,7 +276,7 @@ def facts_of(claims, rows): return claims.collect_facts(dict(open=settled(rows, 
 
 def test_verdicts_follow_the_results(claims):
     "The same claim holds, does not hold, or cannot be tested, as planted costs say."
-    rows = {'SpecReason (greedy)': 8, 'STEER (rest)': 6, 'Ours': 9, 'Ours (full)': 3}
+    rows = {'SpecReason (greedy)': 8, 'STEER (rest)': 6, 'Ours': 9, 'Ours (nested)': 3}
     as_right = many(**rows).assign(benchmark='micro-gsm')
     as_right.loc[as_right['method'] != 'Small only', 'correct'] = 1  # so every method keeps the accuracy
     facts = facts_of(claims, as_right)
@@ -289,7 +289,7 @@ def test_verdicts_follow_the_results(claims):
         assert claims.verdict(nothing, facts['ours']) == ('', 'cannot be tested here')
 
 def test_every_claim_is_tested_or_says_why_not(claims):
-    rows = many(**{'STEER (rest)': 6, 'Ours': 4, 'Ours (full)': 3, 'Ours (online kappa)': 4})
+    rows = many(**{'STEER (rest)': 6, 'Ours': 4, 'Ours (nested)': 3, 'Ours (online kappa)': 4})
     table = claims.claims_table(facts_of(claims, rows.assign(benchmark='micro-gsm')))
     assert len(table) == len(claims.CLAIMS) and table['claim'].is_unique and (table['rule'].str.len() > 5).all()
     by = table.set_index('claim')['verdict']

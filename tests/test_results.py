@@ -165,7 +165,7 @@ def test_ablations_by_hand():
 def test_ablations_come_from_their_file(with_ours, run):
     part = load_benchmark(with_ours, 'toy')
     table = ablation_table(part)
-    assert table[['method', 'seeds']].values.tolist() == [['Ours', 2], ['Ours (full)', 1], ['short', 2]]
+    assert table[['method', 'seeds']].values.tolist() == [['Ours', 2], ['Ours', 1], ['Ours (full)', 1], ['short', 2]]
     assert load_benchmark(run, 'toy').singles.empty
     path = with_ours.files.methods('toy', '-ablations')
     text = path.read_text()
@@ -211,9 +211,10 @@ def family(*costs): # of (method, reading, cost of its chosen threshold)
 
 def test_the_cheapest_variant_on_calibration_is_printed():
     rows = family(('STEER (rest)', 'append', 5), ('STEER (rest)', 'regenerate', 4), ('STEER (next)', 'append', 6),
-                  ('Ours', 'append', 7), ('Ours (full)', 'append', 3), ('Ours (bound)', 'append', 1))
+                  ('Ours', 'append', 7), ('Ours', 'regenerate', 2), ('Ours (nested)', 'append', 3),
+                  ('Ours (full)', 'append', 2), ('Ours (bound)', 'append', 1))
     assert rows == {'STEER': ('STEER (rest)', 'regenerate'), 'Ours': ('Ours', 'append'),
-                    'Ours, best': ('Ours (full)', 'append')}
+                    'Ours, best': ('Ours (nested)', 'append')}
     assert family(('Ours', 'append', 3), ('Ours (full)', 'append', 4)) == {'Ours': ('Ours', 'append')}
     assert family(('short', 'append', 3)) == {}
 
@@ -254,7 +255,7 @@ def test_six_colours_are_told_apart():
      "has no column 'large_correct': run nbs/04b_comparison.ipynb again"),
     (lambda t: '\n'.join(t.split('\n')[:-2]) + '\n', 'has other problems than'),
     (lambda t: t + t.split('\n')[-2] + '\n', 'has other problems than'),
-    (lambda t: t.replace(',append,0,', ',append,zero,', 1), "row .*: threshold is 'zero', not a number"),
+    (lambda t: t.replace(',append,0.5,', ',append,zero,', 1), "row .*: threshold is 'zero', not a number"),
     (lambda t: t[:t.rindex(',')] + ',\n', "cents is '', not a number")])
 def test_bad_rows_get_a_clear_line(run, tmp_path, change, message):
     path = tmp_path/'toy.csv'

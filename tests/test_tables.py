@@ -192,7 +192,7 @@ def test_table_1_prints_a_row_a_family_and_the_full_table_all(with_ours, run):
     mine = to_markdown(paper_table(printed_results(with_ours), 'toy')).split('**Table 1 of the paper')[0]
     rows = labels(mine)
     assert rows[:2] == ['Small only', 'Large only'] and sum(r.startswith('STEER') for r in rows) == 1
-    assert rows[3:] in (['Ours'], ['Ours', 'Ours (full), regenerate'])
+    assert rows[3:] in (['Ours'], ['Ours', 'Ours (nested), regenerate'])
     report_paper(dict(open=with_ours))
     full = (with_ours.tables/'full.md').read_text()
     for label in ('STEER (rest)', 'STEER (rest), regenerate', 'Random, at the cost of STEER (rest)',
@@ -396,7 +396,7 @@ def test_the_command_draws_the_figures_of_a_clone(tmp_path):
 def test_shortfalls_are_named(flops):
     text = '\n'.join(benchmark_shortfalls(flops))
     assert '60 test problems, fewer than 300' in text and 'not drawn again' not in text
-    assert '; SpecReason (expected); RSD; STEER (next); TRIM-Agg; GlimpRouter; Ours; Ours (full); ' in text
+    assert '; SpecReason (expected); RSD; STEER (next); TRIM-Agg; GlimpRouter; Ours; Ours (nested); ' in text
     once = replace(flops, table=replace(flops.table, large_redraws_right=flops.table.large_redraws_right[:, :0]))
     assert 'the large model was not drawn again' in '\n'.join(benchmark_shortfalls(once))
     steer = flops.results['method'] == 'STEER (rest)'

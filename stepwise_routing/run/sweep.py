@@ -13,7 +13,6 @@ from pathlib import Path
 from .. import __version__
 from ..base.tools import digest, note_progress
 from ..method.cpo import TableEnv
-from ..method.outcomes import take_rows
 from ..method.policy import FULL_FEATURES, PAPER_FEATURES, Policy
 from ..method.training import TreeEnv, fit, training_key
 from .config import Config, Run, Setting
@@ -31,7 +30,6 @@ class Job:
     training: Policy  # how it is trained
     seed: int  # of its weights, batches and actions
     alpha: float  # accuracy that its calibration may lose, as that of all other rows
-    draws: int | None = None  # of every training problem that it sees; None: all
 
     def folder(self, root) -> Path:
         "Where it is kept in a folder of policies."
@@ -57,7 +55,7 @@ PAPER = dict(estimator='sampled', batch=5, steps=1000)
 SAMPLED = PAPER | dict(batch=50)
 
 # one change each to the training of regenerate-full;
-# "one-draw" and "no-FEATURE" change what it sees
+# "no-FEATURE" changes what it sees
 ABLATIONS = {
     'base': {},
     'joint': dict(constraint='joint'),
@@ -71,7 +69,6 @@ ABLATIONS = {
     'sampled-50': SAMPLED,
     'exact-5': PAPER | dict(estimator='exact'),
     'slack-0': dict(slack=0.0),
-    'one-draw': {},
     'exact-50': dict(estimator='exact', batch=50, steps=300),
     'four-layers': dict(hidden=(64, 64, 64)),
     **{f'no-{feature}': {} for feature in FULL_FEATURES},
@@ -94,7 +91,6 @@ def _ablation(name, config, seed) -> Job:  # key of `ABLATIONS`
         training=_changed_training(config, ABLATIONS[name]),
         seed=seed,
         alpha=config.policy.alpha,
-        draws=1 if name == 'one-draw' else None,
     )
 
 
@@ -156,8 +152,6 @@ def fit_job(
     "Train one policy, or find it in the store; a batch is at most all problems there are."
     splits = ('train', 'calibration')
     table, held_out_table = (read_table(setting, benchmark, split) for split in splits)
-    if job.draws:
-        table = take_rows(table, table.sample < job.draws)
     batch = job.training.batch
     training = replace(job.training, batch=batch and min(batch, len(table)))
     job = replace(job, training=training)

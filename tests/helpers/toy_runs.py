@@ -51,7 +51,7 @@ def coin(seed, kappa, variant='append', e='append', name='Ours', met=True, sweep
     return SavedPolicy(variant, seed, Coin(seed, e, name, threshold=kappa), .6, .8, sweep, receipt)
 
 POLICIES = [coin(0, .7, sweep=(.9,)), coin(1, .6, met=False, sweep=(.9,)),
-            coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
+            coin(0, .5, 'regenerate', 'regenerate'), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
             *(coin(i, .9, 'ablation-short', name='short') for i in (0, 1))]
 
 def save_policies(s):
@@ -81,7 +81,7 @@ def settled(rows, name='open', n_boot=50, cost='paper_flops'):
     grid = sweeps[['benchmark', 'method', 'on_escalate', 'n', 'threshold', 'accuracy', 'cost_share', 'chosen']]
     grid = grid.rename(columns=dict(cost_share='cost')).assign(alpha=.02, large_accuracy=1., unit=cost)
     singles = rows[:0].assign(seed=0)
-    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, with_calibration(results, grid, 1.))
+    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, with_calibration(results, grid, 1.), pd.DataFrame())
     return SettingResults(name, 'toy', cost, alpha=.02, tables=Path('nowhere/tables'), figures=Path('nowhere/figures'),
                           ablations=True, given_up=0, parts={rows['benchmark'].iloc[0]: part})
 
