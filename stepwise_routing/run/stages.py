@@ -5,8 +5,9 @@ Here belongs a plain function for whatever a numbered notebook does with a whole
 """
 
 import json
+import math
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,7 +67,13 @@ from ..models.model_name import ModelName
 from ..models.names import open_models
 from ..models.xverify import open_grader
 from .config import Run, Setting
-from .workers import side_by_side
+from .workers import side_by_side, worker_count
+
+# Problems that a process draws at a time. On the micro models, in one thread of a busy machine, parts
+# of 25 to 190 problems of micro-math were drawn at 25 to 30 problems a processor second, of 13 at 24:
+# larger parts fill the engine's batch no better. Smaller ones end together. A process takes about 6
+# seconds to load torch and the kernels, once.
+PART = 60
 
 
 def read_problems(
@@ -137,6 +144,7 @@ def open_tree(
     benchmark: str,
     backends=None,  # models of `open_backends`; None replays what the store holds
     grade=is_right,  # (`Problem`, parsed answer) -> bool
+    lent: bool = False,  # several processes write to the store, see `RolloutStore`
 ):  # `RoutingTree`
     "The routing trees of a benchmark on the setting's store, for the time of a `with` block."
     settings = None
@@ -147,7 +155,8 @@ def open_tree(
         check_recorded_models(setting, benchmark, recorded.models)
         recorded.fill(setting.files.rollouts(benchmark))
     limit = step_limit(setting.run.config.data.max_steps, benchmark)
-    with RolloutStore(setting.files.rollouts(benchmark), settings, readonly=not backends) as store:
+    path = setting.files.rollouts(benchmark)
+    with RolloutStore(path, settings, readonly=not backends, lent=lent) as store:
         yield RoutingTree(backends, store, max_steps=limit, grade=grade)
 
 
@@ -163,16 +172,57 @@ def small_chains(
     return list(zip(problems, chains))
 
 
-def draw_edges(setting: Setting, benchmark: str, backends) -> dict:
-    "Draw all that a benchmark's outcome tables need; edges and tokens of now, edges in the store, US cents so far."
-    problems = {split: read_problems(setting, benchmark, split) for split in SPLITS}
-    with open_tree(setting, benchmark, backends) as tree:
-        collect_rollouts(problems['train'], tree, setting.part.samples)
+@dataclass(frozen=True)
+class Part:
+    "Every so-many-th problem of each split of a benchmark: its parts are much alike."
+
+    benchmark: str
+    first: int = 0  # its first problem
+    every: int = 1  # the distance to the next one: how many parts the benchmark has
+
+    @property
+    def name(self) -> str:
+        "For who watches."
+        if self.every == 1:
+            return ''
+        return f', part {self.first + 1} of {self.every}'
+
+    def problems(self, setting: Setting) -> dict:  # split -> `Problem`s
+        splits = {split: read_problems(setting, self.benchmark, split) for split in SPLITS}
+        return {split: every[self.first :: self.every] for split, every in splits.items()}
+
+    def count(self, setting: Setting) -> int:
+        "How many problems it has, over all splits."
+        return sum(map(len, self.problems(setting).values()))
+
+
+def is_shared(setting: Setting) -> bool:
+    "May several processes draw one benchmark? If each of them can hold the models, and nobody is paid."
+    kinds = [ModelName.parse(name).kind for name in setting.models]
+    return setting.name == 'open' and setting.run.config.models.engine == 'local' and not any(kinds)
+
+
+def draw_parts(setting: Setting, benchmark: str, workers: int) -> list:  # `Part`s
+    "A benchmark in parts of about `PART` problems, if several processes draw it."
+    if workers == 1 or not is_shared(setting):
+        return [Part(benchmark)]
+    n = math.ceil(count_problems(setting, benchmark) / PART)
+    return [Part(benchmark, i, n) for i in range(n)]
+
+
+def draw_edges(setting: Setting, part: Part, backends) -> dict:
+    """Draw all that the outcome tables of a part need.
+
+    Returns edges and tokens of now, edges in the store, and US cents so far.
+    """
+    problems = part.problems(setting)
+    with open_tree(setting, part.benchmark, backends, lent=part.every > 1) as tree:
+        collect_rollouts(problems['train'], tree, setting.part.samples, part=part.name)
         held_out = problems['calibration'] + problems['test']
-        collect_rollouts(held_out, tree, redraws=setting.part.redraws)
+        collect_rollouts(held_out, tree, redraws=setting.part.redraws, part=part.name)
         return dict(
             setting=setting.name,
-            benchmark=benchmark,
+            benchmark=part.benchmark,
             problems=sum(map(len, problems.values())),
             drawn_now=tree.drawn,
             tokens_now=tree.tokens,
@@ -181,14 +231,64 @@ def draw_edges(setting: Setting, benchmark: str, backends) -> dict:
         )
 
 
-def draw_all(run: Run) -> list:  # a dict as of `draw_edges` per setting and benchmark
-    "Draw all that the outcome tables of a run need."
+@contextmanager
+def lent_stores(
+    setting: Setting,
+    benchmarks: list,  # those that several processes draw
+    opener,  # of `draw_all`
+):
+    """Keep the right to write to stores for the processes that draw, for the time of a `with` block.
 
-    def work(setting, benchmarks):
-        with open_backends(setting) as backends:
-            return [draw_edges(setting, b, backends) for b in benchmarks]
+    Each process writes a chain when it is drawn, in one transaction. So an interrupt loses no chain
+    that is complete, and whoever goes on, in any number of processes, finds all of them.
+    """
+    with ExitStack() as stores:
+        if benchmarks:
+            with opener(setting) as backends:
+                for b in benchmarks:
+                    settings = tree_settings(b, backends, find_benchmark(b).draws)
+                    stores.enter_context(RolloutStore(setting.files.rollouts(b), settings))
+        yield
 
-    return side_by_side(run, work, 'rollouts', count_problems)
+
+def whole_benchmarks(parts: list) -> list:  # of dicts as of `draw_edges`
+    "The sums over the parts of each benchmark."
+    sums = {}
+    for part in parts:
+        key = part['setting'], part['benchmark']
+        if key not in sums:
+            sums[key] = dict(part)
+            continue
+        for name in ('problems', 'drawn_now', 'tokens_now'):
+            sums[key][name] += part[name]
+        # the part that ended last has counted the edges of all
+        sums[key]['in_store'] = max(sums[key]['in_store'], part['in_store'])
+    return list(sums.values())
+
+
+def draw_all(
+    run: Run,
+    opener=open_backends,  # setting -> its models, for the time of a `with` block
+) -> list:  # a dict as of `draw_edges` per setting and benchmark
+    "Draw all that the outcome tables of a run need, in as many processes as `models.workers` says."
+
+    def work(setting, parts):
+        with opener(setting) as backends:
+            return [draw_edges(setting, part, backends) for part in parts]
+
+    def size(setting, part):
+        return part.count(setting)
+
+    workers = worker_count(run)
+    parts = {}
+    with ExitStack() as stack:
+        for setting in run.settings:
+            for b in setting.benchmarks:
+                parts[setting.name, b] = draw_parts(setting, b, workers)
+            lent = [b for b in setting.benchmarks if len(parts[setting.name, b]) > 1]
+            stack.enter_context(lent_stores(setting, lent, opener))
+        done = side_by_side(run, work, 'rollouts', size, parts, workers)
+    return whole_benchmarks(done)
 
 
 def count_problems(setting: Setting, benchmark: str) -> int:
