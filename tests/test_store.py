@@ -237,6 +237,27 @@ def test_no_second_writer_in_the_same_process(tmp_path, monkeypatch):
     del store # forgotten without being closed
     with RolloutStore(path) as store: assert len(store) == 1
 
+LENT = '''
+import sys; sys.path.insert(0, sys.argv[2])
+from test_store import *
+store = RolloutStore(sys.argv[1], SETTINGS, lent=True); print('open', flush=True); sys.stdin.readline()
+for i in range(int(sys.argv[3]), int(sys.argv[3]) + 60): put_some(store, 1, i)
+'''
+
+def test_processes_write_side_by_side_to_a_store_that_was_lent_to_them(tmp_path):
+    path = tmp_path/'s.db'
+    with RolloutStore(path, SETTINGS) as store:
+        writers = [subprocess.Popen([sys.executable, '-c', LENT, path, HERE, str(start)], stdin=subprocess.PIPE,
+                                    stdout=subprocess.PIPE, text=True) for start in (0, 30, 90)] # two write the same
+        assert [w.stdout.readline() for w in writers] == ['open\n']*3
+        with pytest.raises(BlockingIOError): RolloutStore(path, SETTINGS)
+        for w in writers: w.stdin.write('go\n'); w.stdin.flush()
+        for w in writers: w.communicate()
+        assert [w.returncode for w in writers] == [0]*3 and sorted(store.keys()) == sorted(map(key_of, range(150)))
+        assert all(store.get(*key_of(i)) == step_of(i) for i in range(150))
+        with pytest.raises(ValueError, match='other settings'): RolloutStore(path, dict(other=1), lent=True)
+    assert {p.name for p in tmp_path.iterdir()} == {'s.db', 's.db.lock'}
+
 def test_a_reader_that_stays_does_not_stop_a_writer(tmp_path):
     path = tmp_path/'s.db'
     with RolloutStore(path, SETTINGS) as store: put_some(store, 1)

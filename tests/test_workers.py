@@ -4,18 +4,23 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy import toy_backends
+from toy import ToyBackend, toy_backends
 from walking import edges
 
 from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.base.tools import write_file
 from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.models.names import open_models
+from stepwise_routing.run import drawing
 from stepwise_routing.run.config import Config, Run, changed
-from stepwise_routing.run.stages import draw_edges, kept_given_up
-from stepwise_routing.run.workers import in_processes, side_by_side
+from stepwise_routing.run.drawing import Part, draw_all, draw_edges, draw_parts, lent_stores
+from stepwise_routing.run.stages import kept_given_up
+from stepwise_routing.run.workers import free_gib, in_processes, side_by_side, worker_count
 
 
 def toy_run(folder, workers, **n):
@@ -66,16 +71,97 @@ def test_what_grading_gave_up_comes_back_from_every_process(tmp_path):
         side_by_side(run, jobs_of, 'outcome tables') # again, and nothing is given up
         assert [kept_given_up(s) for s in run.settings] == [set()]*2
 
-def toy_draw(s, benchmarks): return [draw_edges(s, b, toy_backends()) for b in benchmarks]
+def drawing_run(folder, workers, n=5):
+    "A run on the benchmarks whose answers the toy models can write."
+    run = toy_run(folder, workers, open=n)
+    return replace(run, config=changed(run.config, {'data.benchmarks': ['micro-gsm', 'micro-omni']}))
 
-def test_draws_do_not_depend_on_the_number_of_workers(tmp_path):
-    one, two = (toy_run(tmp_path/str(n), n) for n in (1, 2))
-    drawn = side_by_side(one, toy_draw, 'draws')
-    assert drawn == side_by_side(two, toy_draw, 'draws') and all(d['drawn_now'] for d in drawn)
-    for s, t in zip(one.settings, two.settings):
-        for b in s.benchmarks:
-            with RolloutStore(s.files.rollouts(b)) as a, RolloutStore(t.files.rollouts(b)) as c:
-                assert len(a) and edges(a) == edges(c) and a.settings == c.settings
+def toy_models(setting): return nullcontext(toy_backends())
+
+def stored(run):
+    "(Settings, edges) of all stores; another writer would be refused here."
+    out = []
+    for s in run.settings:
+        for b in filter(lambda b: s.files.rollouts(b).exists(), s.benchmarks):
+            with RolloutStore(s.files.rollouts(b)) as store: out.append((store.settings, edges(store)))
+    return out
+
+def test_draws_do_not_depend_on_the_number_of_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, 'PART', 4)
+    runs = [drawing_run(tmp_path/str(n), n) for n in (1, 2, 3)]
+    drawn, *others = [draw_all(run, toy_models) for run in runs]
+    assert all(d['drawn_now'] == d['in_store'] for d in drawn) and [d['problems'] for d in drawn] == [15]*2 + [6]*2
+    assert others == [drawn]*2 and [stored(run) for run in runs[1:]] == [stored(runs[0])]*2
+    again = draw_all(drawing_run(tmp_path/'2', 3), toy_models)
+    assert again == [d | dict(drawn_now=0, tokens_now=0) for d in drawn], 'nothing is drawn twice'
+    files = {p.name for p in runs[2].settings[0].store.iterdir() if p.is_file()}
+    assert files == {f'{b}.db{end}' for b in runs[2].settings[0].benchmarks for end in ('', '.lock')}
+
+@pytest.mark.parametrize('n', [1, 4, 7, 15])
+def test_the_parts_of_a_benchmark_are_all_of_it_and_alike(tmp_path, monkeypatch, n):
+    monkeypatch.setattr(drawing, 'PART', n)
+    open_setting, api = drawing_run(tmp_path, 2).settings
+    parts = draw_parts(open_setting, 'micro-gsm', 2)
+    ids = [[p.id for every in part.problems(open_setting).values() for p in every] for part in parts]
+    whole = [p.id for every in Part('micro-gsm').problems(open_setting).values() for p in every]
+    assert sorted(sum(ids, [])) == sorted(whole) and len(parts) == -(-15//n)
+    assert all({0, 1} >= {len(x) - len(y) for x, y in zip(each, each[1:])} for each in zip(*(
+        part.problems(open_setting).values() for part in parts)))
+    assert draw_parts(api, 'micro-gsm', 2) == draw_parts(open_setting, 'micro-gsm', 1) == [Part('micro-gsm')]
+
+def test_the_micro_models_write_the_same_in_parts(tmp_path):
+    whole, parted = toy_run(tmp_path/'whole', 1, open=4), toy_run(tmp_path/'parted', 1, open=4)
+    with open_models(['micro-small', 'micro-large']) as models:
+        draw_edges(whole.settings[0], Part('micro-math'), models)
+        for i in range(3): # who owns the store is here, and writes nothing
+            with lent_stores(parted.settings[0], ['micro-math'], lambda s: nullcontext(models)):
+                draw_edges(parted.settings[0], Part('micro-math', i, 3), models)
+    (one,), (other,) = stored(whole), stored(parted)
+    assert one == other and len(one[1]) > 100
+
+@pytest.mark.parametrize('cores, gib, workers', [(16, 64., 16), (16, 5.3, 3), (1, 64., 1), (16, .2, 1)])
+def test_auto_is_a_worker_per_core_as_far_as_the_memory_goes(tmp_path, monkeypatch, cores, gib, workers):
+    import joblib
+    monkeypatch.setattr(joblib, 'cpu_count', lambda: cores)
+    monkeypatch.setattr('stepwise_routing.run.workers.free_gib', lambda: gib)
+    def count(**changes):
+        run = toy_run(tmp_path, 'auto')
+        names = {k.replace("__", "."): v for k, v in changes.items()}
+        return worker_count(replace(run, config=changed(run.config, names)))
+    assert count() == count(open__models=['recorded:a', 'recorded:b']) == workers
+    assert count(models__workers=7) == 7
+    big = dict(open__models=['org/small', 'org/large']), dict(models__engine='ray'), dict(data__grader='xverify:x')
+    assert [count(**changes) for changes in big] == [1, 1, 1]
+
+def test_free_memory_is_a_number_and_wrong_workers_are_one_line(tmp_path):
+    assert 0 < free_gib() < 2**20
+    for wrong in (0, 'all', 1.5):
+        with pytest.raises(ValueError, match='^-p: models.workers is .*should be .*auto'): toy_run(tmp_path, wrong)
+
+class Mortal(ToyBackend):
+    "The large model, whose process dies at its ninth call as long as a file says so."
+    async def write(self, request):
+        if self.calls == 9 and self.sentence.exists(): os.kill(os.getpid(), signal.SIGKILL)
+        return await super().write(request)
+
+def mortal_models(setting):
+    large = Mortal(1)
+    large.sentence = setting.folder/'die' # of one setting
+    return nullcontext([ToyBackend(0), large])
+
+@pytest.mark.parametrize('first, then', [(2, 3), (3, 1)])
+@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
+def test_a_killed_worker_loses_no_chain_and_none_is_drawn_twice(tmp_path, monkeypatch, first, then):
+    monkeypatch.setattr(drawing, 'PART', 4)
+    whole, run = drawing_run(tmp_path/'whole', 1, 9), drawing_run(tmp_path, first, 9)
+    n_edges = sum(d['in_store'] for d in draw_all(whole, toy_models))
+    sentence = write_file(run.folder/'die', '')
+    with pytest.raises(RuntimeError): draw_all(run, mortal_models)
+    sentence.unlink()
+    kept = sum(len(s) for _, s in stored(run))
+    drawn = draw_all(drawing_run(tmp_path, then, 9), mortal_models)
+    assert 0 < kept < n_edges and sum(d['drawn_now'] for d in drawn) == n_edges - kept
+    assert stored(run) == stored(whole)
 
 SLEEPERS = '''
 import os, signal, sys, time

@@ -18,6 +18,7 @@ from .records import Step
 from .tools import bad_row
 
 FORMAT = 3  # of all files; files of another format are refused
+TURN = 60  # seconds that a process waits for its turn to write to a file that was lent to it
 REMEMBERED = 1 << 13  # records of a store that stay in memory
 
 # ---- the file
@@ -63,6 +64,9 @@ def checksum(row) -> int:
 class Database:
     """A file with one writer and any number of readers; a context manager, for any thread.
 
+    The writer may lend its right to other processes for as long as it keeps the file open: each of
+    their writes is one transaction, and SQLite lets one after the other in.
+
     A subclass names its tables. Each row ends with its checksum, so that a damaged row is noticed
     when it is read.
     """
@@ -77,6 +81,7 @@ class Database:
         path,  # made if there is none; None: in memory only
         settings,  # JSON for the header of a new file
         readonly: bool = False,  # read beside a writer
+        lent: bool = False,  # write beside others, while who has the right to write keeps the file open
     ):
         self.path = path
         self.readonly = readonly
@@ -87,9 +92,11 @@ class Database:
                 mode = 'ro' if readonly else 'rwc'
                 uri = f'{Path(path).resolve().as_uri()}?mode={mode}'
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                if not readonly:
+                if not readonly and not lent:
                     self.lock = one_writer(path)
             self.db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+            if lent:
+                self.db.execute(f'PRAGMA busy_timeout={1000 * TURN}')
         # the checksum, not an error of decoding, tells of damaged text
         self.db.text_factory = lambda data: data.decode(errors='replace')
         try:
@@ -262,13 +269,14 @@ class RolloutStore(Database):
         settings=None,  # what the draws depend on, see `tree_settings`; None: those of the file
         readonly: bool = False,  # read beside a writer
         record: type = Step,  # what it keeps
+        lent: bool = False,  # write beside others, while who has the right to write keeps it open
     ):
         self.recent = {}  # the records put or read last
         self.record = record
         if (readonly or settings is None) and not Path(path).exists():
             raise FileNotFoundError(f'no store at {path}; run notebook 02 first')
         as_in_file = json.loads(json.dumps(settings))
-        super().__init__(Path(path), as_in_file, readonly)
+        super().__init__(Path(path), as_in_file, readonly, lent)
 
     def begin(self, settings):
         super().begin(settings)

@@ -178,6 +178,7 @@ def collect_rollouts(
     tree: RoutingTree,  # whose store keeps the edges
     samples: int = 1,  # independent draws of all rollouts
     redraws: int = 0,  # further draws of the large model alone
+    part: str = '',  # which of the problems these are, for the bar
 ) -> int:
     "Draw the rollouts of all problems; returns how many edges are new. ValueError for more than two models."
     if tree.n_models != 2:
@@ -190,5 +191,5 @@ def collect_rollouts(
         await asyncio.gather(tree.redraws(problem, redraws), *rollouts)
 
     drawn_before = tree.drawn
-    run_async(gather_progress(map(collect, problems), f'{tree.benchmark} rollouts'))
+    run_async(gather_progress(map(collect, problems), f'{tree.benchmark} rollouts{part}'))
     return tree.drawn - drawn_before

@@ -64,7 +64,9 @@ class Models(Section):
     context: Count | None = None  # tokens of prompt and chain at most; None: what the models have
     # vLLM: share of the GPU's memory per model; () leaves it to the backend
     memory_shares: Annotated[tuple[Share, ...], FROM_LIST] = ()
-    workers: Count = 1  # processes that draw and walk side by side, each with models of its own
+    # processes that draw and walk side by side, each with models of its own; "auto": one per core,
+    # as far as the memory goes, for the micro models, and 1 for all others
+    workers: Count | Literal['auto'] = 1
     engine: Literal['local', 'ray'] = 'local'  # "ray" opens the models of the open setting on Ray
     ray_workers: Count = 2  # how many workers of Ray
     ray_gpus: NotNegative = 0.0  # GPUs of each

@@ -65,7 +65,7 @@ from ..method.routers import (
     fit_steer,
     score_thresholds,
 )
-from ..method.tree import RoutingTree, collect_rollouts
+from ..method.tree import RoutingTree
 from ..models.interface import Reward
 from ..models.model_name import ModelName
 from ..models.names import open_models
@@ -142,6 +142,7 @@ def open_tree(
     benchmark: str,
     backends=None,  # models of `open_backends`; None replays what the store holds
     grade=is_right,  # (`Problem`, parsed answer) -> bool
+    lent: bool = False,  # several processes write to the store, see `RolloutStore`
 ):  # `RoutingTree`
     "The routing trees of a benchmark on the setting's store, for the time of a `with` block."
     settings = None
@@ -152,7 +153,8 @@ def open_tree(
         check_recorded_models(setting, benchmark, recorded.models)
         recorded.fill(setting.files.rollouts(benchmark))
     limit = step_limit(setting.run.config.data.max_steps, benchmark)
-    with RolloutStore(setting.files.rollouts(benchmark), settings, readonly=not backends) as store:
+    path = setting.files.rollouts(benchmark)
+    with RolloutStore(path, settings, readonly=not backends, lent=lent) as store:
         yield RoutingTree(backends, store, max_steps=limit, grade=grade)
 
 
@@ -166,34 +168,6 @@ def small_chains(
     with open_tree(setting, benchmark, backends) as tree:
         chains = run_async(gather_progress((tree.run(p, '', 0) for p in problems), benchmark))
     return list(zip(problems, chains))
-
-
-def draw_edges(setting: Setting, benchmark: str, backends) -> dict:
-    "Draw all that a benchmark's outcome tables need; edges and tokens of now, edges in the store, US cents so far."
-    problems = {split: read_problems(setting, benchmark, split) for split in SPLITS}
-    with open_tree(setting, benchmark, backends) as tree:
-        collect_rollouts(problems['train'], tree, setting.part.samples)
-        held_out = problems['calibration'] + problems['test']
-        collect_rollouts(held_out, tree, redraws=setting.part.redraws)
-        return dict(
-            setting=setting.name,
-            benchmark=benchmark,
-            problems=sum(map(len, problems.values())),
-            drawn_now=tree.drawn,
-            tokens_now=tree.tokens,
-            in_store=len(tree.store),
-            cents=getattr(backends[-1], 'spent', 0.0) if backends else 0.0,
-        )
-
-
-def draw_all(run: Run) -> list:  # a dict as of `draw_edges` per setting and benchmark
-    "Draw all that the outcome tables of a run need."
-
-    def work(setting, benchmarks):
-        with open_backends(setting) as backends:
-            return [draw_edges(setting, b, backends) for b in benchmarks]
-
-    return side_by_side(run, work, 'rollouts', count_problems)
 
 
 def count_problems(setting: Setting, benchmark: str) -> int:

@@ -10,10 +10,16 @@ import signal
 import threading
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ..base.tools import note_progress
 from ..data.grading import collected, graded
+from ..models.model_name import ModelName
 
+# memory of a process with the micro models: it took 0.6 GiB to draw 100 problems, 1.4 to walk 450
+WORKER_GIB = 1.5
 PATIENCE = 60  # seconds that a job gets to end the paid calls under way
 ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1')
 
@@ -70,7 +76,7 @@ def in_processes(
 
     Errors and interrupts reach all processes. A job under way gets a minute to end its paid
     calls, so that they are booked."""
-    if workers == 1:
+    if workers == 1 or not jobs:
         return [_in_this_process(work, job, ended) for job in jobs]
     from concurrent.futures import as_completed, wait
 
@@ -78,7 +84,7 @@ def in_processes(
 
     sizes = [size(*job) if size else 0 for job in jobs]
     order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i))
-    pool = get_reusable_executor(workers, env=ONE_THREAD)
+    pool = get_reusable_executor(min(workers, len(jobs)), env=ONE_THREAD)
     with TemporaryDirectory(ignore_cleanup_errors=True) as flag:
         futures = {i: pool.submit(_in_worker, os.getpid(), flag, work, *jobs[i]) for i in order}
         try:
@@ -102,30 +108,68 @@ def _in_this_process(work, job, ended):
     return result
 
 
-def _jobs(run, workers):
-    "(Setting, benchmarks) pairs: one benchmark a job, but for a setting whose calls share a ledger."
+def free_gib() -> float:
+    "Memory that is free on this machine, in GiB; in a container at most what it may have."
+    import psutil
+
+    free = psutil.virtual_memory().available / 2**30
+    limit = Path('/sys/fs/cgroup/memory.max')
+    text = limit.read_text().strip() if limit.is_file() else 'max'
+    return free if text == 'max' else min(free, int(text) / 2**30)
+
+
+def worker_count(run) -> int:
+    "In how many processes a `Run` draws and walks: `models.workers`."
+    config = run.config
+    workers = config.models.workers
+    if config.data.grader != 'math-verify':
+        return 1  # one server grades
+    if workers != 'auto':
+        return workers
+    models = [ModelName.parse(name) for name in config.open.models]
+    small = all(m.kind == 'recorded' or m.name.startswith('micro-') for m in models)
+    if config.models.engine == 'ray' or not small:
+        return 1  # such models use all cores, or a GPU
+    from joblib import cpu_count
+
+    return max(1, min(cpu_count(), int(free_gib() / WORKER_GIB)))
+
+
+def _jobs(run, workers, parts):
+    "(Setting, parts) pairs: one part a job, but for a setting whose calls share a ledger."
     jobs = []
     for setting in run.settings:
+        every = []
+        for benchmark in setting.benchmarks:
+            every += parts.get((setting.name, benchmark), [benchmark])
         if workers > 1 and setting.name == 'open':
-            jobs += [(setting, [benchmark]) for benchmark in setting.benchmarks]
+            jobs += [(setting, [part]) for part in every]
         else:
-            jobs.append((setting, list(setting.benchmarks)))
+            jobs.append((setting, every))
     return jobs
 
 
 def side_by_side(
     run,  # `Run`: all benchmarks of all its settings
-    work,  # (setting, benchmarks) -> a result per benchmark
-    desc: str,  # what is done, for the file of what grading gave up
-    size=None,  # (setting, benchmark) -> how much work it is; None: all are alike
-) -> list:  # the results, setting by setting
+    work,  # (setting, parts) -> a result per part
+    desc: str,  # what is done, for the file of what grading gave up and for who watches
+    size=None,  # (setting, part) -> how much work it is; None: all are alike
+    parts=None,  # (setting's name, benchmark) -> its parts; None: benchmarks are not divided
+    workers: int | None = None,  # how many processes; None: as `worker_count` says
+) -> list:  # the results, part by part, benchmark by benchmark, setting by setting
     "Do a stage of a run in `models.workers` processes, see `in_processes`, and keep what grading gave up."
-    config = run.config
-    workers = config.models.workers if config.data.grader == 'math-verify' else 1
-    jobs = _jobs(run, workers)
+    workers = workers or worker_count(run)
+    jobs = _jobs(run, workers, parts or {})
+    numbers = count(1)
 
-    def job_size(setting, benchmarks):
-        return sum(size(setting, benchmark) for benchmark in benchmarks)
+    def job_size(setting, parts_of_job):
+        return sum(size(setting, part) for part in parts_of_job)
 
-    done = in_processes(partial(graded, work), jobs, workers, size=job_size if size else None)
+    def ended():
+        if workers > 1:
+            note_progress(f'{desc}: {next(numbers):,} of {len(jobs):,} jobs')
+
+    done = in_processes(
+        partial(graded, work), jobs, workers, size=job_size if size else None, ended=ended
+    )
     return collected(desc, jobs, done)
