@@ -20,9 +20,11 @@ from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.questions import own_problems
+from stepwise_routing.method.certain import TARGETS
 from stepwise_routing.models.hub import micro_path
 from stepwise_routing.models.pair import Access, Sampling, public_name
 from stepwise_routing.own import *
+from stepwise_routing.report.card import CLASSES, LARGE_ALONE, Choice
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
@@ -59,8 +61,8 @@ def content(folder):
 
 def ready(folder, n=120, alpha=.1, **settings):
     collect(folder, rows(n), PAIR)
-    train(folder, alpha, steps=20, **settings)
-    return calibrate(folder)
+    train(folder, alpha, steps=20, **dict(dict(seeds=1), **settings))
+    return calibrate(folder, 'accuracy', alpha)
 
 # --- problems
 
@@ -109,8 +111,11 @@ def test_four_calls(tmp_path, toys):
     assert got['train'] + got['calibration'] == 120 and got['new steps'] > 240
     assert got['small right'] < got['large right']
     seen = train(folder, .1, steps=20)
-    done = calibrate(folder, 'miss')
-    assert done.met and done.n == got['calibration'] and done.bound <= .1 and seen["of the large model's cost"] > 0
+    assert [*zip(seen['class'], seen['seed'])] == [('score_prob', 0), ('score_logit', 0), *(
+        (name, seed) for name in ('paper', 'full') for seed in range(3))]
+    assert (seen["of the large model's cost"] > 0).all()
+    done = calibrate(folder, 'miss', .1).calibration
+    assert done.met and done.n == got['calibration'] and done.bound <= .1
     assert done.bound == pytest.approx((done.n*done.miss + 1)/(done.n + 1))
     answers = route(folder, ['What is 3 + 4?', 'What is 5 + 6?'], PAIR)
     again = route(folder, 'What is 3 + 4?', PAIR)
@@ -122,7 +127,7 @@ def test_four_calls(tmp_path, toys):
 
 def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
     "Questions that were collected too are routed on the same draws: live walks and the replay of the table agree."
-    done, folder = ready(tmp_path/'mine'), tmp_path/'mine'
+    done, folder = ready(tmp_path/'mine').calibration, tmp_path/'mine'
     problems = own_split(own_problems(rows()), .4)['calibration']
     answers = route(folder, [p.question for p in problems], PAIR)
     right = np.array([is_equiv(p.answer, a.answer) for p, a in zip(problems, answers)])
@@ -132,11 +137,13 @@ def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
 
 def test_nothing_is_done_twice(tmp_path, toys):
     ready(tmp_path/'mine')
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path/'mine'/'policy').iterdir()}
+    def times():
+        return {p: p.stat().st_mtime_ns for d in ('policy', 'candidates') for p in (tmp_path/'mine'/d).rglob('*.*')}
+    before = times()
     written = sum(b.steps_written for b in toys.made)
     assert collect(tmp_path/'mine', rows(), PAIR)['new steps'] == 0 == sum(b.steps_written for b in toys.made) - written
-    train(tmp_path/'mine', .1, steps=20)
-    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path/'mine'/'policy').iterdir()}
+    train(tmp_path/'mine', .1, steps=20, seeds=1)
+    assert before == times() and len(before) == 2 + 4*2 + 2 # two files a policy, and logs of those that are trained
     route(tmp_path/'mine', 'What is 3 + 4?', PAIR) # still calibrated
 
 def test_problems_can_be_added(tmp_path, toys):
@@ -151,12 +158,19 @@ def test_problems_can_be_added(tmp_path, toys):
         collect(folder, [dict(rows(1)[0], answer='0')], PAIR)
     assert collect(folder, rows(1), PAIR)['new steps'] == 0
 
-def test_training_again_asks_for_calibration_again(tmp_path, toys):
-    ready(tmp_path/'mine')
-    train(tmp_path/'mine', .2, steps=20)
-    with pytest.raises(ValueError, match='the threshold is not calibrated yet; call calibrate'):
-        route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
-    assert calibrate(tmp_path/'mine').alpha == .2 and route(tmp_path/'mine', 'What is 3 + 4?', PAIR).steps
+def test_only_calibration_deploys(tmp_path, toys):
+    "To train anew, or to look at other alphas, leaves the router that is in use as it is."
+    folder = tmp_path/'mine'
+    ready(folder)
+    def deployed(): return {p.name: p.read_bytes() for p in (folder/'policy').iterdir()}
+    before = deployed()
+    train(folder, .2, steps=5, seeds=2)
+    seen = {target: curve(folder, target, alphas=(.02, .2)) for target in TARGETS}
+    assert deployed() == before
+    for target, table in seen.items():
+        row = calibrate(folder, target, .2).row()
+        assert [table[name][1] for name in row if name != 'needed'] == [row[name] for name in row if name != 'needed']
+    assert deployed() != before and route(folder, 'What is 3 + 4?', PAIR).steps
 
 def test_a_program_asks_many_times(tmp_path, toys):
     ready(tmp_path/'mine')
@@ -170,10 +184,8 @@ def test_a_program_asks_many_times(tmp_path, toys):
     assert many[:3] == [one]*3 and others[0] == one.steps and len(set(others)) > 1
 
 def test_other_promises(tmp_path, toys):
-    done = ready(tmp_path/'mine', on_escalate='append')
-    with pytest.warns(UserWarning, match='no threshold keeps the bound'):
-        assert not calibrate(tmp_path/'mine', 'miss', .03).met
-    found = calibrate(tmp_path/'mine', alpha=.5)
+    done = ready(tmp_path/'mine', on_escalate='append').calibration
+    found = calibrate(tmp_path/'mine', 'accuracy', .5).calibration
     assert done.met and found.accuracy >= found.large - .5 and found.cost <= done.cost
     assert route(tmp_path/'mine', 'What is 3 + 4?', PAIR).steps
 
@@ -185,18 +197,18 @@ def test_order_of_the_calls(tmp_path, toys):
         with pytest.raises(FileNotFoundError, match='holds no router; make one with collect'): call(folder)
     collect(folder, rows(), PAIR)
     with pytest.raises(FileNotFoundError, match=r"holds no router \(did you mean 'mine'\?\)"): train(tmp_path/'mime')
-    for call in (calibrate, lambda f: route(f, 'What?', PAIR)):
+    for call in (calibrate, curve, lambda f: route(f, 'What?', PAIR)):
         with pytest.raises(FileNotFoundError, match='nothing is trained yet'): call(folder)
-    train(folder, .1, steps=5)
+    train(folder, .1, steps=5, seeds=1)
     with pytest.raises(ValueError, match='not calibrated yet'): route(folder, 'What?', PAIR)
 
 def test_too_few_problems_for_the_promise(tmp_path, toys):
     collect(tmp_path/'mine', rows(60), PAIR)
-    train(tmp_path/'mine', .02, steps=5)
+    train(tmp_path/'mine', .02, steps=5, seeds=1)
     n = len(own_table(tmp_path/'mine', 'calibration'))
     with pytest.raises(ValueError, match=f'{n} calibration problems are too few for 0.02, which takes at least 49'):
-        calibrate(tmp_path/'mine', 'miss')
-    assert calibrate(tmp_path/'mine', 'miss', 1/(n + 1)).n == n # just enough
+        calibrate(tmp_path/'mine', 'miss', .02)
+    assert calibrate(tmp_path/'mine', 'miss', 1/(n + 1)).calibration.n == n # just enough
     with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', 'miss', 1/(n + 2))
 
 def test_models_that_have_changed(tmp_path, toys):
@@ -228,7 +240,10 @@ def test_bad_arguments(tmp_path, toys):
         assert '\n' not in str(e.value)
     assert not (tmp_path/'mine').exists()
     collect(tmp_path/'mine', rows(), PAIR)
-    train(tmp_path/'mine', .1, steps=5); calibrate(tmp_path/'mine')
+    with pytest.raises(ValueError, match='seeds is 0'): train(tmp_path/'mine', seeds=0)
+    train(tmp_path/'mine', .1, steps=5, seeds=1)
+    with pytest.raises(ValueError, match="did you mean 'certain'"): calibrate(tmp_path/'mine', 'certian')
+    calibrate(tmp_path/'mine')
     for q in ('', ' ', None, 3):
         with pytest.raises(ValueError, match='a question is a text'): route(tmp_path/'mine', [q], PAIR)
     for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
@@ -262,10 +277,12 @@ def test_every_option_is_one_of_a_kind_of_model():
 def test_all_hyper_parameters_of_training(tmp_path, toys):
     collect(tmp_path/'mine', rows(), PAIR)
     exact = Policy(estimator='exact', batch=None, alpha=.1, steps=5, kappa=.3)
-    assert train(tmp_path/'mine', policy=exact) == train(tmp_path/'mine', .1, steps=5, policy=replace(exact, steps=9))
-    config = json.loads((tmp_path/'mine'/'policy'/'config.json').read_text())
-    assert (config['alpha'], config['steps'], config['estimator']) == (.1, 5, 'exact')
-    assert train(tmp_path/'mine') and json.loads((tmp_path/'mine'/'policy'/'config.json').read_text())['steps'] == 80
+    def config(): return json.loads((tmp_path/'mine'/'candidates'/'full'/'seed0'/'config.json').read_text())
+    one = train(tmp_path/'mine', seeds=1, policy=exact)
+    assert one.equals(train(tmp_path/'mine', .1, steps=5, seeds=1, policy=replace(exact, steps=9)))
+    assert [config()[name] for name in ('alpha', 'steps', 'estimator')] == [.1, 5, 'exact']
+    train(tmp_path/'mine', seeds=1)
+    assert config()['steps'] == 80
 
 def test_a_model_without_price_or_size(tmp_path, monkeypatch):
     def opened(*args, **options): return contextlib.nullcontext([Adder(0), SizeLess(1)])
@@ -306,7 +323,7 @@ def test_each_call_names_the_models(tmp_path, toys):
 def test_the_folder_says_how_models_write(tmp_path, toys):
     sampling = Sampling(temperature=.2, max_tokens=64)
     collect(tmp_path/'mine', rows(), PAIR, sampling)
-    train(tmp_path/'mine', .1, steps=5); calibrate(tmp_path/'mine')
+    train(tmp_path/'mine', .1, steps=5, seeds=1); calibrate(tmp_path/'mine')
     export(tmp_path/'mine', tmp_path/'out')
     for folder in ('mine', 'out'):
         route(tmp_path/folder, 'What is 3 + 4?', PAIR, Access(key_env='MINE'))
@@ -423,9 +440,10 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
     monkeypatch.setenv('SECRET_VARIABLE', 'sk-1234567890')
     access = Access(base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
     collect(tmp_path/'mine', rows(), PAIR, access=access)
-    train(tmp_path/'mine', .1, steps=20)
+    train(tmp_path/'mine', .1, steps=20, seeds=1)
     with pytest.raises(ValueError, match='not calibrated yet'): export(tmp_path/'mine', tmp_path/'out')
-    done = calibrate(tmp_path/'mine', 'miss')
+    choice = calibrate(tmp_path/'mine', 'miss', .1)
+    done = choice.calibration
     files = export(tmp_path/'mine', tmp_path/'out', licence='CC0-1.0')
     assert files == ['README.md', 'own.json', 'policy/config.json', 'policy/model.safetensors']
     text = ''.join((tmp_path/'out'/f).read_text() for f in files[:3])
@@ -433,7 +451,8 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
                *(r['question'] for r in rows())]
     assert [x for x in private if x != '/' and x in text] == []
     card = (tmp_path/'out'/'README.md').read_text()
-    for fact in ('toy-0', 'toy-1', 'CC0-1.0', 'alpha = 0.1', f'{done.n} calibration', f'{done.bound:.1%}', 'Limits'):
+    for fact in ('toy-0', 'toy-1', 'CC0-1.0', 'Target `miss`, alpha = 0.1', f'{done.n} calibration', f'{done.bound:.1%}',
+                 'Limits', f'{CLASSES[choice.model_class][1:]}.', f'your {done.n}, on average at most 10 of 100 are right'):
         assert fact in card
     with pytest.raises(ValueError, match='was trained for the models'): route(tmp_path/'out', 'What is 3 + 4?')
     with open_router(tmp_path/'out', PAIR) as router: answer = router.route('What is 3 + 4?')
@@ -500,7 +519,7 @@ def test_a_killed_collect_goes_on(tmp_path, toys):
     for name in ('train.npz', 'calibration.npz'):
         assert (folder/name).read_bytes() == (tmp_path/'whole'/name).read_bytes()
     ready(tmp_path/'whole')
-    assert ready(folder) == calibrate(tmp_path/'whole')
+    assert ready(folder) == calibrate(tmp_path/'whole', 'accuracy', .1)
 
 def test_tables_of_fewer_problems_are_not_trained_on(tmp_path, toys):
     "Killed while problems were being added: the tables on disk are of the old ones."
@@ -526,8 +545,8 @@ def questions(tmp_path_factory):
 
 def calls(folder, file, models, **records):
     collect(folder, file, models, **records)
-    train(folder, .3, steps=10)
-    return calibrate(folder)
+    train(folder, .3, steps=10, seeds=1)
+    return calibrate(folder, 'accuracy', .3).calibration
 
 @pytest.mark.slow
 def test_a_pair_with_other_token_ids(tmp_path, questions):
