@@ -10,9 +10,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from .certain import FEW, Calibration, problems_needed
+import numpy as np
+
+from .certain import FEW, Calibration, is_safe, problems_needed
 from .cpo import TableEnv
 from .policy import (
+    ESCALATE,
     LARGE_ONLY,
     PAPER_FEATURES,
     RoutingPolicy,
@@ -54,6 +57,24 @@ def save_threshold(
     save_policy(folder, threshold_policy(env.scaler), 0.5, key=key, unit=unit, **facts)
 
 
+class HeldOut(TableEnv):
+    "Calibration problems of one policy: its network runs once, not anew for every threshold."
+
+    def __init__(self, policy: RoutingPolicy, *table_and_options):
+        import torch
+
+        super().__init__(*table_and_options)
+        self.policy = policy
+        with torch.no_grad():
+            self.chances = policy(self.x[self.inside])[..., ESCALATE].exp()
+
+    def deploy(self, policy, kappa, rows=None, pi=None):
+        "As that of `TableEnv`."
+        if policy is self.policy and rows is None:
+            pi = self.chances
+        return super().deploy(policy, kappa, rows, pi)
+
+
 @dataclass(frozen=True)
 class Candidate:
     "A trained router, with its problems."
@@ -62,7 +83,7 @@ class Candidate:
     seed: int
     policy: RoutingPolicy
     training: TableEnv  # training problems
-    held_out: TableEnv  # calibration problems
+    held_out: HeldOut  # calibration problems
 
 
 def calibrated(candidate: Candidate, target: str, alpha: float) -> Calibration:
@@ -134,9 +155,9 @@ def problems_for(
     n = len(env)
     differ = max(float((loss != 0).mean()), 1 / n)
     needed = problems_needed(alpha, differ, mean)
-    if needed > n:
+    if needed > n and is_safe(np.zeros(needed), alpha):
         return needed
-    return max(FEW, 2 * n)  # those at hand did not do: too few for the normal bound, or bad luck
+    return FEW if n < FEW else 2 * n  # the exact test of few problems asks for more; or bad luck
 
 
 def problems_for_any(

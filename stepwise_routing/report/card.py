@@ -47,14 +47,13 @@ route('this-folder', 'What is 7 times 8?', models=['SMALL', 'LARGE'])
 ```
 """
 PROMISES = dict(
-    certain='We are 90 % sure: on questions like your {n}, the accuracy is at most {points:g} '
+    certain='We are 90 % sure: on questions like the {n} calibration questions, the accuracy is at most {points:g} '
     "points below the large model's alone. So of 100 questions, on average at most {points:g} "
     'fewer are right. The 90 % is for one router; that the cheapest of several was taken on the '
     'same questions is not counted in it.',
-    accuracy='On your {n} questions, the accuracy is at most {points:g} points below the large '
-    "model's alone. Nothing is promised for new questions: expect to lose more about as often as "
-    'less.',
-    miss='On questions like your {n}, on average at most {points:g} of 100 are right with the '
+    accuracy='On the {n} calibration questions, the accuracy is at most {points:g} points below the large '
+    "model's alone. Nothing is promised for new questions.",
+    miss='On questions like the {n} calibration questions, on average at most {points:g} of 100 are right with the '
     'large model and wrong with the router. That is proven where misses never fall from one '
     'threshold to the next, cheaper one.',
 )
