@@ -616,7 +616,8 @@ def test_a_case_gathers_its_rows(tmp_path):
     assert {(g.threshold, g.on_escalate == 'append') for g in case.grids[grids:]} == {(.02, True), (.02, False)}
     save_case(s, case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
-    assert files == ['toy-ablations.csv', 'toy-classes.csv', 'toy-grid.csv', 'toy-kappas.csv', 'toy-policies.csv', 'toy.csv']
+    parts = 'ablations', 'classes', 'grid', 'kappas', 'policies'
+    assert files == [*(f'toy-{part}.csv' for part in parts), 'toy.csv']
     columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
     assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 4
     assert short == 'toy,ablation-short,short,append,0.02,0,0.9,40,0.01,0.9,0.03,0'
@@ -644,7 +645,8 @@ def test_two_numbers_give_up_for_good():
     low = float(np.median(score[:, 0]))
     gives_up = replace(two, threshold=float(np.nanmax(score)), hopeless=low)
     times = escalation_times(gives_up, table)
-    assert (times[score[:, 0] < low] == table.n_steps[score[:, 0] < low]).all() and (times[score[:, 0] >= low] == 0).any()
+    given_up = score[:, 0] < low
+    assert (times[given_up] == table.n_steps[given_up]).all() and (times[~given_up] == 0).any()
     settings = two_number_settings(two, table)
     assert len({(r.threshold, r.hopeless) for r in settings}) == len(settings) > 100
     assert all(r.hopeless < r.threshold for r in settings) and settings[0].hopeless == -np.inf

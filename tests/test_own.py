@@ -1,5 +1,6 @@
 import contextlib
 import json
+import math
 import re
 import shutil
 import signal
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from toy import ToyBackend, shuffled, toy_problems
 
@@ -20,9 +22,15 @@ from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.questions import own_problems
+from stepwise_routing.method.candidates import Candidate, HeldOut, nested_classes, problems_for
+from stepwise_routing.method.certain import FEW, TARGETS, Calibration, is_safe
+from stepwise_routing.method.confidence import FEATURES, Scaler
+from stepwise_routing.method.outcomes import toy_table
+from stepwise_routing.method.policy import load_policy, threshold_policy
 from stepwise_routing.models.hub import micro_path
 from stepwise_routing.models.pair import Access, Sampling, public_name
 from stepwise_routing.own import *
+from stepwise_routing.report.card import CLASSES, LARGE_ALONE, Choice
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
@@ -59,8 +67,8 @@ def content(folder):
 
 def ready(folder, n=120, alpha=.1, **settings):
     collect(folder, rows(n), PAIR)
-    train(folder, alpha, steps=20, **settings)
-    return calibrate(folder)
+    train(folder, alpha, steps=20, **dict(dict(seeds=1), **settings))
+    return calibrate(folder, 'accuracy', alpha)
 
 # --- problems
 
@@ -109,8 +117,11 @@ def test_four_calls(tmp_path, toys):
     assert got['train'] + got['calibration'] == 120 and got['new steps'] > 240
     assert got['small right'] < got['large right']
     seen = train(folder, .1, steps=20)
-    done = calibrate(folder, 'miss')
-    assert done.met and done.n == got['calibration'] and done.bound <= .1 and seen["of the large model's cost"] > 0
+    assert [*zip(seen['class'], seen['seed'])] == [('score_prob', 0), ('score_logit', 0), *(
+        (name, seed) for name in ('paper', 'full') for seed in range(3))]
+    assert (seen["of the large model's cost"] > 0).all()
+    done = calibrate(folder, 'miss', .1).calibration
+    assert done.met and done.n == got['calibration'] and done.bound <= .1
     assert done.bound == pytest.approx((done.n*done.miss + 1)/(done.n + 1))
     answers = route(folder, ['What is 3 + 4?', 'What is 5 + 6?'], PAIR)
     again = route(folder, 'What is 3 + 4?', PAIR)
@@ -122,7 +133,7 @@ def test_four_calls(tmp_path, toys):
 
 def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
     "Questions that were collected too are routed on the same draws: live walks and the replay of the table agree."
-    done, folder = ready(tmp_path/'mine'), tmp_path/'mine'
+    done, folder = ready(tmp_path/'mine').calibration, tmp_path/'mine'
     problems = own_split(own_problems(rows()), .4)['calibration']
     answers = route(folder, [p.question for p in problems], PAIR)
     right = np.array([is_equiv(p.answer, a.answer) for p, a in zip(problems, answers)])
@@ -132,11 +143,13 @@ def test_a_routed_problem_is_what_the_table_says(tmp_path, toys):
 
 def test_nothing_is_done_twice(tmp_path, toys):
     ready(tmp_path/'mine')
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path/'mine'/'policy').iterdir()}
+    def times():
+        return {p: p.stat().st_mtime_ns for d in ('policy', 'candidates') for p in (tmp_path/'mine'/d).rglob('*.*')}
+    before = times()
     written = sum(b.steps_written for b in toys.made)
     assert collect(tmp_path/'mine', rows(), PAIR)['new steps'] == 0 == sum(b.steps_written for b in toys.made) - written
-    train(tmp_path/'mine', .1, steps=20)
-    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path/'mine'/'policy').iterdir()}
+    train(tmp_path/'mine', .1, steps=20, seeds=1)
+    assert before == times() and len(before) == 2 + 4*2 + 2 # two files a policy, and logs of those that are trained
     route(tmp_path/'mine', 'What is 3 + 4?', PAIR) # still calibrated
 
 def test_problems_can_be_added(tmp_path, toys):
@@ -151,12 +164,19 @@ def test_problems_can_be_added(tmp_path, toys):
         collect(folder, [dict(rows(1)[0], answer='0')], PAIR)
     assert collect(folder, rows(1), PAIR)['new steps'] == 0
 
-def test_training_again_asks_for_calibration_again(tmp_path, toys):
-    ready(tmp_path/'mine')
-    train(tmp_path/'mine', .2, steps=20)
-    with pytest.raises(ValueError, match='the threshold is not calibrated yet; call calibrate'):
-        route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
-    assert calibrate(tmp_path/'mine').alpha == .2 and route(tmp_path/'mine', 'What is 3 + 4?', PAIR).steps
+def test_only_calibration_deploys(tmp_path, toys):
+    "To train anew, or to look at other alphas, leaves the router that is in use as it is."
+    folder = tmp_path/'mine'
+    ready(folder)
+    def deployed(): return {p.name: p.read_bytes() for p in (folder/'policy').iterdir()}
+    before = deployed()
+    train(folder, .2, steps=5, seeds=2)
+    seen = {target: curve(folder, target, alphas=(.02, .2)) for target in TARGETS}
+    assert deployed() == before
+    for target, table in seen.items():
+        row = calibrate(folder, target, .2).row()
+        assert [table[name][1] for name in row if name != 'needed'] == [row[name] for name in row if name != 'needed']
+    assert deployed() != before and route(folder, 'What is 3 + 4?', PAIR).steps
 
 def test_a_program_asks_many_times(tmp_path, toys):
     ready(tmp_path/'mine')
@@ -170,12 +190,146 @@ def test_a_program_asks_many_times(tmp_path, toys):
     assert many[:3] == [one]*3 and others[0] == one.steps and len(set(others)) > 1
 
 def test_other_promises(tmp_path, toys):
-    done = ready(tmp_path/'mine', on_escalate='append')
-    with pytest.warns(UserWarning, match='no threshold keeps the bound'):
-        assert not calibrate(tmp_path/'mine', 'miss', .03).met
-    found = calibrate(tmp_path/'mine', alpha=.5)
+    done = ready(tmp_path/'mine', on_escalate='append').calibration
+    found = calibrate(tmp_path/'mine', 'accuracy', .5).calibration
     assert done.met and found.accuracy >= found.large - .5 and found.cost <= done.cost
     assert route(tmp_path/'mine', 'What is 3 + 4?', PAIR).steps
+
+# --- which router is deployed
+
+def found(cost, met=True, kappa=.5, target='certain', alpha=.05, n=120):
+    "A `Calibration` on which only some numbers matter."
+    return Calibration(kappa, target, alpha, met, n, .9, .92, .03, .04, cost)
+
+@pytest.mark.parametrize('costs, taken', [
+    (dict(score_prob=.4, score_logit=.4, paper=.4, full=.4), 'score_prob'),
+    (dict(score_prob=.42, full=.4), 'score_prob'),
+    (dict(score_prob=.4201, full=.4), 'full'), (dict(score_prob=.9, score_logit=.41, paper=.5, full=.4), 'score_logit'),
+    (dict(score_prob=None, score_logit=.6, full=.59), 'score_logit'), # its bound is not met
+    (dict(score_prob=1., score_logit=1.03, paper=.97), 'paper'), # the large model alone is no router
+    (dict(score_prob=None, full=1.), None), (dict(score_prob=None), None)])
+def test_the_simplest_class_that_is_nearly_the_cheapest(costs, taken): assert simplest_class(costs) == taken
+
+def test_a_class_stands_for_its_median_seed():
+    assert median_seed([(0, found(.9)), (1, found(.2)), (2, found(.5))]) == (2, found(.5))
+    assert median_seed([(0, found(.3)), (1, found(.3)), (2, found(.9))])[0] == 1
+    assert median_seed([(0, found(.3)), (1, found(.2))])[0] == 0 # the dearer of two
+    assert not median_seed([(0, found(.1, met=False)), (1, found(.2)), (2, found(.1, met=False))])[1].met
+    assert median_seed([(0, found(.1, met=False)), (1, found(.2)), (2, found(.3))]) == (2, found(.3))
+
+def constructed(folder, seen, n=300):
+    """Small chains of four steps; half of them go wrong at one step, which the large model repairs if it takes over
+    there. `seen`: what shows that step, "scores" or "length"."""
+    collect(folder, rows(20), PAIR)
+    rng = np.random.default_rng(0)
+    for side in ('train', 'calibration'):
+        wrong = np.where(rng.random(n) < .5, rng.integers(0, 4, n), 4)
+        is_wrong = wrong[:, None] == np.arange(4)
+        noise = rng.random((n, 4))
+        score = np.where(is_wrong, .2*noise, .7 + .2*noise) if seen == 'scores' else noise
+        columns = dict(score_prob=score, score_logit=20*score, index=np.arange(4), length=10 + 40.*is_wrong, final=0)
+        obs = np.zeros((n, 4, len(FEATURES)))
+        for name, values in columns.items(): obs[..., FEATURES.index(name)] = values
+        toy = own_table(folder, side)
+        left = np.tile([40, 30, 20, 10, 0], (n, 1))
+        small = np.full((n, 4), 10)
+        replace(toy, problem_id=np.arange(n).astype(str), sample=np.zeros(n, int), n_steps=np.full(n, 4), obs=obs,
+                features=FEATURES, correct=1.*(np.arange(5) <= wrong[:, None]), large_tokens=left, large_prompt=left,
+                large_steps=left//10, small_tokens=small, small_prompt=small, small_cents=0.*small, large_cents=0.*left,
+                large_redraws_right=np.zeros((n, 0))).save(folder/f'{side}.npz')
+
+def test_where_all_classes_can_do_it_the_threshold_is_deployed(tmp_path, toys, capsys):
+    constructed(tmp_path/'mine', 'scores')
+    train(tmp_path/'mine', steps=20, seeds=1)
+    done = calibrate(tmp_path/'mine')
+    assert done.model_class == 'score_prob' and done.calibration.met and done.calibration.cost < .8
+    assert min(done.costs.values()) >= done.costs['score_prob']/1.05
+    said = capsys.readouterr().out
+    assert said == f'{done}\n' and 'A threshold on score_prob (kappa' in said and 'simplest class that costs' in said
+    for line in [f'{CLASSES[name]}: {100*cost:.1f} %' for name, cost in done.costs.items()]: assert line in said
+    n = done.calibration.n
+    assert f'90 % sure: on questions like the {n} calibration questions, the accuracy is at most 5 points below' in said
+    assert load_policy(tmp_path/'mine'/'policy').features == ('score_prob',)
+
+def test_a_larger_class_is_deployed_where_it_is_much_cheaper(tmp_path, toys):
+    constructed(tmp_path/'mine', 'length')
+    train(tmp_path/'mine')
+    done = calibrate(tmp_path/'mine')
+    assert done.model_class == 'paper' and done.calibration.cost < .8*done.costs['score_prob']
+    config = load_policy(tmp_path/'mine'/'policy').config
+    assert (config['model_class'], config['seed'], config['kappa']) == ('paper', done.seed, done.calibration.kappa)
+    every = train(tmp_path/'mine').query('`class` == "paper"')
+    assert list(every['seed']) == [0, 1, 2] and done.seed in every['seed'].values
+
+def test_the_same_calls_give_the_same_router(tmp_path, toys):
+    for name in ('one', 'two'):
+        constructed(tmp_path/name, 'length')
+        train(tmp_path/name, steps=10, seeds=2)
+    looks = [curve(tmp_path/name, alphas=(.02, .05)) for name in ('one', 'two')]
+    assert looks[0].equals(looks[1]) and calibrate(tmp_path/'one') == calibrate(tmp_path/'two')
+    for file in ('config.json', 'model.safetensors'):
+        assert (tmp_path/'one'/'policy'/file).read_bytes() == (tmp_path/'two'/'policy'/file).read_bytes()
+
+def test_fewer_seeds_than_before_are_all_that_counts(tmp_path, toys):
+    constructed(tmp_path/'mine', 'scores')
+    assert len(train(tmp_path/'mine', steps=3, seeds=2)) == 6 and len(train(tmp_path/'mine', steps=3, seeds=1)) == 4
+    assert {c.seed for c in own_module._candidates(tmp_path/'mine')} == {0}
+
+def test_nothing_certain_means_the_large_model_alone(tmp_path, toys, capsys):
+    folder = tmp_path/'mine'
+    collect(folder, rows(), PAIR)
+    train(folder, steps=5, seeds=1)
+    done = calibrate(folder, alpha=.001)
+    assert (done.model_class, done.calibration.kappa, done.calibration.cost) == (LARGE_ALONE, -1, 1)
+    assert done.calibration.accuracy == done.calibration.large and done.needed > done.calibration.n
+    line = capsys.readouterr().out.split('\n')[1]
+    assert f'no router saves cost and keeps the promise; about {done.needed} of them would do' in line
+    assert f'collect {math.ceil(done.needed/.4)} problems' in line
+    answers = route(folder, [f'What is {i} + 4?' for i in range(5)], PAIR)
+    assert {digit for answer in answers for digit in answer.path} == {'1'}
+    export(folder, tmp_path/'out')
+    card = (tmp_path/'out'/'README.md').read_text()
+    assert 'The large model alone' in card and 'kappa = -1' in card and 'nothing is saved' in card
+    look = curve(folder, alphas=(.001, .5))
+    assert look['class'][0] == LARGE_ALONE and look['needed'][0] == done.needed
+    assert capsys.readouterr().out.strip().endswith('no router saves cost at any of these alphas.') or (
+        look['cost'][1] < 1 and pd.isna(look['needed'][1]))
+
+def test_no_class_keeps_the_bound_on_misses(tmp_path, toys):
+    "Handed over to append, even the first threshold misses too much; then the large model answers alone."
+    folder = tmp_path/'mine'
+    collect(folder, rows(), PAIR)
+    train(folder, on_escalate='append', steps=5, seeds=1)
+    done = calibrate(folder, 'miss', .03)
+    assert set(done.costs.values()) == {None} and done.model_class == LARGE_ALONE and done.calibration.met
+    assert str(done).count('left out, its bound is not met') == len(done.costs)
+
+@pytest.mark.parametrize('alpha, least', [(.002, FEW), (.05, 1)])
+def test_so_many_problems_would_do_by_the_test_that_decides(alpha, least):
+    "Forty problems are too few, even if nothing is lost on them; below 300 the exact test decides."
+    policy = threshold_policy(Scaler(('score_logit',), (17.,), (3.,)))
+    table = toy_table(40, 'calibration')
+    sure = replace(table, correct=table.correct*0 + 1, large_redraws_right=np.ones((40, 1)))
+    env = HeldOut(policy, sure, ('score_logit',), 'regenerate', 'paper_flops', policy.scaler)
+    needed = problems_for(Candidate('score_logit', 0, policy, env, env), alpha)
+    assert least <= needed and is_safe(np.zeros(needed), alpha) and not is_safe(np.zeros(40), alpha)
+
+@pytest.mark.parametrize('cost, kappa, is_said', [
+    (.9001, .5, True), (.95, .5, True), (.9, .5, False), (.4, .5, False), (1., -1., False)])
+def test_a_router_that_saves_little_says_so(cost, kappa, is_said):
+    name = 'paper' if kappa > 0 else LARGE_ALONE
+    choice = Choice(name, 0, found(cost, kappa=kappa), dict(paper=cost))
+    assert ('Note: this router saves only' in str(choice)) == is_said
+    if is_said: assert f"saves only {100*(1 - cost):.1f} % of the large model's cost" in str(choice)
+
+def test_classes_follow_from_what_the_interfaces_give():
+    every = nested_classes(('score_logit', 'score_prob', 'index', 'length', 'final'))
+    assert list(every) == list(CLASSES) and every['paper'] == ('score_logit', 'index', 'length', 'final')
+    assert nested_classes(('score_prob', 'index', 'length', 'final')) == dict(
+        score_prob=('score_prob',), paper=('score_prob', 'index', 'length', 'final'))
+    assert nested_classes(('score_logit', 'index')) == dict(
+        score_logit=('score_logit',), paper=('score_logit', 'index'))
+    assert nested_classes(('index', 'length')) == dict(paper=('index', 'length'))
 
 # --- what goes wrong
 
@@ -185,18 +339,18 @@ def test_order_of_the_calls(tmp_path, toys):
         with pytest.raises(FileNotFoundError, match='holds no router; make one with collect'): call(folder)
     collect(folder, rows(), PAIR)
     with pytest.raises(FileNotFoundError, match=r"holds no router \(did you mean 'mine'\?\)"): train(tmp_path/'mime')
-    for call in (calibrate, lambda f: route(f, 'What?', PAIR)):
+    for call in (calibrate, curve, lambda f: route(f, 'What?', PAIR)):
         with pytest.raises(FileNotFoundError, match='nothing is trained yet'): call(folder)
-    train(folder, .1, steps=5)
+    train(folder, .1, steps=5, seeds=1)
     with pytest.raises(ValueError, match='not calibrated yet'): route(folder, 'What?', PAIR)
 
 def test_too_few_problems_for_the_promise(tmp_path, toys):
     collect(tmp_path/'mine', rows(60), PAIR)
-    train(tmp_path/'mine', .02, steps=5)
+    train(tmp_path/'mine', .02, steps=5, seeds=1)
     n = len(own_table(tmp_path/'mine', 'calibration'))
     with pytest.raises(ValueError, match=f'{n} calibration problems are too few for 0.02, which takes at least 49'):
-        calibrate(tmp_path/'mine', 'miss')
-    assert calibrate(tmp_path/'mine', 'miss', 1/(n + 1)).n == n # just enough
+        calibrate(tmp_path/'mine', 'miss', .02)
+    assert calibrate(tmp_path/'mine', 'miss', 1/(n + 1)).calibration.n == n # just enough
     with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', 'miss', 1/(n + 2))
 
 def test_models_that_have_changed(tmp_path, toys):
@@ -228,7 +382,10 @@ def test_bad_arguments(tmp_path, toys):
         assert '\n' not in str(e.value)
     assert not (tmp_path/'mine').exists()
     collect(tmp_path/'mine', rows(), PAIR)
-    train(tmp_path/'mine', .1, steps=5); calibrate(tmp_path/'mine')
+    with pytest.raises(ValueError, match='seeds is 0'): train(tmp_path/'mine', seeds=0)
+    train(tmp_path/'mine', .1, steps=5, seeds=1)
+    with pytest.raises(ValueError, match="did you mean 'certain'"): calibrate(tmp_path/'mine', 'certian')
+    calibrate(tmp_path/'mine')
     for q in ('', ' ', None, 3):
         with pytest.raises(ValueError, match='a question is a text'): route(tmp_path/'mine', [q], PAIR)
     for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
@@ -262,10 +419,12 @@ def test_every_option_is_one_of_a_kind_of_model():
 def test_all_hyper_parameters_of_training(tmp_path, toys):
     collect(tmp_path/'mine', rows(), PAIR)
     exact = Policy(estimator='exact', batch=None, alpha=.1, steps=5, kappa=.3)
-    assert train(tmp_path/'mine', policy=exact) == train(tmp_path/'mine', .1, steps=5, policy=replace(exact, steps=9))
-    config = json.loads((tmp_path/'mine'/'policy'/'config.json').read_text())
-    assert (config['alpha'], config['steps'], config['estimator']) == (.1, 5, 'exact')
-    assert train(tmp_path/'mine') and json.loads((tmp_path/'mine'/'policy'/'config.json').read_text())['steps'] == 80
+    def config(): return json.loads((tmp_path/'mine'/'candidates'/'full'/'seed0'/'config.json').read_text())
+    one = train(tmp_path/'mine', seeds=1, policy=exact)
+    assert one.equals(train(tmp_path/'mine', .1, steps=5, seeds=1, policy=replace(exact, steps=9)))
+    assert [config()[name] for name in ('alpha', 'steps', 'estimator')] == [.1, 5, 'exact']
+    train(tmp_path/'mine', seeds=1)
+    assert config()['steps'] == 80
 
 def test_a_model_without_price_or_size(tmp_path, monkeypatch):
     def opened(*args, **options): return contextlib.nullcontext([Adder(0), SizeLess(1)])
@@ -306,7 +465,7 @@ def test_each_call_names_the_models(tmp_path, toys):
 def test_the_folder_says_how_models_write(tmp_path, toys):
     sampling = Sampling(temperature=.2, max_tokens=64)
     collect(tmp_path/'mine', rows(), PAIR, sampling)
-    train(tmp_path/'mine', .1, steps=5); calibrate(tmp_path/'mine')
+    train(tmp_path/'mine', .1, steps=5, seeds=1); calibrate(tmp_path/'mine')
     export(tmp_path/'mine', tmp_path/'out')
     for folder in ('mine', 'out'):
         route(tmp_path/folder, 'What is 3 + 4?', PAIR, Access(key_env='MINE'))
@@ -423,9 +582,10 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
     monkeypatch.setenv('SECRET_VARIABLE', 'sk-1234567890')
     access = Access(base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
     collect(tmp_path/'mine', rows(), PAIR, access=access)
-    train(tmp_path/'mine', .1, steps=20)
+    train(tmp_path/'mine', .1, steps=20, seeds=1)
     with pytest.raises(ValueError, match='not calibrated yet'): export(tmp_path/'mine', tmp_path/'out')
-    done = calibrate(tmp_path/'mine', 'miss')
+    choice = calibrate(tmp_path/'mine', 'miss', .1)
+    done = choice.calibration
     files = export(tmp_path/'mine', tmp_path/'out', licence='CC0-1.0')
     assert files == ['README.md', 'own.json', 'policy/config.json', 'policy/model.safetensors']
     text = ''.join((tmp_path/'out'/f).read_text() for f in files[:3])
@@ -433,7 +593,9 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
                *(r['question'] for r in rows())]
     assert [x for x in private if x != '/' and x in text] == []
     card = (tmp_path/'out'/'README.md').read_text()
-    for fact in ('toy-0', 'toy-1', 'CC0-1.0', 'alpha = 0.1', f'{done.n} calibration', f'{done.bound:.1%}', 'Limits'):
+    promised = f'{done.n} calibration questions, on average at most 10 of 100 are right'
+    for fact in ('toy-0', 'toy-1', 'CC0-1.0', 'Target `miss`, alpha = 0.1', f'{done.n} calibration', promised,
+                 f'{done.bound:.1%}', 'Limits', f'{CLASSES[choice.model_class][1:]}.'):
         assert fact in card
     with pytest.raises(ValueError, match='was trained for the models'): route(tmp_path/'out', 'What is 3 + 4?')
     with open_router(tmp_path/'out', PAIR) as router: answer = router.route('What is 3 + 4?')
@@ -500,7 +662,7 @@ def test_a_killed_collect_goes_on(tmp_path, toys):
     for name in ('train.npz', 'calibration.npz'):
         assert (folder/name).read_bytes() == (tmp_path/'whole'/name).read_bytes()
     ready(tmp_path/'whole')
-    assert ready(folder) == calibrate(tmp_path/'whole')
+    assert ready(folder) == calibrate(tmp_path/'whole', 'accuracy', .1)
 
 def test_tables_of_fewer_problems_are_not_trained_on(tmp_path, toys):
     "Killed while problems were being added: the tables on disk are of the old ones."
@@ -526,8 +688,8 @@ def questions(tmp_path_factory):
 
 def calls(folder, file, models, **records):
     collect(folder, file, models, **records)
-    train(folder, .3, steps=10)
-    return calibrate(folder)
+    train(folder, .3, steps=10, seeds=1)
+    return calibrate(folder, 'accuracy', .3).calibration
 
 @pytest.mark.slow
 def test_a_pair_with_other_token_ids(tmp_path, questions):

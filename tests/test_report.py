@@ -244,7 +244,8 @@ def test_comparisons_are_corrected_for_all_of_them():
 def pair(other, ratio, p, low, alone=False):
     return dict(benchmark='toy', ours='Ours', on_escalate='append', other=other, other_on_escalate='append', n=9,
                 large_alone=alone, p_cost=p, accuracy_difference_low=low, accuracy_difference_high=.1,
-                accuracy_difference=low, **{f'{k}{e}': ratio for k in ('cost_ratio', 'equal_ratio') for e in ('', '_low', '_high')})
+                accuracy_difference=low,
+                **{f'{k}{e}': ratio for k in ('cost_ratio', 'equal_ratio') for e in ('', '_low', '_high')})
 
 def test_a_win_is_cheaper_and_keeps_the_accuracy():
     "An interval that reaches below -alpha is no proof that the accuracy is kept, however wide it is."

@@ -186,8 +186,8 @@ class TwoNumbers(ThresholdRouter):
 
     def table_score(self, table):
         scores = self.bare.table_score(table)
-        is_hopeless = scores[:, :1] < self.hopeless
-        return np.where(is_hopeless & table.inside, np.inf, scores)
+        given_up = table.inside & (scores[:, :1] < self.hopeless)
+        return np.where(given_up, np.inf, scores)
 
 
 def two_number_settings(
@@ -199,8 +199,8 @@ def two_number_settings(
     "The router at every pair of numbers worth trying; thresholds fall behind each number of `hopeless`."
     thresholds = score_thresholds(router.bare, table, n)
     first = router.bare.table_score(table)[:, 0]
-    shares = np.arange(1, n_hopeless) / n_hopeless
-    hopeless = [-np.inf, *np.unique(np.quantile(first[np.isfinite(first)], shares))]
+    lows = np.nanquantile(first, np.arange(1, n_hopeless) / n_hopeless)
+    hopeless = [-np.inf, *np.unique(lows)]
     return [
         replace(router, threshold=float(threshold), hopeless=float(low))
         for low in hopeless
@@ -415,9 +415,8 @@ class AskingRouter(ThresholdRouter):
 
     async def chain_scores(self, problem, tree) -> list:  # [step]
         "The scores of all steps of a small chain."
-        states = await self.states(problem, tree)
-        answers = await self.read(problem, tree)
-        return [self.judged(a, s)[0] for a, s in zip(answers, states)]
+        answers = zip(await self.read(problem, tree), await self.states(problem, tree))
+        return [self.judged(answer, state)[0] for answer, state in answers]
 
     async def prepare(self, problem, tree):
         "At threshold 0 every draft is kept."

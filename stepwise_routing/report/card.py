@@ -1,7 +1,22 @@
-"""The model card of a router that is given away.
+"""What a router promises, in words, and the model card of a router that is given away.
 
-Here belongs its text. What an exported folder holds besides is in `own`.
+Here belongs their text. What an exported folder holds besides, and how a router is chosen, is in
+`own`.
 """
+
+import math
+from dataclasses import asdict, dataclass
+
+from ..method.certain import Calibration
+
+CLASSES = dict(  # of routers, from the simplest to the largest
+    score_prob='a threshold on score_prob',
+    score_logit='a threshold on score_logit',
+    paper="a policy on the paper's features",
+    full='a policy on all features',
+)
+LARGE_ALONE = 'large alone'
+HARDLY = 0.9  # share of the large model's cost; above, a router is hardly worth its trouble
 
 CARD = """# A router: {small} hands over to {large}
 
@@ -9,12 +24,16 @@ CARD = """# A router: {small} hands over to {large}
 |---|---|
 {weights}
 
+**Router.** {router}.
+
 **Data.** {n_train} training and {n} calibration problems; none of them is in here. Chains have
 at most {max_steps} steps.
 
-**Promise.** {promise}, alpha = {alpha:g}. On the {n} calibration problems, kappa = {kappa:.4g}:
-accuracy {accuracy:.1%} (the large model alone: {large_accuracy:.1%}), misses {miss:.1%} (bound for
-new ones: {bound:.1%}), cost {cost:.1%} of the large model's. Target met: {met}.
+**Promise.** Target `{target}`, alpha = {alpha:g}. {promise}
+
+**Measured.** On the {n} calibration problems, kappa = {kappa:.4g}: accuracy {accuracy:.1%} (the
+large model alone: {large_accuracy:.1%}), misses {miss:.1%} (bound for new ones: {bound:.1%}), cost
+{cost:.1%} of the large model's. Target met: {met}.
 
 **Licence.** Of the router: {licence}. The models have licences of their own.
 
@@ -28,10 +47,122 @@ route('this-folder', 'What is 7 times 8?', models=['SMALL', 'LARGE'])
 ```
 """
 PROMISES = dict(
-    accuracy='At most alpha less accuracy than the large model, '
-    'measured on the calibration problems',
-    miss='The large model right and the router wrong on at most a share alpha of new problems',
+    certain='We are 90 % sure: on questions like the {n} calibration questions, the accuracy is at most {points:g} '
+    "points below the large model's alone. So of 100 questions, on average at most {points:g} "
+    'fewer are right. The 90 % is for one router; that the cheapest of several was taken on the '
+    'same questions is not counted in it.',
+    accuracy='On the {n} calibration questions, the accuracy is at most {points:g} points below the large '
+    "model's alone. Nothing is promised for new questions.",
+    miss='On questions like the {n} calibration questions, on average at most {points:g} of 100 are right with the '
+    'large model and wrong with the router. That is proven where misses never fall from one '
+    'threshold to the next, cheaper one.',
 )
+ALONE = 'The large model answers everything, so nothing is lost against it and nothing is saved.'
+
+
+def promise(
+    calibration: dict,  # fields of a `Calibration`
+) -> str:
+    "What a calibrated router promises, in words."
+    if calibration['kappa'] < 0:
+        return ALONE
+    text = PROMISES[calibration['target']]
+    return text.format(n=calibration['n'], points=100 * calibration['alpha'])
+
+
+def router_words(
+    model_class: str,  # one of `CLASSES`, or `LARGE_ALONE`
+) -> str:
+    "What a router is, in words."
+    if model_class == LARGE_ALONE:
+        return 'The large model alone: no router saved cost and kept the promise'
+    words = CLASSES[model_class]
+    return words[0].upper() + words[1:]
+
+
+def percent(share: float) -> str:
+    return f'{100 * share:.1f} %'
+
+
+@dataclass(frozen=True)
+class Choice:
+    "The router that a target leads to, and why. `print` says it in words."
+
+    model_class: str  # one of `CLASSES`, or `LARGE_ALONE`
+    seed: int  # of the policy
+    calibration: Calibration  # kappa, is the target met, and the shares on these problems
+    costs: dict  # class -> share of the large model's cost; None: its target is not met
+    needed: int | None = None  # calibration problems that would do, where nothing saves
+    share: float = 0.4  # of all problems that is set aside for calibration
+
+    @property
+    def reason(self) -> str:
+        "Why this class was taken."
+        if self.model_class != LARGE_ALONE:
+            return 'It is the simplest class that costs at most 5 % more than the cheapest one.'
+        said = f'On {self.calibration.n} calibration problems, no router saves cost and keeps the'
+        if self.needed is None:
+            return f'{said} promise; a larger alpha may help.'
+        problems = math.ceil(self.needed / self.share)
+        return (
+            f'{said} promise; about {self.needed} of them would do (collect {problems} problems), '
+            'or a larger alpha.'
+        )
+
+    @property
+    def notes(self) -> list:
+        "What should not be overlooked."
+        cost = self.calibration.cost
+        if HARDLY < cost < 1:
+            saved = percent(1 - cost)
+            return [f"Note: this router saves only {saved} of the large model's cost."]
+        return []
+
+    def row(self) -> dict:
+        "A row of a curve over alpha."
+        result = self.calibration
+        return {
+            'alpha': result.alpha,
+            'class': self.model_class,
+            'cost': result.cost,
+            'accuracy': result.accuracy,
+            'large': result.large,
+            'n': result.n,
+            'needed': self.needed,
+        }
+
+    def class_line(self, name) -> str:
+        "What a class costs."
+        cost = self.costs[name]
+        if cost is None:
+            return f'  {CLASSES[name]}: left out, its bound is not met'
+        return f'  {CLASSES[name]}: {percent(cost)}'
+
+    def __str__(self):
+        result = self.calibration
+        right, large = percent(result.accuracy), percent(result.large)
+        lines = [
+            f'{router_words(self.model_class)} (kappa = {result.kappa:.4g}).',
+            self.reason,
+            "Share of the large model's cost on the calibration problems:",
+            *[self.class_line(name) for name in self.costs],
+            f'Right there: {right}; the large model alone: {large}.',
+            f'Promise: {promise(asdict(result))}',
+            *self.notes,
+        ]
+        return '\n'.join(lines)
+
+
+def curve_words(
+    choices,  # of several alphas on the same problems
+) -> str:
+    "What the problems at hand can promise, in a line."
+    n = choices[0].calibration.n
+    possible = [c.calibration.alpha for c in choices if c.model_class != LARGE_ALONE]
+    if not possible:
+        return f'On {n} calibration problems, no router saves cost at any of these alphas.'
+    least = min(possible)
+    return f'On {n} calibration problems, {least:g} is the least alpha here that saves cost.'
 
 
 def router_card(
@@ -39,6 +170,7 @@ def router_card(
     weights,  # hash of the weights of each; None: not known
     n_train: int,  # training problems
     max_steps: int,  # steps of a chain at most
+    model_class: str,  # see `router_words`
     calibration: dict,  # fields of a `Calibration`
     licence: str,  # of the router
 ) -> str:
@@ -51,9 +183,10 @@ def router_card(
         small=small,
         large=large,
         weights='\n'.join(rows),
+        router=router_words(model_class),
         n_train=n_train,
         max_steps=max_steps,
-        promise=PROMISES[calibration['target']],
+        promise=promise(calibration),
         licence=licence,
         large_accuracy=large_accuracy,
         **numbers,

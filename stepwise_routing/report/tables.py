@@ -81,23 +81,24 @@ def details(
 
 
 METHOD_NOTES = """
-Shares are fractions, *cost* is in {unit}; *large_share*: of the steps, by the large model; *ac*: accuracy per cost. The
-*threshold* of ours is alpha, of which *kappa* follows: the mean over the training seeds, and the least and the
-largest. Every setting is the cheapest one that loses at most {points} to
-the large model on the calibration problems; *large only*: nothing cheaper did. *Bare threshold*: on the mean top logit
-or the least sure token's probability of the last step, in its own units. *STEER (rest)* hands everything after the
-first unsure step to the large model; *STEER (next)* decides about every step anew. *Regenerate* writes the unsure step
-again instead of going on after it. *SpecReason* has the large model grade every step of the small one with a digit, the
-likeliest (*greedy*) or the mean over all ten (*expected*), and write it again where the grade is low; *RSD* the same by
-a process reward model, which is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns from those rewards; *GlimpRouter* looks
-at the first token of a step. *Two numbers* is a bare threshold that gives a chain up for good where the first step is
-below a second number. The *threshold* of TRIM-Agg and of two numbers is the number of a setting. *Random* escalates by chance; the *oracle* sees the answers, *Knows the steps* the first
-wrong step: both are no methods. *Coverage* is one minus the share of problems that only the large model alone gets
-right, in the draw that methods share. A *miss* is counted against independent draws of it, its *excess* is over the
-misses of the large model itself. *Ours* is the policy of chapter 03 on the paper's observation, *(full)* one that also
-sees the score from token probabilities, *(probability)* and *(logit)* see one score alone; *(nested)* is the simplest
-of these classes that is nearly the cheapest on calibration. *(online kappa)* keeps the threshold of training, *(bound)* bounds the misses,
-*(per step)* decides about every step anew. A row of ours is the mean over the training seeds, problem by problem.
+Shares are fractions, *cost* is in {unit}; *large_share*: of the steps, by the large model; *ac*: accuracy per cost.
+The *threshold* of ours is alpha, of which *kappa* follows: the mean over the training seeds, and the least and the
+largest. Every setting is the cheapest one that loses at most {points} to the large model on the calibration problems;
+*large only*: nothing cheaper did. *Bare threshold*: on the mean top logit or the least sure token's probability of
+the last step, in its own units. *STEER (rest)* hands everything after the first unsure step to the large model;
+*STEER (next)* decides about every step anew. *Regenerate* writes the unsure step again instead of going on after it.
+*SpecReason* has the large model grade every step of the small one with a digit, the likeliest (*greedy*) or the mean
+over all ten (*expected*), and write it again where the grade is low; *RSD* the same by a process reward model, which
+is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns from those rewards; *GlimpRouter* looks at the first token of a step.
+*Two numbers* is a bare threshold that gives a chain up for good where the first step is below a second number. The
+*threshold* of TRIM-Agg and of two numbers is the number of a setting. *Random* escalates by chance; the *oracle* sees
+the answers, *Knows the steps* the first wrong step: both are no methods. *Coverage* is one minus the share of
+problems that only the large model alone gets right, in the draw that methods share. A *miss* is counted against
+independent draws of it, its *excess* is over the misses of the large model itself. *Ours* is the policy of chapter 03
+on the paper's observation, *(full)* one that also sees the score from token probabilities, *(probability)* and
+*(logit)* see one score alone; *(nested)* is the simplest of these classes that is nearly the cheapest on calibration.
+*(online kappa)* keeps the threshold of training, *(bound)* bounds the misses, *(per step)* decides about every step
+anew. A row of ours is the mean over the training seeds, problem by problem.
 """
 
 NOTES = dict(
@@ -143,9 +144,9 @@ def ablation_markdown(
 
 
 CLASS_NOTES = """
-Cost at the chosen settings on the calibration problems, in % of the large model's. Each class sees what the one before
-sees, or another score. **Bold**: the simplest class that is at most {nearly:.0f} % dearer than the cheapest one. It is the
-row *{name}*.
+Cost at the chosen settings on the calibration problems, in % of the large model's. *Ours* sees the features of the
+paper, the mean top logit among them, *Ours (full)* all features. **Bold**: the simplest class that is at most
+{nearly:.0f} % dearer than the cheapest one. It is the row *{name}*.
 """
 
 

@@ -1,4 +1,4 @@
-"""Draws recorded problems again, to see whether the models still write the same: `python -m recorded_pair.again --help`.
+"""Draws recorded problems again, to see whether models still write the same: `python -m recorded_pair.again --help`.
 
 With the seeds of the recording, a server on another machine (or with other requests beside these) may round
 differently, so texts may differ; how often a model is right may differ by chance alone.

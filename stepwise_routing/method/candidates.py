@@ -1,0 +1,175 @@
+"""The candidates among which a router is chosen: nested classes, and what each comes to.
+
+Here belongs what one candidate is, costs and can promise. Which candidate is taken, and where
+candidates are kept, is in `own`.
+"""
+
+import json
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .certain import FEW, Calibration, is_safe, problems_needed
+from .cpo import TableEnv
+from .policy import (
+    ESCALATE,
+    LARGE_ONLY,
+    PAPER_FEATURES,
+    RoutingPolicy,
+    covered,
+    save_policy,
+    threshold_policy,
+)
+from .training import calibrate, candidate_thresholds, lost_at, threshold_path
+
+WORTH = 0.1  # share of the large model's cost that a router should save
+
+
+def nested_classes(
+    features,  # that the models' interfaces give, in the order of `FULL_FEATURES`
+) -> dict:  # class -> its features, the simplest class first
+    "A threshold on each score, a policy on the paper's features, a policy on all features."
+    scores = [name for name in ('score_prob', 'score_logit') if name in features]
+    classes = {name: (name,) for name in scores}
+    paper = tuple(name for name in features if name in PAPER_FEATURES)
+    if scores == ['score_prob']:  # an API gives one score; it takes the place of the other
+        paper = tuple(features)
+    classes['paper'] = paper
+    if paper != tuple(features):
+        classes['full'] = tuple(features)
+    return classes
+
+
+def save_threshold(
+    env: TableEnv,  # of training problems and a single feature
+    folder,  # where the policy goes
+    key: str,  # what identifies it
+    unit: str,  # of cost
+) -> None:
+    "A bare threshold as a candidate: nothing to train, and kappa is chosen in calibration."
+    config = Path(folder) / 'config.json'
+    if config.is_file() and json.loads(config.read_text('utf-8')).get('key') == key:
+        return
+    facts = dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env), seed=0)
+    save_policy(folder, threshold_policy(env.scaler), 0.5, key=key, unit=unit, **facts)
+
+
+class HeldOut(TableEnv):
+    "Calibration problems of one policy: its network runs once, not anew for every threshold."
+
+    def __init__(self, policy: RoutingPolicy, *table_and_options):
+        import torch
+
+        super().__init__(*table_and_options)
+        self.policy = policy
+        with torch.no_grad():
+            self.chances = policy(self.x[self.inside])[..., ESCALATE].exp()
+
+    def deploy(self, policy, kappa, rows=None, pi=None):
+        "As that of `TableEnv`."
+        if policy is self.policy and rows is None:
+            pi = self.chances
+        return super().deploy(policy, kappa, rows, pi)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    "A trained router, with its problems."
+
+    model_class: str  # a key of `nested_classes`
+    seed: int
+    policy: RoutingPolicy
+    training: TableEnv  # training problems
+    held_out: HeldOut  # calibration problems
+
+
+def calibrated(candidate: Candidate, target: str, alpha: float) -> Calibration:
+    "The threshold of a candidate. A bound that is not met says so in the result alone."
+    path = None
+    if target == 'miss':
+        path = threshold_path(candidate.policy, candidate.training)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return calibrate(candidate.policy, candidate.held_out, target, alpha, path)
+
+
+def large_alone(
+    env: TableEnv,  # calibration problems
+    target: str,
+    alpha: float,
+) -> Calibration:
+    "What the large model alone comes to."
+    n = len(env)
+    large = float(env.large_right.mean())
+    miss = float((1 - covered(env.large_right, env.large_again)).mean())
+    bound = (n * miss + 1) / (n + 1)
+    is_met = target != 'miss' or bound <= alpha + 1e-12
+    return Calibration(LARGE_ONLY, target, alpha, is_met, n, large, large, miss, bound, 1.0)
+
+
+def problems_for_bound(
+    alpha: float,  # misses that are allowed
+) -> int:
+    "Calibration problems below which no bound on misses is as low as alpha."
+    return math.ceil(1 / alpha - 1 - 1e-9)
+
+
+def check_enough(
+    folder,  # for the message
+    n: int,  # calibration problems
+    target: str,
+    alpha: float,
+) -> None:
+    "ValueError: a bound on misses cannot be as low as alpha on so few problems."
+    if target != 'miss' or not 0 < alpha < 1:
+        return
+    needed = problems_for_bound(alpha)
+    if n < needed:
+        raise ValueError(
+            f'{folder}: {n} calibration problems are too few for {alpha:.4g}, which takes '
+            f'at least {needed}; collect more problems, or allow more'
+        )
+
+
+def problems_for(
+    candidate: Candidate,
+    alpha: float,  # accuracy that may be lost
+) -> int | None:  # None: no number would do
+    """How many calibration problems let a candidate save a tenth of the cost, about.
+
+    The first threshold, from safe to cheap, that saves so much is asked how often it differs from
+    the large model, and what it loses.
+    """
+    env = candidate.held_out
+    kappas = candidate_thresholds(candidate.policy, env)
+    is_worth = env.risk_curve(candidate.policy, kappas)['cost'] <= 1 - WORTH
+    if not is_worth.any():
+        return None
+    loss = lost_at(candidate.policy, env, kappas[is_worth.argmax()])
+    mean = max(float(loss.mean()), 0.0)
+    if mean >= alpha:
+        return None
+    n = len(env)
+    differ = max(float((loss != 0).mean()), 1 / n)
+    needed = problems_needed(alpha, differ, mean)
+    if needed > n and is_safe(np.zeros(needed), alpha):
+        return needed
+    return FEW if n < FEW else 2 * n  # the exact test of few problems asks for more; or bad luck
+
+
+def problems_for_any(
+    candidates,
+    target: str,
+    alpha: float,
+) -> int | None:  # None: not known, or no number would do
+    "How many calibration problems would do, where those at hand do not."
+    if target == 'miss':
+        needed = problems_for_bound(alpha)
+        return needed if needed > len(candidates[0].held_out) else None
+    if target == 'accuracy':
+        return None
+    numbers = [problems_for(candidate, alpha) for candidate in candidates]
+    return min((n for n in numbers if n is not None), default=None)
