@@ -361,7 +361,7 @@ def threshold_path(policy, env):  # training problems -> [threshold]
     return kappas[undominated(curve['miss'], curve['cost'])]
 
 # %% ../../nbs/03b_training.ipynb #sweep-thresholds
-def sweep_thresholds(policy, env, n=20):  # -> [n + 2], falling
+def sweep_thresholds(policy, env, n=40):  # -> [n + 2], falling
     "Thresholds at which 0, 1/n, ..., 1 of the small chains escalate at some step, or nearly; at last, all at once."
     highest = env.highest(policy)
     values = np.unique(highest.round(12))
