@@ -327,7 +327,8 @@ def test_classes_follow_from_what_the_interfaces_give():
     assert list(every) == list(CLASSES) and every['paper'] == ('score_logit', 'index', 'length', 'final')
     assert nested_classes(('score_prob', 'index', 'length', 'final')) == dict(
         score_prob=('score_prob',), paper=('score_prob', 'index', 'length', 'final'))
-    assert nested_classes(('score_logit', 'index')) == dict(score_logit=('score_logit',), paper=('score_logit', 'index'))
+    assert nested_classes(('score_logit', 'index')) == dict(
+        score_logit=('score_logit',), paper=('score_logit', 'index'))
     assert nested_classes(('index', 'length')) == dict(paper=('index', 'length'))
 
 # --- what goes wrong
