@@ -31,6 +31,7 @@ from stepwise_routing.method.comparison import (
     at_kappa,
     at_sweep,
     at_thresholds,
+    certain_and_cheap,
     grid_rows,
     grid_search,
     method_rows,
@@ -41,6 +42,7 @@ from stepwise_routing.method.comparison import (
     seed_rows,
     walk_methods,
 )
+from stepwise_routing.method.certain import certain_setting, problems_needed
 from stepwise_routing.method.outcomes import (
     cheapest_within,
     check_problems,
@@ -616,7 +618,7 @@ def test_a_case_gathers_its_rows(tmp_path):
     assert {(g.threshold, g.on_escalate == 'append') for g in case.grids[grids:]} == {(.02, True), (.02, False)}
     save_case(s, case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
-    parts = 'ablations', 'classes', 'grid', 'kappas', 'policies'
+    parts = 'ablations', 'certain', 'classes', 'grid', 'kappas', 'policies'
     assert files == [*(f'toy-{part}.csv' for part in parts), 'toy.csv']
     columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
     assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 4
@@ -636,6 +638,30 @@ def test_the_simplest_class_that_is_nearly_the_cheapest_is_a_row():
         assert row == same and len(row) == 200
         grids = {g.method: g for g in case.grids}
         assert grids['Ours (nested)'] == grids[taken]._replace(method='Ours (nested)')
+
+def test_a_certain_setting_is_the_last_of_a_walk_and_saves():
+    loss = np.zeros((4, 1000)); loss[2, :10] = 1; loss[3, :40] = 1
+    assert certain_and_cheap(loss, [1.1, .8, .5, .3], .02) == (2, None), '1 % lost for sure, 4 % not'
+    assert certain_and_cheap(loss[[0, 3, 1]], [1.1, .8, .5], .02)[0] is None, 'the first that is certain saves nothing'
+    assert certain_and_cheap(loss[:, :20], [1.1, .8, .5, .3], .02) == (None, problems_needed(.02, .05)), 'too few'
+    assert certain_and_cheap(loss[:1], [.95], .02) == (0, None)
+    assert certain_and_cheap(loss[3:], [.5], .02) == (None, None), 'it loses more than alpha: no number would do'
+
+def test_certain_settings_are_rows_on_test():
+    tables = {split: toy_table(n, split) for split, n in (('train', 100), ('calibration', 400), ('test', 50))}
+    case = Case('open', 'toy', tables, [], alpha=.1)
+    case.rows, case.grids = replay_methods(**tables, alpha=.1)
+    for grid in case.grids:
+        thresholds = {row[3] for row in case.rows if row[1:3] == (grid.method, grid.on_escalate)}
+        assert grid.certain == LARGE or grid.certain in thresholds
+    bare = next(g for g in case.grids if g.method == 'Bare threshold (logit)')
+    alone = replace(toy_bare, on_escalate=bare.on_escalate)
+    losses_at = [tables['calibration'].large_share - replay(alone.at(x), tables['calibration'])['correct']
+                 for x in sorted(bare.thresholds[:-1], reverse=True)]
+    last = certain_setting(losses_at, .1)
+    assert last is not None and bare.certain == sorted(bare.thresholds[:-1], reverse=True)[last]
+
+toy_bare = ScoreRouter('score_logit')
 
 def test_two_numbers_give_up_for_good():
     table = toy_table(100, 'calibration')

@@ -277,7 +277,7 @@ def test_marker_and_line_are_one_thing(with_ours):
     for (method, _), points in part.results.groupby(['method', 'on_escalate']):
         sweep, own = sweep_points(points), method.startswith('Ours') and (points['chosen'] == 0).any()
         assert len(sweep) == len(points) - own and (sweep['chosen'].sum() == 0) == own
-    rows = part.singles.query('method == "Ours"').groupby('seed')['correct'].mean()
+    rows = part.singles.query('method == "Ours" and on_escalate == "append"').groupby('seed')['correct'].mean()
     dots = seed_points(part).query('method == "Ours" and on_escalate == "append"')
     assert np.allclose(dots['accuracy'], rows)
     mean = part.results.query('method == "Ours" and chosen == 1').iloc[0]
@@ -328,7 +328,7 @@ def test_the_committed_figures_come_from_the_committed_tables(tables, figures, t
     assert [n for n in sorted(names) if (figures/n).read_bytes() != (tmp_path/n).read_bytes()] == []
     used = [tables/f'{stem}{end}.csv' for stem in ('evaluation', 'frontiers', 'seeds') for end in ('', '_api')]
     used += [tables/'training.csv', tables/'policy.csv']
-    assert sum(p.stat().st_size for p in used if p.is_file()) < 1e6
+    assert sum(p.stat().st_size for p in used if p.is_file()) < 1.5e6
 
 def test_type_is_embedded_in_pdf_figures():
     for path in sorted((ROOT/'figures').rglob('*.pdf')):

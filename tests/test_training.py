@@ -252,7 +252,7 @@ def test_a_policy_is_saved_once_with_its_operating_points(tmp_path):
     assert (config['calibration'], config['bounded']) == (asdict(own), asdict(bounded))
     assert [config[k] for k in ('kappa', 'online', 'bound', 'least')] == [own.kappa, trained.kappa, bounded.kappa,
                                                                           trained.least]
-    assert config['sweep'] == sweep_thresholds(policy, held_out).tolist() and len(config['sweep']) == 22
+    assert config['sweep'] == sweep_thresholds(policy, held_out).tolist() and len(config['sweep']) == 42
     assert fit(env, held_out, tmp_path, s, 0, alpha=.05, key='x') == config
 
 # --- what cannot be kept

@@ -7,8 +7,8 @@ __all__ = ['THRESHOLDS', 'WALKED', 'LARGE', 'WORTH', 'GRID_COLUMNS', 'CERTAIN_CO
            'KAPPA_COLUMNS', 'CLASSES', 'NESTED', 'NEARLY', 'CLASS_COLUMNS', 'LAMBDAS', 'TRIM_KAPPAS',
            'certain_and_cheap', 'by_cost', 'at_thresholds', 'mean_outcome', 'Grid', 'grid_search', 'outcome_rows',
            'grid_rows', 'save_rows', 'method_rows', 'bare_methods', 'two_number_methods', 'replay_methods', 'Walker',
-           'at_sweep', 'kappa_row', 'simplest_class', 'renamed', 'at_kappa', 'seed_rows', 'Case', 'replay_case',
-           'add_trim', 'asked_method', 'walk_methods', 'chosen_frame']
+           'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_kappa', 'seed_rows', 'Case',
+           'replay_case', 'add_trim', 'asked_method', 'walk_methods', 'chosen_frame']
 
 # %% ../../nbs/04b_comparison.ipynb #imports
 import csv
@@ -128,7 +128,7 @@ class Grid(namedtuple('Grid', [*_FIELDS, 'certain', 'needed'])):
     def certain_row(self) -> tuple:  # in the order of `CERTAIN_COLUMNS`
         return (*self[:5], self.certain, self.needed or 0)
 
-    def curve_thresholds(self, n: int = 40) -> list:
+    def curve_thresholds(self, n: int = 20) -> list:
         "Thresholds that no other one beats here, by rising cost, n at most: those that a curve on test shows."
         best = undominated(self.cost[:-1], [-a for a in self.accuracy[:-1]])
         places = np.unique(np.linspace(0, len(best) - 1, n).round().astype(int))
@@ -363,6 +363,12 @@ def simplest_class(costs) -> int:  # cost on calibration of each class, the simp
     return int(is_cheap.argmax())
 
 
+def shown_of_sweep(method) -> list:  # thresholds of `at_sweep`
+    "What a curve of ours shows on test: its own point, every second one of the sweep, and the last one."
+    own, *sweep = method
+    return [own, *sweep[::2], *sweep[-1:]]
+
+
 def renamed(policies, name: str) -> list:  # of `SavedPolicy`s
     "The same policies under the name of another row."
     return [replace(p, router=replace(p.router, name=name)) for p in policies]
@@ -444,7 +450,8 @@ def add_own(self: Case):
             at_sweep(policies, alpha),
             *(at_kappa(policies, which, alpha) for which in others),
         ):
-            self.add(method, self.choose(method, fixed=alpha))
+            grid = self.choose(method, fixed=alpha)
+            self.add(method, grid, shown_thresholds=shown_of_sweep(method))
         if first.name in CLASSES:
             classes[first.router.on_escalate][first.name] = policies
     for on_escalate, of_reading in classes.items():
@@ -464,7 +471,8 @@ def add_nested(self: Case, on_escalate: str, classes: dict):  # name -> `SavedPo
     for i, (name, cost) in enumerate(zip(names, costs)):
         self.classes.append((self.benchmark, on_escalate, name, cost, int(i == taken)))
     method = at_sweep(renamed(classes[names[taken]], NESTED), self.alpha)
-    self.add(method, grids[taken]._replace(method=NESTED))
+    grid = grids[taken]._replace(method=NESTED)
+    self.add(method, grid, shown_thresholds=shown_of_sweep(method))
 
 # %% ../../nbs/04b_comparison.ipynb #replay-case
 def replay_case(case: Case) -> Case:

@@ -265,6 +265,7 @@ class BenchmarkResults:
     means: Means  # of `resampled`
     results: object  # of `evaluate`, `with_calibration`
     classes: object  # of our policies: cost on calibration, and which one was taken
+    certain: object  # of every method: the threshold that is certain on calibration
 
 # %% ../../nbs/05_results.ipynb #results
 @dataclass(frozen=True, eq=False)

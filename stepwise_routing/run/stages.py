@@ -21,10 +21,12 @@ from ..data.recorded import SUFFIX, read_recorded
 from ..data.sources import SPLITS
 from ..method.bounds import knows_steps
 from ..method.comparison import (
+    CERTAIN_COLUMNS,
     CLASS_COLUMNS,
     COLUMNS,
     GRID_COLUMNS,
     KAPPA_COLUMNS,
+    KAPPAS,
     SEED_COLUMNS,
     WALKED,
     Case,
@@ -385,6 +387,8 @@ def save_case(setting: Setting, case: Case) -> None:
     save('-policies', receipts, RECEIPT_COLUMNS)
     save('-kappas', case.kappas, KAPPA_COLUMNS)
     save('-classes', case.classes, CLASS_COLUMNS)
+    certain = [grid.certain_row() for grid in case.grids if grid.method not in KAPPAS.values()]
+    save('-certain', certain, CERTAIN_COLUMNS)
 
 
 def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with nothing but its grids
@@ -451,7 +455,8 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     results = with_calibration(evaluate(means), grid, large_cost)
     results = with_kappas(results, read_csv(file('-kappas'), KAPPA_COLUMNS))
     classes = read_csv(file('-classes'), CLASS_COLUMNS)
-    return BenchmarkResults(table, rows, grid, singles, means, results, classes)
+    certain = read_csv(file('-certain'), CERTAIN_COLUMNS)
+    return BenchmarkResults(table, rows, grid, singles, means, results, classes, certain)
 
 
 def load_results(setting: Setting) -> SettingResults:
