@@ -38,10 +38,12 @@ from stepwise_routing.report.gains import (
     comparisons,
     holm,
     judged,
+    levels_markdown,
     measures,
     metrics,
     metrics_markdown,
     p_value,
+    shares_by_level,
     winnable,
 )
 from stepwise_routing.report.tables import ablation_markdown
@@ -146,6 +148,17 @@ def test_metrics_read_the_rows(with_ours):
     pd.testing.assert_frame_equal(table, metrics(shuffled))
     md = metrics_markdown(table)
     assert '| toy | STEER (rest), regenerate' in md and 'not reached' in md and '∞' not in md
+
+def test_shares_by_level_are_metrics_of_the_problems_of_a_level(with_ours):
+    part = with_ours.parts['toy']
+    assert shares_by_level(part).empty
+    ids = list(part.table.problem_id)
+    alike = shares_by_level(replace(part, levels=dict.fromkeys(ids, 2.)))
+    numbers = ['share', 'share_low', 'share_high', 'n']
+    assert np.allclose(alike[numbers], metrics(part)[numbers]) and set(alike['level']) == {2}
+    two = shares_by_level(replace(part, levels={p: float(i < 20) for i, p in enumerate(ids)}))
+    assert set(zip(two['level'], two['n'])) == {(1, 20), (0, 40)} and len(two) == 2*len(alike)
+    assert '| level 0 (n = 40) Share | level 1 (n = 20) Share |' in levels_markdown(two)
 
 def test_metrics_in_cents_have_their_own_frontiers(cents, flops):
     in_cents, in_flops = (metrics(p).set_index(['method', 'on_escalate'])['share'] for p in (cents, flops))

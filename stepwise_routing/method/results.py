@@ -266,6 +266,7 @@ class BenchmarkResults:
     results: object  # of `evaluate`, `with_calibration`
     classes: object  # of our policies: cost on calibration, and which one was taken
     certain: object  # of every method: the threshold that is certain on calibration
+    levels: dict  # id of a test problem -> its level; empty where levels are not reported
 
 # %% ../../nbs/05_results.ipynb #results
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,14 @@ import numpy as np
 from ..base.tools import one_of, write_file
 from ..method.comparison import NEARLY, NESTED
 from ..method.results import ABLATED, ablation_table, headline, method_label
-from .gains import comparison_markdown, comparisons, metrics, metrics_markdown
+from .gains import (
+    comparison_markdown,
+    comparisons,
+    levels_markdown,
+    metrics,
+    metrics_markdown,
+    shares_by_level,
+)
 from .paper_tables import (
     PAPER_TABLES,
     paper_table,
@@ -239,6 +246,10 @@ def _all_ablations(r):
     return r.whole(ablation_table)
 
 
+def _all_levels(r):
+    return r.whole(shares_by_level)
+
+
 def _all_certain(r):
     return r.whole(certain_rows)
 
@@ -250,6 +261,7 @@ def _all_classes(r):
 REPORTS = {  # stem of the files: rows of `SettingResults`, how they are written, settings
     'metrics': (_all_metrics, metrics_markdown, ('open', 'api')),
     'comparison': (comparisons, comparison_markdown, ('open', 'api')),
+    'levels': (_all_levels, levels_markdown, ('open',)),
     'certain': (_all_certain, certain_markdown, ('open', 'api')),
     'classes': (_all_classes, classes_markdown, ('open', 'api')),
     'ablations': (_all_ablations, ablation_markdown, ('open',)),

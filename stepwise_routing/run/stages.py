@@ -426,6 +426,16 @@ def with_own(read, columns, path, own_path):
     return pd.concat([frame, own], ignore_index=True) if len(own) else frame
 
 
+LEVELLED = ('micro-omni',)  # its levels differ in kind: one is beyond both models
+
+
+def read_levels(setting: Setting, benchmark: str) -> dict:  # id of a test problem -> its level
+    "The levels of a benchmark that is also reported by level; nothing for all others."
+    if benchmark not in LEVELLED:
+        return {}
+    return {p.id: p.difficulty for p in read_problems(setting, benchmark, 'test')}
+
+
 def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     "Everything a setting stored about a benchmark; one line if something is missing or does not belong together."
     table = read_table(setting, benchmark, 'test')
@@ -456,7 +466,8 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     results = with_kappas(results, read_csv(file('-kappas'), KAPPA_COLUMNS))
     classes = read_csv(file('-classes'), CLASS_COLUMNS)
     certain = read_csv(file('-certain'), CERTAIN_COLUMNS)
-    return BenchmarkResults(table, rows, grid, singles, means, results, classes, certain)
+    levels = read_levels(setting, benchmark)
+    return BenchmarkResults(table, rows, grid, singles, means, results, classes, certain, levels)
 
 
 def load_results(setting: Setting) -> SettingResults:

@@ -82,7 +82,7 @@ def settled(rows, name='open', n_boot=50, cost='paper_flops'):
     grid = grid.rename(columns=dict(cost_share='cost')).assign(alpha=.02, large_accuracy=1., unit=cost)
     singles = rows[:0].assign(seed=0)
     results = with_calibration(results, grid, 1.)
-    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, results, pd.DataFrame(), pd.DataFrame())
+    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, results, pd.DataFrame(), pd.DataFrame(), {})
     return SettingResults(name, 'toy', cost, alpha=.02, tables=Path('nowhere/tables'), figures=Path('nowhere/figures'),
                           ablations=True, given_up=0, parts={rows['benchmark'].iloc[0]: part})
 
