@@ -274,7 +274,7 @@ def shares_by_level(
 
 LEVEL_NOTES = """
 Share of the area between chance and hindsight, in % [paired bootstrap 95% interval], on the test problems of each
-level, n of them. On level 6 of micro-omni hindsight wins little, so shares there are vague.
+level, n of them. Level 6 of micro-omni is beyond both models; chapter 05 tells when it was added.
 """
 
 
