@@ -42,7 +42,7 @@ from stepwise_routing.method.comparison import (
     seed_rows,
     walk_methods,
 )
-from stepwise_routing.method.certain import certain_setting, problems_needed
+from stepwise_routing.method.certain import certain_setting, problems_for
 from stepwise_routing.method.outcomes import (
     cheapest_within,
     check_problems,
@@ -643,7 +643,7 @@ def test_a_certain_setting_is_the_last_of_a_walk_and_saves():
     loss = np.zeros((4, 1000)); loss[2, :10] = 1; loss[3, :40] = 1
     assert certain_and_cheap(loss, [1.1, .8, .5, .3], .02) == (2, None), '1 % lost for sure, 4 % not'
     assert certain_and_cheap(loss[[0, 3, 1]], [1.1, .8, .5], .02)[0] is None, 'the first that is certain saves nothing'
-    assert certain_and_cheap(loss[:, :20], [1.1, .8, .5, .3], .02) == (None, problems_needed(.02, .05)), 'too few'
+    assert certain_and_cheap(loss[:, :20], [1.1, .8, .5, .3], .02) == (None, problems_for(loss[1, :20], .02)), 'few'
     assert certain_and_cheap(loss[:1], [.95], .02) == (0, None)
     assert certain_and_cheap(loss[3:], [.5], .02) == (None, None), 'it loses more than alpha: no number would do'
 

@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import norm
 
 from stepwise_routing.method.certain import (
-    FEW, capital, certain_setting, is_safe, losses, normal_bound, problems_needed)
+    FEW, capital, certain_setting, is_safe, losses, normal_bound, problems_for,
+    problems_needed)
 
 @pytest.mark.parametrize('alpha', [.02, .1, .3])
 @pytest.mark.parametrize('n', [1, 4, 9])
@@ -67,3 +68,13 @@ def test_problems_needed_is_the_number_that_finds_a_setting_four_times_in_five()
 
 def test_losses_are_means_over_the_draws():
     assert losses([1, 2/3, 0], [[1, 0, 1], [0, 1, 0]]) == pytest.approx(np.array([[0, 2/3, -1], [1, -1/3, 0]]))
+
+def test_the_number_that_would_do_is_more_than_the_number_that_did_not():
+    "And enough for a loss of nothing, by whichever test decides there."
+    for n in (20, 60, 299, 300, 1000):
+        for differ in (0, 1, n//10):
+            loss = np.zeros(n); loss[:differ] = np.tile([1, -1], n)[:differ]
+            for alpha in (.01, .02, .05):
+                needed = problems_for(loss, alpha)
+                if loss.mean() >= alpha: assert needed is None
+                else: assert needed > n and is_safe(np.zeros(needed), alpha)

@@ -22,7 +22,7 @@ from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.questions import own_problems
-from stepwise_routing.method.candidates import Candidate, HeldOut, nested_classes, problems_for
+from stepwise_routing.method.candidates import Candidate, HeldOut, nested_classes, problems_worth
 from stepwise_routing.method.certain import FEW, TARGETS, Calibration, is_safe
 from stepwise_routing.method.confidence import FEATURES, Scaler
 from stepwise_routing.method.outcomes import toy_table
@@ -311,7 +311,7 @@ def test_so_many_problems_would_do_by_the_test_that_decides(alpha, least):
     table = toy_table(40, 'calibration')
     sure = replace(table, correct=table.correct*0 + 1, large_redraws_right=np.ones((40, 1)))
     env = HeldOut(policy, sure, ('score_logit',), 'regenerate', 'paper_flops', policy.scaler)
-    needed = problems_for(Candidate('score_logit', 0, policy, env, env), alpha)
+    needed = problems_worth(Candidate('score_logit', 0, policy, env, env), alpha)
     assert least <= needed and is_safe(np.zeros(needed), alpha) and not is_safe(np.zeros(40), alpha)
 
 @pytest.mark.parametrize('cost, kappa, is_said', [

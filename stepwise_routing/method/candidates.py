@@ -10,9 +10,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from .certain import FEW, Calibration, is_safe, problems_needed
+from .certain import Calibration, problems_for
+from .comparison import WORTH
 from .cpo import TableEnv
 from .policy import (
     ESCALATE,
@@ -25,7 +24,6 @@ from .policy import (
 )
 from .training import calibrate, candidate_thresholds, lost_at, threshold_path
 
-WORTH = 0.1  # share of the large model's cost that a router should save
 
 
 def nested_classes(
@@ -134,30 +132,20 @@ def check_enough(
         )
 
 
-def problems_for(
+def problems_worth(
     candidate: Candidate,
     alpha: float,  # accuracy that may be lost
 ) -> int | None:  # None: no number would do
     """How many calibration problems let a candidate save a tenth of the cost, about.
 
-    The first threshold, from safe to cheap, that saves so much is asked how often it differs from
-    the large model, and what it loses.
+    The first threshold, from safe to cheap, that saves so much is asked, see `problems_for`.
     """
     env = candidate.held_out
     kappas = candidate_thresholds(candidate.policy, env)
     is_worth = env.risk_curve(candidate.policy, kappas)['cost'] <= 1 - WORTH
     if not is_worth.any():
         return None
-    loss = lost_at(candidate.policy, env, kappas[is_worth.argmax()])
-    mean = max(float(loss.mean()), 0.0)
-    if mean >= alpha:
-        return None
-    n = len(env)
-    differ = max(float((loss != 0).mean()), 1 / n)
-    needed = problems_needed(alpha, differ, mean)
-    if needed > n and is_safe(np.zeros(needed), alpha):
-        return needed
-    return FEW if n < FEW else 2 * n  # the exact test of few problems asks for more; or bad luck
+    return problems_for(lost_at(candidate.policy, env, kappas[is_worth.argmax()]), alpha)
 
 
 def problems_for_any(
@@ -171,5 +159,5 @@ def problems_for_any(
         return needed if needed > len(candidates[0].held_out) else None
     if target == 'accuracy':
         return None
-    numbers = [problems_for(candidate, alpha) for candidate in candidates]
+    numbers = [problems_worth(candidate, alpha) for candidate in candidates]
     return min((n for n in numbers if n is not None), default=None)

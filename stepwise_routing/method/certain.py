@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FEW', 'SHARE_AT_STAKE', 'TARGETS', 'losses', 'quantile', 'normal_bound', 'capital', 'is_safe', 'certain_setting',
-           'problems_needed', 'Calibration']
+           'problems_needed', 'problems_for', 'Calibration']
 
 # %% ../../nbs/02c_certain.ipynb #imports
 import math
@@ -95,6 +95,22 @@ def problems_needed(
         raise ValueError(f'a setting that loses {loss:g} cannot keep a promise of {alpha:g}')
     distances = quantile(1 - delta) + quantile(power)
     return math.ceil(differ * (distances / (alpha - loss)) ** 2)
+
+# %% ../../nbs/02c_certain.ipynb #needed-for
+def problems_for(
+    loss: np.ndarray,  # [problem], of a setting that is not certain yet
+    alpha: float,  # what may be lost
+) -> int | None:  # None: it loses too much, no number will do
+    "About how many calibration problems would make such a setting certain."
+    n = len(loss)
+    mean = max(float(loss.mean()), 0.0)
+    if mean >= alpha:
+        return None
+    differ = max(float((loss != 0).mean()), 1 / n)
+    needed = problems_needed(alpha, differ, mean)
+    if needed > n and is_safe(np.zeros(needed), alpha):
+        return needed
+    return FEW if n < FEW else 2 * n
 
 # %% ../../nbs/02c_certain.ipynb #record
 TARGETS = ('certain', 'accuracy', 'miss')

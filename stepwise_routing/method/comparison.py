@@ -24,7 +24,7 @@ from fastcore.basics import patch
 from ..base.records import READINGS
 from ..base.tools import gather_progress, run_async, write_file
 from .bounds import OracleRouter, cost_matched, oracle_times, random_outcome
-from .certain import certain_setting, losses, problems_needed
+from .certain import certain_setting, losses, problems_for
 from stepwise_routing.method.outcomes import (
     cheapest_within,
     keeps_accuracy,
@@ -67,12 +67,7 @@ def certain_and_cheap(
     if last is not None and shares[last] < 1:
         return last, None
     worth = [i for i, share in enumerate(shares) if share <= 1 - WORTH]
-    if not worth:
-        return None, None
-    lost = max(float(loss[worth[0]].mean()), 0.0)
-    differ = max(float((loss[worth[0]] != 0).mean()), 1 / len(loss[worth[0]]))
-    needed = problems_needed(alpha, differ, lost) if lost < alpha else None
-    return None, needed
+    return None, problems_for(loss[worth[0]], alpha) if worth else None
 
 
 def by_cost(method, table, cost: str, run=replay) -> list:

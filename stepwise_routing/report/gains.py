@@ -228,6 +228,7 @@ of the gap between the two models is closed, as a mean over all costs between th
 large model's cost at which q % of the gap is closed; *QNC*: at which the large model's accuracy is reached. A curve is
 the thresholds that nothing beats on the calibration split, and straight lines between them, from the small model on;
 *not reached*: it ends before. Above 100: dearer than the large model alone. (1): a single point, which says little.
+One row a family; all rows are in the CSV file.
 """
 
 
@@ -274,7 +275,8 @@ def shares_by_level(
 
 LEVEL_NOTES = """
 Share of the area between chance and hindsight, in % [paired bootstrap 95% interval], on the test problems of each
-level, n of them. Level 6 of micro-omni is beyond both models; chapter 05 tells when it was added.
+level, n of them; one row a family, all rows are in the CSV file. Level 6 of micro-omni is beyond both models; chapter
+05 tells when it was added.
 """
 
 

@@ -205,7 +205,7 @@ CERTAIN_NOTES = """
 model's, accuracy against it in points, on test [paired bootstrap 95% intervals]. *Large alone*: no setting is
 certain and cheaper; *would do*: how many calibration problems about, from the formula of chapter 02c, or a dash
 where no number would. *Not certain*: the cost of the setting that Table 1 shows, the cheapest one on
-calibration.
+calibration. One row a family; all rows are in the CSV file.
 """
 
 
@@ -238,8 +238,15 @@ def certain_markdown(
 # ---- what is written, and shown
 
 
+def _with_shown(rows, r):
+    "Rows of a long table; `shown`: those that its text shows, one a family."
+    shown = set(headline(r.results).values()) | {('Knows the steps', 'append')}
+    names = zip(rows['method'], rows['on_escalate']) if len(rows) else ()
+    return rows.assign(shown=[name in shown for name in names])
+
+
 def _all_metrics(r):
-    return r.whole(metrics)
+    return _with_shown(r.whole(metrics), r)
 
 
 def _all_ablations(r):
@@ -247,11 +254,11 @@ def _all_ablations(r):
 
 
 def _all_levels(r):
-    return r.whole(shares_by_level)
+    return _with_shown(r.whole(shares_by_level), r)
 
 
 def _all_certain(r):
-    return r.whole(certain_rows)
+    return _with_shown(r.whole(certain_rows), r)
 
 
 def _all_classes(r):
@@ -288,7 +295,7 @@ def report(
                 '(ablations: profile micro-ablations).'
             )
             continue
-        text = to_text(rows)
+        text = to_text(rows[rows['shown']] if 'shown' in rows else rows)
         save_table(r.tables / f'{stem}{r.suffix}', rows, md=text)
         texts.append(text)
     return Report('\n\n'.join(texts))
