@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.tools import one_of, write_file
 from ..method.comparison import NEARLY, NESTED
-from ..method.results import ABLATED, ablation_table, headline, method_label
+from ..method.results import ABLATED, METHOD_STYLE, ablation_table, headline, method_label
 from .gains import (
     comparison_markdown,
     comparisons,
@@ -239,10 +239,10 @@ def certain_markdown(
 
 
 def _with_shown(rows, r):
-    "Rows of a long table; `shown`: those that its text shows, one a family."
-    shown = set(headline(r.results).values()) | {('Knows the steps', 'append')}
+    "Rows of a long table; `shown`: those that its text shows, one a family, and routers of the user's."
+    families = set(headline(r.results).values()) | {('Knows the steps', 'append')}
     names = zip(rows['method'], rows['on_escalate']) if len(rows) else ()
-    return rows.assign(shown=[name in shown for name in names])
+    return rows.assign(shown=[name in families or name[0] not in METHOD_STYLE for name in names])
 
 
 def _all_metrics(r):
