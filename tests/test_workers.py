@@ -150,7 +150,6 @@ def mortal_models(setting):
     return nullcontext([ToyBackend(0), large])
 
 @pytest.mark.parametrize('first, then', [(2, 3), (3, 1)])
-@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
 def test_a_killed_worker_loses_no_chain_and_none_is_drawn_twice(tmp_path, monkeypatch, first, then):
     monkeypatch.setattr(drawing, 'PART', 4)
     whole, run = drawing_run(tmp_path/'whole', 1, 9), drawing_run(tmp_path, first, 9)

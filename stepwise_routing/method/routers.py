@@ -163,29 +163,23 @@ def chain_thresholds(
 
 # %% ../../nbs/04_baselines.ipynb #two
 @dataclass(frozen=True)
-class TwoNumbers(ThresholdRouter):
-    "Escalates below its threshold, but not where the score of the first step is below `hopeless`."
+class TwoNumbers(ScoreRouter):
+    "A bare threshold, but it never escalates where the score of the first step is below `hopeless`."
 
-    feature: str = 'score_prob'  # one of `FEATURES`, the lower the less confident
-    on_escalate: str = 'append'
-    threshold: float = 0.5
+    feature: str = 'score_prob'
     hopeless: float = -np.inf
 
     @property
-    def bare(self):
-        return ScoreRouter(self.feature, self.on_escalate, self.threshold)
-
-    @property
     def name(self):
-        return self.bare.name.replace('Bare threshold', 'Two numbers')
+        return super().name.replace('Bare threshold', 'Two numbers')
 
     def score(self, states):
         first = [replace(state, steps=state.steps[:1], path=state.path[:1]) for state in states]
-        is_hopeless = self.bare.score(first) < self.hopeless
-        return np.where(is_hopeless, np.inf, self.bare.score(states))
+        is_hopeless = super().score(first) < self.hopeless
+        return np.where(is_hopeless, np.inf, super().score(states))
 
     def table_score(self, table):
-        scores = self.bare.table_score(table)
+        scores = super().table_score(table)
         given_up = table.inside & (scores[:, :1] < self.hopeless)
         return np.where(given_up, np.inf, scores)
 
@@ -197,8 +191,9 @@ def two_number_settings(
     n_hopeless: int = 10,  # shares of the chains that are given up: 0, 1/n_hopeless, ..., but not all
 ) -> list:  # of `TwoNumbers`
     "The router at every pair of numbers worth trying; thresholds fall behind each number of `hopeless`."
-    thresholds = score_thresholds(router.bare, table, n)
-    first = router.bare.table_score(table)[:, 0]
+    bare = replace(router, hopeless=-np.inf)
+    thresholds = score_thresholds(bare, table, n)
+    first = bare.table_score(table)[:, 0]
     lows = np.nanquantile(first, np.arange(1, n_hopeless) / n_hopeless)
     hopeless = [-np.inf, *np.unique(lows)]
     return [
