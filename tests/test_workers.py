@@ -83,7 +83,10 @@ def stored(run):
     out = []
     for s in run.settings:
         for b in filter(lambda b: s.files.rollouts(b).exists(), s.benchmarks):
-            with RolloutStore(s.files.rollouts(b)) as store: out.append((store.settings, edges(store)))
+            try:
+                with RolloutStore(s.files.rollouts(b)) as store: out.append((store.settings, edges(store)))
+            except ValueError as e: # a process that was killed before it had written the settings
+                assert 'is empty' in str(e)
     return out
 
 def test_draws_do_not_depend_on_the_number_of_workers(tmp_path, monkeypatch):
