@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
+from toy_runs import Coin
 
+from stepwise_routing.base.tools import save_rows
 from stepwise_routing.method.bounds import (
     OracleRouter,
     cost_matched,
@@ -20,6 +22,7 @@ from stepwise_routing.method.bounds import (
     random_frontier,
     random_outcome,
 )
+from stepwise_routing.method.certain import certain_setting, problems_for
 from stepwise_routing.method.comparison import (
     CLASSES,
     COLUMNS,
@@ -38,11 +41,9 @@ from stepwise_routing.method.comparison import (
     outcome_rows,
     replay_case,
     replay_methods,
-    save_rows,
     seed_rows,
     walk_methods,
 )
-from stepwise_routing.method.certain import certain_setting, problems_for
 from stepwise_routing.method.outcomes import (
     cheapest_within,
     check_problems,
@@ -70,7 +71,6 @@ from stepwise_routing.method.routers import (
 from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.run.config import Config, Run
 from stepwise_routing.run.stages import load_policies, open_case, save_case
-from toy_runs import Coin
 
 READINGS, UNITS = ('append', 'regenerate'), ('paper_flops', 'full_flops', 'cents')
 
@@ -619,7 +619,7 @@ def test_a_case_gathers_its_rows(tmp_path):
     save_case(s, case)
     files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
     parts = 'ablations', 'certain', 'classes', 'grid', 'kappas', 'policies'
-    assert files == [*(f'toy-{part}.csv' for part in parts), 'toy.csv']
+    assert files == sorted([*(f'toy-{part}.csv' for part in parts), 'toy-points.npz', 'toy.csv'])
     columns, short, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
     assert isinstance(case, Case) and columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 4
     assert short == 'toy,ablation-short,short,append,0.02,0,0.9,40,0.01,0.9,0.03,0'
@@ -698,7 +698,7 @@ def test_rows_round_trip_and_are_the_same_bytes(tmp_path):
     table = toy_table(20)
     rows = outcome_rows(SmallOnly(), table, random_outcome(table, .37), .37)
     paths = [tmp_path/'a.csv', tmp_path/'b.csv']
-    for p in paths: save_rows(p, rows)
+    for p in paths: save_rows(p, rows, COLUMNS)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert sorted(x.name for x in tmp_path.iterdir()) == ['a.csv', 'b.csv']
     header, *lines = paths[0].read_text().splitlines()

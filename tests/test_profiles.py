@@ -199,7 +199,7 @@ def test_the_open_profile_runs_as_written(ready, profile='open'):
     assert {r['benchmark'] for r in rows} == {'gsm8k', 'math500', 'omnimath'}
     methods = {r['method'].split(' (')[0] for r in rows}
     assert {'Small only', 'Large only', 'STEER', 'SpecReason', 'RSD'} <= methods
-    caption = f'This run, {profile} profile (4 gsm8k, 4 math500, 4 omnimath test problems'
+    caption = f'(4 gsm8k, 4 math500, 4 omnimath test problems'
     assert caption in (tables/'table1.md').read_text()
     assert not (tables/'table2.md').exists()
 

@@ -26,7 +26,7 @@ from toy_runs import (  # fixtures
 from stepwise_routing.base.statistics import resamples
 from stepwise_routing.method.bounds import oracle_frontier, random_frontier, random_outcome
 from stepwise_routing.method.outcomes import take_rows, toy_table
-from stepwise_routing.method.results import ablation_table, with_intervals
+from stepwise_routing.method.results import ablation_table, at_point, with_intervals
 from stepwise_routing.own import Routed
 from stepwise_routing.report.gains import (
     METRICS,
@@ -176,7 +176,8 @@ def two(ours, flops, **others):
         *(line(m, *of) for m, of in others.items())])
 
 def compared(rows, cost='paper_flops', ours=OURS, other=STEER):
-    return compare(means_of(rows, 20, cost=cost), ours, other)
+    means = means_of(rows, 20, cost=cost)
+    return compare(means, at_point(means, {}, 'accuracy'), ours, other)
 
 @pytest.mark.parametrize('ours, flops, equal', [
     ([.75, .75], [2, 2], 2/5), # at .75 STEER costs 5
@@ -246,17 +247,17 @@ def test_comparisons_are_corrected_for_all_of_them():
     pairs = comparisons(r)
     assert pairs[['ours', 'other']].values.tolist() == [
         ['Ours', 'RSD'], ['Ours', 'STEER (rest)'], ['Ours (nested)', 'RSD'], ['Ours (nested)', 'STEER (rest)']]
-    raw = [compare(p.means, (o, 'append'), (m, 'append')) for p in r.parts.values()
+    raw = [compare(p.means, p.at_points['accuracy'], (o, 'append'), (m, 'append')) for p in r.parts.values()
            for o, m in pairs[['ours', 'other']].values]
     assert np.allclose(pairs['p_cost'], holm([row['p_cost'] for row in raw])) and pairs['counted'].all()
     assert pairs['cheaper'].tolist() == [False, True, False, True]
     md = comparison_markdown(pairs)
-    assert 'over the 4 cost tests' in md and md.count('**0.') == pairs['win'].sum()
+    assert ', 4 cost tests' in md and md.count('**0.') == pairs['win'].sum()
     assert '- against STEER (rest): 2 comparisons; ours wins ' in md
 
 def pair(other, ratio, p, low, alone=False):
     return dict(benchmark='toy', ours='Ours', on_escalate='append', other=other, other_on_escalate='append', n=9,
-                large_alone=alone, p_cost=p, accuracy_difference_low=low, accuracy_difference_high=.1,
+                ours_alone=False, large_alone=alone, p_cost=p, accuracy_difference_low=low, accuracy_difference_high=.1,
                 accuracy_difference=low,
                 **{f'{k}{e}': ratio for k in ('cost_ratio', 'equal_ratio') for e in ('', '_low', '_high')})
 
@@ -269,12 +270,12 @@ def test_a_win_is_cheaper_and_keeps_the_accuracy():
 
 def test_the_large_model_is_counted_once_however_many_it_stands_in_for():
     rows = [pair('a', .5, .015, 0, alone=True), pair('b', .6, .03, 0), pair('c', .5, .015, 0, alone=True)]
-    got = judged(pd.DataFrame(rows), .02)
+    got = judged(pd.DataFrame(rows), .02).assign(target='accuracy')
     assert got['counted'].tolist() == [True, True, False]
     assert np.allclose(got['p_cost'], [.03, .03, .03]), 'two tests, not three'
     md = comparison_markdown(got)
     assert 'Large alone (a; c)' in md and 'against the large model alone: 1 comparisons; ours wins 1' in md
-    assert 'the 2 cost tests' in md
+    assert ', 2 cost tests' in md
 
 def test_no_comparisons_without_ours(): assert comparisons(settled(many(**{'STEER (rest)': 5}))).empty
 

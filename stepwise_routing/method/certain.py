@@ -41,21 +41,22 @@ def normal_bound(
 
 
 def capital(
-    loss: np.ndarray,  # [problem], in [-1, 1]
+    loss: np.ndarray,  # [..., problem], in [-1, 1]
     alpha: float,  # the gambler bets that the mean loss is below it
     delta: float = 0.1,  # she stops when her capital is 1/delta; it sets her stakes
-) -> np.ndarray:  # [problem], her capital after each problem; it begins with 1
+) -> np.ndarray:  # [..., problem], her capital after each problem; it begins with 1
     "A fair game if the mean loss is alpha (Waudby-Smith and Ramdas 2023, section 4)."
     outcome = (loss + 1) / 2  # in [0, 1]
     limit = (alpha + 1) / 2
-    n = len(loss)
+    n = loss.shape[-1]
     seen = np.arange(1, n + 1)
-    mean = (0.5 + outcome.cumsum()) / (seen + 1)
-    variance = (0.25 + ((outcome - mean) ** 2).cumsum()) / (seen + 1)
-    variance_before = np.r_[0.25, variance[:-1]]  # a stake knows the past alone
+    mean = (0.5 + outcome.cumsum(-1)) / (seen + 1)
+    variance = (0.25 + ((outcome - mean) ** 2).cumsum(-1)) / (seen + 1)
+    variance_before = np.roll(variance, 1, -1)  # a stake knows the past alone
+    variance_before[..., 0] = 0.25
     stake = np.sqrt(2 * math.log(1 / delta) / (n * variance_before))
     highest_stake = SHARE_AT_STAKE / (1 - limit)
-    return np.cumprod(1 + np.minimum(stake, highest_stake) * (limit - outcome))
+    return np.cumprod(1 + np.minimum(stake, highest_stake) * (limit - outcome), -1)
 
 
 def is_safe(

@@ -6,23 +6,20 @@
 __all__ = ['THRESHOLDS', 'WALKED', 'LARGE', 'WORTH', 'GRID_COLUMNS', 'CERTAIN_COLUMNS', 'COLUMNS', 'SEED_COLUMNS', 'KAPPAS',
            'KAPPA_COLUMNS', 'CLASSES', 'NESTED', 'NEARLY', 'CLASS_COLUMNS', 'LAMBDAS', 'TRIM_KAPPAS',
            'certain_and_cheap', 'by_cost', 'at_thresholds', 'mean_outcome', 'Grid', 'grid_search', 'outcome_rows',
-           'grid_rows', 'save_rows', 'method_rows', 'bare_methods', 'two_number_methods', 'replay_methods', 'Walker',
-           'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_kappa', 'seed_rows', 'Case',
-           'replay_case', 'add_trim', 'asked_method', 'walk_methods', 'chosen_frame']
+           'grid_rows', 'method_rows', 'bare_methods', 'two_number_methods', 'table_methods', 'replay_methods',
+           'Walker', 'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_kappa', 'seed_rows',
+           'Case', 'replay_case', 'add_trim', 'asked_method', 'walk_methods', 'chosen_frame']
 
 # %% ../../nbs/04b_comparison.ipynb #imports
-import csv
-import io
 from collections import namedtuple
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import groupby
 
 import numpy as np
 from fastcore.basics import patch
 
 from ..base.records import READINGS
-from ..base.tools import gather_progress, run_async, write_file
+from ..base.tools import gather_progress, run_async
 from .bounds import OracleRouter, cost_matched, oracle_times, random_outcome
 from .certain import certain_setting, losses, problems_for
 from stepwise_routing.method.outcomes import (
@@ -46,6 +43,7 @@ from stepwise_routing.method.routers import (
     score_thresholds,
     two_number_settings,
 )
+from .uncertainty import CHOICES, Samples, mixed_point, points_of
 from .walks import LargeOnly, SmallOnly
 
 # %% ../../nbs/04b_comparison.ipynb #choose
@@ -107,10 +105,11 @@ CERTAIN_COLUMNS = ('benchmark', 'method', 'on_escalate', 'n', 'alpha', 'threshol
 _FIELDS = [c.replace('threshold', 'thresholds') for c in GRID_COLUMNS]
 
 
-class Grid(namedtuple('Grid', [*_FIELDS, 'certain', 'needed'])):
+class Grid(namedtuple('Grid', [*_FIELDS, 'certain', 'needed', 'order'])):
     """A method on n calibration problems: accuracy and cost (a problem, in FLOPs or US cents) at each of its
     thresholds, the large model alone last, and the index of the chosen one. `certain`: the threshold that is certain
-    to lose at most alpha; `needed`: calibration problems that would do where it is the large model alone, or None."""
+    to lose at most alpha; `needed`: calibration problems that would do where it is the large model alone, or None;
+    `order`: thresholds from safe to cheap."""
 
     @property
     def threshold(self):
@@ -168,6 +167,7 @@ def grid_search(
         cost,
         LARGE if last is None else order[last],
         needed,
+        tuple(order),
     )
 
 # %% ../../nbs/04b_comparison.ipynb #rows
@@ -205,19 +205,6 @@ def grid_rows(grids) -> list:
     return [row for grid in grids for row in grid.rows()]
 
 
-def save_rows(path, rows, columns=COLUMNS):
-    "Write rows under a header as CSV, all at once: floats exactly, whole numbers without a point."
-
-    @cache  # a value is as a rule in many rows
-    def text(x):
-        if isinstance(x, (float, np.floating)) and not float(x).is_integer():
-            return repr(float(x))
-        return str(int(x)) if isinstance(x, (int, float, np.number)) else str(x)
-
-    file = io.StringIO()
-    csv.writer(file, lineterminator='\n').writerows([columns, *(map(text, row) for row in rows)])
-    write_file(path, file.getvalue())
-
 # %% ../../nbs/04b_comparison.ipynb #walk-methods
 def method_rows(method, table, chosen: float, run=replay, shown_thresholds=None) -> list:
     "A method's rows on test problems, at the chosen threshold and those shown (None: all); see `grid_search`."
@@ -251,21 +238,35 @@ def two_number_methods(table) -> list:  # of calibration
     return methods
 
 
+def table_methods(
+    train, calibration, seed: int = 0, cost: str = 'paper_flops'
+) -> list:  # (method, its order from safe to cheap or None) pairs
+    "Every method that outcome tables can replay, policies aside."
+    fitted = fit_steer(train, seed=seed)
+    steers = [replace(fitted, on_escalate=e) for e in READINGS]
+    methods = [at_thresholds(steer, score_thresholds(steer, calibration)) for steer in steers]
+    pairs = [(method, None) for method in methods + bare_methods(calibration)]
+    for method in two_number_methods(calibration):
+        pairs.append((method, by_cost(method, train, cost)))
+    return pairs
+
+
 def replay_methods(
-    train, calibration, test, alpha: float = 0.02, seed: int = 0, cost: str = 'paper_flops'
+    train,
+    calibration,
+    test,
+    alpha: float = 0.02,
+    seed: int = 0,
+    cost: str = 'paper_flops',
+    methods=None,  # of `table_methods`; None: these
 ) -> tuple:
     "Every method that the outcome tables of the three splits can replay, policies aside: (rows on test, `Grid`s)."
     rows = []
     grids = []
-    fitted = fit_steer(train, seed=seed)
     oracles = [OracleRouter(oracle_times(test, e, cost), e) for e in READINGS]
     for router in (SmallOnly(), LargeOnly(), *oracles):
         rows += outcome_rows(router, test, replay(router, test), 0.5)
-    steers = [replace(fitted, on_escalate=e) for e in READINGS]
-    methods = [at_thresholds(steer, score_thresholds(steer, calibration)) for steer in steers]
-    methods = [(method, None) for method in methods + bare_methods(calibration)]
-    methods += [(m, by_cost(m, train, cost)) for m in two_number_methods(calibration)]
-    for method, order in methods:
+    for method, order in methods or table_methods(train, calibration, seed, cost):
         grid = grid_search(method, calibration, alpha, cost, order=order)
         grids.append(grid)
         shown = [*grid.curve_thresholds(), grid.certain]
@@ -399,6 +400,8 @@ class Case:
     singles: list = field(default_factory=list)  # in the order of `SEED_COLUMNS`
     kappas: list = field(default_factory=list)  # in the order of `KAPPA_COLUMNS`
     classes: list = field(default_factory=list)  # in the order of `CLASS_COLUMNS`
+    samples: Samples | None = None  # resamples that choose again; None: there are no points
+    points: list = field(default_factory=list)  # `Point`s
 
 # %% ../../nbs/04b_comparison.ipynb #case-add
 @patch
@@ -408,6 +411,16 @@ def choose(self: Case, method, run=replay, fixed=None, order=None) -> Grid:
         order = sorted({*method} - {fixed}, reverse=True)
     grid = grid_search(method, self.tables['calibration'], self.alpha, self.unit, run, order)
     return grid if fixed is None else grid._replace(chosen=grid.thresholds.index(fixed))
+
+
+@patch
+def add_points(self: Case, method, grid, run=replay, shown=None, fixed=False):
+    "What a method comes to in resamples that choose again, see `points_of`; its cost on calibration there."
+    if self.samples is None:
+        return None
+    points, cost = points_of(method, grid, self.tables, self.samples, run, shown, fixed)
+    self.points += points
+    return cost
 
 
 @patch
@@ -435,22 +448,43 @@ def add_own(self: Case):
     "Our policies that outcome tables replay: rows of their seeds, and grids and rows, but for ablations."
     alpha = self.alpha
     classes = {on_escalate: {} for on_escalate in READINGS}
+    costs = {on_escalate: {} for on_escalate in READINGS}
     for policies in self.variants(walks=False):
         first = policies[0]
         self.singles += seed_rows(policies, self.tables['test'], alpha)
         if first.is_ablation:
             continue
-        others = KAPPAS if first.name == 'Ours (full)' else ()
-        for method in (
-            at_sweep(policies, alpha),
-            *(at_kappa(policies, which, alpha) for which in others),
-        ):
+        on_escalate = first.router.on_escalate
+        method = at_sweep(policies, alpha)
+        grid = self.choose(method, fixed=alpha)
+        self.add(method, grid, shown_thresholds=shown_of_sweep(method))
+        cost = self.add_points(method, grid, fixed=True)
+        for which in KAPPAS if first.name == 'Ours (full)' else ():
+            method = at_kappa(policies, which, alpha)
             grid = self.choose(method, fixed=alpha)
             self.add(method, grid, shown_thresholds=shown_of_sweep(method))
         if first.name in CLASSES:
-            classes[first.router.on_escalate][first.name] = policies
+            classes[on_escalate][first.name] = policies
+            costs[on_escalate][first.name] = cost
     for on_escalate, of_reading in classes.items():
         self.add_nested(on_escalate, of_reading)
+        self.add_nested_points(on_escalate, costs[on_escalate])
+
+
+@patch
+def add_nested_points(self: Case, on_escalate: str, costs: dict):  # name -> of `add_points`
+    "*Ours (nested)* in resamples: each takes the simplest class that is nearly the cheapest there."
+    names = [name for name in CLASSES if name in costs]
+    if len(names) < 2 or self.samples is None:
+        return
+    by_resample = np.array([costs[name] for name in names]).T
+    taken = np.array([simplest_class(row) for row in by_resample])
+    for target in CHOICES:
+        own = {
+            p.method: p for p in self.points if (p.on_escalate, p.target) == (on_escalate, target)
+        }
+        of_classes = [own[name] for name in names]
+        self.points.append(mixed_point(of_classes, taken, NESTED))
 
 
 @patch
@@ -472,15 +506,18 @@ def add_nested(self: Case, on_escalate: str, classes: dict):  # name -> `SavedPo
 # %% ../../nbs/04b_comparison.ipynb #replay-case
 def replay_case(case: Case) -> Case:
     "Add the rows of every absorbing method, off the outcome tables, without any walk."
+    train, calibration = case.tables['train'], case.tables['calibration']
+    methods = table_methods(train, calibration, case.seed, case.unit)
     case.rows, case.grids = replay_methods(
-        **case.tables, alpha=case.alpha, seed=case.seed, cost=case.unit
+        **case.tables, alpha=case.alpha, seed=case.seed, cost=case.unit, methods=methods
     )
+    for (method, _), grid in zip(methods, case.grids):
+        case.add_points(method, grid)
     if 'first_entropy' in case.tables['test'].features:
-        glimpsing = at_thresholds(
-            GlimpRouter(), score_thresholds(GlimpRouter(), case.tables['calibration'])
-        )
+        glimpsing = at_thresholds(GlimpRouter(), score_thresholds(GlimpRouter(), calibration))
         grid = case.choose(glimpsing, glimpse)
         case.add(glimpsing, grid, glimpse, grid.curve_thresholds())
+        case.add_points(glimpsing, grid, glimpse)
     case.add_own()
     return case
 
@@ -508,6 +545,7 @@ def add_trim(case: Case, problems: dict, tree, rsd):  # split -> `Problem`s
             trims[float(len(trims) + 1)] = [policy.at(kappa)]
     grid = case.choose(trims, run, order=by_cost(trims, read['train'], case.unit, run))
     case.add(trims, grid, run, grid.curve_thresholds())
+    case.add_points(trims, grid, run)
 
 # %% ../../nbs/04b_comparison.ipynb #walk-all
 def asked_method(router, problems, tree) -> dict:  # of `at_thresholds`
@@ -538,8 +576,9 @@ def walk_methods(
         if x in thresholds
         for r in routers
     )
-    for (method, _), grid, thresholds in zip(methods, grids, shown):
+    for (method, fixed), grid, thresholds in zip(methods, grids, shown):
         case.add(method, grid, run, thresholds)
+        case.add_points(method, grid, run, thresholds, fixed is not None)
 
 # %% ../../nbs/04b_comparison.ipynb #frames
 def chosen_frame(cases):

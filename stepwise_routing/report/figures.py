@@ -312,7 +312,7 @@ def figure_caption(
         f"Accuracy against cost (share of the large model's, {cost}), {facts['profile']} profile; {drawn}.",
         f'Test problems: {counts}; all methods see the same draws of both models.',
         'Lines: one score or policy at all its thresholds; markers: the threshold chosen on calibration problems; '
-        'light crosses: its paired bootstrap 95% intervals.',
+        'light crosses: its 95% intervals, for which test and calibration problems and seeds are drawn again.',
     ]
     if seeds is not None and any(row['method'].startswith('Ours') for row in rows):
         sentences.append('Ours is the mean over training seeds; small dots: single seeds.')

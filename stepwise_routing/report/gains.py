@@ -15,6 +15,7 @@ from ..base.statistics import resamples
 from ..method.bounds import oracle_frontier, random_frontier
 from ..method.outcomes import take_rows, undominated
 from ..method.results import headline, method_label, method_rank, with_intervals
+from ..method.uncertainty import CHOICES
 from .writer import (
     HUNDREDTHS,
     POINTS,
@@ -327,9 +328,8 @@ def _columns_of(means, method, on_escalate):
     return keys.sort_values('threshold', kind='stable').index.to_numpy()
 
 
-def _chosen_column(means, row):  # (method, on_escalate)
-    columns = _columns_of(means, *row)
-    return columns[means.keys['chosen'][columns] == 1][0]
+def _chosen_column(choice, row):  # `Means` of `at_point`; (method, on_escalate)
+    return _columns_of(choice, *row)[0]
 
 
 def _whole_curve(means, row):
@@ -349,7 +349,8 @@ def _cost_ratio(cost, other_cost):
 
 
 def compare(
-    means,  # `Means` of a benchmark
+    means,  # `Means` of a benchmark, all settings
+    choice,  # `Means` of `at_point`: all methods at the settings that are compared
     ours: tuple,  # (method, on_escalate)
     other: tuple,  # (method, on_escalate)
 ) -> dict:
@@ -358,21 +359,23 @@ def compare(
     `equal_ratio` is the ratio of costs if the other one may take any spot of its sweep that is as
     accurate as ours. ValueError if one of them has no rows.
     """
-    our_column = _chosen_column(means, ours)
-    other_column = _chosen_column(means, other)
-    cost = means.columns['cost'][:, our_column]
-    other_cost = means.columns['cost'][:, other_column]
-    accuracy = means.columns['correct'][:, our_column]
-    difference = accuracy - means.columns['correct'][:, other_column]
+    our_column = _chosen_column(choice, ours)
+    other_column = _chosen_column(choice, other)
+    cost = choice.columns['cost'][:, our_column]
+    other_cost = choice.columns['cost'][:, other_column]
+    accuracy = choice.columns['correct'][:, our_column]
+    difference = accuracy - choice.columns['correct'][:, other_column]
     curve = _whole_curve(means, other)
     reachable = np.minimum(accuracy, curve.accuracy.max(1))
+    threshold = choice.keys['threshold']
     names = dict(
         benchmark=means.keys['benchmark'][0],
         ours=ours[0],
         on_escalate=ours[1],
         other=other[0],
         other_on_escalate=other[1],
-        large_alone=bool(np.isinf(means.keys['threshold'][other_column])),
+        ours_alone=bool(np.isinf(threshold[our_column])),
+        large_alone=bool(np.isinf(threshold[other_column])),
         n=means.counts.shape[1],
     )
     intervals = with_intervals(
@@ -419,11 +422,8 @@ def judged(
     )
 
 
-@cache
-def comparisons(
-    r,  # `SettingResults`
-):  # DataFrame of `judged`, a row per pair and benchmark
-    "Our rows of `headline` against those of the other families."
+def _compared(r, target):  # DataFrame of `judged`, a row per pair and benchmark
+    "Our rows of `headline` against those of the other families, at the settings of a target."
     import pandas as pd
 
     families = headline(r.results)
@@ -431,29 +431,48 @@ def comparisons(
     others = [row for row in families.values() if row not in ours]
     rows = []
     for part in r.parts.values():
-        has_rows = set(zip(part.results['method'], part.results['on_escalate']))
+        choice = part.at_points[target]
+        has_rows = set(zip(choice.keys['method'], choice.keys['on_escalate']))
         for own in ours:
             for other in others:
                 if {own, other} <= has_rows:
-                    rows.append(compare(part.means, own, other))
+                    rows.append(compare(part.means, choice, own, other))
+    # where both are the large model alone, there is nothing to compare
+    rows = [row for row in rows if not (row['ours_alone'] and row['large_alone'])]
     pairs = pd.DataFrame(rows)
-    return pairs if pairs.empty else judged(pairs, r.alpha)
+    return pairs if pairs.empty else judged(pairs, r.alpha).assign(target=target)
 
 
+@cache
+def comparisons(
+    r,  # `SettingResults`
+):  # DataFrame of `judged`, a row per target, pair and benchmark
+    "Ours against the others: at the certain settings, and at the cheapest ones on calibration."
+    import pandas as pd
+
+    tables = [_compared(r, target) for target in CHOICES]
+    return pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+
+
+COMPARISON_HEADINGS = {
+    'certain': '**At the certain settings**',
+    'accuracy': '**At the settings that are cheapest on calibration**',
+}
 COMPARISON_NOTES = """
-Cost of ours / cost of the other, and accuracy of ours - accuracy of the other, in points, each at the setting chosen on
-calibration [paired bootstrap 95% intervals]; p: two-sided, Holm-corrected over the {n} cost tests of this table.
-**Bold**, a win: ours is significantly cheaper (p < .05), and its accuracy is not more than {points} below (the whole
-interval says so). *Large alone*: on calibration no setting of these methods was both accurate enough and cheaper than
-the large model, which stands in for them; ours against it is counted once. *At equal accuracy*: the other may choose
-its spot on the test problems, anywhere on the straight lines along its thresholds and to the two single models (not
-corrected).
+Cost of ours / cost of the other, and accuracy of ours - accuracy of the other, in points, on test [95% intervals:
+test problems, calibration problems with the choice, and training seeds are drawn again]; p: two-sided, Holm-corrected
+over the cost tests of a table. **Bold**, a win: ours is significantly cheaper (p < .05), and its accuracy is not more
+than {points} below (the whole interval says so). *Large alone*: no setting of these methods was both good enough and
+cheaper than the large model, which stands in for them; ours against it is counted once, and not at all where ours is
+the large model alone as well. *At equal accuracy*: the other may choose its spot on the test problems, anywhere on the
+straight lines along its thresholds and to the two single models (not corrected).
 
 """
 
 
 def _our_name(pair):
-    return method_label(pair['ours'], pair['on_escalate'])
+    name = method_label(pair['ours'], pair['on_escalate'])
+    return f'{name}: large alone' if pair['ours_alone'] else name
 
 
 def _other_name(pair):
@@ -489,10 +508,7 @@ def _count_line(name, group):
     )
 
 
-def comparison_markdown(
-    pairs,  # of `comparisons`
-) -> str:
-    "Comparisons as a table with its notes, and how often ours wins."
+def _comparison_part(pairs):  # of one target
     names = dict(Benchmark='benchmark', Ours=_our_name, Against=_against(pairs))
     cells = {
         'Cost ratio': _ratio_cell,
@@ -505,5 +521,15 @@ def comparison_markdown(
         ~counted['large_alone'], 'the large model alone'
     )
     lines = [_count_line(name, group) for name, group in counted.groupby(others, sort=False)]
-    notes = COMPARISON_NOTES.format(n=len(counted), points=in_points(pairs['alpha'].iloc[0]))
-    return markdown(interval_table(counted, names, cells)) + notes + ''.join(lines)
+    heading = f'{COMPARISON_HEADINGS[pairs["target"].iloc[0]]}, {len(counted)} cost tests'
+    table = markdown(interval_table(counted, names, cells))
+    return f'{heading}\n\n{table}\n{"".join(lines)}'
+
+
+def comparison_markdown(
+    pairs,  # of `comparisons`
+) -> str:
+    "Comparisons as tables with their notes, and how often ours wins."
+    parts = [_comparison_part(part) for _, part in pairs.groupby('target', sort=False)]
+    notes = COMPARISON_NOTES.format(points=in_points(pairs['alpha'].iloc[0]))
+    return '\n'.join(parts) + notes

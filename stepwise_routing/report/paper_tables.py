@@ -94,6 +94,14 @@ def paper_rows(
 
 # ---- of this run
 
+CERTAIN_SOURCE = 'this run, certain'
+RUN_SOURCE = 'this run'
+SOURCES = {  # of a row in a table -> which setting it shows
+    CERTAIN_SOURCE: 'at the setting of which we are 90 % sure that it keeps the accuracy',
+    RUN_SOURCE: 'at the setting that is cheapest on calibration, without a promise',
+    'paper': '',
+}
+
 
 def ranked(
     results,  # DataFrame of `evaluate`
@@ -113,13 +121,14 @@ PRINTED_FAMILIES = ('SpecReason', 'RSD', 'STEER', 'Ours', 'Ours, best')
 
 def printed_results(
     r,  # `SettingResults`
-):  # DataFrame of `evaluate`
+    results,  # DataFrame of `evaluate`
+):  # DataFrame
     "The rows that Table 1 or 2 prints: the paper's six, our best, and those of your own methods."
     families = headline(r.results)
     rows = {('Small only', 'append'), ('Large only', 'append')}
     rows |= {row for family, row in families.items() if family in PRINTED_FAMILIES}
-    pairs = zip(r.results['method'], r.results['on_escalate'])
-    return r.results[[pair in rows for pair in pairs]]
+    pairs = zip(results['method'], results['on_escalate'])
+    return results[[pair in rows for pair in pairs]]
 
 
 def billed_as(
@@ -141,23 +150,14 @@ def unit_name(
     return 'US cents' if cost == 'cents' else f'10^{round(np.log10(unit))} FLOPs'
 
 
-def paper_table(
-    results,  # DataFrame of `evaluate` in paper_flops (Table 1) or cents (Table 2), all benchmarks
-    profile: str,  # which run this is, e.g. "micro"
-    large: str = 'micro-large',  # the large model's name in the outcome table
-    pair: str = '',  # the names of both models, where the heading tells them
-):  # DataFrame, one row per source ("this run", "paper"), benchmark and method
-    """Table 1 or 2 at the chosen thresholds, and the paper's printed numbers.
-
-    Accuracy is in %; cost and accuracy per cost are in the paper's units.
-    """
+def _run_rows(results, source, profile, large, pair):
+    "Rows of this run in the form of the paper's."
     import pandas as pd
 
     cost = results['cost_in'].iloc[0]
-    paper = paper_rows(cost)
     rows = ranked(results)
     facts = dict(
-        source='this run',
+        source=source,
         profile=profile,
         benchmark=rows['benchmark'],
         method=rows['method'],
@@ -178,7 +178,28 @@ def paper_table(
     for column, (metric, factor) in metrics.items():
         for end in ('', '_low', '_high'):
             facts[f'{column}{end}'] = rows[f'{metric}{end}'] * factor
-    table = pd.concat([pd.DataFrame(facts), paper], ignore_index=True)
+    return pd.DataFrame(facts)
+
+
+def paper_table(
+    results,  # DataFrame of `evaluate` in paper_flops (Table 1) or cents (Table 2), all benchmarks
+    profile: str,  # which run this is, e.g. "micro"
+    large: str = 'micro-large',  # the large model's name in the outcome table
+    pair: str = '',  # the names of both models, where the heading tells them
+    certain=None,  # DataFrame of `evaluate` at the certain settings; None: they are left out
+):  # DataFrame, one row per source (of `SOURCES`), benchmark and method
+    """Table 1 or 2 at the certain and at the chosen settings, and the paper's printed numbers.
+
+    Accuracy is in %; cost and accuracy per cost are in the paper's units.
+    """
+    import pandas as pd
+
+    paper = paper_rows(results['cost_in'].iloc[0])
+    parts = []
+    if certain is not None:
+        parts.append(_run_rows(certain, CERTAIN_SOURCE, profile, large, pair))
+    parts.append(_run_rows(results, RUN_SOURCE, profile, large, pair))
+    table = pd.concat([*parts, paper], ignore_index=True)
     return table.astype(dict(n='Int64'))
 
 
@@ -195,16 +216,31 @@ def _heading(part):
     counts = ', '.join(f'{n} {benchmark}' for benchmark, n in sizes.items())
     pair = f'{first["pair"]}, ' if 'pair' in part else ''
     heading = (
-        f'This run, {pair}{first["profile"]} profile ({counts} test problems; '
-        f'{unit_name(first["cost_in"], first["unit"])}; [paired bootstrap 95% interval])'
+        f'This run, {pair}{first["profile"]} profile, {SOURCES[first["source"]]} '
+        f'({counts} test problems; {unit_name(first["cost_in"], first["unit"])}; [95% interval])'
     )
     notes = []
+    if np.isinf(part['threshold']).any():
+        notes.append(
+            f'{STANDS_IN} The large model alone: no setting was both good enough and cheaper.'
+        )
     if 'billing' in part:
         notes.append(f'Large model: {first["billing"]}. The small model costs nothing.')
     return heading, notes
 
 
 EXTERNAL_MARKS = {'--': '–', 'no': '✗', 'yes': '✓'}  # does a method need a third model?
+
+
+STANDS_IN = '§'  # after the accuracy of a method for which the large model stands in
+
+
+def _accuracy_cell(row):
+    text = interval('accuracy', PERCENT)(row)
+    if not np.isinf(row['threshold']):
+        return text
+    number, line_break, rest = text.partition('<br>')
+    return f'{number}{STANDS_IN}{line_break}{rest}'
 
 
 def _external_cell(row):
@@ -216,7 +252,7 @@ def _panels(table, external_heading='Ext. models'):
     cost_name = PAPER_TABLES[table['cost_in'].iloc[0]]['cost']
     names = {'Method': 'label', external_heading: _external_cell}
     cells = {
-        'Acc ↑': interval('accuracy', PERCENT),
+        'Acc ↑': _accuracy_cell,
         f'{cost_name} ↓': interval('cost'),
         'A/C ↑': interval('ac'),
     }
@@ -261,7 +297,7 @@ def _tex_panels(table, full):
         return
     legend = 'Ext.: with external models; in bold the best of a group'
     for heading, text, notes in _panels(_without_intervals(table), 'Ext.'):
-        heading = heading.replace('[paired bootstrap 95% interval]', legend)
+        heading = heading.replace('[95% interval]', legend)
         yield heading, r'\small\setlength{\tabcolsep}{2.1pt}%', tabular(text, 'Ext.'), notes
 
 

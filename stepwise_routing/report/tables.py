@@ -10,7 +10,14 @@ import numpy as np
 
 from ..base.tools import one_of, write_file
 from ..method.comparison import NEARLY, NESTED
-from ..method.results import ABLATED, METHOD_STYLE, ablation_table, headline, method_label
+from ..method.results import (
+    ABLATED,
+    METHOD_STYLE,
+    ablation_table,
+    evaluate,
+    headline,
+    method_label,
+)
 from .gains import (
     comparison_markdown,
     comparisons,
@@ -179,32 +186,21 @@ def certain_rows(
     part,  # `BenchmarkResults`
 ):  # DataFrame: a row of `evaluate` per method, at the setting that is certain; `needed`, `point`
     "Every method at the setting that is certain on calibration; `point`: the cost of the chosen one."
-    import pandas as pd
-
-    results = part.results
-    large = results[results['method'] == 'Large only'].iloc[0]
-    rows = []
-    for row in part.certain.to_dict('records'):
-        keys = {key: row[key] for key in ('method', 'on_escalate', 'threshold')}
-        is_own = (results['method'] == keys['method']) & (
-            results['on_escalate'] == keys['on_escalate']
-        )
-        of_method = results[is_own]
-        point = of_method[of_method['chosen'] == 1].iloc[0]
-        found = large
-        if np.isfinite(keys['threshold']):
-            found = of_method[of_method['threshold'] == keys['threshold']].iloc[0]
-        facts = dict(needed=row['needed'], n_calibration=row['n'], alpha=row['alpha'])
-        rows.append(dict(found) | keys | facts | dict(point=point['cost_share']))
-    return pd.DataFrame(rows)
+    names = ['method', 'on_escalate']
+    certain = part.certain.rename(columns=dict(n='n_calibration'))
+    facts = certain[[*names, 'n_calibration', 'alpha', 'needed']]
+    chosen = part.results[part.results['chosen'] == 1]
+    point = chosen[[*names, 'cost_share']].rename(columns=dict(cost_share='point'))
+    rows = evaluate(part.at_points['certain']).merge(facts, on=names)
+    return rows.merge(point, on=names)
 
 
 CERTAIN_NOTES = """
 *Certain*: the last setting, on a walk from safe to cheap, of which we are 90 % sure that it loses at most
 {points} of the large model's accuracy on new problems, by {n} calibration problems. Cost in % of the large
-model's, accuracy against it in points, on test [paired bootstrap 95% intervals]. *Large alone*: no setting is
-certain and cheaper; *would do*: how many calibration problems about, from the formula of chapter 02c, or a dash
-where no number would. *Not certain*: the cost of the setting that Table 1 shows, the cheapest one on
+model's, accuracy against it in points, on test [95% intervals; each resample chooses again]. *Large alone*: no
+setting is certain and cheaper; *would do*: how many calibration problems about, from the formula of chapter 02c,
+or a dash where no number would. *Not certain*: the cost of the cheapest setting that kept the accuracy on
 calibration. One row a family; all rows are in the CSV file.
 """
 
@@ -303,7 +299,10 @@ def report(
 
 def _report_setting(r) -> str:
     "Write Table 1 or 2 and the full table of a setting; the former as Markdown."
-    table = paper_table(printed_results(r), r.profile, r.large, r.pair)
+    certain = r.whole(lambda part: evaluate(part.at_points['certain']))
+    table = paper_table(
+        printed_results(r, r.results), r.profile, r.large, r.pair, printed_results(r, certain)
+    )
     text = to_markdown(table)
     missing = listed(shortfalls(r))
     save_table(r.tables / f'evaluation{r.suffix}', r.results)

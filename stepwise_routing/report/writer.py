@@ -132,6 +132,7 @@ TEX_CHARACTERS = {
     '>': '$>$',
     '†': r'$^\dagger$',
     '‡': r'$^\ddagger$',
+    '§': r'$^\S$',
     '∞': r'$\infty$',
     '–': '--',
     '✗': r'$\times$',

@@ -331,6 +331,10 @@ class Files:
     def methods(self, benchmark: str, part: str = '') -> Path:
         return self.setting.folder / 'methods' / f'{benchmark}{part}.csv'
 
+    def points(self, benchmark: str, part: str = '') -> Path:
+        "What methods come to in resamples that choose again."
+        return self.setting.folder / 'methods' / f'{benchmark}{part}-points.npz'
+
 
 # ---- opening a run
 

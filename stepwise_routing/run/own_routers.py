@@ -4,6 +4,7 @@ Here belongs the one call that does it. How a router is chosen and counted belon
 methods; how tables are written, in `report`.
 """
 
+from ..base.tools import save_rows
 from ..method.comparison import (
     COLUMNS,
     GRID_COLUMNS,
@@ -11,10 +12,10 @@ from ..method.comparison import (
     grid_rows,
     grid_search,
     method_rows,
-    save_rows,
 )
 from ..method.results import read_csv, read_rows
 from ..method.routers import score_thresholds
+from ..method.uncertainty import draw_samples, points_of, read_points, save_points
 from ..report.figures import report_accuracy_cost
 from ..report.tables import report, report_paper
 from .config import Run, Setting
@@ -37,14 +38,18 @@ def check_router(router, taken) -> None:  # (name, reading) pairs of the run's o
         )
 
 
-def rows_of(setting: Setting, benchmark: str, router) -> tuple:  # rows on test problems, `Grid`
+def rows_of(
+    setting: Setting, benchmark: str, router
+) -> tuple:  # rows on test problems, `Grid`, `Point`s
     "A router at all its thresholds; the one that is chosen is chosen on calibration problems."
-    calibration = read_table(setting, benchmark, 'calibration')
-    test = read_table(setting, benchmark, 'test')
+    tables = {split: read_table(setting, benchmark, split) for split in ('calibration', 'test')}
+    calibration, test = tables.values()
     method = at_thresholds(router, score_thresholds(router, calibration))
-    alpha = setting.run.config.policy.alpha
-    grid = grid_search(method, calibration, alpha, setting.unit)
-    return method_rows(method, test, grid.threshold), grid
+    config = setting.run.config
+    grid = grid_search(method, calibration, config.policy.alpha, setting.unit)
+    samples = draw_samples(calibration, test, config.results.n_boot, config.seed)
+    points, _ = points_of(method, grid, tables, samples)
+    return method_rows(method, test, grid.threshold), grid, points
 
 
 def without(frame, router) -> list:  # of tuples
@@ -67,7 +72,7 @@ def add_router(
             files = setting.files
             own = read_rows(files.methods(benchmark))
             check_router(router, set(zip(own['method'], own['on_escalate'])))
-            rows, grid = rows_of(setting, benchmark, router)
+            rows, grid, points = rows_of(setting, benchmark, router)
             earlier = without(read_rows(files.methods(benchmark, '-own')), router)
             earlier_grids = without(
                 read_csv(files.methods(benchmark, '-own-grid'), GRID_COLUMNS), router
@@ -75,6 +80,11 @@ def add_router(
             save_rows(files.methods(benchmark, '-own'), [*earlier, *rows], COLUMNS)
             grids = [*earlier_grids, *grid_rows([grid])]
             save_rows(files.methods(benchmark, '-own-grid'), grids, GRID_COLUMNS)
+            own_points = read_points(
+                files.points(benchmark, '-own'), setting.run.config.results.n_boot
+            )
+            own_points |= {(p.method, p.on_escalate, p.target): p for p in points}
+            save_points(files.points(benchmark, '-own'), own_points.values())
     results = load_run(run)
     report_paper(results)
     report(results, 'metrics')

@@ -13,7 +13,7 @@ import numpy as np
 from ..base.records import READINGS
 from ..base.statistics import resamples
 from ..base.store import RolloutStore, tree_settings
-from ..base.tools import find_project, gather_progress, run_async, write_file
+from ..base.tools import find_project, gather_progress, run_async, save_rows, write_file
 from ..data.agreement import agreement
 from ..data.benchmarks import MICRO, find_benchmark, load_problems, step_limit
 from ..data.grading import is_right
@@ -38,7 +38,6 @@ from ..method.comparison import (
     grid_rows,
     outcome_rows,
     replay_case,
-    save_rows,
     seed_rows,
     walk_methods,
 )
@@ -47,8 +46,9 @@ from ..method.results import (
     RERUN,
     BenchmarkResults,
     SettingResults,
+    at_point,
     cost_unit,
-    evaluate,
+    evaluate_all,
     read_csv,
     read_rows,
     resampled,
@@ -68,6 +68,7 @@ from ..method.routers import (
     score_thresholds,
 )
 from ..method.tree import RoutingTree
+from ..method.uncertainty import CHOICES, draw_samples, read_points, save_points
 from ..models.interface import Reward
 from ..models.model_name import ModelName
 from ..models.names import open_models
@@ -276,6 +277,9 @@ def open_case(setting: Setting, benchmark: str) -> Case:
     "What a comparison on a benchmark needs: its outcome tables, our policies, and the rule of choice."
     tables = {split: read_table(setting, benchmark, split) for split in SPLITS}
     config = setting.run.config
+    samples = draw_samples(
+        tables['calibration'], tables['test'], config.results.n_boot, config.seed
+    )
     return Case(
         setting.name,
         benchmark,
@@ -284,6 +288,7 @@ def open_case(setting: Setting, benchmark: str) -> Case:
         alpha=config.policy.alpha,
         unit=setting.unit,
         seed=config.seed,
+        samples=samples,
     )
 
 
@@ -389,6 +394,7 @@ def save_case(setting: Setting, case: Case) -> None:
     save('-classes', case.classes, CLASS_COLUMNS)
     certain = [grid.certain_row() for grid in case.grids if grid.method not in KAPPAS.values()]
     save('-certain', certain, CERTAIN_COLUMNS)
+    save_points(setting.files.points(case.benchmark), case.points)
 
 
 def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with nothing but its grids
@@ -406,7 +412,8 @@ def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with noth
             for case in cases:
                 walk_case(setting, case, backends, grade, prm)
                 save_case(setting, case)
-        return [replace(case, tables={}, policies=[], rows=[], singles=[]) for case in cases]
+        bare = dict(tables={}, policies=[], rows=[], singles=[], samples=None, points=[])
+        return [replace(case, **bare) for case in cases]
 
     return side_by_side(run, work, 'walks', count_problems)
 
@@ -460,14 +467,26 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
     config = setting.run.config
     counts = resamples(len(table), config.results.n_boot, config.seed)
     means = resampled(rows, counts, cost_unit(table), setting.unit)
+    points = read_points(setting.files.points(benchmark), config.results.n_boot)
+    points |= read_points(setting.files.points(benchmark, '-own'), config.results.n_boot)
+    at_points = {target: at_point(means, points, target) for target in CHOICES}
     calibration = read_table(setting, benchmark, 'calibration')
     large_cost = calibration.large_only()[setting.unit].mean()
-    results = with_calibration(evaluate(means), grid, large_cost)
-    results = with_kappas(results, read_csv(file('-kappas'), KAPPA_COLUMNS))
-    classes = read_csv(file('-classes'), CLASS_COLUMNS)
-    certain = read_csv(file('-certain'), CERTAIN_COLUMNS)
-    levels = read_levels(setting, benchmark)
-    return BenchmarkResults(table, rows, grid, singles, means, results, classes, certain, levels)
+    kappas = read_csv(file('-kappas'), KAPPA_COLUMNS)
+    results = evaluate_all(means, at_points['accuracy'])
+    results = with_kappas(with_calibration(results, grid, large_cost), kappas)
+    return BenchmarkResults(
+        table=table,
+        rows=rows,
+        grid=grid,
+        singles=singles,
+        means=means,
+        at_points=at_points,
+        results=results,
+        classes=read_csv(file('-classes'), CLASS_COLUMNS),
+        certain=read_csv(file('-certain'), CERTAIN_COLUMNS),
+        levels=read_levels(setting, benchmark),
+    )
 
 
 def load_results(setting: Setting) -> SettingResults:

@@ -7,16 +7,18 @@ import pandas as pd
 import pytest
 
 from stepwise_routing.base.statistics import resamples
-from stepwise_routing.method.comparison import COLUMNS, Case, replay_methods
+from stepwise_routing.method.comparison import COLUMNS, Case, replay_methods, table_methods
 from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.method.results import (
     BenchmarkResults,
     SettingResults,
+    at_point,
     evaluate,
     resampled,
     with_calibration,
 )
 from stepwise_routing.method.routers import RandomRouter, SavedPolicy
+from stepwise_routing.method.uncertainty import CHOICES, draw_samples
 from stepwise_routing.run.config import Config, Run, Setting, changed
 from stepwise_routing.run.stages import load_run, save_case
 
@@ -35,8 +37,11 @@ def save_methods(s, cost='paper_flops'):
     "A setting as chapters 02b and 04b leave it, without policies."
     tables = splits()
     for split in ('calibration', 'test'): tables[split].save(s.files.outcomes('toy', split))
-    case = Case(s.name, 'toy', tables, [], unit=cost)
+    samples = draw_samples(tables['calibration'], tables['test'], s.run.config.results.n_boot, s.run.config.seed)
+    case = Case(s.name, 'toy', tables, [], unit=cost, samples=samples)
     case.rows, case.grids = replay_methods(**tables, cost=cost)
+    for (method, _), grid in zip(table_methods(tables['train'], tables['calibration'], cost=cost), case.grids):
+        case.add_points(method, grid)
     save_case(s, case)
     return case
 
@@ -82,7 +87,9 @@ def settled(rows, name='open', n_boot=50, cost='paper_flops'):
     grid = grid.rename(columns=dict(cost_share='cost')).assign(alpha=.02, large_accuracy=1., unit=cost)
     singles = rows[:0].assign(seed=0)
     results = with_calibration(results, grid, 1.)
-    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, results, pd.DataFrame(), pd.DataFrame(), {})
+    at_points = {target: at_point(means, {}, target) for target in CHOICES}
+    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, at_points, results, pd.DataFrame(),
+                            pd.DataFrame(), {})
     return SettingResults(name, 'toy', cost, alpha=.02, tables=Path('nowhere/tables'), figures=Path('nowhere/figures'),
                           ablations=True, given_up=0, parts={rows['benchmark'].iloc[0]: part})
 
