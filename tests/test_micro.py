@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from micro_world import drafts, families as data_families
 from micro_world.programs import solve
-from micro_world.ship import SHIPPED, benchmark_file
+from micro_world.ship import SHIPPED, benchmark_file, drawn_problems
 from slips import corrupt
 
 from stepwise_routing.base.records import extract_boxed
@@ -192,7 +192,7 @@ def test_half_of_micro_omni_is_of_a_level_that_no_model_was_trained_on():
 
 def test_the_package_ships_what_the_generator_draws():
     for b in data_families.FAMILIES:
-        for split in SHIPPED: assert load_problems(b, split, n=30) == drafts.micro_problems(b, split, 30)
+        for split in SHIPPED: assert load_problems(b, split, n=1000) == drawn_problems(b, split)
 
 @pytest.mark.slow
 def test_the_shipped_files_are_made_by_the_lab():

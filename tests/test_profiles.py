@@ -119,7 +119,7 @@ def test_the_small_variant_is_the_open_profile_with_fewer_problems_and_policies(
 def test_the_ablations_have_the_problems_draws_and_policies_of_micro_and_more():
     runs = [read_run(p, project=PROJECT) for p in ('micro', 'micro-ablations')]
     micro, more = (settings_of(run.config) for run in runs)
-    names = 'seeds ablations per_step ablation_seeds most_steps per_step_steps per_step_batch per_step_problems'.split()
+    names = 'seeds ablations per_step ablation_seeds per_step_steps per_step_batch per_step_problems'.split()
     assert {k for k in micro if micro[k] != more[k]} == {'store', *(f'sweep.{k}' for k in names)}
     assert more['sweep.ablations'] and more['sweep.per_step'] and not micro['sweep.ablations']
     jobs = [[(setting.name, job) for setting in run.settings for job in planned(setting)] for run in runs]

@@ -118,6 +118,15 @@ def test_only_what_was_walked_on_test_is_chosen_again():
     points_of(method, grid, tables, draw_samples(tables['calibration'], tables['test'], 40, 0), run, shown)
     assert asked and set(asked) <= set(shown)
 
+def test_where_nothing_was_walked_on_test_the_large_model_stays():
+    tables = tables_of(60)
+    method = at_thresholds(table_methods(tables['train'], tables['calibration'])[0][0])
+    grid = grid_search(method, tables['calibration'])
+    grid = grid._replace(chosen=len(grid.thresholds) - 1, certain=LARGE)
+    points, _ = points_of(method, grid, tables, draw_samples(tables['calibration'], tables['test'], 9, 0), shown=[LARGE])
+    large = tables['test'].large_only()['correct'].mean()
+    assert all(np.isclose(p.columns['correct'][0], large) and p.threshold == LARGE for p in points)
+
 @pytest.fixture(scope='module')
 def case():
     tables = tables_of(70)

@@ -204,7 +204,6 @@ def outcome_rows(router, table, outcome: dict, threshold: float, chosen=True) ->
 def grid_rows(grids) -> list:
     return [row for grid in grids for row in grid.rows()]
 
-
 # %% ../../nbs/04b_comparison.ipynb #walk-methods
 def method_rows(method, table, chosen: float, run=replay, shown_thresholds=None) -> list:
     "A method's rows on test problems, at the chosen threshold and those shown (None: all); see `grid_search`."

@@ -214,6 +214,7 @@ METHOD_STYLE = {  # in the order of tables: colour, marker, label in figures, ex
     'Ours (probability)': (_GREY, 'h', 'ours, probability', 'no', ''),
     'Ours (logit)': (_GREY, 'H', 'ours, logit', 'no', ''),
     'Ours (full)': (_GREY, '|', 'ours (full)', 'no', ''),
+    'Ours (as the paper trains it)': (_GREY, 'v', 'ours, trained as in the paper', 'no', ''),
     'Ours (online kappa)': (_GREY, '1', 'ours, online κ', 'no', ''),
     'Ours (bound)': (_GREY, '2', 'ours, bound', 'no', ''),
     'Ours (per step)': (_GREY, '3', 'ours per step', 'no', ''),

@@ -574,6 +574,7 @@ POLICY_METHODS = {  # variant of chapter 03b -> row of the tables
     'regenerate-logit': 'Ours (logit)',
     'regenerate': 'Ours',
     'regenerate-full': 'Ours (full)',
+    'as_paper': 'Ours (as the paper trains it)',
     'per_step': 'Ours (per step)',
     'per_step-full': 'Ours (per step, full)',
 }

@@ -138,6 +138,11 @@ class Candidates:
     large_cost: np.ndarray  # [problem]
 
 
+def count_seeds(routers: dict) -> int:
+    "How many policies a setting has; 1 where only the large model is left."
+    return len(next(iter(routers.values()), [None]))
+
+
 def candidates_of(
     routers: dict,  # threshold -> the `Router` of each seed
     table,  # `OutcomeTable` of calibration problems
@@ -146,15 +151,17 @@ def candidates_of(
 ) -> Candidates:
     "What all settings of a method come to on calibration problems."
     outcomes = [[run(router, table) for router in each] for each in routers.values()]
+    shape = len(routers), count_seeds(routers), len(table)
 
     def gathered(column):
-        return np.array([[o[column] for o in each] for each in outcomes]).swapaxes(0, 1)
+        values = [[outcome[column] for outcome in each] for each in outcomes]
+        return np.array(values, float).reshape(shape).swapaxes(0, 1)
 
     large = table.large_only()
     return Candidates(
         list(routers),
-        gathered('correct').astype(float),
-        gathered(cost).astype(float),
+        gathered('correct'),
+        gathered(cost),
         table.large_share,
         large['correct'].astype(float),
         large[cost].astype(float),
@@ -249,8 +256,7 @@ def points_of(
     if shown is not None:
         routers = {x: each for x, each in routers.items() if x in shown}
     candidates = candidates_of(routers, tables['calibration'], grid.unit, run)
-    n_seeds = len(next(iter(routers.values())))
-    seed_shares = samples.seeds(n_seeds)
+    seed_shares = samples.seeds(count_seeds(routers))
     order = [x for x in grid.order if x in routers]
     chosen = choices(candidates, samples.calibration, seed_shares, grid.alpha, order, fixed)
     thresholds = [*routers, math.inf]  # the large model alone

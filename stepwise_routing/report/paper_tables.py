@@ -8,6 +8,8 @@ import numpy as np
 
 from ..base.records import PRICES
 from ..base.tools import one_of
+from ..data.benchmarks import MICRO
+from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of
 from ..models.model_name import ModelName
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
@@ -170,6 +172,9 @@ def _run_rows(results, source, profile, large, pair):
     )
     if pair:
         facts['pair'] = pair
+    frozen = read_frozen()
+    if frozen and set(rows['benchmark']) <= set(MICRO):
+        facts['frozen'] = frozen.sentence
     # column here -> column of `evaluate`, factor
     metrics = dict(accuracy=('accuracy', 100), cost=('cost', 1), ac=(PAPER_TABLES[cost]['ac'], 1))
     if cost == 'cents':
@@ -224,6 +229,8 @@ def _heading(part):
         notes.append(
             f'{STANDS_IN} The large model alone: no setting was both good enough and cheaper.'
         )
+    if 'frozen' in part:
+        notes.append(first['frozen'])
     if 'billing' in part:
         notes.append(f'Large model: {first["billing"]}. The small model costs nothing.')
     return heading, notes

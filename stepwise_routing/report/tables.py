@@ -4,11 +4,14 @@ Here belongs which files a run's results become. How Tables 1 and 2 look belongs
 `report.paper_tables`, how any table is written in `report.writer`.
 """
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 
 from ..base.tools import one_of, write_file
+from ..data.benchmarks import MICRO
+from ..data.frozen import RECEIPT, read_frozen
 from ..method.comparison import NEARLY, NESTED
 from ..method.results import (
     ABLATED,
@@ -112,8 +115,11 @@ problems that only the large model alone gets right, in the draw that methods sh
 independent draws of it, its *excess* is over the misses of the large model itself. *Ours* is the policy of chapter 03
 on the paper's observation, *(full)* one that also sees the score from token probabilities, *(probability)* and
 *(logit)* see one score alone; *(nested)* is the simplest of these classes that is nearly the cheapest on calibration.
-*(online kappa)* keeps the threshold of training, *(bound)* bounds the misses, *(per step)* decides about every step
-anew. A row of ours is the mean over the training seeds, problem by problem.
+*(as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the smallest
+batch that was stable (50); the other rows use exact gradients. *(online kappa)* keeps the threshold of training,
+*(bound)* bounds the misses, *(per step)* decides about every step anew. A row of ours is the mean over the training
+seeds, problem by problem. Intervals: 95 %; test problems, calibration problems with the choice, and training seeds
+are drawn again (for *online kappa*, *bound* and single yardsticks: test problems alone).
 """
 
 NOTES = dict(
@@ -312,6 +318,10 @@ def _report_setting(r) -> str:
     unit = unit_name(r.unit, r.results['unit'].iloc[0])
     notes = NOTES[r.unit].format(unit=unit, points=in_points(r.alpha))
     full = [f'**All methods, {r.name} setting**', '', details(r.results), notes, missing]
+    frozen = read_frozen()
+    if frozen and set(r.parts) <= set(MICRO):
+        full.append(f'{frozen.sentence}\n')
+        shutil.copy(RECEIPT, r.tables / 'frozen.json')
     write_file(r.tables / f'full{r.suffix}.md', '\n'.join(full))
     return text
 

@@ -111,9 +111,10 @@ class Sweep(Section):
 
     seeds: Count = 2  # policies a variant, open setting
     api_seeds: Count = 1  # the same, API setting
+    as_paper: bool = False  # also policies trained as in the paper: sampled trajectories, V-trace
     ablations: bool = True  # also policies with one design choice changed
     ablation_seeds: Count = 1  # policies of each
-    most_steps: Count = 20  # cap on the steps of an ablation
+    most_steps: Count = 20  # cap on the steps of an ablation, and of training as in the paper
     # also policies that may return to the small model, trained on live walks
     per_step: bool = True
     per_step_steps: Count = 5  # their policy steps

@@ -54,6 +54,9 @@ PAPER = dict(estimator='sampled', batch=5, steps=1000)
 # the paper's estimator, with the smallest batch of which no run froze or collapsed
 SAMPLED = PAPER | dict(batch=50)
 
+# the paper's reading, features and estimator
+AS_PAPER = ('append', PAPER_FEATURES)
+
 # one change each to the training of regenerate-full;
 # "no-FEATURE" changes what it sees
 ABLATIONS = {
@@ -102,8 +105,8 @@ def _per_step_training(config: Config) -> Policy:
 
 
 def planned(setting: Setting) -> list:  # of `Job`s
-    """The policies of a setting: variants and seeds; of the open one also the paper's estimator,
-    ablations, per step."""
+    """The policies of a setting: variants and seeds; of the open one also those trained as in the
+    paper, ablations, per step."""
     config = setting.run.config
     sweep = config.sweep
     alpha = config.policy.alpha
@@ -112,6 +115,9 @@ def planned(setting: Setting) -> list:  # of `Job`s
     jobs = []
     for variant, options in VARIANTS.items():
         jobs += [Job(variant, *options, config.policy, seed, alpha) for seed in seeds]
+    if is_open and sweep.as_paper:
+        training = _changed_training(config, SAMPLED)
+        jobs += [Job('as_paper', *AS_PAPER, training, seed, alpha) for seed in seeds]
     if is_open and sweep.ablations:
         options = VARIANTS['regenerate']
         sampled = _changed_training(config, SAMPLED)

@@ -2,7 +2,7 @@
 
 One file a benchmark, `stepwise_routing/micro_problems/NAME.jsonl.xz`: a line per problem, one split
 after the other, each in the order in which the generator draws it. The bytes depend on the
-generator alone.
+generator and on the seed of the test problems (micro_world/freeze.py).
 """
 
 import json
@@ -10,6 +10,7 @@ import lzma
 
 from stepwise_routing.base.records import Problem
 from stepwise_routing.base.tools import PACKAGE, write_file
+from stepwise_routing.data.frozen import read_frozen
 
 from .drafts import micro_problems
 from .families import FAMILIES
@@ -30,11 +31,22 @@ def problem_line(split: str, problem: Problem) -> str:
     return json.dumps(row) + '\n'
 
 
+def drawn_problems(benchmark: str, split: str) -> list:  # of `Problem`s
+    "The problems of a split. Those of earlier seeds were seen: no new test problem is one of them."
+    frozen = read_frozen()
+    seed = frozen.test_seed if frozen and split == 'test' else 0
+    seen = set()
+    for earlier in range(seed):
+        seen |= {p.id for p in micro_problems(benchmark, split, SHIPPED[split], earlier)}
+    drawn = micro_problems(benchmark, split, SHIPPED[split] + len(seen), seed)
+    return [p for p in drawn if p.id not in seen][: SHIPPED[split]]
+
+
 def benchmark_file(benchmark: str) -> bytes:
     "The problems of a benchmark, compressed."
     lines = []
-    for split, count in SHIPPED.items():
-        for problem in micro_problems(benchmark, split, count):
+    for split in SHIPPED:
+        for problem in drawn_problems(benchmark, split):
             lines.append(problem_line(split, problem))
     return lzma.compress(''.join(lines).encode(), preset=9)
 
