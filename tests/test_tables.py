@@ -21,7 +21,7 @@ from toy_runs import (  # fixtures
     with_ours,
 )
 
-from stepwise_routing.data.grading import collected
+from stepwise_routing.data.grading import keep_given_up
 from stepwise_routing.method.results import METHOD_STYLE
 from stepwise_routing.report.figures import draw_accuracy_cost, figure_caption, redraw
 from stepwise_routing.report.paper_tables import (
@@ -435,6 +435,6 @@ def test_answers_that_grading_gave_up_are_said_under_the_tables(tmp_path):
         files = [(s.run.tables/f'{name}.md').read_text() for name in ('table1', 'full')]
         return [line for text in files for line in text.splitlines() if 'gave up' in line]
     assert notes() == []
-    collected('outcome tables', [(s,)]*2, [([], [('3', '10^{10}')]), ([], [('4', 'x')])])
-    collected('walks', [(s,)], [([], [('4', 'x'), ('5', 'x')])])
+    keep_given_up('outcome tables', [(s, [('3', '10^{10}')]), (s, [('4', 'x')])])
+    keep_given_up('walks', [(s, [('4', 'x'), ('5', 'x')])])
     assert notes() == ['- toy: grading gave up on answers, which count as wrong: 3.']*2

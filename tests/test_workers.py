@@ -1,5 +1,6 @@
 """Benchmarks side by side in processes: the same results, the same errors, and nobody stays behind."""
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,19 +9,30 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from toy import ToyBackend, toy_backends
+from toy_runs import coin
 from walking import edges
 
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import write_file
 from stepwise_routing.data.grading import is_equiv
+from stepwise_routing.method.routers import Grade
+from stepwise_routing.models.interface import Reward
 from stepwise_routing.models.names import open_models
-from stepwise_routing.run import drawing
+from stepwise_routing.run import drawing, walking
 from stepwise_routing.run.config import Config, Run, changed
 from stepwise_routing.run.drawing import Part, draw_all, draw_edges, draw_parts, lent_stores
-from stepwise_routing.run.stages import kept_given_up
-from stepwise_routing.run.workers import free_gib, in_processes, side_by_side, worker_count
+from stepwise_routing.run.stages import kept_given_up, open_case, read_all
+from stepwise_routing.run.walking import ask_part, walk_all, walk_courses, walk_parts, walk_whole
+from stepwise_routing.run.workers import (
+    free_gib,
+    in_processes,
+    in_rounds,
+    side_by_side,
+    worker_count,
+)
 
 
 def toy_run(folder, workers, **n):
@@ -50,6 +62,24 @@ def test_any_jobs_are_done_in_processes_and_each_end_is_told():
         results = in_processes(double, [(1,), (3,), (2,)], n, lambda x: x, lambda: ended.append(1))
         assert [x for x, _ in results] == [2, 6, 4] and len(ended) == 3
         assert (os.getpid() in {pid for _, pid in results}) == (n == 1)
+
+def climb(start, heights, log):
+    "A course: as many rounds as heights, each of that many jobs, which depend on the sum of the round before."
+    top = start
+    for n in heights:
+        answers = yield [(top + i,) for i in range(n)]
+        log.append((start, answers))
+        top = sum(x for x, _ in answers)
+
+@pytest.mark.parametrize('workers', [1, 3])
+def test_rounds_follow_each_other_and_no_course_waits_for_another(workers):
+    log, ended = [], []
+    courses = [climb(1, (3, 2), log), climb(5, (1,), log), climb(2, (0, 1, 1, 4), log), climb(9, (), log)]
+    results = in_rounds(double, courses, workers, lambda x: x, lambda: ended.append(1))
+    values = [each and [x for x, _ in each] for each in results]
+    assert values == [[24, 26], [10], [0, 2, 4, 6], None] and len(ended) == 3 + 2 + 1 + 1 + 1 + 4
+    assert [[x for x, _ in answers] for start, answers in log if start == 1] == [[2, 4, 6], [24, 26]]
+    assert (os.getpid() in {pid for _, answers in log for _, pid in answers}) == (workers == 1)
 
 def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
     for n in (2, 1):
@@ -164,6 +194,132 @@ def test_a_killed_worker_loses_no_chain_and_none_is_drawn_twice(tmp_path, monkey
     drawn = draw_all(drawing_run(tmp_path, then, 9), mortal_models)
     assert 0 < kept < n_edges and sum(d['drawn_now'] for d in drawn) == n_edges - kept
     assert stored(run) == stored(whole)
+
+# ---- walks
+
+PER_STEP = [coin(i, .5, 'per_step', name='Ours (per step)', sweep=(.3, .8)) for i in (0, 1)]
+PER_STEP = [replace(p, router=replace(p.router, mode='per_step')) for p in PER_STEP]
+
+def case_with_own(setting, benchmark): # policies that walk
+    return replace(open_case(setting, benchmark), policies=PER_STEP if setting.name == 'open' else [])
+
+class Glimpsed(ToyBackend):
+    "Shows the entropy of a step's first token."
+    async def write(self, request):
+        return tuple(replace(step, entropy=1 - step.prob[0]) for step in await super().write(request))
+
+PRICES = None, 'gpt-4.1-mini'
+
+def glimpsed_models(setting): return nullcontext([Glimpsed(i, prices=PRICES) for i in (0, 1)])
+
+def walking_run(folder, workers, n=7):
+    run = drawing_run(folder, workers, n)
+    names = {f'api.n_{split}': n for split in ('train', 'calibration', 'test')}
+    return replace(run, config=changed(run.config, {'baselines.walk_thresholds': 'curve'} | names))
+
+def with_workers(run, n): return replace(run, config=changed(run.config, {'models.workers': n}))
+
+@pytest.fixture(scope='module')
+def drawn(tmp_path_factory):
+    "A run as chapter 02b leaves it."
+    run = walking_run(tmp_path_factory.mktemp('drawn'), 1)
+    draw_all(run, glimpsed_models)
+    read_all(run)
+    return run
+
+def copied(run, folder, workers):
+    shutil.copytree(run.folder.parent, folder)
+    return replace(with_workers(run, workers), folder=folder/'run', store=folder/'store')
+
+def answers(run):
+    "What judges and reward models said, by store and edge; another writer would be refused here."
+    out = {}
+    for s in run.settings:
+        for path in sorted(s.store.glob('*-*-*.db')):
+            record = Grade if 'grades' in path.name else Reward
+            with RolloutStore(path, record=record) as store: out[s.name, path.name] = edges(store)
+    return out
+
+def methods(run): return {p.relative_to(run.folder): p.read_bytes() for p in sorted(run.folder.rglob('methods/*.csv'))}
+
+def test_walks_do_not_depend_on_the_number_of_workers(tmp_path, drawn, one_thread, monkeypatch):
+    monkeypatch.setattr(walking, 'PART', 3)
+    monkeypatch.setattr(walking, 'open_case', case_with_own)
+    run = replace(drawn, config=changed(drawn.config, {'api.models': []}))
+    runs = [copied(run, tmp_path/str(n), n) for n in (1, 2, 3)]
+    cases, *others = [walk_all(run, glimpsed_models) for run in runs]
+    assert [c.benchmark for c in cases] == ['micro-gsm', 'micro-omni']
+    names = {grid.method for grid in cases[0].grids}
+    assert {'STEER (next)', 'SpecReason (greedy)', 'RSD', 'TRIM-Agg', 'Ours (per step)'} <= names
+    assert others == [cases]*2
+    assert [methods(run) for run in runs[1:]] == [methods(runs[0])]*2 and len(methods(runs[0])) == 2*7
+    assert [stored(run) for run in runs[1:]] == [stored(runs[0])]*2
+    assert [answers(run) for run in runs[1:]] == [answers(runs[0])]*2 and len(answers(runs[0])) == 2*2
+
+@pytest.fixture
+def one_thread():
+    "For many small fits beside other processes."
+    import torch
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+def test_who_pays_walks_in_one_job_and_others_benchmark_by_benchmark(drawn, monkeypatch):
+    monkeypatch.setattr(walking, 'PART', 5)
+    def tasks(setting, workers): return [next(course) for course in walk_courses(setting, workers)]
+    open_setting, api = drawn.settings
+    whole = [[(s, walk_whole, s.benchmarks)] for s in drawn.settings]
+    assert [tasks(s, 1) for s in drawn.settings] == [[jobs] for jobs in whole] and tasks(api, 3) == [whole[1]]
+    assert all(len(jobs) > 1 and {task for _, task, *_ in jobs} == {ask_part} for jobs in tasks(open_setting, 2))
+    big = replace(drawn, config=changed(drawn.config, {'models.engine': 'ray'})).settings[0]
+    assert tasks(big, 2) == [[(big, walk_whole, [b])] for b in big.benchmarks]
+
+@pytest.mark.parametrize('n', [1, 3, 7])
+def test_outcomes_of_parts_are_put_together_in_the_order_of_the_problems(drawn, monkeypatch, n):
+    monkeypatch.setattr(walking, 'PART', n)
+    setting = drawn.settings[0]
+    case = open_case(setting, 'micro-gsm')
+    parts = walk_parts(setting, case, 'test')
+    ids = [[p.id for p in part.problems(setting)['test']] for part in parts]
+    outcomes = [dict(name=np.array(each), size=np.array([len(x) for x in each])) for each in ids]
+    whole = walking.whole_outcome(outcomes)
+    assert whole['name'].tolist() == case.tables['test'].problem_id.tolist() and len(parts) == -(-7//n)
+    assert whole['size'].dtype == int and len(walk_parts(setting, case)) == -(-21//n)
+
+class Counted(Glimpsed, Mortal):
+    "Notes all that it is asked, a line each."
+    def note(self, n): (self.sentence.parent/f'{os.getpid()}.asked').open('a').write('.'*n)
+    async def write(self, request):
+        steps = await super().write(request)
+        self.note(len(steps))
+        return steps
+    async def score(self, request, step): self.note(1); return await super().score(request, step)
+    async def choose(self, messages, options): self.note(1); return await super().choose(messages, options)
+
+def counted_models(setting):
+    models = [Counted(i, prices=PRICES) for i in (0, 1)]
+    for model in models: model.sentence = setting.folder/'die'
+    return nullcontext(models)
+
+def in_stores(run): return sum(len(s) for _, s in stored(run)) + sum(map(len, answers(run).values()))
+
+@pytest.mark.parametrize('first, then', [(2, 3), (3, 1)])
+def test_a_killed_worker_loses_no_walk_and_asks_nothing_twice(tmp_path, drawn, monkeypatch, first, then):
+    monkeypatch.setattr(walking, 'PART', 3)
+    config = changed(drawn.config, {'baselines.reward_model': '', 'api.models': []})
+    whole, run = (copied(replace(drawn, config=config), tmp_path/name, n) for name, n in (('whole', 1), ('run', first)))
+    before = in_stores(run)
+    walk_all(whole, glimpsed_models)
+    sentence = write_file(run.folder/'die', '')
+    with pytest.raises(RuntimeError): walk_all(run, counted_models)
+    sentence.unlink()
+    for file in run.folder.glob('*.asked'): file.unlink()
+    kept = in_stores(run)
+    walk_all(with_workers(run, then), counted_models)
+    asked = sum(len(file.read_text()) for file in run.folder.glob('*.asked'))
+    assert before < kept < in_stores(run) == kept + asked
+    assert (stored(run), answers(run), methods(run)) == (stored(whole), answers(whole), methods(whole))
 
 SLEEPERS = '''
 import os, signal, sys, time

@@ -156,24 +156,17 @@ def graded(work, *job) -> tuple:  # what work(*job) returns; the pairs that grad
     return result, sorted(given_up())
 
 
-def collected(
+def keep_given_up(
     stage: str,  # name of the file
-    jobs,  # (setting, ...) per job
-    done,  # what `graded` returned of each
-) -> list:
-    """The results of all jobs.
-
-    The pairs that grading gave up, if any, are kept beside the results of their setting.
-    """
+    given_up_pairs,  # (setting, pairs that `graded` returned) of every job
+) -> None:
+    "Keep the pairs that grading gave up in a stage, if any, beside the results of their setting."
     pairs = {}
-    results = []
-    for (setting, *_), (job_results, job_pairs) in zip(jobs, done):
-        pairs.setdefault(setting.folder, set()).update(job_pairs)
-        results += job_results
+    for setting, pairs_of_job in given_up_pairs:
+        pairs.setdefault(setting.folder, set()).update(pairs_of_job)
     for folder, lost in pairs.items():
         file = folder / 'grading' / f'given-up-{stage}.json'
         if lost:
             write_file(file, json.dumps(sorted(lost)))
         else:
             file.unlink(missing_ok=True)  # of an earlier attempt
-    return results

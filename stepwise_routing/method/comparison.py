@@ -8,7 +8,8 @@ __all__ = ['THRESHOLDS', 'WALKED', 'LARGE', 'WORTH', 'GRID_COLUMNS', 'CERTAIN_CO
            'certain_and_cheap', 'by_cost', 'at_thresholds', 'mean_outcome', 'Grid', 'grid_search', 'outcome_rows',
            'grid_rows', 'method_rows', 'bare_methods', 'two_number_methods', 'table_methods', 'replay_methods',
            'Walker', 'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_kappa', 'seed_rows',
-           'Case', 'replay_case', 'add_trim', 'asked_method', 'walk_methods', 'chosen_frame']
+           'Case', 'replay_case', 'add_trim', 'asked_scores', 'walks_of', 'choose_walks', 'walk_methods',
+           'chosen_frame']
 
 # %% ../../nbs/04b_comparison.ipynb #imports
 from collections import namedtuple
@@ -34,7 +35,6 @@ from stepwise_routing.method.routers import (
     RandomRouter,
     ScoreRouter,
     TwoNumbers,
-    chain_thresholds,
     fit_steer,
     fit_trim,
     glimpse,
@@ -297,8 +297,11 @@ class Walker:
     def walk_together(self, wanted):  # (router, split) pairs
         "Let routers walk together; each is asked for its outcome later."
         new = [(r, split) for r, split in wanted if self.find(r, split) is None]
-        outcomes = walk_outcomes([(r, self.problems[split]) for r, split in new], self.tree)
-        for (router, split), outcome in zip(new, outcomes):
+        self.keep(new, walk_outcomes([(r, self.problems[split]) for r, split in new], self.tree))
+
+    def keep(self, wanted, outcomes):  # an outcome for each pair
+        "Keep outcomes of routers that have walked, here or elsewhere."
+        for (router, split), outcome in zip(wanted, outcomes):
             self.done.append((router, split, outcome))
 
     def __call__(self, router, table):
@@ -547,10 +550,31 @@ def add_trim(case: Case, problems: dict, tree, rsd):  # split -> `Problem`s
     case.add_points(trims, grid, run)
 
 # %% ../../nbs/04b_comparison.ipynb #walk-all
-def asked_method(router, problems, tree) -> dict:  # of `at_thresholds`
-    "A router that asks, at 41 quantiles of its scores of the small chains of some problems, which are not test ones."
-    chains = run_async(gather_progress([router.chain_scores(p, tree) for p in problems], 'scores'))
-    return at_thresholds(router, chain_thresholds(chains, WALKED))
+def asked_scores(router, problems, tree) -> list | None:  # [chain][step]
+    "What a router that asks says about the small chains of some problems; None: it does not ask."
+    if hasattr(router, 'chain_scores'):
+        chains = [router.chain_scores(p, tree) for p in problems]
+        return run_async(gather_progress(chains, 'scores'))
+
+
+def walks_of(methods, split: str, shown=None) -> list:  # (router, split) pairs
+    "The walks of methods, see `walk_methods`; `shown`: the thresholds of each that are wanted, None: all."
+    wanted = []
+    for i, (method, _) in enumerate(methods):
+        for x, routers in method.items():
+            if shown is None or x in shown[i]:
+                wanted += [(router, split) for router in routers]
+    return wanted
+
+
+def choose_walks(case: Case, methods, run, curves: bool) -> tuple:
+    "(`Grid`s, thresholds that are shown on test) of methods that have walked; parameters as of `walk_methods`."
+    grids = [case.choose(method, run, fixed) for method, fixed in methods]
+    shown = [
+        {grid.threshold, grid.certain, *(grid.curve_thresholds() if curves else ())}
+        for grid in grids
+    ]
+    return grids, shown
 
 
 def walk_methods(
@@ -560,21 +584,9 @@ def walk_methods(
     curves: bool = False,  # show them on test at all settings that nothing beats on calibration
 ):
     "Add the grids and rows of methods that walk."
-    run.walk_together(
-        (r, 'calibration') for method, _ in methods for routers in method.values() for r in routers
-    )
-    grids = [case.choose(method, run, fixed) for method, fixed in methods]
-    shown = [
-        {grid.threshold, grid.certain, *(grid.curve_thresholds() if curves else ())}
-        for grid in grids
-    ]
-    run.walk_together(
-        (r, 'test')
-        for (method, _), thresholds in zip(methods, shown)
-        for x, routers in method.items()
-        if x in thresholds
-        for r in routers
-    )
+    run.walk_together(walks_of(methods, 'calibration'))
+    grids, shown = choose_walks(case, methods, run, curves)
+    run.walk_together(walks_of(methods, 'test', shown))
     for (method, fixed), grid, thresholds in zip(methods, grids, shown):
         case.add(method, grid, run, thresholds)
         case.add_points(method, grid, run, thresholds, fixed is not None)

@@ -32,12 +32,11 @@ from ..method.comparison import (
     Case,
     Walker,
     add_trim,
-    asked_method,
+    asked_scores,
     at_sweep,
     at_thresholds,
     grid_rows,
     outcome_rows,
-    replay_case,
     seed_rows,
     walk_methods,
 )
@@ -60,16 +59,15 @@ from ..method.routers import (
     RECEIPT_COLUMNS,
     RSD,
     AskingRouter,
-    Grade,
     SavedPolicy,
     SpecReason,
     asking_settings,
+    chain_thresholds,
     fit_steer,
     score_thresholds,
 )
 from ..method.tree import RoutingTree
 from ..method.uncertainty import CHOICES, draw_samples, read_points, save_points
-from ..models.interface import Reward
 from ..models.model_name import ModelName
 from ..models.names import open_models
 from ..models.xverify import open_grader
@@ -306,30 +304,117 @@ def reward_model(run: Run):
             run_async(prm.close())
 
 
-def _walking_routers(setting, case, backends, prm, enter):
-    "The baselines that walk, RSD last; `enter` keeps a store open."
+def walking_routers(setting: Setting, case: Case) -> list:
+    "The baselines that walk, RSD last; those that ask are without store and model, see `with_answers`."
     baselines = setting.run.config.baselines
-
-    def answers(kind, model, record):
-        path = setting.files.replies(case.benchmark, kind)
-        return enter(RolloutStore(path, asking_settings(case.benchmark, model), record=record))
-
+    routers = []
     if baselines.steer_next:
-        yield fit_steer(case.tables['train'], 'next', seed=case.seed)
+        routers.append(fit_steer(case.tables['train'], 'next', seed=case.seed))
     if baselines.specreason:
-        judge = SpecReason(answers('grades', backends[1], Grade), backends[1], 'greedy')
-        for scoring in ('greedy', 'expected'):
-            yield replace(judge, scoring=scoring)
-    if prm:
-        yield RSD(answers('rewards', prm, Reward), prm)
+        judge = SpecReason(None, scoring='greedy')
+        routers += [judge, replace(judge, scoring='expected')]
+    if baselines.reward_model:
+        routers.append(RSD(None))
+    return routers
 
 
-def _walking_method(router, case, problems, tree) -> dict:  # of `at_thresholds`
-    "A router that walks, at 41 quantiles of its scores of the small calibration chains."
-    if isinstance(router, AskingRouter):
-        return asked_method(router, problems['calibration'], tree)
-    thresholds = score_thresholds(router, case.tables['calibration'], WALKED)
-    return at_thresholds(router, thresholds)
+def answer_stores(setting: Setting, benchmark: str, backends, prm) -> list:
+    "(Kind, model, path, settings, record) of what judge and reward model say; `prm`: of `reward_model`."
+    models = [(SpecReason, backends[1])] if setting.run.config.baselines.specreason else []
+    models += [(RSD, prm)] if prm else []
+    stores = []
+    for router, model in models:
+        path = setting.files.replies(benchmark, f'{router.kind}s')
+        settings = asking_settings(benchmark, model)
+        stores.append((router.kind, model, path, settings, router.record))
+    return stores
+
+
+@contextmanager
+def open_answers(
+    setting: Setting,
+    benchmark: str,
+    backends,  # the open models
+    prm,  # of `reward_model`
+    lent: bool = False,  # as of `open_tree`
+):  # kind of an `AskingRouter` -> its (store, model)
+    "What judge and reward model say, for the time of a `with` block."
+    answers = {}
+    with ExitStack() as stack:
+        for kind, model, path, settings, record in answer_stores(setting, benchmark, backends, prm):
+            store = stack.enter_context(RolloutStore(path, settings, record=record, lent=lent))
+            answers[kind] = store, model
+        yield answers
+
+
+def with_answers(router, answers):  # of `open_answers`
+    "A router that asks, with its store and its model; any other router as it is."
+    if not isinstance(router, AskingRouter):
+        return router
+    store, model = answers[router.kind]
+    return replace(router, store=store, model=model)
+
+
+def walking_methods(
+    setting: Setting,
+    case: Case,
+    routers: list,  # of `walking_routers`
+    asked: list,  # of each router, of `asked_scores`
+) -> list:  # (method, its fixed threshold or None) pairs
+    "All methods that walk; a baseline has 41 quantiles of its scores of the small calibration chains."
+    baselines = setting.run.config.baselines
+    calibration = case.tables['calibration']
+    methods = []
+    for router, chains in zip(routers, asked):
+        if chains is None:
+            thresholds = score_thresholds(router, calibration, WALKED)
+        else:
+            thresholds = chain_thresholds(chains, WALKED)
+        methods.append((at_thresholds(router, thresholds), None))
+    points = None if shows_curves(setting) else 0
+    for policies in own_walkers(setting, case):
+        methods.append((at_sweep(policies, case.alpha, points), case.alpha))
+    return methods
+
+
+def shows_curves(setting: Setting) -> bool:
+    "Do test problems get the whole curve of a method that walks?"
+    return setting.run.config.baselines.walk_thresholds == 'curve'
+
+
+def own_walkers(setting: Setting, case: Case) -> list:  # lists of `SavedPolicy`s
+    "Our policies that walk, by variant."
+    if setting.name != 'open' or not setting.run.config.baselines.ours_next:
+        return []
+    return case.variants(walks=True)
+
+
+def read_walked(setting: Setting, case: Case) -> dict:  # split -> `Problem`s
+    "The problems of all splits. ValueError unless those of the outcome tables are the same."
+    problems = {split: read_problems(setting, case.benchmark, split) for split in SPLITS}
+    for split in SPLITS[1:]:
+        check_problems(case.tables[split], problems[split])
+    return problems
+
+
+def compare_walks(
+    setting: Setting,
+    case: Case,  # of `replay_case`
+    methods: list,  # of `walking_methods`
+    run: Walker,
+    rsd=None,  # has the rewards, or asks for them; None leaves TRIM out
+) -> None:
+    "Add all methods that walk to a case, on all calibration and test problems."
+    test = case.tables['test']
+    if rsd and setting.run.config.baselines.trim:
+        add_trim(case, run.problems, run.tree, rsd)
+    walk_methods(case, methods, run, shows_curves(setting))
+    for policies in own_walkers(setting, case):
+        case.singles += seed_rows(policies, test, case.alpha, run)
+    if setting.name == 'open' and case.benchmark in MICRO:
+        for on_escalate in READINGS:
+            knowing = knows_steps(run.problems['test'], run.tree, on_escalate)
+            case.rows += outcome_rows(knowing, test, replay(knowing, test), 0.5)
 
 
 def walk_case(
@@ -337,33 +422,18 @@ def walk_case(
     case: Case,  # of `replay_case`
     backends,  # the open models
     grade,  # of `open_run_grader`
-    prm=None,  # reward model of RSD and TRIM; None leaves both out
+    prm=None,  # of `reward_model`
 ) -> None:
     "Add all methods that walk to a case, on all calibration and test problems."
-    baselines = setting.run.config.baselines
-    problems = {split: read_problems(setting, case.benchmark, split) for split in SPLITS}
-    for split in SPLITS[1:]:
-        check_problems(case.tables[split], problems[split])
-    test = case.tables['test']
-    is_open = setting.name == 'open'
-    curves = baselines.walk_thresholds == 'curve'
-    points = None if curves else 0
-    with ExitStack() as stack:
-        tree = stack.enter_context(open_tree(setting, case.benchmark, backends, grade))
-        routers = list(_walking_routers(setting, case, backends, prm, stack.enter_context))
-        run = Walker(problems, tree)
-        ours = case.variants(walks=True) if is_open and baselines.ours_next else []
-        if prm and baselines.trim:
-            add_trim(case, problems, tree, routers[-1])
-        methods = [(_walking_method(router, case, problems, tree), None) for router in routers]
-        methods += [(at_sweep(policies, case.alpha, points), case.alpha) for policies in ours]
-        walk_methods(case, methods, run, curves)
-        for policies in ours:
-            case.singles += seed_rows(policies, test, case.alpha, run)
-        if is_open and case.benchmark in MICRO:
-            for on_escalate in READINGS:
-                knowing = knows_steps(problems['test'], tree, on_escalate)
-                case.rows += outcome_rows(knowing, test, replay(knowing, test), 0.5)
+    problems = read_walked(setting, case)
+    with (
+        open_tree(setting, case.benchmark, backends, grade) as tree,
+        open_answers(setting, case.benchmark, backends, prm) as answers,
+    ):
+        routers = [with_answers(router, answers) for router in walking_routers(setting, case)]
+        asked = [asked_scores(router, problems['calibration'], tree) for router in routers]
+        methods = walking_methods(setting, case, routers, asked)
+        compare_walks(setting, case, methods, Walker(problems, tree), routers[-1] if prm else None)
 
 
 def save_case(setting: Setting, case: Case) -> None:
@@ -395,27 +465,6 @@ def save_case(setting: Setting, case: Case) -> None:
     certain = [grid.certain_row() for grid in case.grids if grid.method not in KAPPAS.values()]
     save('-certain', certain, CERTAIN_COLUMNS)
     save_points(setting.files.points(case.benchmark), case.points)
-
-
-def walk_all(run: Run) -> list:  # a `Case` per setting and benchmark, with nothing but its grids
-    "Compare all methods of a run, and save what they reach."
-
-    def work(setting, benchmarks):
-        cases = [open_case(setting, b) for b in benchmarks]
-        for case in cases:
-            replay_case(case)
-        with (
-            open_run_grader(setting.run) as grade,
-            reward_model(setting.run) as prm,
-            open_backends(setting) as backends,
-        ):
-            for case in cases:
-                walk_case(setting, case, backends, grade, prm)
-                save_case(setting, case)
-        bare = dict(tables={}, policies=[], rows=[], singles=[], samples=None, points=[])
-        return [replace(case, **bare) for case in cases]
-
-    return side_by_side(run, work, 'walks', count_problems)
 
 
 def kept_given_up(setting: Setting) -> set:

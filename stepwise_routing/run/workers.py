@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..base.tools import note_progress
-from ..data.grading import collected, graded
+from ..data.grading import graded, keep_given_up
 from ..models.model_name import ModelName
 
 # memory of a process with the micro models: it took 0.6 GiB to draw 100 problems, 1.4 to walk 450
@@ -65,47 +65,120 @@ def _in_worker(parent, flag, work, *job):
         return work(*job)
 
 
-def in_processes(
+class Course:
+    "A generator of rounds: it yields a list of jobs, is sent their results, and so on until it ends."
+
+    def __init__(self, rounds):
+        self.rounds = rounds
+        self.futures = []  # of the jobs under way
+        self.results = None  # of its latest round
+
+    def next_jobs(self) -> list:
+        "The jobs of the next round that has any; none: it has ended."
+        jobs = []
+        with suppress(StopIteration):
+            while not jobs:
+                jobs = self.rounds.send(self.results)
+                self.results = []
+        return jobs
+
+
+def in_rounds(
     work,  # what is called with the arguments of each job
-    jobs: list,  # tuples of arguments
+    courses: list,  # generators, see `Course`
     workers: int,  # processes; 1: this one
     size=None,  # arguments of a job -> how much work it is; None: all are alike
     ended=None,  # called without arguments whenever a job has ended
-) -> list:  # what `work` returns, in the order of the jobs
-    """Do the largest jobs first, in processes side by side; of equal ones the last.
+) -> list:  # of each course, what `work` returned of the jobs of its last round
+    """Follow all courses to their ends, in processes side by side. No course waits for another one.
 
-    Errors and interrupts reach all processes. A job under way gets a minute to end its paid
-    calls, so that they are booked."""
-    if workers == 1 or not jobs:
-        return [_in_this_process(work, job, ended) for job in jobs]
-    from concurrent.futures import as_completed, wait
+    The largest jobs are done first, of equal ones the last. Errors and interrupts reach all
+    processes. A job under way gets a minute to end its paid calls, so that they are booked."""
+    courses = [Course(rounds) for rounds in courses]
+    if workers == 1:
+        return [_in_this_process(work, course, ended) for course in courses]
+    jobs = _next_jobs(courses)
+    if jobs:
+        _side_by_side(work, courses, jobs, min(workers, len(jobs)), size, ended)
+    return [course.results for course in courses]
+
+
+def _in_this_process(work, course, ended):
+    "What `in_rounds` returns of one course."
+    while jobs := course.next_jobs():
+        course.results = []
+        for job in jobs:
+            course.results.append(work(*job))
+            if ended:
+                ended()
+    return course.results
+
+
+def _next_jobs(courses):
+    "(Course, its place in the round, job) of the next jobs of some courses."
+    jobs = []
+    for course in courses:
+        each = course.next_jobs()
+        course.futures = [None] * len(each)
+        jobs += [(course, place, job) for place, job in enumerate(each)]
+    return jobs
+
+
+def _side_by_side(work, courses, jobs, workers, size, ended):
+    "Do the first jobs of courses, and all that follow from them; parameters as of `in_rounds`."
+    from concurrent.futures import FIRST_COMPLETED, wait
 
     from joblib.externals.loky import get_reusable_executor
 
-    sizes = [size(*job) if size else 0 for job in jobs]
-    order = sorted(range(len(jobs)), key=lambda i: (-sizes[i], -i))
-    pool = get_reusable_executor(min(workers, len(jobs)), env=ONE_THREAD)
+    every = []
+    pool = get_reusable_executor(workers, env=ONE_THREAD)
     with TemporaryDirectory(ignore_cleanup_errors=True) as flag:
-        futures = {i: pool.submit(_in_worker, os.getpid(), flag, work, *jobs[i]) for i in order}
+
+        def begin(new):
+            sizes = [size(*job) if size else 0 for *_, job in new]
+            for i in sorted(range(len(new)), key=lambda i: (-sizes[i], -i)):
+                course, place, job = new[i]
+                future = pool.submit(_in_worker, os.getpid(), flag, work, *job)
+                course.futures[place] = future
+                every.append(future)
+                under_way.add(future)
+
         try:
-            for future in as_completed(futures.values()):
-                future.result()
-                if ended:
-                    ended()
+            under_way = set()
+            begin(jobs)
+            while under_way:
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                    if ended:
+                        ended()
+                ready = [c for c in courses if c.futures and under_way.isdisjoint(c.futures)]
+                for course in ready:
+                    course.results = [future.result() for future in course.futures]
+                begin(_next_jobs(ready))
         finally:  # calls under way come to their end, then no process stays behind
-            for future in futures.values():
+            for future in every:
                 future.cancel()
             shutil.rmtree(flag)
-            wait(futures.values(), PATIENCE)
-            pool.shutdown(kill_workers=any(future.running() for future in futures.values()))
-    return [futures[i].result() for i in range(len(jobs))]
+            wait(every, PATIENCE)
+            pool.shutdown(kill_workers=any(future.running() for future in every))
 
 
-def _in_this_process(work, job, ended):
-    result = work(*job)
-    if ended:
-        ended()
-    return result
+def one_round(jobs):
+    "A course of one round."
+    yield jobs
+
+
+def in_processes(
+    work,
+    jobs: list,  # tuples of arguments
+    workers: int,
+    size=None,
+    ended=None,
+) -> list:  # what `work` returns, in the order of the jobs
+    "Do jobs that do not depend on each other; other parameters as of `in_rounds`."
+    (results,) = in_rounds(work, [one_round(jobs)], workers, size, ended)
+    return results or []
 
 
 def free_gib() -> float:
@@ -149,27 +222,59 @@ def _jobs(run, workers, parts):
     return jobs
 
 
+def note_given_up(
+    course,  # see `Course`
+    begun: list,  # gets its jobs
+    lost: list,  # gets (setting, pairs that grading gave up) of every job
+):
+    "The same course for a `graded` work, of which it sees the results alone."
+    results = None
+    with suppress(StopIteration):
+        while True:
+            jobs = course.send(results)
+            begun += jobs
+            answers = yield jobs
+            lost += [(setting, pairs) for (setting, *_), (_, pairs) in zip(jobs, answers)]
+            results = [result for result, _ in answers]
+
+
+def follow(
+    run,  # `Run`
+    work,  # arguments of a job, a setting first -> a list of results
+    desc: str,  # what is done, for the file of what grading gave up and for who watches
+    courses: list,  # generators, see `Course`
+    size=None,  # arguments of a job -> how much work it is; None: all are alike
+    workers: int | None = None,  # how many processes; None: as `worker_count` says
+) -> list:  # the results of the last rounds, course by course, job by job
+    "Do a stage of a run in `models.workers` processes, see `in_rounds`, and keep what grading gave up."
+    workers = workers or worker_count(run)
+    numbers = count(1)
+    begun = []
+    lost = []
+
+    def ended():
+        if workers > 1:
+            note_progress(f'{desc}: {next(numbers):,} of {len(begun):,} jobs')
+
+    courses = [note_given_up(course, begun, lost) for course in courses]
+    last_rounds = in_rounds(partial(graded, work), courses, workers, size, ended)
+    keep_given_up(desc, lost)
+    return [result for each in last_rounds for results, _ in each or [] for result in results]
+
+
 def side_by_side(
     run,  # `Run`: all benchmarks of all its settings
     work,  # (setting, parts) -> a result per part
-    desc: str,  # what is done, for the file of what grading gave up and for who watches
+    desc: str,  # as of `follow`
     size=None,  # (setting, part) -> how much work it is; None: all are alike
     parts=None,  # (setting's name, benchmark) -> its parts; None: benchmarks are not divided
-    workers: int | None = None,  # how many processes; None: as `worker_count` says
+    workers: int | None = None,  # as of `follow`
 ) -> list:  # the results, part by part, benchmark by benchmark, setting by setting
-    "Do a stage of a run in `models.workers` processes, see `in_processes`, and keep what grading gave up."
+    "Do a stage of a run whose parts do not depend on each other, see `follow`."
     workers = workers or worker_count(run)
-    jobs = _jobs(run, workers, parts or {})
-    numbers = count(1)
 
     def job_size(setting, parts_of_job):
         return sum(size(setting, part) for part in parts_of_job)
 
-    def ended():
-        if workers > 1:
-            note_progress(f'{desc}: {next(numbers):,} of {len(jobs):,} jobs')
-
-    done = in_processes(
-        partial(graded, work), jobs, workers, size=job_size if size else None, ended=ended
-    )
-    return collected(desc, jobs, done)
+    jobs = _jobs(run, workers, parts or {})
+    return follow(run, work, desc, [one_round(jobs)], job_size if size else None, workers)
