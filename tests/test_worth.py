@@ -9,7 +9,7 @@ import pytest
 from worth.cells import METHODS, RULES, cell_rows, do_cells, read_cells
 from worth.noise import find_chance, mean_auroc, step_auroc, with_noise
 from worth.plan import HOPELESS, Cell, Folders, Plan
-from worth.pools import pools, save_array
+from worth.pools import level_facts, pools, save_array
 from worth.report import caption, with_verdicts, write_figure, write_tables
 
 from stepwise_routing.data.benchmarks import load_problems
@@ -77,7 +77,8 @@ def finished(tmp_path_factory):
     for split in SPLITS:
         table, wrong = labelled(sum(plan.pool_sizes(split)), split)
         save_array(folders.first_wrong(split), wrong)
-        table.save(folders.table(split))
+        ids = [f'toy-{i % 6 + 1}-{i:04d}' for i in range(len(table))]
+        replace(table, problem_id=np.array(ids)).save(folders.table(split))
     do_cells(plan, folders, 1)
     return plan, folders
 
@@ -106,11 +107,11 @@ def test_a_cell_done_again_has_the_same_bytes(finished):
 
 def test_the_table_and_the_figure_have_the_same_bytes_every_time(finished, tmp_path):
     plan, folders = finished
-    parts = [read_cells(plan, folders, part) for part in ('rows', 'curves')]
+    parts = [*(read_cells(plan, folders, part) for part in ('rows', 'curves')), level_facts(folders)]
     written = [write_tables(*parts, plan.alpha, tmp_path/name) + write_figure(tmp_path/name, tmp_path/name, plan.alpha)
                for name in 'ab']
     first, again = ([path.read_bytes() for path in paths] for paths in written)
-    assert first == again and len(first) == 6
+    assert first == again and len(first) == 7
     assert 'the small' in caption(parts[0], plan.alpha)
 
 def test_a_verdict_follows_from_the_interval():

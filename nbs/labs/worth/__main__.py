@@ -12,7 +12,7 @@ from stepwise_routing.run.notebooks import sole_runner
 
 from .cells import do_cells, read_cells
 from .plan import Plan, folders_of
-from .pools import make_pools
+from .pools import level_facts, make_pools
 from .report import write_figure, write_tables
 
 
@@ -31,7 +31,7 @@ def main() -> None:
             make_pools(plan, folders, args.workers)
             do_cells(plan, folders, args.workers)
         parts = [read_cells(plan, folders, part) for part in ('rows', 'curves')]
-        paths += write_tables(*parts, plan.alpha, tables)
+        paths += write_tables(*parts, level_facts(folders), plan.alpha, tables)
     paths += write_figure(tables, root / 'figures' / 'worth', plan.alpha)
     for path in paths:
         print(path.relative_to(root))

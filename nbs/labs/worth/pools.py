@@ -129,3 +129,22 @@ def make_pools(plan: Plan, folders: Folders, workers: int) -> None:
     if missing:
         draw_pools(plan, folders, workers)
         in_processes(partial(save_pools, plan, folders), missing, workers)
+
+
+# ---- what the pools are
+
+
+def level_facts(folders: Folders):  # DataFrame: level, n, small, large
+    "How often both models solve the test problems of each level."
+    import pandas as pd
+
+    table = read_pools(folders, 'test').table
+    columns = dict(
+        level=[int(name.split('-')[1]) for name in table.problem_id],
+        small=table.outcome(-1)['correct'],
+        large=table.large_only()['correct'],
+    )
+    levels = pd.DataFrame(columns).groupby('level')
+    return levels.agg(
+        n=('small', 'size'), small=('small', 'mean'), large=('large', 'mean')
+    ).reset_index()

@@ -53,17 +53,20 @@ def hopeless_cell(row) -> str:
 
 
 def auroc_cell(row) -> str:
-    "The AUROC that was asked for; without noise, the one that is there."
-    if row['chance'] == 0:
-        return f'{row["auroc_train"]:.2f}, no noise'
-    return f'{row["auroc"]:.2f}'
+    "The AUROC that was asked for, and whether the score is below it without any noise."
+    return f'{row["auroc"]:.2f}' + (' (no noise)' if row['chance'] == 0 else '')
 
 
 CELL = {'Hopeless': hopeless_cell, 'AUROC': auroc_cell}
 
 FACT_NOTES = """
 AUROC: of the least token probability of a step, chapter 01's. *q*: chance that a step shows the confidences of another
-step, found on the training problems. *Class*: the class of features that ours (nested) takes, append / regenerate.
+step, found on the training problems; no noise: the score is below the target by itself. *Class*: the class of features
+that ours (nested) takes, append / regenerate.
+"""
+
+LEVEL_NOTES = """
+All test problems of both pools, one draw of each model. Level 6 is the hopeless one.
 """
 
 ROW_NOTES = """
@@ -150,13 +153,21 @@ its own setting and in its own reading; below 0: ours is cheaper. Look at the ac
     return markdown(table) + notes
 
 
-def table_text(rows: pd.DataFrame, alpha: float) -> str:
+def levels_markdown(levels: pd.DataFrame) -> str:
+    "How hard the levels are, a line each."
+    names = dict(Level='level', Problems='n')
+    cells = {'Small right, %': percent('small'), 'Large right, %': percent('large')}
+    return markdown(interval_table(levels, names, cells)) + LEVEL_NOTES
+
+
+def table_text(rows: pd.DataFrame, levels: pd.DataFrame, alpha: float) -> str:
     "The whole page of results."
     parts = {
         'Ours against the rules, by the share of the area': verdicts_markdown(rows),
         'Ours against the rules, by cost': cost_verdicts_markdown(rows),
         'Every method': rows_markdown(rows, alpha),
         'The cells': facts_markdown(rows),
+        'The levels': levels_markdown(levels),
     }
     n = rows.iloc[0]
     intro = (
@@ -224,7 +235,9 @@ def _draw_panel(ax, facts, points: pd.DataFrame) -> None:
     _draw_models(ax, facts)
     for method in DRAWN:
         _draw_method(ax, points, method)
-    ax.set_title(f'hopeless {hopeless_cell(facts)}, AUROC {auroc_cell(facts)}', fontsize=SIZE)
+    noise = 'no noise' if facts['chance'] == 0 else f'AUROC {facts["auroc"]:.2f}'
+    title = f'hopeless {hopeless_cell(facts)}, {noise} ({facts["auroc_test"]:.2f})'
+    ax.set_title(title, fontsize=SIZE)
     ax.set_xlim(right=EDGE)
     ax.locator_params(nbins=5)
 
@@ -261,10 +274,11 @@ def caption(rows: pd.DataFrame, alpha: float) -> str:
         f'parameters) on {first["n_test"]} new micro-omni test problems a panel.',
         'Downwards: the share of problems beyond both models; to the right: the AUROC of the score, the least token '
         'probability of a step, as a detector of wrong small steps.',
-        'The score was made noisy: with a fixed chance a step shows the confidences of another one.',
+        'The score was made noisy: with a fixed chance a step shows the confidences of another one, so that the AUROC '
+        'on training problems is as named; in brackets: on the test problems.',
     ]
     if len(clean):
-        sentences.append('No noise: the score is no better than this by itself.')
+        sentences.append('No noise: the score by itself is below the AUROC that was asked for.')
     sentences += [
         f'Lines: settings that nothing beats on {first["n_calibration"]} calibration problems; markers: the cheapest '
         f'that loses at most {100 * alpha:g} points there.',
@@ -280,12 +294,19 @@ def caption(rows: pd.DataFrame, alpha: float) -> str:
 # ---- files
 
 
-def write_tables(rows: pd.DataFrame, curves: pd.DataFrame, alpha: float, folder) -> list:  # paths
-    "worth.csv, worth.md and worth_curves.csv."
+def write_tables(
+    rows: pd.DataFrame,  # of `read_cells`
+    curves: pd.DataFrame,  # of `read_cells`
+    levels: pd.DataFrame,  # of `level_facts`
+    alpha: float,
+    folder,
+) -> list:  # paths
+    "worth.csv, worth.md, worth_curves.csv and worth_levels.csv."
     folder = Path(folder)
     rows = with_verdicts(rows)
-    paths = save_table(folder / 'worth', rows, md=table_text(rows, alpha))
-    return paths + save_table(folder / 'worth_curves', curves)
+    paths = save_table(folder / 'worth', rows, md=table_text(rows, levels, alpha))
+    paths += save_table(folder / 'worth_curves', curves)
+    return paths + save_table(folder / 'worth_levels', levels)
 
 
 def write_figure(tables, figures, alpha: float) -> list:  # paths
