@@ -134,17 +134,18 @@ def make_pools(plan: Plan, folders: Folders, workers: int) -> None:
 # ---- what the pools are
 
 
-def level_facts(folders: Folders):  # DataFrame: level, n, small, large
-    "How often both models solve the test problems of each level."
+def level_facts(folders: Folders):  # DataFrame: level, n, small, large, neither
+    "How often each model solves the test problems of each level, and how often neither does in any draw."
     import pandas as pd
 
     table = read_pools(folders, 'test').table
+    small = table.outcome(-1)['correct']
     columns = dict(
         level=[int(name.split('-')[1]) for name in table.problem_id],
-        small=table.outcome(-1)['correct'],
+        n=1,
+        small=small,
         large=table.large_only()['correct'],
+        neither=(small == 0) & (table.large_share == 0),
     )
-    levels = pd.DataFrame(columns).groupby('level')
-    return levels.agg(
-        n=('small', 'size'), small=('small', 'mean'), large=('large', 'mean')
-    ).reset_index()
+    means = dict(n='size', small='mean', large='mean', neither='mean')
+    return pd.DataFrame(columns).groupby('level').agg(means).reset_index()

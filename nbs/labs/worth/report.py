@@ -66,7 +66,8 @@ that ours (nested) takes, append / regenerate.
 """
 
 LEVEL_NOTES = """
-All test problems of both pools, one draw of each model. Level 6 is the hopeless one.
+All test problems of both pools, one draw of each model; neither: all draws of the large model. Level 6 is the hopeless
+one.
 """
 
 ROW_NOTES = """
@@ -156,7 +157,11 @@ its own setting and in its own reading; below 0: ours is cheaper. Look at the ac
 def levels_markdown(levels: pd.DataFrame) -> str:
     "How hard the levels are, a line each."
     names = dict(Level='level', Problems='n')
-    cells = {'Small right, %': percent('small'), 'Large right, %': percent('large')}
+    cells = {
+        'Small right, %': percent('small'),
+        'Large right, %': percent('large'),
+        'Neither right, %': percent('neither'),
+    }
     return markdown(interval_table(levels, names, cells)) + LEVEL_NOTES
 
 
