@@ -54,6 +54,7 @@ METHODS = (
     'STEER (rest)',
 )
 RULES = METHODS[-3:]  # nothing is trained on outcomes
+PARTS = ('rows', 'pairs', 'curves')  # files of a finished cell; pairs: of `afterwards`
 POLICIES = ('Ours (nested)', 'Ours (full)')  # what is compared with the rules
 
 # ---- problems
@@ -387,7 +388,7 @@ def do_cells(plan: Plan, folders: Folders, workers: int) -> None:
         in_processes(partial(do_cell, plan, folders), missing, workers, ended=bar.update)
 
 
-def read_cells(plan: Plan, folders: Folders, part: str) -> pd.DataFrame:  # "rows" or "curves"
+def read_cells(plan: Plan, folders: Folders, part: str) -> pd.DataFrame:  # one of `PARTS`
     "What all cells left, in the order of the table."
     frames = [pd.read_csv(folders.result(cell, part)) for cell in plan.cells]
     return pd.concat(frames, ignore_index=True)
