@@ -77,7 +77,8 @@ def test_there_are_fewer_lines_of_tests_than_of_the_library():
     assert tests < sum(len(text.split('\n')) for text in MODULES.values())
 
 def test_one_formatter_decides_how_code_looks():
-    places = [PACKAGE, NBS/'labs'/'micro_world', NBS/'labs'/'recorded_pair', *CHAPTERS.values()]
+    places = [PACKAGE, NBS/'labs'/'micro_world', NBS/'labs'/'recorded_pair', NBS/'labs'/'worth',
+              *CHAPTERS.values()]
     for command in (['format', '--check'], ['check']):
         ruff = [sys.executable, '-m', 'ruff', *command, '-q', *places]
         done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)

@@ -7,7 +7,9 @@ import pytest
 LABS = Path(__file__).parents[1]/'nbs'/'labs'
 TINY = {'01_micro_models': dict(steps=20, documents_at_once=512, pool_problems=60, chain_files=1, chain_problems=250,
                                 test_problems=4, context=512),
-        '02_recorded': dict(micro_problems=8, transcripts=2)}
+        '02_recorded': dict(micro_problems=8, transcripts=2),
+        '03_when_worth': dict(worth_again=True, cell_train=20, cell_calibration=20, cell_test=20, training_seeds=1,
+                              policy_steps=1)}
 
 def test_every_lab_has_a_tiny_setting_and_exports_nothing():
     assert {p.stem for p in LABS.glob('*.ipynb')} == set(TINY) and (LABS/'.notest').exists()
@@ -35,3 +37,10 @@ def test_the_page_of_the_real_pair_reads_what_is_shipped(tmp_path):
     lab = run_lab('02_recorded', tmp_path)
     (read,) = [c.outputs[0].text for c in lab.cells if c.source.endswith("join(to_read))")]
     assert read.count('QUESTION') == 2 and 'handed over here' in read
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_page_of_what_a_policy_is_worth_does_all_cells(tmp_path):
+    lab = run_lab('03_when_worth', tmp_path, worth_folder=str(tmp_path))
+    (count,) = [c.outputs[-1].data['text/plain'] for c in lab.cells if c.source.endswith('len(rows)')]
+    assert count == '96' and len([*(tmp_path/'cells').glob('*-rows.csv')]) == 12
