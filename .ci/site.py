@@ -10,7 +10,7 @@ from stepwise_routing.report.slider import slider_page
 from stepwise_routing.base.tools import find_project
 
 SIZE = 'width="100%" height="520" style="border: 0"'
-PARTS = {'Chapters': r'0\d|claims', 'Labs': 'labs/'}
+PARTS = {'In short': 'method_on_one_page|pictures', 'Chapters': r'0\d|claims', 'Labs': 'labs/'}
 
 def notebook(path):
     "A notebook as a reader sees it: without directives, hidden cells and escape codes."

@@ -186,7 +186,8 @@ def test_the_index_of_an_accented_letter_is_beside_it(site):
 def in_browser(page, probe, folder):
     "What a script finds out about a page in a headless browser that reaches no network."
     text = page.read_text('utf-8')
-    script = f'<script>addEventListener("load", () => {{ document.body.dataset.told = JSON.stringify({probe}) }})</script>'
+    find = f'document.body.dataset.told = JSON.stringify({probe})'
+    script = f'<script>addEventListener("load", () => {{ {find} }})</script>'
     copy = page.with_name(f'probe-{page.name}')
     copy.write_text((script + '</body>').join(text.rsplit('</body>', 1)), 'utf-8')
     command = ['chromium', '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={folder}/u',
