@@ -22,12 +22,17 @@ def notebook(path):
     names, above = ('id', 'cell_type', 'metadata', 'source', 'outputs', 'execution_count'), path.stem
     for cell in cells: # a picture's alternative text is what was said to see in it
         if cell.cell_type == 'markdown': above = re.sub(r'\]\([^)]*\)|[#>*`$\[\]\n]', ' ', cell.source)[-300:].strip()
-        else: cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=above)))
+        else: cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=told(cell) or above)))
         for output in cell.get('outputs', ()): # the slider of a notebook is the page of its own, which has the script
             if output.get('data', {}).pop('application/vnd.plotly.v1+json', None):
                 up = '../'*len(path.relative_to(find_project().nbs).parts)
                 output['data']['text/html'] = f'<iframe src="{up}slider.html" title="slider" {SIZE}></iframe>'
     return dict(processor.nb, cells=[{k: cell[k] for k in names if k in cell} for cell in cells])
+
+def told(cell):
+    "What a drawing of a cell says about itself, if there is one; on one line."
+    texts = [o['data'].get('text/plain', '') for o in cell.get('outputs', ()) if 'image/svg+xml' in o.get('data', {})]
+    return ' '.join(''.join(texts[0]).split()) if texts else ''
 
 def mended(text, folder):
     "Links that lead to no page or file of the site, such as to folders, become text."
