@@ -72,7 +72,8 @@ def source(project, out):
     shutil.copytree(root/'figures', out/'figures', ignore=shutil.ignore_patterns('*.json', '*.md'))
     for path in (out/'tables').rglob('*.md'): # they have no title of their own
         write_file(path, f'# {path.stem}\n\n' + path.read_text('utf-8'))
-    for name in ('README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE', 'docs/conf.py'):
+    pages = 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE'
+    for name in (*pages, 'docs/conf.py', 'docs/site.css'):
         shutil.copy(root/name, out/Path(name).name)
     books = {p.relative_to(project.nbs).with_suffix('').as_posix(): p for p in sorted(project.nbs.rglob('*.ipynb'))
              if not re.search(r'(^|/)[._]', p.relative_to(project.nbs).as_posix()) and p.stem != 'index'}

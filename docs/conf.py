@@ -11,6 +11,7 @@ myst_enable_extensions, myst_heading_anchors = ['dollarmath', 'amsmath'], 3
 nb_execution_mode, nb_merge_streams = 'off', True
 nb_render_markdown_format = 'myst' # of outputs; its default, 'commonmark', knows no tables
 html_math_renderer = 'mathml'
+html_static_path, html_css_files = ['site.css'], ['site.css']
 
 ACCENTED = re.compile(r'\\(?:bar|hat|tilde|vec|dot)\b\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z])')
 

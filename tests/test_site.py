@@ -211,6 +211,9 @@ def test_a_browser_draws_tables_and_equation_4(site, tmp_path):
         .filter(m => m.children[0].querySelector('mover') && m.children[0].textContent.includes('J'))
         .map(m => [m.children[0], m.children[1]].map(e => e.getBoundingClientRect()))""", tmp_path)
     assert len(boxes) >= 2
+    heights = in_browser(site/'nbs'/'03a_cpo.html', """
+      [...document.querySelectorAll('.math-wrapper')].map(e => [e.scrollHeight, e.clientHeight])""", tmp_path)
+    assert heights and [pair for pair in heights if pair[0] > pair[1]] == [] # nothing is cut off
     for letter, index in boxes:
         assert index['left'] >= letter['right'] - 1 and index['top'] > letter['top']
 
