@@ -10,7 +10,7 @@ from stepwise_routing.report.slider import slider_page
 from stepwise_routing.base.tools import find_project
 
 SIZE = 'width="100%" height="520" style="border: 0"'
-PARTS = {'Chapters': r'0\d|claims', 'Labs': 'labs/'}
+PARTS = {'In short': 'method_on_one_page|pictures', 'Chapters': r'0\d|claims', 'Labs': 'labs/'}
 
 def notebook(path):
     "A notebook as a reader sees it: without directives, hidden cells and escape codes."
@@ -22,12 +22,17 @@ def notebook(path):
     names, above = ('id', 'cell_type', 'metadata', 'source', 'outputs', 'execution_count'), path.stem
     for cell in cells: # a picture's alternative text is what was said to see in it
         if cell.cell_type == 'markdown': above = re.sub(r'\]\([^)]*\)|[#>*`$\[\]\n]', ' ', cell.source)[-300:].strip()
-        else: cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=above)))
+        else: cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=told(cell) or above)))
         for output in cell.get('outputs', ()): # the slider of a notebook is the page of its own, which has the script
             if output.get('data', {}).pop('application/vnd.plotly.v1+json', None):
                 up = '../'*len(path.relative_to(find_project().nbs).parts)
                 output['data']['text/html'] = f'<iframe src="{up}slider.html" title="slider" {SIZE}></iframe>'
     return dict(processor.nb, cells=[{k: cell[k] for k in names if k in cell} for cell in cells])
+
+def told(cell):
+    "What a drawing of a cell says about itself, if there is one; on one line."
+    texts = [o['data'].get('text/plain', '') for o in cell.get('outputs', ()) if 'image/svg+xml' in o.get('data', {})]
+    return ' '.join(''.join(texts[0]).split()) if texts else ''
 
 def mended(text, folder):
     "Links that lead to no page or file of the site, such as to folders, become text."
@@ -67,7 +72,8 @@ def source(project, out):
     shutil.copytree(root/'figures', out/'figures', ignore=shutil.ignore_patterns('*.json', '*.md'))
     for path in (out/'tables').rglob('*.md'): # they have no title of their own
         write_file(path, f'# {path.stem}\n\n' + path.read_text('utf-8'))
-    for name in ('README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE', 'docs/conf.py'):
+    pages = 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE'
+    for name in (*pages, 'docs/conf.py', 'docs/site.css'):
         shutil.copy(root/name, out/Path(name).name)
     books = {p.relative_to(project.nbs).with_suffix('').as_posix(): p for p in sorted(project.nbs.rglob('*.ipynb'))
              if not re.search(r'(^|/)[._]', p.relative_to(project.nbs).as_posix()) and p.stem != 'index'}

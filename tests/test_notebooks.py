@@ -37,7 +37,7 @@ LESSONS = ['00_records', '02a_walks', '02c_certain', '03_policy', '03a_cpo', '04
 def test_there_are_six_stages_and_eight_lessons():
     project = Project(NBS.parent)
     lessons = [name for name in lesson_sources(project) if '/' not in name]
-    assert stage_names(project) == STAGES and lessons == [*LESSONS, 'claims', 'index']
+    assert stage_names(project) == STAGES and lessons == [*LESSONS, 'claims', 'index', 'method_on_one_page', 'pictures']
 
 @pytest.mark.parametrize('name', STAGES)
 def test_a_stage_has_the_one_cell_of_parameters(name):

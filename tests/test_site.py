@@ -83,6 +83,50 @@ class Page(HTMLParser):
         self.names.add(a.get('id'))
         self.addresses += [a[k] for k in ('href', 'src') if a.get(k) and a.get('rel') not in ('canonical',)]
 
+class Rendered(HTMLParser):
+    "What a browser draws of a page: text outside of code, tables in outputs, formulas as (tag, text) trees."
+    SILENT = {'pre', 'code', 'script', 'style', 'title'}
+    EMPTY = {'img', 'input', 'br', 'meta', 'link', 'hr', 'col', 'source', 'use', 'path', 'line', 'polyline', 'circle'}
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.text, self.output_tables, self.formulas = [], [], 0, []
+        self.feed(path.read_text('utf-8'))
+
+    def handle_starttag(self, tag, attributes):
+        if tag in self.EMPTY: return
+        classes = dict(attributes).get('class') or ''
+        in_output = 'cell_output' in classes or any(element.get('output') for element in self.open)
+        self.output_tables += tag == 'table' and in_output
+        node = dict(tag=tag, text='', parts=[], output=in_output)
+        if tag == 'math': self.formulas.append(node)
+        elif self.open: self.open[-1]['parts'].append(node)
+        self.open.append(node)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop()['tag'] != tag: pass
+
+    def handle_data(self, data):
+        if not self.open: return
+        self.open[-1]['text'] += data.strip()
+        if not self.SILENT & {element['tag'] for element in self.open}: self.text.append(data)
+
+def below(node):
+    "A node of a page and all that it holds."
+    yield node
+    for part in node['parts']: yield from below(part)
+
+def accented(node):
+    "Is this a letter with an accent over it?"
+    parts = [part['tag'] for part in node['parts']]
+    return node['tag'] == 'mover' and parts == ['mi', 'mo']
+
+def markdown_tables(path):
+    "How many outputs of a notebook are a Markdown table."
+    outputs = [output for cell in notebook_cells(path) for output in cell.get('outputs', ())]
+    texts = [''.join(output.get('data', {}).get('text/markdown', '')) for output in outputs]
+    return sum(bool(re.search(r'^\|[ :|-]+\|$', text, re.M)) for text in texts)
+
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
     "The site in a folder of this worker: two may build it at the same time."
@@ -108,6 +152,70 @@ def test_every_address_of_the_site_is_in_the_site(site):
         assert re.findall(outside, path.read_text('utf-8')) == [], path
         assert [alt for alt in page.alts if len(alt) < 5] == [], path
     assert len(pages) > 80 and missing == []
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_table_of_an_output_is_a_table_on_the_site(site):
+    "MyST-NB's own renderer of outputs knows no tables: a reader would see raw pipes."
+    raw = {}
+    for path in sorted(site.rglob('*.html')):
+        page = Rendered(path)
+        rows = re.findall(r'^\s*\|.*\|\s*$', ''.join(page.text), re.M)
+        if rows: raw[path.name] = rows[:2]
+    assert raw == {}
+    wanted = {book: markdown_tables(book) for book in BOOKS if book.stem != 'index'}
+    assert sum(wanted.values()) > 10
+    for book, tables in wanted.items():
+        page = Rendered((site/book.relative_to(ROOT)).with_suffix('.html'))
+        assert page.output_tables >= tables, book.name
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_index_of_an_accented_letter_is_beside_it(site):
+    "Equation 4 of the site holds the letters J with a bar and A with a hat; docutils put their indices underneath."
+    for path in sorted(site.rglob('*.html')):
+        nodes = [node for formula in Rendered(path).formulas for node in below(formula)]
+        under = [n for n in nodes if n['tag'] in ('munder', 'munderover') and n['parts'][0]['tag'] == 'mi']
+        assert under == [], path.name
+    formulas = Rendered(site/'nbs'/'03a_cpo.html').formulas
+    indexed = [n['parts'] for f in formulas for n in below(f) if n['tag'] in ('msub', 'msubsup')]
+    letters = {(base['parts'][0]['parts'][0]['text'], index['text'])
+               for base, index, *_ in indexed if base['parts'] and accented(base['parts'][0])}
+    assert {('J', 'C'), ('A', 't')} <= letters
+
+def in_browser(page, probe, folder):
+    "What a script finds out about a page in a headless browser that reaches no network."
+    text = page.read_text('utf-8')
+    find = f'document.body.dataset.told = JSON.stringify({probe})'
+    script = f'<script>addEventListener("load", () => {{ {find} }})</script>'
+    copy = page.with_name(f'probe-{page.name}')
+    copy.write_text((script + '</body>').join(text.rsplit('</body>', 1)), 'utf-8')
+    command = ['chromium', '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={folder}/u',
+               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=5000', '--dump-dom', copy.as_uri()]
+    try: done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    finally: copy.unlink()
+    told = re.search(r'data-told="([^"]+)"', done.stdout)
+    assert told, done.stderr[-2000:]
+    return json.loads(told[1].replace('&quot;', '"'))
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')
+def test_a_browser_draws_tables_and_equation_4(site, tmp_path):
+    "Boxes on the screen: a table has height, the index C stands to the lower right of J with a bar."
+    heights = in_browser(site/'nbs'/'05_results.html', """
+      [...document.querySelectorAll('.cell_output table')].map(t => t.getBoundingClientRect().height)""", tmp_path)
+    assert len(heights) >= 10 and min(heights) > 20
+    boxes = in_browser(site/'nbs'/'03a_cpo.html', """
+      [...document.querySelectorAll('msub, msubsup')]
+        .filter(m => m.children[0].querySelector('mover') && m.children[0].textContent.includes('J'))
+        .map(m => [m.children[0], m.children[1]].map(e => e.getBoundingClientRect()))""", tmp_path)
+    assert len(boxes) >= 2
+    heights = in_browser(site/'nbs'/'03a_cpo.html', """
+      [...document.querySelectorAll('.math-wrapper')].map(e => [e.scrollHeight, e.clientHeight])""", tmp_path)
+    assert heights and [pair for pair in heights if pair[0] > pair[1]] == [] # nothing is cut off
+    for letter, index in boxes:
+        assert index['left'] >= letter['right'] - 1 and index['top'] > letter['top']
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -1,0 +1,137 @@
+"""The running example: Sam's apples, what both micro models write on it, and what each hand-over comes to.
+
+Here belongs what the pictures of the ideas show: one problem with all its outcomes, and one training, watched. How
+these are drawn belongs in `report.pictures`.
+"""
+
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from ..base.settings import Policy
+from ..base.store import RolloutStore, tree_settings
+from ..base.tools import run_async
+from ..data.benchmarks import find_benchmark, load_problems
+from ..data.recorded import SUFFIX, read_recorded
+from ..method.confidence import logprob_confidence, math_token_mask
+from ..method.outcomes import outcome_table
+from ..method.tree import RoutingTree, collect_rollouts
+from ..models.names import open_models
+
+BENCHMARK = 'micro-gsm'
+QUESTION = 'Sam buys 6 apples'  # how it begins
+N_PROBLEMS = 8  # it is one of the first
+THRESHOLD = 0.5  # of the simplest router, as in the README
+
+
+@dataclass(frozen=True)
+class Token:
+    "One token of a step."
+
+    text: str
+    prob: float  # the probability that the model gave it
+    is_math: bool  # does it count for the score?
+
+
+@dataclass(frozen=True)
+class Example:
+    "One problem: the small model's chain, and what comes of handing over after each of its steps."
+
+    question: str
+    steps: tuple  # texts that the small model wrote
+    tokens: tuple  # `Token`s of each step
+    doubts: tuple  # of each step: 1 minus the probability of its least sure token that counts
+    rests: tuple  # per hand-over, the texts that the large model writes instead of the step and of the rest
+    right: tuple  # bool, per hand-over; never is the last one
+    small_cost: (
+        tuple  # per hand-over, what the small model costs, as a share of the large model alone
+    )
+    large_cost: tuple  # the same of the large model
+
+    @property
+    def cost(self) -> tuple:
+        "Per hand-over, the whole cost as a share of the large model alone."
+        return tuple(small + large for small, large in zip(self.small_cost, self.large_cost))
+
+    @property
+    def hand_over(self) -> int:
+        "The step after which the simplest router hands over: the first one that it doubts."
+        return int(np.argmax(np.array(self.doubts) >= THRESHOLD))
+
+
+def read_tokens(step) -> tuple:  # a `Step` with tokens
+    "The `Token`s of a step; the one that ends it has no text, and is left out."
+    counts = math_token_mask(step.text, step.ends)
+    starts = (0, *step.ends)
+    tokens = []
+    for start, end, prob, is_math in zip(starts, step.ends, step.prob, counts):
+        if end > start:
+            tokens.append(Token(step.text[start:end], float(prob), bool(is_math)))
+    return tuple(tokens)
+
+
+def running_example() -> Example:
+    "The example of the README with all its outcomes, written by the shipped models: some seconds."
+    problems = load_problems(BENCHMARK, 'test', n=N_PROBLEMS)
+    (problem,) = [p for p in problems if p.question.startswith(QUESTION)]
+    with TemporaryDirectory() as folder, open_models(['micro-small', 'micro-large']) as models:
+        settings = tree_settings(BENCHMARK, models)
+        with RolloutStore(f'{folder}/draws.db', settings) as store:
+            tree = RoutingTree(models, store)
+            collect_rollouts([problem], tree)
+            chain, rests = run_async(tree.rollouts(problem))
+            table = outcome_table([problem], tree, 'test')
+    outcomes = {name: values[0] for name, values in table.grid('regenerate').items()}
+    small, large = table.params
+    alone = table.large_only()['paper_flops'][0]
+    return Example(
+        question=problem.question,
+        steps=tuple(step.text for step in chain),
+        tokens=tuple(read_tokens(step) for step in chain),
+        doubts=tuple(1 - logprob_confidence(step) for step in chain),
+        rests=tuple(tuple(step.text for step in rest) for rest in rests),
+        right=tuple(bool(right) for right in outcomes['correct']),
+        small_cost=tuple((2 * small * outcomes['small_tokens'] / alone).tolist()),
+        large_cost=tuple((2 * large * outcomes['large_tokens'] / alone).tolist()),
+    )
+
+
+@dataclass(frozen=True)
+class Watched:
+    "What a training looked like from round to round."
+
+    benchmark: str
+    kappas: tuple  # the threshold of each round
+    chances: tuple  # per round, pi(escalate) of all small steps, ascending
+
+
+def watched_training(
+    benchmark: str = 'gsm8k',  # a recorded one
+    rounds: int = 80,  # steps of the policy
+    max_steps: int = 16,  # of a solution, as they were drawn
+) -> Watched:
+    "Train one policy on all recorded training problems and keep kappa and pi of each round: some seconds."
+    from ..method.cpo import TableEnv
+    from ..method.training import train
+
+    recorded = read_recorded(benchmark)
+    problems = recorded.problems['train']
+    with TemporaryDirectory() as folder:
+        recorded.fill(f'{folder}/draws.db')
+        with RolloutStore(f'{folder}/draws.db', readonly=True) as store:
+            right = find_benchmark(benchmark + SUFFIX).right
+            tree = RoutingTree(None, store, max_steps=max_steps, grade=right)
+            table = outcome_table(problems, tree, 'train')
+    kappas = []
+    chances = []
+
+    class Watch(TableEnv):
+        def deploy(self, policy, kappa, rows=None, pi=None):
+            kappas.append(kappa)
+            chances.append(np.sort(pi.numpy()))
+            return super().deploy(policy, kappa, rows, pi)
+
+    settings = Policy(estimator='exact', batch=None, steps=rounds)
+    train(Watch(table, on_escalate='regenerate'), settings, progress=False)
+    return Watched(benchmark, tuple(kappas), tuple(chances))
