@@ -22,16 +22,16 @@ def test_what_decides_is_as_it_was_before_the_test_problems_were_drawn():
     changed = sorted(name for name in {*now, *frozen.decides} if now.get(name) != frozen.decides.get(name))
     same_tables = tables_digest(ROOT/'tables') == KEPT.read_text().strip()
     assert not changed or same_tables, (
-        f'these decide the results and differ from commit {frozen.commit[:9]}: {"; ".join(changed)}. The tables differ, '
-        'too. Draw new test problems (python -m micro_world.freeze in nbs/labs), or undo the change')
+        f'these decide the results and differ from commit {frozen.commit[:9]}: {"; ".join(changed)}. The tables '
+        'differ, too. Draw new test problems (python -m micro_world.freeze in nbs/labs), or undo the change')
 
 def test_a_changed_rule_is_noticed(monkeypatch):
     before = deciding()
-    monkeypatch.setattr(freeze, 'read_module', lambda path, name: ('other' if name.endswith('.certain') else name, set()))
+    read = freeze.read_module
+    def changed(path, name): return ('other', set()) if name.endswith('.certain') else read(path, name)
+    monkeypatch.setattr(freeze, 'read_module', changed)
     after = deciding()
-    assert after['rules: stepwise_routing.method.certain'] != before['rules: stepwise_routing.method.certain']
-    assert {k for k in after if k.startswith('rules')} == {k for k in before if k.startswith('rules')}
-    assert after['settings'] == before['settings'] and after['claims'] == before['claims']
+    assert [k for k in after if after[k] != before[k]] == ['rules: stepwise_routing.method.certain']
 
 def test_the_receipt_stands_under_the_tables():
     frozen = read_frozen()
@@ -56,7 +56,7 @@ def freeze_problems(benchmark, seed):
 def test_the_first_draw_needs_no_receipt(monkeypatch, tmp_path):
     monkeypatch.setattr(receipts, 'RECEIPT', tmp_path/'none.json')
     assert read_frozen() is None
-    assert [p.id for p in drawn_problems('micro-gsm', 'test')][:20] == [p.id for p in freeze_problems('micro-gsm', 0)][:20]
+    assert drawn_problems('micro-gsm', 'test') == freeze_problems('micro-gsm', 0)
 
 @pytest.mark.slow
 def test_the_commit_itself_has_these_digests(tmp_path):
@@ -67,5 +67,6 @@ def test_the_commit_itself_has_these_digests(tmp_path):
     subprocess.run(['tar', '-x', '-C', str(tmp_path)], input=archive.stdout, check=True)
     code = 'import json; from micro_world.freeze import deciding; print(json.dumps(deciding()))'
     env = os.environ | dict(PYTHONPATH=f'{tmp_path}:{tmp_path}/nbs/labs')
-    out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert not out.returncode, out.stderr
     assert json.loads(out.stdout.splitlines()[-1]) == frozen.decides

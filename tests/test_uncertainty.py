@@ -123,7 +123,8 @@ def test_where_nothing_was_walked_on_test_the_large_model_stays():
     method = at_thresholds(table_methods(tables['train'], tables['calibration'])[0][0])
     grid = grid_search(method, tables['calibration'])
     grid = grid._replace(chosen=len(grid.thresholds) - 1, certain=LARGE)
-    points, _ = points_of(method, grid, tables, draw_samples(tables['calibration'], tables['test'], 9, 0), shown=[LARGE])
+    samples = draw_samples(tables['calibration'], tables['test'], 9, 0)
+    points, _ = points_of(method, grid, tables, samples, shown=[LARGE])
     large = tables['test'].large_only()['correct'].mean()
     assert all(np.isclose(p.columns['correct'][0], large) and p.threshold == LARGE for p in points)
 

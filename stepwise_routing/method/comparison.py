@@ -8,8 +8,7 @@ __all__ = ['THRESHOLDS', 'WALKED', 'LARGE', 'WORTH', 'GRID_COLUMNS', 'CERTAIN_CO
            'certain_and_cheap', 'by_cost', 'at_thresholds', 'mean_outcome', 'Grid', 'grid_search', 'outcome_rows',
            'grid_rows', 'method_rows', 'bare_methods', 'two_number_methods', 'table_methods', 'replay_methods',
            'Walker', 'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_kappa', 'seed_rows',
-           'Case', 'replay_case', 'add_trim', 'asked_scores', 'walks_of', 'choose_walks', 'walk_methods',
-           'chosen_frame']
+           'Case', 'replay_case', 'add_trim', 'asked_scores', 'walks_of', 'choose_walks', 'walk_methods']
 
 # %% ../../nbs/04b_comparison.ipynb #imports
 from collections import namedtuple
@@ -590,27 +589,3 @@ def walk_methods(
     for (method, fixed), grid, thresholds in zip(methods, grids, shown):
         case.add(method, grid, run, thresholds)
         case.add_points(method, grid, run, thresholds, fixed is not None)
-
-# %% ../../nbs/04b_comparison.ipynb #frames
-def chosen_frame(cases):
-    "What was chosen on calibration: accuracy in %, cost in % of the large model's; `met`: within alpha of it."
-    import pandas as pd
-
-    def row(case, g):
-        accuracy = g.accuracy[g.chosen]
-        cost = g.cost[g.chosen]
-        return dict(
-            setting=case.setting,
-            benchmark=g.benchmark,
-            method=g.method,
-            on_escalate=g.on_escalate,
-            n=g.n,
-            large=round(100 * g.large_accuracy, 1),
-            threshold=round(g.threshold, 3),
-            accuracy=round(100 * accuracy, 1),
-            cost=round(100 * cost / g.cost[-1], 1),
-            met=g.met,
-        )
-
-    rows = [row(case, g) for case in cases for g in case.grids]
-    return pd.DataFrame(rows).set_index(['method', 'on_escalate', 'setting', 'benchmark'])

@@ -190,7 +190,7 @@ def two_number_settings(
     n: int = 40,  # thresholds + 1, see `chain_thresholds`
     n_hopeless: int = 10,  # shares of the chains that are given up: 0, 1/n_hopeless, ..., but not all
 ) -> list:  # of `TwoNumbers`
-    "The router at every pair of numbers worth trying; thresholds fall behind each number of `hopeless`."
+    "The router at every pair of numbers; thresholds fall behind each number of `hopeless`."
     bare = replace(router, hopeless=-np.inf)
     thresholds = score_thresholds(bare, table, n)
     first = bare.table_score(table)[:, 0]
@@ -200,7 +200,6 @@ def two_number_settings(
         replace(router, threshold=float(threshold), hopeless=float(low))
         for low in hopeless
         for threshold in thresholds
-        if threshold > low
     ]
 
 # %% ../../nbs/04_baselines.ipynb #glimpse
