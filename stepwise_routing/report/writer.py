@@ -220,14 +220,15 @@ def _slug(text):
 def numbers(
     folder,  # of tables
 ) -> dict:  # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
-    """The numbers of evaluation*.csv at the chosen thresholds, in percent, by name.
+    """The numbers of evaluation*.csv and certain*.csv at the chosen settings, in percent, by name.
 
     A name is file, benchmark, method, reading and column.
     """
     import pandas as pd
 
     texts = {}
-    for path in sorted(Path(folder).glob('evaluation*.csv')):
+    folder = Path(folder)
+    for path in sorted([*folder.glob('evaluation*.csv'), *folder.glob('certain*.csv')]):
         for row in pd.read_csv(path).query('chosen == 1').to_dict('records'):
             parts = [_slug(row[column]) for column in ('benchmark', 'method', 'on_escalate')]
             for metric in NAMED_SHARES:

@@ -20,7 +20,6 @@ from stepwise_routing.run.stages import load_policies, read_table
 
 SPLITS = 200
 ALPHA = 0.02
-N = 300  # calibration problems of a split
 
 
 def outcomes(routers, tables) -> tuple:  # right [setting, problem], cost [setting, problem]
@@ -43,9 +42,9 @@ def methods(setting, benchmark, calibration) -> dict:  # name -> routers, from s
     return found
 
 
-def resplit(right, cost, large_right, large_cost, rng) -> list:  # a row per target
+def resplit(right, cost, large_right, large_cost, n, rng) -> list:  # n: calibration problems; a row per target
     order = rng.permutation(len(large_right))
-    chosen_on, judged_on = order[:N], order[N:]
+    chosen_on, judged_on = order[:n], order[n:]
     loss = losses(large_right, right)
     share = cost[:, chosen_on].mean(1) / large_cost[chosen_on].mean()
     last = certain_setting(loss[:, chosen_on], ALPHA)
@@ -71,7 +70,7 @@ def main() -> None:
             right, cost = outcomes(routers, tables)
             rng = np.random.default_rng(0)
             for _ in range(SPLITS):
-                for row in resplit(right, cost, large_right, large_cost, rng):
+                for row in resplit(right, cost, large_right, large_cost, len(tables[0]), rng):
                     rows.append(dict(benchmark=benchmark, method=name) | row)
     keys = ['benchmark', 'method', 'target']
     print(pd.DataFrame(rows).groupby(keys, sort=False)[['broken', 'cost', 'alone']].mean().round(3))
