@@ -308,7 +308,7 @@ def in_stores(run): return sum(len(s) for _, s in stored(run)) + sum(map(len, an
 def test_a_killed_worker_loses_no_walk_and_asks_nothing_twice(tmp_path, drawn, monkeypatch, first, then):
     monkeypatch.setattr(walking, 'PART', 3)
     config = changed(drawn.config, {'baselines.reward_model': '', 'api.models': []})
-    whole, run = (copied(replace(drawn, config=config), tmp_path/name, n) for name, n in (('whole', 1), ('run', first)))
+    whole, run = (copied(replace(drawn, config=config), tmp_path/str(n), n) for n in (1, first))
     before = in_stores(run)
     walk_all(whole, glimpsed_models)
     sentence = write_file(run.folder/'die', '')

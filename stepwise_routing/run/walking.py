@@ -193,7 +193,7 @@ def walk_side_by_side(setting: Setting, case: Case, wanted: list):  # (router, s
 
 
 @contextmanager
-def lent_stores(setting: Setting, opener):
+def lent_to_walk(setting: Setting, opener):
     """Keep the right to write to all stores that a setting is walked with, for the time of a `with` block.
 
     The processes that walk write to them, as those that draw, see `run.drawing`.
@@ -238,5 +238,5 @@ def walk_all(
         for setting in run.settings:
             courses += walk_courses(setting, workers)
             if workers > 1 and is_shared(setting):
-                stack.enter_context(lent_stores(setting, opener))
+                stack.enter_context(lent_to_walk(setting, opener))
         return follow(run, work, 'walks', courses, job_size, workers)

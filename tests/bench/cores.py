@@ -1,14 +1,16 @@
 """How far do more cores carry? `python tests/bench/cores.py [--profile micro] [--no-api]`
 
-Draws what a profile draws, job after job in one process and into a fresh store, and takes the processor seconds of each
-job. From them follows when the last of 1, 2, 4, 8 and 16 workers ends, who take jobs in the order of `in_processes`:
-with whole benchmarks as jobs, and with parts of benchmarks. A worker loads torch, models and kernels once. The calls of
-the API setting are one job; its seconds are those of this process and of its server together, which overlap in a run,
-so they are an upper bound."""
+Draws and walks what a profile draws and walks, job after job in one process and into a fresh store, and takes the
+processor seconds of each job. From them follows when the last of 1, 2, 4, 8 and 16 workers ends, who take jobs in the
+order of `in_rounds`: with whole benchmarks as jobs, and with parts of benchmarks. A worker loads torch, models and
+kernels once. What one process does between the rounds of walks is added in full, as if everybody waited for it. The
+calls of the API setting are one job; its seconds are those of this process and of its server together, which overlap
+in a run, so they are an upper bound. There are no policies: those that walk are not in the profile micro."""
 import argparse
 import heapq
 import resource
 import time
+from collections import deque
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +18,9 @@ import pandas as pd
 
 from stepwise_routing.run.config import Run, read_run
 from stepwise_routing.run.drawing import Part, draw_edges, draw_parts, lent_stores
-from stepwise_routing.run.stages import open_backends
+from stepwise_routing.run.stages import open_backends, read_all
+from stepwise_routing.run.walking import job_size, lent_to_walk, walk_courses
+from stepwise_routing.run.workers import in_rounds
 
 WORKERS = 1, 2, 4, 8, 16
 
@@ -28,31 +32,97 @@ def timed(work):
     work()
     return seconds() - start
 
-def makespan(jobs, workers, start):
-    "When the last worker ends; jobs are (size, seconds), the largest first, of equal ones the last."
-    order = sorted(range(len(jobs)), key=lambda i: (-jobs[i][0], -i))
-    free = [start]*min(workers, len(jobs))
-    for i in order: heapq.heappush(free, heapq.heappop(free) + jobs[i][1])
-    return max(free)
+def largest_first(jobs): # (size, seconds); of equal ones the last
+    return [jobs[i] for i in sorted(range(len(jobs)), key=lambda i: (-jobs[i][0], -i))]
+
+def makespan(courses, workers, start):
+    "When the last worker ends; a course is a list of rounds, a round a list of (size, seconds)."
+    courses = [deque(rounds) for rounds in courses]
+    firsts = [(size, (took, i)) for i, rounds in enumerate(courses) for size, took in rounds[0]]
+    left = [len(rounds.popleft()) for rounds in courses]
+    waiting, under_way, now = deque(job for _, job in largest_first(firsts)), [], start
+    while True:
+        while waiting and len(under_way) < workers:
+            took, i = waiting.popleft()
+            heapq.heappush(under_way, (now + took, i))
+        if not under_way: return now
+        now, i = heapq.heappop(under_way)
+        left[i] -= 1
+        if not left[i] and courses[i]:
+            jobs = courses[i].popleft()
+            left[i] = len(jobs)
+            waiting.extend((took, i) for _, took in largest_first(jobs))
+
+# ---- drawing
 
 def load_all(setting):
     with TemporaryDirectory() as folder, open_backends(setting) as models:
         few = Run('few', setting.run.config, Path(folder), Path(folder))
         draw_edges(type(setting)(few, setting.name), Part(setting.benchmarks[0], 0, 200), models)
 
-def open_jobs(setting):
-    "(Benchmark, problems, seconds) of each part."
+def draw_jobs(setting):
+    "Benchmark -> a course of one round, whose jobs are its parts."
+    courses = {}
     with open_backends(setting) as models:
         for b in setting.benchmarks:
             with lent_stores(setting, [b], open_backends):
-                for part in draw_parts(setting, b, workers=2):
-                    yield b, part.count(setting), timed(lambda: draw_edges(setting, part, models))
+                courses[b] = [[(part.count(setting), timed(lambda: draw_edges(setting, part, models)))
+                               for part in draw_parts(setting, b, workers=2)]]
+    return courses
 
-def api_job(setting):
+def draw_api(setting):
     def work():
         with open_backends(setting) as models:
             for b in setting.benchmarks: draw_edges(setting, Part(b), models)
-    return 'API', sum(Part(b).count(setting) for b in setting.benchmarks), timed(work)
+    return [[(sum(Part(b).count(setting) for b in setting.benchmarks), timed(work))]]
+
+# ---- walks
+
+def noted(course, rounds, between):
+    "The same course; `rounds` gets a list per round, `between` the seconds before it."
+    results = None
+    while True:
+        start = seconds()
+        try: jobs = course.send(results)
+        except StopIteration: return
+        between.append(seconds() - start)
+        rounds.append([])
+        results = yield jobs
+
+def walk_jobs(setting, workers):
+    "(Courses, seconds in between) of the walks of a setting, which are done."
+    courses, between = [], []
+    def work(setting, task, *details):
+        results = []
+        took = timed(lambda: results.extend(task(setting, open_backends, *details)))
+        courses[-1][-1].append((job_size(setting, task, *details), took))
+        return results
+    for course in walk_courses(setting, workers):
+        courses.append([])
+        in_rounds(work, [noted(course, courses[-1], between)], 1)
+    return courses, sum(between)
+
+# ---- what comes of it
+
+def whole(courses): # each as a single job
+    jobs = [[job for jobs in rounds for job in jobs] for rounds in courses]
+    return [[[(sum(size for size, _ in each), sum(took for _, took in each))]] for each in jobs]
+
+def show(name, benchmarks, courses, api, start, between=0.):
+    rows = {b: dict(zip(('rounds', 'jobs', 'seconds', 'shortest', 'longest'),
+                        (len(rounds), len(each), sum(each), min(each), max(each))))
+            for b, rounds in zip(benchmarks, courses) for each in [[took for jobs in rounds for _, took in jobs]]}
+    print(f'\n{name}: a worker loads for {start:.1f} s; {between:.1f} s between rounds; the API setting takes '
+          f'{sum(took for rounds in api for jobs in rounds for _, took in jobs):.1f} s')
+    print(pd.DataFrame(rows).T.round(1), end='\n\n')
+    columns = {'by benchmark': (whole(courses), start), 'by problem': (courses, start + between)}
+    if api: columns |= {f'{how}, with API': (each + api, begin) for how, (each, begin) in columns.items()}
+    spans = {n: {how: makespan(each, n, begin) for how, (each, begin) in columns.items()} for n in WORKERS}
+    print(pd.DataFrame(spans).T.rename_axis('workers').round(1))
+
+def show_walks(open_setting, api, start):
+    with lent_to_walk(open_setting, open_backends): courses, between = walk_jobs(open_setting, 2)
+    show('walking', open_setting.benchmarks, courses, [c for s in api for c in walk_jobs(s, 1)[0]], start, between)
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,19 +130,12 @@ if __name__ == '__main__':
     parser.add_argument('--no-api', action='store_true')
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
-        run = Run(args.profile, read_run(args.profile).config, Path(folder)/'run', Path(folder)/'store')
+        changes = {'api.models': []} if args.no_api else {}
+        config = read_run(args.profile, changes=changes).config
+        run = Run(args.profile, config, Path(folder)/'run', Path(folder)/'store')
         open_setting, *api = run.settings
         start = timed(lambda: load_all(open_setting))
-        parts = pd.DataFrame(open_jobs(open_setting), columns=['benchmark', 'problems', 'seconds'])
-        paid = [] if args.no_api else [api_job(setting)[1:] for setting in api]
-    sums = parts.groupby('benchmark', sort=False).agg(
-        parts=('seconds', 'size'), problems=('problems', 'sum'), seconds=('seconds', 'sum'),
-        shortest=('seconds', 'min'), longest=('seconds', 'max'))
-    print(f'a worker loads for {start:.1f} s; the API setting takes {sum(s for _, s in paid):.1f} s')
-    print(sums.round(1), end='\n\n')
-    whole = list(sums[['problems', 'seconds']].itertuples(index=False, name=None))
-    divided = list(parts[['problems', 'seconds']].itertuples(index=False, name=None))
-    columns = {'by benchmark': whole, 'by problem': divided}
-    columns |= {f'{name}, with API': jobs + paid for name, jobs in columns.items() if paid}
-    rows = {n: {name: makespan(jobs, n, start) for name, jobs in columns.items()} for n in WORKERS}
-    print(pd.DataFrame(rows).T.rename_axis('workers').round(1))
+        drawn = draw_jobs(open_setting)
+        show('drawing', drawn, [*drawn.values()], [draw_api(setting) for setting in api], start)
+        read_all(run)
+        show_walks(open_setting, api, start)
