@@ -86,7 +86,10 @@ class Ledger(Database):
         return self.calls
 
     async def record(self, call, key, max_units, units, notes, reply=None):
-        "Put a call on file, in one transaction with all others that wait. OSError: no room; it stays in memory."
+        """Put a call on file, in one transaction with all others that wait.
+
+        OSError: no room; it stays in memory. RuntimeError: no file can hold one of them.
+        """
         row = (
             (call, key, max_units, units, json.dumps(notes)),
             reply and (call, key, json.dumps(reply)),
@@ -98,13 +101,24 @@ class Ledger(Database):
             rows = dict(self.unsaved)
             try:
                 await asyncio.to_thread(self.save, rows)
-            except OSError as e:
+            except (OSError, RuntimeError) as e:
                 self.broken = e
-                raise
+                if isinstance(e, OSError):
+                    raise
             self.unsaved = {k: row for k, row in self.unsaved.items() if rows.get(k) is not row}
 
     def save(self, rows):
-        calls, replies = zip(*rows.values())
+        "Write rows in one transaction. RuntimeError: one cannot be written, all others are."
+        try:
+            self.put_rows(rows.values())
+        except OverflowError as error:
+            for row in rows.values():
+                with contextlib.suppress(OverflowError):
+                    self.put_rows([row])
+            raise RuntimeError(f'{self.path}: a call cannot be put down ({error})') from None
+
+    def put_rows(self, rows):
+        calls, replies = zip(*rows)
         self.write('REPLACE', dict(call=calls, reply=filter(None, replies)))
 
     async def send(self, call):  # its request leaves now
@@ -123,10 +137,8 @@ class Ledger(Database):
             await self.record(call, key, max_units, units, notes, reply)
 
     def stop(self, error):
-        "Make no new call and cancel those in flight, which count in full; their callers get the error."
+        "Make no new call; those in flight end and are kept."
         self.broken = error
-        for task in self.pending.values():
-            task.cancel()
 
     def run(self, coro):
         "A future of a coroutine in the ledger's loop; whoever waits for it may be interrupted, the coroutine is not."

@@ -33,7 +33,7 @@ from .manifest import (
 from .notebooks import NotebookFailed, execute, now, sole_runner, stage_names
 
 RESERVED_NAMES = ('store', 'lessons')  # folders of runs/ that are no run
-WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.part)?')
+WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.\w+\.part)?')
 
 
 @dataclass(frozen=True)
