@@ -9,12 +9,19 @@ extensions = ['myst_nb']
 html_theme, html_title, html_copy_source = 'furo', project, False
 myst_enable_extensions, myst_heading_anchors = ['dollarmath', 'amsmath'], 3
 nb_execution_mode, nb_merge_streams = 'off', True
+nb_render_markdown_format = 'myst' # of outputs; its default, 'commonmark', knows no tables
 html_math_renderer = 'mathml'
 
+ACCENTED = re.compile(r'\\(?:bar|hat|tilde|vec|dot)\b\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z])')
+
+def _prepared(latex):
+    "A formula as docutils draws it rightly: it would put the index of an accented letter underneath."
+    latex = re.sub(r'\\[bB]ig(?![a-z])', '', latex).replace(r'\dots', r'\ldots') # MathML stretches by itself
+    return ACCENTED.sub(r'{\g<0>{}}', latex)
+
 def _visit(as_block):
-    def visit(writer, node): # MathML stretches by itself
-        latex = re.sub(r'\\[bB]ig(?![a-z])', '', node.astext()).replace(r'\dots', r'\ldots')
-        writer.body.append(tex2mathml(latex, as_block=as_block))
+    def visit(writer, node):
+        writer.body.append(tex2mathml(_prepared(node.astext()), as_block=as_block))
         raise nodes.SkipNode
     return visit
 

@@ -1,5 +1,6 @@
 "The table of faults, on real processes: nothing is lost, nothing is paid twice, nothing hangs. Then each one closely."
 import asyncio
+import gc
 import json
 import re
 import socket
@@ -259,3 +260,18 @@ def test_no_redirect_is_followed(status):
         error, = closing(api(server), ask())
         assert f'sends requests to another address ({status}): give that as base_url' in str(error)
         assert (len(server.seen), other.seen) == (1, [])
+
+def test_an_error_is_told_once(caplog):
+    "Whoever waits gets it; callers that went away with the first one leave no traceback behind."
+    with Faulty(models=('toy-model-2',), delay=.05) as server:
+        backend = api(server)
+        async def every():
+            calls = [asyncio.ensure_future(backend.write(ask(k))) for k in range(40)]
+            await asyncio.sleep(.01)
+            for call in calls[1:]: call.cancel()
+            with pytest.raises(RuntimeError, match="did you mean 'toy-model-2'"): await calls[0]
+            await asyncio.sleep(.2)
+        run_async(every())
+        run_async(backend.close())
+    gc.collect()
+    assert caplog.records == []
