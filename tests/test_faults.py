@@ -2,6 +2,7 @@
 import asyncio
 import gc
 import json
+import random
 import re
 import socket
 import subprocess
@@ -275,3 +276,22 @@ def test_an_error_is_told_once(caplog):
         run_async(backend.close())
     gc.collect()
     assert caplog.records == []
+
+def test_a_damaged_ledger_is_refused_before_it_pays(tmp_path):
+    "Flipped bits, in keys and indexes too: what was paid is there, or one line says that the file is damaged."
+    whole, path, r = tmp_path/'whole', tmp_path/'l', random.Random(0)
+    with Ledger(whole) as book:
+        async def pay():
+            for i in range(30): await book.settle(await book.reserve(f'{i:032x}', 9), 5, dict(n=i))
+        run_async(pay())
+    data = whole.read_bytes()
+    for _ in range(120):
+        at = r.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << r.randrange(8))]) + data[at + 1:])
+        try:
+            with Ledger(path) as book:
+                assert book.units == 150 and all(book.reply(f"{i:032x}") == dict(n=i) for i in range(30))
+        except (ValueError, OSError) as e: assert '\n' not in str(e) and str(path) in str(e)
+    at = data.rindex(b'%032x' % 7) # in the index of keys: nobody would find this reply
+    path.write_bytes(data[:at] + b'f' + data[at + 1:])
+    with pytest.raises(ValueError, match='l is damaged .*restore a copy'): Ledger(path)
