@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..base.tools import Project, find_project, nearest
-from .config import Run, read_run, settings_receipt
+from .config import FOLDER_NAME, Run, read_run, settings_receipt
 from .fingerprints import stage_fingerprints
 from .manifest import (
     Manifest,
@@ -76,7 +76,7 @@ def _named_run(project, profile, options):
     "The run that `--run-id` names, and what to say about it. ValueError if it cannot be used."
     name = options.run_id
     past = Manifest(project.runs / name).data
-    if not re.fullmatch(r'\w[\w.-]*', name) or name in RESERVED_NAMES:
+    if not FOLDER_NAME.fullmatch(name) or name in RESERVED_NAMES:
         raise ValueError(f'{name!r} cannot name a run: use letters, digits, ".", "-" and "_"')
     if not past:
         if (project.runs / name / 'manifest.json').is_file():
