@@ -15,6 +15,12 @@ from ..base.store import Database
 CENT = 10**10  # units
 
 
+def note_error(future) -> None:
+    "Read the error of a future that nobody may wait for any more, so that asyncio does not print it."
+    if not future.cancelled():
+        future.exception()
+
+
 class Ledger(Database):
     "The book of one or several paid models. In memory only where `path` is None. Errors as of `Database`."
 
@@ -145,9 +151,9 @@ class Ledger(Database):
         if self.closing.is_set():
             coro.close()
             raise RuntimeError('the ledger of this model is closed')
-        return asyncio.shield(
-            asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.loop))
-        )
+        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.loop))
+        future.add_done_callback(note_error)
+        return asyncio.shield(future)
 
     def close(self):
         "Let the calls in flight come to an end, then close the file. OSError: the disk has no room for what was paid."
@@ -180,6 +186,7 @@ class Ledger(Database):
         if key not in self.pending:
             self.pending[key] = asyncio.ensure_future(draw())
             self.pending[key].add_done_callback(lambda _: self.pending.pop(key))
+            self.pending[key].add_done_callback(note_error)
         try:
             return await asyncio.shield(self.pending[key])
         except asyncio.CancelledError:
