@@ -34,7 +34,14 @@ from .data.sources import file_rows, make_problem
 from .method.outcomes import OutcomeTable, outcome_table
 from .method.tree import RoutingTree, collect_rollouts
 from .method.walks import walk
-from .models.pair import Access, Sampling, open_pair, public_name, two_names
+from stepwise_routing.models.pair import (
+    Access,
+    Sampling,
+    check_questions,
+    open_pair,
+    public_name,
+    two_names,
+)
 from .report.card import CLASSES, LARGE_ALONE, Choice, curve_words, router_card
 from .report.transcripts import WRITERS, Line, Transcript
 
@@ -103,16 +110,17 @@ def _all_problems(folder, problems, own):
     before = json.loads(_as_json(read_own(folder)))
     now = json.loads(_as_json(own))
     check_settings(folder, before, now)
-    return own_problems([*file_rows(folder / 'problems.jsonl'), *new], own.name)
+    file = folder / 'problems.jsonl'
+    earlier = file_rows(file) if file.is_file() else []  # the first call may have been stopped
+    return own_problems([*earlier, *new], own.name)
 
 
-def _write_problems(folder, problems, own):
-    "Note what a folder is for. Tables of fewer problems go; `collect` makes them anew."
-    for side in SIDES:
-        (folder / f'{side}.npz').unlink(missing_ok=True)
+def _write_tables(folder, problems, tables):
+    "What a folder knows now. Until then it stays as it was."
+    for table in tables:
+        table.save(folder / f'{table.split}.npz')
     rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in problems]
     write_file(folder / 'problems.jsonl', '\n'.join(rows) + '\n')
-    write_file(folder / 'own.json', _as_json(own))
 
 
 def _percent(shares):
@@ -154,12 +162,12 @@ def collect(
     with open_pair(names, sampling, access, folder / 'ledger.db', max_cents) as backends:
         settings = tree_settings(name, backends, find_benchmark(name).draws)
         with RolloutStore(folder / 'draws.db', settings) as store:
-            _write_problems(folder, problems, own)
+            check_questions(problems, backends)
+            write_file(folder / 'own.json', _as_json(own))
             tree = RoutingTree(backends, store, max_steps=max_steps, grade=grade)
             new_steps = collect_rollouts(problems, tree)
             tables, given_up = graded(tables_of, tree)
-            for table in tables:
-                table.save(folder / f'{table.split}.npz')
+            _write_tables(folder, problems, tables)
     result = {table.split: len(table) for table in tables}
     small = [table.outcome(-1)['correct'] for table in tables]
     large = [table.large_only()['correct'] for table in tables]

@@ -27,7 +27,7 @@ from stepwise_routing.base.records import (
     token_flops,
     walk_cost,
 )
-from stepwise_routing.base.tools import nearest, run_async
+from stepwise_routing.base.tools import nearest, run_async, write_file
 from stepwise_routing.data import benchmarks as data_benchmarks, sources as data_sources
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.sources import SPLITS
@@ -86,6 +86,19 @@ def test_edge_seeds_depend_on_every_part_and_on_nothing_else():
 def test_nearest():
     assert nearest('calibratoin', SPLITS) == " (did you mean 'calibration'?)"
     assert nearest('zzz', SPLITS) == ''
+
+def test_a_file_is_written_in_the_place_of_a_link_and_never_through_one(tmp_path, monkeypatch):
+    victim, there = tmp_path/'victim', tmp_path/'out'/'a.txt'
+    victim.write_text('precious')
+    there.parent.mkdir()
+    for link in (there, there.with_name('a.txt.part')): link.symlink_to(victim)
+    write_file(there, 'new')
+    assert (victim.read_text(), there.read_text(), there.is_symlink()) == ('precious', 'new', False)
+    there.with_name('a.txt.part').unlink()
+    def full(*_): raise OSError('disk full')
+    monkeypatch.setattr(os, 'fsync', full)
+    with pytest.raises(OSError): write_file(there, 'newer')
+    assert there.read_text() == 'new' and [*there.parent.iterdir()] == [there]
 
 def test_run_async_inside_and_outside_a_loop():
     async def answer(): await asyncio.sleep(0); return 42

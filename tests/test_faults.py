@@ -1,6 +1,8 @@
 "The table of faults, on real processes: nothing is lost, nothing is paid twice, nothing hangs. Then each one closely."
 import asyncio
+import gc
 import json
+import random
 import re
 import socket
 import subprocess
@@ -179,3 +181,117 @@ def test_a_message_of_a_server_has_no_escape_codes():
 def test_an_endless_reply_is_not_read(tmp_path):
     with Faulty(['gzip']*2) as server: error, = closing(api(server, retries=2), ask())
     assert 'a reply of more than 67108864 bytes' in str(error)
+
+# ---- sizes and ranges of what a server says
+
+def hostile(change, *headers, status=200):
+    "A server whose replies are changed before they are sent."
+    class Hostile(Faulty):
+        async def _send(self, writer, code, body, *more, **how):
+            if isinstance(body, dict) and 'choices' in body: change(body)
+            return await super()._send(writer, status, body, *more, *headers, **how)
+    return Hostile()
+
+def first_token(**values): return lambda reply: reply['choices'][0]['logprobs']['content'][0].update(values)
+
+def used(**values): return lambda reply: reply['usage'].update(values)
+
+@pytest.mark.parametrize('values', [dict(bytes=2 * 10**9), dict(bytes=10**12), dict(bytes='abc'), dict(bytes=[300]),
+                                    dict(bytes={'a': 1}), dict(logprob=-10**400), dict(token=7, bytes=None)])
+def test_a_token_is_checked_before_it_is_built(values, tmp_path):
+    with hostile(first_token(**values)) as server:
+        backend = api(server, ledger=tmp_path/'l', retries=2)
+        error, = closing(backend, ask())
+        assert 'no reply after 2 attempts; the last one: a reply without choices' in str(error)
+        assert backend.ledger.units == server.cents*CENT # booked by its usage
+
+def test_a_reply_of_more_tokens_than_were_asked_for_is_none(tmp_path):
+    "They are matched with its text, which takes long for many."
+    many = lambda reply: reply['choices'][0]['logprobs'].update(content=[dict(token='x', logprob=-1.)] * 20_000)
+    with hostile(many) as server: error, = closing(api(server, retries=1), ask())
+    assert 'a reply without choices' in str(error)
+
+COUNTS = dict(completion_tokens=10**400), dict(prompt_tokens=10**9), dict(completion_tokens=5 * 10**12)
+
+@pytest.mark.parametrize('counts', COUNTS)
+@pytest.mark.parametrize('price', ['free', 'gpt-4.1-mini'])
+def test_more_tokens_than_were_asked_for_are_the_servers_error(counts, price, tmp_path):
+    with hostile(used(**counts)) as server:
+        backend = api(server, ledger=tmp_path/'l', price=price)
+        error, = closing(backend, ask())
+        line = 'counts more tokens than it was asked for' if price == 'free' else 'for a call that could cost no more'
+        assert line in str(error) and '\n' not in str(error) and len(server.seen) == 1
+    with Ledger(tmp_path/'l') as book:
+        (_, _, most, units, notes), = book.rows('call')
+        assert units == 100*most == book.units and 'counts more tokens' in json.loads(notes)['why']
+        assert book.rows('reply') == [] and json.loads(notes)['answer']
+
+def test_good_replies_beside_an_impossible_one_are_kept(tmp_path):
+    asked = []
+    def sixth(reply):
+        asked.append(1)
+        if len(asked) == 6: reply['usage']['completion_tokens'] = 10**16
+    with hostile(sixth) as server:
+        server.delay = .1
+        out = closing(api(server, ledger=tmp_path/'l', max_cents=50), *(ask(k) for k in range(8)))
+        assert sorted(type(o).__name__ for o in out) == ['RuntimeError'] + ['tuple'] * 7
+    with Ledger(tmp_path/'l') as book: assert len(book.rows('reply')) == 7 and len(book.rows('call')) == 8
+
+def test_a_row_that_cannot_be_written_blocks_no_other(tmp_path):
+    with Ledger(tmp_path/'l') as book:
+        async def both():
+            calls = [await book.reserve(key, 7) for key in 'abc']
+            for call in calls: await book.send(call)
+            await asyncio.gather(*(book.settle(c, 2**70 if i == 1 else 5, dict(text=i)) for i, c in enumerate(calls)))
+            with pytest.raises(RuntimeError, match='a call cannot be put down'): await book.reserve('d', 7)
+        run_async(both())
+    with Ledger(tmp_path/'l') as book:
+        assert [book.reply(key) for key in 'abc'] == [dict(text=0), None, dict(text=2)] and book.units == 5 + 7 + 5
+
+@pytest.mark.parametrize('header', ['X-Server: café', 'Content-Type: text/html; charset=rot13', 'X-A: \x80\xff',
+                                    'Retry-After: \xb2', 'Content-Type: text/plain; charset=no-such'])
+def test_no_header_decides_whether_a_reply_is_read(header):
+    with hostile(lambda reply: None, header) as server: assert closing(api(server, retries=1), ask())[0][0].text
+
+
+@pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(status):
+    with Faulty() as other, hostile(lambda reply: None, f'Location: {other.url}/chat/completions',
+                                    status=status) as server:
+        error, = closing(api(server), ask())
+        assert f'sends requests to another address ({status}): give that as base_url' in str(error)
+        assert (len(server.seen), other.seen) == (1, [])
+
+def test_an_error_is_told_once(caplog):
+    "Whoever waits gets it; callers that went away with the first one leave no traceback behind."
+    with Faulty(models=('toy-model-2',), delay=.05) as server:
+        backend = api(server)
+        async def every():
+            calls = [asyncio.ensure_future(backend.write(ask(k))) for k in range(40)]
+            await asyncio.sleep(.01)
+            for call in calls[1:]: call.cancel()
+            with pytest.raises(RuntimeError, match="did you mean 'toy-model-2'"): await calls[0]
+            await asyncio.sleep(.2)
+        run_async(every())
+        run_async(backend.close())
+    gc.collect()
+    assert caplog.records == []
+
+def test_a_damaged_ledger_is_refused_before_it_pays(tmp_path):
+    "Flipped bits, in keys and indexes too: what was paid is there, or one line says that the file is damaged."
+    whole, path, r = tmp_path/'whole', tmp_path/'l', random.Random(0)
+    with Ledger(whole) as book:
+        async def pay():
+            for i in range(30): await book.settle(await book.reserve(f'{i:032x}', 9), 5, dict(n=i))
+        run_async(pay())
+    data = whole.read_bytes()
+    for _ in range(120):
+        at = r.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << r.randrange(8))]) + data[at + 1:])
+        try:
+            with Ledger(path) as book:
+                assert book.units == 150 and all(book.reply(f"{i:032x}") == dict(n=i) for i in range(30))
+        except (ValueError, OSError) as e: assert '\n' not in str(e) and str(path) in str(e)
+    at = data.rindex(b'%032x' % 7) # in the index of keys: nobody would find this reply
+    path.write_bytes(data[:at] + b'f' + data[at + 1:])
+    with pytest.raises(ValueError, match='l is damaged .*restore a copy'): Ledger(path)

@@ -664,17 +664,32 @@ def test_a_killed_collect_goes_on(tmp_path, toys):
     ready(tmp_path/'whole')
     assert ready(folder) == calibrate(tmp_path/'whole', 'accuracy', .1)
 
-def test_tables_of_fewer_problems_are_not_trained_on(tmp_path, toys):
-    "Killed while problems were being added: the tables on disk are of the old ones."
-    folder = tmp_path/'mine'
-    collect(folder, rows(40), PAIR)
-    def stop(*args, **kwargs): raise ZeroDivisionError
-    with pytest.MonkeyPatch.context() as m, pytest.raises(ZeroDivisionError):
-        m.setattr(own_module, 'outcome_table', stop)
+def test_a_folder_stays_as_it_was_until_added_problems_are_drawn(tmp_path, toys):
+    folder, question = tmp_path/'mine', rows()[-1]['question']
+    before = ready(folder, 40)
+    kept = {f: (folder/f).read_bytes() for f in ('own.json', 'problems.jsonl', 'train.npz', 'calibration.npz')}
+    def refuse(self, problem, *args):
+        if problem.question == question: raise RuntimeError('the server refuses the request (400): too long')
+        return adder_step(self, problem, *args)
+    adder_step = Adder._step
+    with pytest.MonkeyPatch.context() as m, pytest.raises(RuntimeError, match='refuses'):
+        m.setattr(Adder, '_step', refuse)
         collect(folder, rows(), PAIR)
-    with pytest.raises(ValueError, match='collect has not finished'): train(folder)
-    collect(folder, rows(40), PAIR) # the others are in the folder already
-    assert len(own_table(folder, 'train')) + len(own_table(folder, 'calibration')) == 120
+    assert {f: (folder/f).read_bytes() for f in kept} == kept
+    train(folder, .1, steps=20, seeds=1)
+    assert calibrate(folder, 'accuracy', .1) == before
+    assert collect(folder, rows()[:-1], PAIR)['train'] + len(own_table(folder, 'calibration')) == 119
+
+@pytest.mark.parametrize('question, said', [
+    ('Add ' + '1 + ' * 5000 + '1?', "the question 'Add 1 .*exceed the context of"),
+    ('What \ud800 is 1 + 1?', 'row 2: .* has half a character')])
+def test_a_question_that_no_model_can_read_is_named_before_anything_is_drawn(tmp_path, question, said):
+    good = [dict(question=f'What is {i} plus {i}?', answer=str(2*i)) for i in range(3)]
+    pair = ['micro-small', 'micro-large']
+    with pytest.raises(ValueError, match=said) as e:
+        collect(tmp_path/'mine', [good[0], dict(question=question, answer='2')], pair)
+    assert '\n' not in str(e.value) and not (tmp_path/'mine'/'own.json').exists()
+    assert collect(tmp_path/'mine', good, pair)['new steps'] > 0
 
 # --- real models
 

@@ -228,6 +228,7 @@ def test_a_policy_for_others_is_refused(tmp_path):
 def rewrite(change):
     def damage(folder):
         config = json.loads((folder/'config.json').read_text())
+        del config['checksum'] # as policies had it before: what it says is looked at
         (folder/'config.json').write_text(json.dumps(change(config)))
     return damage
 
@@ -253,6 +254,20 @@ for k, v in dict(kappa=NAN, kappa2=-3, kappa3=1.5, mean=[NAN]*5, std=[0.]*5, std
                  mean2=[1e999]*5, features=['age']*5, weights='0').items():
     DAMAGE[f'out_of_range_{k}'] = rewrite(lambda c, k=k.rstrip('23'), v=v: c | {
         k: v[:len(c[k])] if isinstance(v, list) else v})
+
+def test_a_flipped_bit_of_the_settings_is_noticed_and_older_files_are_read(tmp_path):
+    saved(tmp_path)
+    file = tmp_path/'config.json'
+    whole, first = file.read_bytes(), load_policy(tmp_path)
+    for at in range(0, len(whole), 17):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        try: again = load_policy(tmp_path)
+        except ValueError as e: assert 'no readable policy' in str(e) and '\n' not in str(e)
+        else: assert {k: again.config.get(k) for k in first.config if k != 'checksum'} == {
+            k: v for k, v in first.config.items() if k != 'checksum'} # a blank, or the name of the checksum
+    file.write_bytes(whole)
+    rewrite(lambda config: config)(tmp_path)
+    assert load_policy(tmp_path).kappa == first.kappa
 
 def flip(folder):
     data = bytearray((folder/'model.safetensors').read_bytes())

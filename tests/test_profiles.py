@@ -215,3 +215,34 @@ def test_the_api_profile_runs_as_written(ready):
     assert {r['benchmark'] for r in rows} == {'gsm8k', 'math500', 'omnimath'}
     assert 'This run, api profile' in (tables/'table2.md').read_text() and not (tables/'table1.md').exists()
     assert any(float(r['cost']) > 0 for r in rows)
+
+# ---- what would fail later, or lead elsewhere, is refused before anything is drawn
+
+@pytest.mark.parametrize('change', [
+    'policy.temp=[1]', 'policy.temp=[]', 'policy.temp=[1,2,3]', 'policy.hidden=[3.5]', 'policy.hidden=[1000000000]',
+    'seed=18446744073709551616', 'seed=-1', 'data.benchmarks=[]', 'data.benchmarks=[micro-gsm,micro-gsm]',
+    'results.n_boot=100000000000', 'data.grader=xverify:file:///etc/passwd', 'data.grader=math-verfy',
+    'data.grader=xverify:http://judge.example/v1#m', 'data.grader=xverify:http://127.0.0.1@judge.example/v1#m',
+    'store=../../x', 'store=/tmp/x', 'store=.', 'policy.alpha=&a [*a]'])
+def test_a_setting_that_cannot_work_is_refused_by_a_dry_run(capsys, change):
+    status, lines = dry(PROJECT, capsys, '--profile', 'smoke', '-p', change)
+    assert status == 2 and change.partition('=')[0] in lines[-1] or 'is no value' in lines[-1]
+
+BOMB = 'policy:\n  alpha: [&a0 [x,x,x,x,x,x,x,x,x,x]' + ''.join(
+    f', &a{i} [{",".join([f"*a{i - 1}"]*10)}]' for i in range(1, 9)) + ']\n'
+
+@pytest.mark.parametrize('text, said', [
+    (BOMB, r'aliases \(\*name\) are not read'), ('policy: &p\n  alpha: *p\n', 'aliases'),
+    ('policy:\n  alpha: .1\npolicy:\n  steps: 2\n', "'policy' stands there twice"),
+    ('policy: {alpha: .1, alpha: .2}', "'alpha' stands there twice"), ('? [1]\n: 1\n', 'unhashable'),
+    ('policy:\n  alpha: ' + '['*5000 + ']'*5000, 'recursion'), ('policy:\n  alpha: 2026-99-99', 'month'),
+    ('#' * 10**6, 'bytes: it is no profile'), ('policy:\n  alpha: ' + 'x'*50_000, 'alpha is .* should be')])
+def test_yaml_of_somebody_else_is_one_short_line(tmp_path, text, said):
+    (tmp_path/'bad.yaml').write_text(text)
+    with pytest.raises(ValueError, match=said) as e: read_run(tmp_path/'bad.yaml', project=PROJECT)
+    assert 'bad.yaml' in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 400
+
+def test_a_profile_whose_name_cannot_name_a_run_is_refused(tmp_path):
+    (tmp_path/'my profile.yaml').write_text('open:\n  n_test: 4\n')
+    with pytest.raises(ValueError, match="'my profile.yaml' cannot name runs"):
+        read_run(tmp_path/'my profile.yaml', project=PROJECT)

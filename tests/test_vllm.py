@@ -334,7 +334,7 @@ def test_failures(monkeypatch):
     with pytest.raises(RuntimeError) as e, fake(broken='1'), serve_vllm(SMALL, context=512): pass
     line = "the vLLM server of 'small' did not start: ValueError: no room for the keys and values of 512 tokens"
     assert str(e.value) == line
-    assert 'sends no token ids' in one_line(dict(old='1'))
+    assert 'no token ids' in one_line(dict(old='1'))
     assert 'is no vLLM server' in one_line(dict(other='1'))
     for bad in (dict(top=0), dict(temperature=-1), dict(top_p=0), dict(max_tokens=0), dict(context=10**6)):
         assert 'vLLM' not in one_line(**bad)
@@ -343,6 +343,37 @@ def test_failures(monkeypatch):
     with pytest.raises(FileNotFoundError, match='no model folder'): VLLMBackend(SMALL.parent/'smal', SERVER['url'])
     monkeypatch.setitem(sys.modules, 'vllm', None)
     with pytest.raises(RuntimeError, match=r'pip install -e "\.\[gpu\]" -c constraints-gpu'), serve_vllm(SMALL): pass
+
+def top(name, value): return lambda choice: choice['logprobs'][name].__setitem__(0, value)
+
+REPLIES = dict(nan=top('token_logprobs', float('nan')), inf=top('top_logprobs', {'a': float('inf')}),
+               none=top('token_logprobs', None), text=top('top_logprobs', {'a': 'x'}), row=top('top_logprobs', None),
+               null=lambda c: c.update(logprobs=None), far=lambda c: c['token_ids'].__setitem__(0, 10**9),
+               below=lambda c: c['token_ids'].__setitem__(0, -1), word=lambda c: c['token_ids'].__setitem__(0, '7'),
+               short=lambda c: c['logprobs']['token_logprobs'].pop(), many=lambda c: c['token_ids'].extend([5]*600),
+               prompt=lambda c: c.get('prompt_logprobs') and c['prompt_logprobs'].__setitem__(-1, None) or c.clear())
+
+@pytest.mark.parametrize('how', [*REPLIES, 'no choices', 'html'])
+def test_a_reply_that_vllm_does_not_send_is_one_line(how, local, monkeypatch):
+    step, = run_async(local.write(Request(PROBLEMS[0])))
+    with opened() as b:
+        ask_server = models_vllm._ask
+        async def changed(*args):
+            reply = await ask_server(*args)
+            if how == 'html': return '<html>'
+            if how == 'no choices': return dict(reply, choices=[])
+            REPLIES[how](reply['choices'][0])
+            return reply
+        monkeypatch.setattr(models_vllm, '_ask', changed)
+        for call in (lambda: b.write(Request(PROBLEMS[0])), lambda: b.score(Request(PROBLEMS[0]), step)):
+            with pytest.raises(RuntimeError, match='sends a reply that cannot be read') as e: run_async(call())
+            assert '\n' not in str(e.value) and len(str(e.value)) < 300
+
+def test_logits_that_overflow_are_no_step():
+    from stepwise_routing.models.engine import new_step
+    drawn = np.array([[5., 20., float('nan'), 1.]])
+    row = type('Row', (), dict(ids=[1], request=Request(PROBLEMS[0])))
+    with opened() as b, pytest.raises(RuntimeError, match='a logit is not finite'): new_step(b, row, drawn, True)
 
 def test_a_server_that_shows_less():
     assert 'more than 5 logprobs' in one_line(dict(most='5'))

@@ -26,6 +26,7 @@ from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.models import xverify as models_xverify
 from stepwise_routing.models.ledger import Ledger
 from stepwise_routing.models.xverify import XVerify, _xverify_template, open_grader, read_verdict
+from stepwise_routing.run.config import Data
 
 PARTS = re.compile(r'Question: (.*?)\n\nGiven answer: (.*?)\n\nReference answer: (.*?)\n\nReply with', re.S)
 
@@ -230,8 +231,20 @@ def test_refusals_are_one_line(monkeypatch):
                       (dict(timeout=0), 'timeout=0')):
         fails(lambda: judge(server, **bad), part, error=ValueError)
     monkeypatch.delenv('XVERIFY_API_KEY', raising=False)
-    fails(lambda: XVerify('judge', base_url='http://judge.invalid/v1', template=JUDGE_TEMPLATE), 'XVERIFY_API_KEY',
-          'judge.invalid', error=ValueError)
+    there = dict(base_url='https://judge.invalid/v1', template=JUDGE_TEMPLATE, max_cents=5, price='gpt-4.1-mini')
+    fails(lambda: XVerify('judge', **there), 'XVERIFY_API_KEY', 'judge.invalid', error=ValueError)
+
+@pytest.mark.parametrize('change, said', [
+    (dict(base_url='http://judge.invalid/v1'), 'over https'), (dict(price='free'), 'price='),
+    (dict(max_cents=None), 'max_cents='), (dict(base_url='http://127.0.0.1.evil.example/v1'), 'over https')])
+def test_a_judge_elsewhere_gets_no_key_in_the_open_and_has_a_cap(monkeypatch, change, said):
+    monkeypatch.setenv('XVERIFY_API_KEY', 'sk-judge-0123456789')
+    there = dict(base_url='https://judge.invalid/v1', max_cents=5, price='gpt-4.1-mini') | change
+    fails(lambda: XVerify('judge', template=JUDGE_TEMPLATE, **there), said, 'another machine', error=ValueError)
+    url = there['base_url']
+    with pytest.raises(ValueError, match='a judge on this machine'): Data(grader=f'xverify:{url}#judge')
+    if said == 'over https': # a default price is none
+        fails(lambda: open_grader(f'xverify:{url}#judge', template=JUDGE_TEMPLATE).__enter__(), said, error=ValueError)
 
 def test_the_key_is_sent_and_never_written(monkeypatch, tmp_path):
     key = 'sk-judge-0123456789'

@@ -32,6 +32,7 @@ Share = Annotated[Number, Field(gt=0, le=1)]
 Probability = Annotated[Number, Field(gt=0, lt=1)]  # neither impossible nor certain
 Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Units = Annotated[int, Field(ge=1, le=4096)]  # of a layer
 FROM_LIST = Strict(False)  # a tuple may be given as a list, as YAML does
 Names = Annotated[tuple[str, ...], FROM_LIST]
 CHECKS = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)
@@ -48,7 +49,7 @@ def error_line(
     "The name, the value, and what it should be; of a tuple or dict also the part that is wrong."
     if details[0]['type'] in ('missing', 'too_long'):  # of Annotated[tuple[A, B], ...]
         (annotated, *_) = get_args(kind)
-        return f'{name} is {value!r}: it should be a list of {len(get_args(annotated))}'
+        return f'{name} is {value!r:.80}: it should be a list of {len(get_args(annotated))}'
     depth = max(len(detail['loc']) for detail in details)
     details = [detail for detail in details if len(detail['loc']) == depth]
     part = details[0]['input']
@@ -60,8 +61,8 @@ def error_line(
     if type(None) in get_args(kind):
         allowed.append('None')
     hint = nearest(value, get_args(kind)) if get_origin(kind) is Literal else ''
-    subject = 'it' if part is value else repr(part)
-    return f'{name} is {value!r}{hint}: {subject} should be {" or ".join(allowed)}'
+    subject = 'it' if part is value else f'{part!r:.80}'
+    return f'{name} is {value!r:.80}{hint}: {subject} should be {" or ".join(allowed)}'
 
 
 def checked(
@@ -161,5 +162,5 @@ class Policy(Section):
     temp: Annotated[tuple[Positive, Positive], FROM_LIST] = (0.1, 0.03)
     lr: Positive = 1e-3  # of the critics (Adam)
     # units of policy and critics: three linear layers
-    hidden: Annotated[tuple[Count, ...], FROM_LIST] = (64, 64)
+    hidden: Annotated[tuple[Units, ...], FROM_LIST] = (64, 64)
     p_escalate: Probability = 0.1  # of a fresh policy

@@ -35,7 +35,7 @@ def errors_in_one_line(path):
         raise OSError(
             f'{path} cannot be used ({error}): make room or give access; what it holds is safe'
         ) from None
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # of the schema, say
         raise ValueError(
             f'{path} is damaged or of another kind ({error}): restore a copy, or take another file'
         ) from None
@@ -68,7 +68,7 @@ class Database:
     their writes is one transaction, and SQLite lets one after the other in.
 
     A subclass names its tables. Each row ends with its checksum, so that a damaged row is noticed
-    when it is read.
+    when it is read; the writer finds damaged pages and indexes when it opens the file.
     """
 
     kind = ''  # of file, as its header says
@@ -172,6 +172,8 @@ class Database:
         self.settings = json.loads(text)
         if self.readonly:
             return
+        if self.lock:
+            self.check_whole()
         self.read('PRAGMA journal_mode=WAL')
         self.read(f'PRAGMA synchronous={self.sync}')
         if header or settings is None:
@@ -181,11 +183,18 @@ class Database:
             create.append(f'CREATE TABLE {name} ({columns}, crc)')
         self.write('IGNORE', dict(header=[(own_format, text)]), first=create)
 
+    def check_whole(self) -> None:
+        "ValueError if pages or indexes are damaged: a row that is not found would be drawn, or paid, again."
+        ((first, *_), *_) = self.read('PRAGMA integrity_check(1)')
+        if first != 'ok':
+            reason = ' '.join(first.split())[:100]
+            raise ValueError(f'{self.path} is damaged ({reason}): restore a copy of the file')
+
     def close(self) -> None:
         "Let go of the file; if nobody else reads it, it is one plain file again."
         if self.lock:
             # a reader is left, or the disk is full: the log stays beside the file
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
                 self.db.execute('PRAGMA busy_timeout=0')
                 self.db.execute('PRAGMA journal_mode=DELETE')
             self.lock.close()

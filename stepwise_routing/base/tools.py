@@ -12,6 +12,7 @@ import hashlib
 import io
 import numbers
 import os
+import secrets
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -104,15 +105,18 @@ def write_file(
     path,
     data,  # text or bytes
 ) -> Path:
-    "Write a file, all or nothing; folders are made."
+    "Write a file, all or nothing; folders are made. A link in its place is replaced, not followed."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + '.part')
-    with open(part, 'wb') as f:
-        f.write(data.encode('utf-8') if isinstance(data, str) else data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(part, path)
+    part = path.with_name(f'{path.name}.{secrets.token_hex(8)}.part')  # nobody can lay a link there
+    try:
+        with open(part, 'xb') as f:
+            f.write(data.encode('utf-8') if isinstance(data, str) else data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 

@@ -44,7 +44,7 @@ def tidy(text: str) -> str:
 DECIMAL = re.compile(
     r'(?P<sign>[-+]?) ?(?P<whole>[1-9]\d{0,2}(?:[, ]\d{3})+|\d*)'
     r'(?:\.(?P<after_point>\d*)|,(?P<after_comma>\d{3}))?'
-    r'(?:\\overline ?\{?(?P<repeated>\d+)\}?)? ?(?P<percent>%?)',
+    r'(?:\\overline ?\{?(?P<repeated>\d+)\}?)?(?:[eE](?P<power>[-+]?\d{1,2}))? ?(?P<percent>%?)',
     re.A,
 )
 RATIO = re.compile(
@@ -66,7 +66,7 @@ class Number:
 
 
 def read_decimal(match) -> Number | None:  # match of `DECIMAL`
-    r"A number written in digits, such as 1,234.5 or 0.\overline{3}; None if that is no number."
+    r"A number written in digits, such as 1,234.5, 1e3 or 0.\overline{3}; None if that is no number."
     whole = re.sub('[, ]', '', match['whole'])
     decimals = match['after_point'] or match['after_comma'] or ''
     repeated = match['repeated'] or ''
@@ -80,9 +80,12 @@ def read_decimal(match) -> Number | None:  # match of `DECIMAL`
     if repeated:
         period = 10 ** len(repeated) - 1
         value += Fraction(int(repeated), period * 10 ** len(decimals))
+    power = int(match['power'] or 0)
+    value *= Fraction(10) ** power
     if match['sign'] == '-':
         value = -value
-    return Number(value, None if repeated else len(decimals), bool(match['percent']))
+    places = None if repeated else max(len(decimals) - power, 0)
+    return Number(value, places, bool(match['percent']))
 
 
 def read_ratio(match) -> Number | None:  # match of `RATIO`

@@ -34,7 +34,10 @@ def make_problem(
     difficulty: float | None = None,
     solution: str | None = None,  # steps, with blank lines between them
 ) -> Problem:
-    "A `Problem` whose id is the hash of its question, white space aside."
+    "A `Problem` whose id is the hash of its question, white space aside. ValueError: half a character."
+    for text in (question, answer):
+        if any('\ud800' <= character <= '\udfff' for character in text):
+            raise ValueError(f'{text[:60]!r} has half a character, which no model can read')
     name = f'{benchmark}-{digest(" ".join(question.split()), size=6)}'
     return Problem(benchmark, name, question, answer, difficulty, solution)
 

@@ -313,15 +313,20 @@ def load(cls: OutcomeTable, path):
     if not Path(path).exists():
         raise FileNotFoundError(f'no outcome table at {path}; run notebook 02b first')
     convert = {str: str, tuple: lambda x: tuple(x.tolist()), np.ndarray: np.asarray}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = dict(archive)
+    except Exception as error:  # zip, zlib and numpy have errors of their own
+        reason = f'{path} is damaged ({type(error).__name__}): run notebook 02b again'
+        raise ValueError(reason) from None
     columns = {}
-    with np.load(path, allow_pickle=False) as z:
-        for f in fields(cls):
-            file_name = _file_names(cls)[f.name]
-            if file_name not in z:
-                raise ValueError(
-                    f'{path} has no {file_name}: another version wrote it; run notebook 02b again'
-                )
-            columns[f.name] = convert[f.type](z[file_name])
+    for f in fields(cls):
+        file_name = _file_names(cls)[f.name]
+        if file_name not in arrays:
+            raise ValueError(
+                f'{path} has no {file_name}: another version wrote it; run notebook 02b again'
+            )
+        columns[f.name] = convert[f.type](arrays[file_name])
     return cls(**columns)
 
 # %% ../../nbs/02b_outcomes.ipynb #escalation-times

@@ -6,7 +6,7 @@
 __all__ = ['PAPER_FEATURES', 'FULL_FEATURES', 'CONTINUE', 'ESCALATE', 'BLOCK', 'LARGE_ONLY', 'FORMAT', 'covered', 'policy_inputs',
            'state_inputs', 'tanh', 'Tanh', 'ValueNet', 'RoutingPolicy', 'threshold_policy', 'log_threshold_probs',
            'is_allowed', 'escalate', 'importance_ratio', 'vtrace', 'update_threshold', 'locally_verified', 'Rollouts',
-           'escalation_chances', 'decider', 'PolicyRouter', 'save_policy', 'load_policy']
+           'escalation_chances', 'decider', 'PolicyRouter', 'config_checksum', 'save_policy', 'load_policy']
 
 # %% ../../nbs/03_policy.ipynb #imports
 import json
@@ -351,6 +351,14 @@ class PolicyRouter:
 FORMAT = 'stepwise-routing policy 1'
 
 
+def config_checksum(
+    config: dict,  # of a policy, as JSON
+) -> str:
+    "Of all entries but the checksum itself."
+    entries = {name: value for name, value in config.items() if name != 'checksum'}
+    return digest(json.dumps(entries, sort_keys=True))
+
+
 def save_policy(
     folder, policy, kappa, **provenance
 ):  # what else to keep in config.json: alpha, models, seed, ...
@@ -372,11 +380,10 @@ def save_policy(
         | provenance
     )
     config['weights'] = digest((weights := save(policy.state_dict())).hex())
+    config = json.loads(json.dumps(config, allow_nan=False, default=float))
+    config['checksum'] = config_checksum(config)
     write_file(Path(folder) / 'model.safetensors', weights)
-    write_file(
-        Path(folder) / 'config.json',
-        json.dumps(config, indent=1, allow_nan=False, default=float) + '\n',
-    )
+    write_file(Path(folder) / 'config.json', json.dumps(config, indent=1) + '\n')
 
 # %% ../../nbs/03_policy.ipynb #load-policy
 def load_policy(
@@ -393,6 +400,8 @@ def load_policy(
     try:
         config = json.loads((Path(folder) / 'config.json').read_text('utf-8'))
         one_of('format', config['format'], [FORMAT])
+        if config.get('checksum', same := config_checksum(config)) != same:
+            raise ValueError('config.json is damaged')
         scaler = Scaler(*(tuple(config[k]) for k in ('features', 'mean', 'std')))
         for f in scaler.features:
             one_of('feature', f, FEATURES)

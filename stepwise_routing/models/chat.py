@@ -158,11 +158,9 @@ def _http_client():  # OpenAI's, as a class
                         raise ConnectionError(f'a reply of more than {self.largest} bytes')
             finally:
                 await reply.aclose()
-            head = [
-                (k, v)
-                for k, v in reply.headers.multi_items()
-                if k not in ('content-encoding', 'content-length')
-            ]
+            # of the headers only this one is heeded; none decides how a reply is read
+            after = reply.headers.get('retry-after', '').encode('ascii', 'ignore')
+            head = {b'content-type': b'application/json', b'retry-after': after}
             return type(reply)(
                 reply.status_code, headers=head, content=bytes(body), request=request
             )
@@ -179,12 +177,14 @@ def api_client(
     "OpenAI's own client, without retries."
     import openai
 
-    http = _http_client()(trust_env=not is_loopback(base_url))
+    http = _http_client()(trust_env=not is_loopback(base_url), follow_redirects=False)
     http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
     return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
 
 
+OWN_WORDS = 4096  # tokens that a server may add to a prompt or a reply, such as a prompt of its own
+OVERBILLED = 100  # times the most a call can cost: what a server bills beyond that is no bill
 _CONNECTIONS = 16  # of a client: it looks at all that are idle before each request
 
 
@@ -253,6 +253,10 @@ class OpenAIBackend:
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status in (401, 403):
             line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
+        elif status < 400:
+            line = (
+                f'{self.host} sends requests to another address ({status}): give that as base_url'
+            )
         elif status == 429 and 'quota' in str(error.code):
             line = f'{self.host}: the quota of the key in {env} is used up'
         elif status in (408, 409, 429) or status >= 500:
@@ -272,8 +276,8 @@ class OpenAIBackend:
             )
         return _Outcome(line, units=0, wait=wait)
 
-    def _read(self, text, logprobs):
-        "The outcome of an answer, with or without log-probabilities."
+    def _read(self, text, body):
+        "The outcome of an answer to a request."
         text = self.masked(text)
         try:
             answer = json.loads(text)
@@ -281,8 +285,11 @@ class OpenAIBackend:
             return _Outcome('a reply that is not JSON', answer=text)
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
+        if usage and not _is_possible(usage, body):
+            line = f'{self.model}: the server counts more tokens than it was asked for'
+            return _Outcome(line, None, units, None, text)
         try:
-            reply = replies.read_reply(answer)
+            reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS)
         except ValueError as e:
             return _Outcome(str(e), units=units, answer=text)
         spelled = ''.join((reply['tokens'] or {}).get('bytes', []))
@@ -291,7 +298,7 @@ class OpenAIBackend:
             return _Outcome('a reply whose tokens spell the API key', units=units)
         if usage is None:
             lacks = 'usage record, so its cost is unknown; use a server that sends one'
-        elif logprobs and reply['tokens'] is None:
+        elif 'logprobs' in body and reply['tokens'] is None:
             lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
         if lacks:
             return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
@@ -304,7 +311,7 @@ class OpenAIBackend:
         limit = self.options.timeout
         call = next(self.turns).post('/chat/completions', cast_to=str, body=body)
         try:
-            return self._read(await asyncio.wait_for(call, limit), 'logprobs' in body)
+            return self._read(await asyncio.wait_for(call, limit), body)
         except openai.APIStatusError as e:
             return await self._refusal(e)
         except Exception as e:
@@ -316,11 +323,7 @@ class OpenAIBackend:
 
     async def _billed(self, key, body):
         "One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost."
-        # no token is shorter than a byte, and a template adds a few per message
-        prompt = 64 + sum(
-            len(m['content'].encode('utf-8', 'surrogatepass')) + 16 for m in body['messages']
-        )
-        worst = _units(self.spec.price, prompt, body['max_tokens'])
+        worst = _units(self.spec.price, _most_prompt(body), body['max_tokens'])
         outcome = _Outcome('interrupted')
         call = await self.ledger.reserve(key, worst)
         sent = []
@@ -335,7 +338,7 @@ class OpenAIBackend:
         finally:
             if not sent and outcome.units is None:
                 outcome = _Outcome(f'no connection to {self.host}', units=0)
-            units = worst if outcome.units is None else outcome.units
+            units = worst if outcome.units is None else min(outcome.units, OVERBILLED * worst)
             await self.ledger.settle(
                 call,
                 units,
@@ -348,8 +351,8 @@ class OpenAIBackend:
             return outcome
         self.ledger.stop(
             RuntimeError(
-                f'{self.model}: billed {units / CENT:.4f} cents for a call that could cost '
-                f'{worst / CENT:.4f}; no new call is made, those in flight count in full'
+                f'{self.model}: the server bills more than {worst / CENT:.4f} cents for a call that '
+                'could cost no more; no new call is made, those in flight end and are kept'
             )
         )
         raise self.ledger.broken
@@ -451,6 +454,19 @@ class _Outcome(NamedTuple):
 
 def _printable(text):
     return ''.join(c if c.isprintable() else ' ' for c in str(text))  # no escape codes
+
+
+def _most_prompt(body) -> int:
+    "Tokens of a request's prompt at most: none is shorter than a byte, and a template adds a few per message."
+    texts = [message['content'].encode('utf-8', 'surrogatepass') for message in body['messages']]
+    return 64 + sum(len(text) + 16 for text in texts)
+
+
+def _is_possible(usage, body) -> bool:
+    "Can a server that was asked for this have counted so many tokens? There is room for its own words."
+    most_prompt = _most_prompt(body) + OWN_WORDS
+    most_generated = body['max_tokens'] + OWN_WORDS
+    return usage['prompt'] <= most_prompt and usage['generated'] <= most_generated
 
 
 def _units(price, prompt, generated, cached=0):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..base.records import Step
 from ..data.benchmarks import find_benchmark
-from .interface import Request, five_digits, uniforms
+from .interface import Request, check_finite, five_digits, uniforms
 
 
 class Forward(Protocol):
@@ -360,6 +360,7 @@ def new_step(model, row, drawn, full):
         finish = 'stop'
     if finish is None:
         return None
+    check_finite(f'model {model.index}', drawn)
     logit, prob, entropy = five_digits(drawn[:, 1:].T).tolist()
     return Step(
         text,

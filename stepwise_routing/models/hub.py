@@ -18,7 +18,7 @@ from ..base.records import ModelSpec, Step, chat_prompt
 from ..base.tools import PACKAGE, nearest, one_of
 from ..data.benchmarks import find_benchmark
 from .engine import Engine, answer_request
-from .interface import Choice, StepTokenizer, five_digits, prompt_text
+from .interface import Choice, StepTokenizer, check_finite, five_digits, prompt_text
 from .kernels.padded import PaddedModel
 
 
@@ -237,6 +237,7 @@ async def score_text(backend, request, step, answer=answer_request):
         backend, ids, len(tokens), f'problem {request.problem.id!r}, step {len(request.steps)}'
     )
     scores = await answer(backend, ids, answers=tokens) if tokens else np.zeros((3, 0))
+    check_finite(backend.spec.name, scores)
     logit, prob = five_digits(scores[:2]).tolist()
     ends = backend.text.parse(tokens, separator)[2]
     entropy = float(five_digits(scores[2, 0])) if tokens else None
@@ -286,6 +287,7 @@ async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
         earlier = text.encode(prompt_text(text.hf, messages[:-1]))
     shared = int(np.cumprod([a == b for a, b in zip(ids, earlier)]).sum())
     logs = await log_probs(backend, ids, replies)
+    check_finite(backend.spec.name, np.maximum(logs, -1e4))  # -inf: it cannot be
     odds = np.ones(len(logs))
     if np.isfinite(logs.max()):
         odds = np.exp(logs - logs.max())

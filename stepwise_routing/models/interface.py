@@ -217,6 +217,17 @@ def confidences(logits, tokens):  # raw logits [..., vocabulary], sampled token 
     return torch.stack((top, prob, entropy))
 
 
+def check_finite(
+    name: str,  # of the model
+    numbers,  # what it says of its tokens
+) -> None:
+    "RuntimeError if a number is not finite: it would be kept for good."
+    if not np.isfinite(numbers).all():
+        raise RuntimeError(
+            f'{name}: a logit is not finite; if float16 overflows, take another dtype'
+        )
+
+
 def five_digits(x) -> np.ndarray:  # float64, each exactly representable in float32
     "Round numbers to five significant digits, then to float32."
     x = np.asarray(x, float)

@@ -15,6 +15,12 @@ from ..base.store import Database
 CENT = 10**10  # units
 
 
+def note_error(future) -> None:
+    "Read the error of a future that nobody may wait for any more, so that asyncio does not print it."
+    if not future.cancelled():
+        future.exception()
+
+
 class Ledger(Database):
     "The book of one or several paid models. In memory only where `path` is None. Errors as of `Database`."
 
@@ -86,7 +92,10 @@ class Ledger(Database):
         return self.calls
 
     async def record(self, call, key, max_units, units, notes, reply=None):
-        "Put a call on file, in one transaction with all others that wait. OSError: no room; it stays in memory."
+        """Put a call on file, in one transaction with all others that wait.
+
+        OSError: no room; it stays in memory. RuntimeError: no file can hold one of them.
+        """
         row = (
             (call, key, max_units, units, json.dumps(notes)),
             reply and (call, key, json.dumps(reply)),
@@ -98,13 +107,24 @@ class Ledger(Database):
             rows = dict(self.unsaved)
             try:
                 await asyncio.to_thread(self.save, rows)
-            except OSError as e:
+            except (OSError, RuntimeError) as e:
                 self.broken = e
-                raise
+                if isinstance(e, OSError):
+                    raise
             self.unsaved = {k: row for k, row in self.unsaved.items() if rows.get(k) is not row}
 
     def save(self, rows):
-        calls, replies = zip(*rows.values())
+        "Write rows in one transaction. RuntimeError: one cannot be written, all others are."
+        try:
+            self.put_rows(rows.values())
+        except OverflowError as error:
+            for row in rows.values():
+                with contextlib.suppress(OverflowError):
+                    self.put_rows([row])
+            raise RuntimeError(f'{self.path}: a call cannot be put down ({error})') from None
+
+    def put_rows(self, rows):
+        calls, replies = zip(*rows)
         self.write('REPLACE', dict(call=calls, reply=filter(None, replies)))
 
     async def send(self, call):  # its request leaves now
@@ -123,19 +143,17 @@ class Ledger(Database):
             await self.record(call, key, max_units, units, notes, reply)
 
     def stop(self, error):
-        "Make no new call and cancel those in flight, which count in full; their callers get the error."
+        "Make no new call; those in flight end and are kept."
         self.broken = error
-        for task in self.pending.values():
-            task.cancel()
 
     def run(self, coro):
         "A future of a coroutine in the ledger's loop; whoever waits for it may be interrupted, the coroutine is not."
         if self.closing.is_set():
             coro.close()
             raise RuntimeError('the ledger of this model is closed')
-        return asyncio.shield(
-            asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.loop))
-        )
+        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self.loop))
+        future.add_done_callback(note_error)
+        return asyncio.shield(future)
 
     def close(self):
         "Let the calls in flight come to an end, then close the file. OSError: the disk has no room for what was paid."
@@ -168,6 +186,7 @@ class Ledger(Database):
         if key not in self.pending:
             self.pending[key] = asyncio.ensure_future(draw())
             self.pending[key].add_done_callback(lambda _: self.pending.pop(key))
+            self.pending[key].add_done_callback(note_error)
         try:
             return await asyncio.shield(self.pending[key])
         except asyncio.CancelledError:

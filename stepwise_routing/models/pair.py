@@ -7,9 +7,12 @@ sent cannot choose it. How a model is opened by its name belongs in `models.name
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated
 
 from ..base.settings import FROM_LIST, Count, NotNegative, Positive, Section, Share, Whole
+from .hub import prefix_ids, room_left
+from .interface import Request
 from .model_name import ModelName
 from .names import open_models
 
@@ -78,3 +81,13 @@ def open_pair(
     given = {name: value for name, value in asdict(access).items() if value is not None}
     options = asdict(sampling) | given
     return open_models(names, ledger=ledger, max_cents=max_cents, **options)
+
+
+def check_questions(problems, backends) -> None:
+    "ValueError naming the question that leaves a model no room for a reply. A server's own limit is unknown."
+    for backend in backends:
+        if not hasattr(backend, 'text'):
+            continue
+        for problem in problems:
+            ids = prefix_ids(backend, Request(problem))
+            room_left(backend, ids, 1, f'the question {shorten(problem.question, 60)!r}')

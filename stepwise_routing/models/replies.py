@@ -72,12 +72,22 @@ def _token_ends(text, tokens):
     return [characters[e - 1] if e else 0 for e in ends + [len(raw)] * unmatched]
 
 
+def _token_bytes(token) -> bytes:
+    "The bytes of a token, as a server gives them. TypeError: neither text nor a list of bytes."
+    numbers = token.get('bytes')
+    if numbers is None:
+        return token['token'].encode()
+    if type(numbers) is not list:  # bytes(n) would be n bytes
+        raise TypeError
+    return bytes(numbers)
+
+
 def _tokens(content):
     "Per token: bytes (as Latin-1 text), log-probability; and what could have stood in the first place."
     alternatives = [t.get('top_logprobs') or [] for t in content]
     if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *alternatives) for t in row):
         raise ValueError
-    raw = [t['token'].encode() if t.get('bytes') is None else bytes(t['bytes']) for t in content]
+    raw = [_token_bytes(t) for t in content]
     first = (alternatives[0] or [content[0]]) if content else []
     return dict(
         bytes=[b.decode('latin-1') for b in raw],
@@ -86,7 +96,10 @@ def _tokens(content):
     )
 
 
-def read_reply(reply) -> dict:
+def read_reply(
+    reply,  # JSON of a server
+    most_tokens=math.inf,  # that it may have
+) -> dict:
     "Text, finish, usage, tokens, and `ends` (does the server say what stopped it?). ValueError: it is no reply."
     try:
         choice = reply['choices'][0]
@@ -94,8 +107,10 @@ def read_reply(reply) -> dict:
         text = choice['message'].get('content') or ''
         finish = choice['finish_reason']
         text.encode()  # it is text, and every character whole
+        if content is not None and len(content) > most_tokens:
+            raise ValueError
         tokens = None if content is None else _tokens(content)
-    except (LookupError, TypeError, AttributeError, ValueError):
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError):
         raise ValueError(
             'a reply without choices, or with a text or log-probabilities that are none'
         ) from None

@@ -121,6 +121,26 @@ def _last_words(log: str) -> str:
     return lines[-1].replace('gpu_memory_utilization', 'memory')[:300]
 
 
+@contextlib.contextmanager
+def _reading(url: str):
+    "RuntimeError in one line where the reply of a server is not what vLLM sends."
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
+        raise RuntimeError(
+            f'the vLLM server at {url} sends a reply that cannot be read ({shorten(repr(e), 100)}): '
+            'is it vLLM, and a recent one?'
+        ) from None
+
+
+def _finite(logits) -> list:
+    "Logits as numbers. ValueError: one is none, or not finite, as where float16 overflows."
+    numbers = np.array(list(logits), float)
+    if not np.isfinite(numbers).all():
+        raise ValueError('a logit is not finite')
+    return numbers.tolist()
+
+
 async def _ask(call, url: str):  # call() -> awaitable
     """The answer to a call to a server; RuntimeError in one line if it fails.
 
@@ -131,7 +151,8 @@ async def _ask(call, url: str):  # call() -> awaitable
 
     for last in (False, True):
         try:
-            return await call()
+            with _reading(url):
+                return await call()
         except Exception as e:
             if not (transport(e) or hasattr(e, 'status_code')):
                 raise
@@ -143,7 +164,10 @@ async def _ask(call, url: str):  # call() -> awaitable
 async def first_model(url: str, key: str = '') -> dict:
     "What a server says of its first model: id, root (folder or name on the Hub), max_model_len (tokens)."
     async with api_client(key, url, timeout=5.0) as client:
-        return (await _ask(lambda: client.get('/models', cast_to=object), url))['data'][0]
+        reply = await _ask(lambda: client.get('/models', cast_to=object), url)
+    with _reading(url):
+        model = reply['data'][0]
+        return dict(model, id=model['id'])
 
 
 def _wait_until_ready(server, log, name: str, url: str, timeout: float):
@@ -307,13 +331,16 @@ class VLLMBackend:
         except RuntimeError:
             self.client  # says so if it was closed meanwhile
             raise
-        (choice,) = reply['choices']
-        ids = choice.get('token_ids')
-        logs = choice['logprobs']
-        if not (ids and logs):
-            raise RuntimeError(f'{self.base_url} sends no token ids: is it vLLM, and a recent one?')
-        rows = zip(ids, logs['token_logprobs'], logs['top_logprobs'])
-        return choice, [(i, z, list(top.values())) for i, z, top in rows]
+        with _reading(self.base_url):
+            (choice,) = reply['choices']
+            ids = choice.get('token_ids') or ['no token ids']
+            strange = [i for i in ids if type(i) is not int or not 0 <= i < self.text.vocab]
+            if strange or not 1 <= len(ids) <= max_tokens:
+                raise ValueError(f'{len(ids)} tokens, strange: {strange[:3]}')
+            logs = choice['logprobs']
+            logits = _finite(logs['token_logprobs'])
+            likeliest = [_finite(top.values()) for top in logs['top_logprobs']]
+            return choice, list(zip(ids, logits, likeliest, strict=True))
 
     async def forced_logits(self, ids, tokens) -> list:
         "Of each given token behind the prompt `ids`: its raw logit, and those of the likeliest."
@@ -327,9 +354,10 @@ class VLLMBackend:
         )
         rows_shown = []
         rows = (choice.get('prompt_logprobs') or [])[len(ids) :]
-        for token, row in zip(tokens, rows):
-            likeliest = [v['logprob'] for v in row.values()]
-            rows_shown.append((row[str(token)]['logprob'], likeliest))
+        with _reading(self.base_url):
+            for token, row in zip(tokens[:-1], rows, strict=True):
+                (logit,) = _finite([row[str(token)]['logprob']])
+                rows_shown.append((logit, _finite(v['logprob'] for v in row.values())))
         return rows_shown + [(logit, likeliest) for _, logit, likeliest in last]
 
     async def check_server(self):
@@ -341,7 +369,8 @@ class VLLMBackend:
             )
             ids = list(self.text.prompt('?'))
             logits = [z for _, top in await self.forced_logits(ids[:1], ids[1:]) for z in top]
-        self.version = version.get('version', 'unknown')
+        with _reading(self.base_url):
+            self.version = str(version.get('version', 'unknown'))[:80]
         if max(logits) > 0 and min(logits) > -9999:
             return
         raise RuntimeError(

@@ -17,7 +17,7 @@ from fastcore.xdg import xdg_cache_home
 from ..base.tools import digest, nearest, run_async, write_file
 from ..data.answers import MAX_ANSWER
 from ..data.grading import given_up, is_right
-from .chat import OpenAIBackend, plain_address
+from .chat import ApiOptions, OpenAIBackend, is_loopback, plain_address
 from .hub import hub_folder, model_folder, weights_sha256
 from .model_name import ModelName
 from .vllm import serve_vllm
@@ -104,14 +104,30 @@ def read_verdict(reply: str) -> bool | None:
     return True if re.match(r'[\W_]*(?:judge?ment[\W_]*)?correct(?![a-z])', reply, re.I) else None
 
 
+def _check_remote(base_url=ApiOptions.base_url, price=None, max_cents=None, **_):
+    "ValueError unless a judge on another machine is asked secretly and with a cap."
+    if is_loopback(base_url):
+        return
+    if not base_url.startswith('https://'):
+        raise ValueError(f'{plain_address(base_url)} is on another machine: ask it over https')
+    if price == 'free' or max_cents is None:
+        raise ValueError(
+            f'{plain_address(base_url)} is on another machine: pass price=, a row of PRICES, and max_cents='
+        )
+
+
 class XVerify:
     "Grades by a judge behind a chat endpoint, in as many threads as you like. RuntimeError in one line: no reply."
 
     def __init__(self, model: str, template=None, ledger=None, workers: int = 16, **options):
-        "`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `OpenAIBackend`."
+        """`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `OpenAIBackend`.
+
+        A judge on another machine is asked over https alone, and needs a price and `max_cents`.
+        """
         limits = dict(
             key_env='XVERIFY_API_KEY', price='free', temperature=0.0, max_tokens=8, top_logprobs=0
         )
+        _check_remote(**limits | options)
         self.template = _template(template)
         self.workers = workers
         self.unread = {}  # replies that are no verdict, by (problem id, answer)
@@ -162,7 +178,7 @@ _GRADERS = (
     'math-verify',
     'xverify:NAME',
     'xverify:NAME@REVISION',
-    'xverify:http://HOST:PORT/v1#MODEL',
+    'xverify:http://127.0.0.1:PORT/v1#MODEL',
 )
 
 

@@ -18,7 +18,7 @@ try:
 
     from .. import __version__
     from ..base.tools import PACKAGE, find_project, nearest, write_file
-    from .config import Config, settings_of
+    from .config import Config, load_yaml, settings_of
     from .manifest import Manifest, files_in
     from .publish import PUBLISHED, compared, publish, published, write_back
     from .runner import Options, plan, run_plan
@@ -168,14 +168,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def _change(pair):  # "policy.alpha=.05" -> (name, value)
-    import yaml
-
     name, equals, value = pair.partition('=')
     if not equals:
         raise argparse.ArgumentTypeError(f'{pair}: write NAME=VALUE')
     try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
+        return name, load_yaml(value, name)
+    except ValueError:
         raise argparse.ArgumentTypeError(f'{value!r} is no value') from None
 
 

@@ -5,13 +5,15 @@ with them belongs in `run.stages`; the hyper-parameters of training are in `base
 """
 
 import json
+import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from ..base.records import undated
 from ..base.settings import (
@@ -35,7 +37,38 @@ def no_model_or_two(names: tuple) -> tuple:
     return names
 
 
+def one_or_more_once(names: tuple) -> tuple:
+    if not names or len(set(names)) < len(names):
+        raise ValueError('one benchmark or more, each once')
+    return names
+
+
+def a_grader(name: str) -> str:
+    "A profile may come from somebody else: it names no other machine, which would get answers and a key."
+    kind, _, judge = name.partition(':')
+    if name != 'math-verify' and not (kind == 'xverify' and judge):
+        raise ValueError('"math-verify" or "xverify:..."')
+    if '://' in judge:
+        from ..models.chat import is_loopback
+
+        if not judge.startswith(('http://', 'https://')) or not is_loopback(judge):
+            raise ValueError('a judge on this machine; make a tunnel to one elsewhere')
+    return name
+
+
+def a_folder_name(name: str) -> str:
+    if name and not FOLDER_NAME.fullmatch(name):
+        raise ValueError('a name of letters, digits, ".", "-" and "_"')
+    return name
+
+
+LARGEST_PROFILE = 10**5  # bytes
+FOLDER_NAME = re.compile(r'\w[\w.-]*')  # of a run or a profile: it leads nowhere else
 Pair = Annotated[Names, AfterValidator(no_model_or_two)]
+Benchmarks = Annotated[Names, AfterValidator(one_or_more_once)]
+Grader = Annotated[str, AfterValidator(a_grader)]
+FolderName = Annotated[str, AfterValidator(a_folder_name)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Problems = Count | dict[str, Count | None] | None  # one number, or one per benchmark; None: all
 
 # ---- the settings
@@ -44,13 +77,13 @@ Problems = Count | dict[str, Count | None] | None  # one number, or one per benc
 class Data(Section):
     "Which problems, and who says which answers are right."
 
-    benchmarks: Names = MICRO  # which benchmarks to run
+    benchmarks: Benchmarks = MICRO  # which benchmarks to run
     # folder with copies of the public ones (absolute, or from nbs/); '' asks the Hub
     data_dir: str = ''
     # steps of a chain at most, also {"default": 30, "omnimath": 100}
     max_steps: Count | dict[str, Count] = 30
-    # or "xverify:NAME[@REVISION]" (starts vLLM), "xverify:http://HOST:PORT/v1#MODEL"
-    grader: str = 'math-verify'
+    # or "xverify:NAME[@REVISION]" (starts vLLM), "xverify:http://127.0.0.1:PORT/v1#MODEL"
+    grader: Grader = 'math-verify'
     grader_memory: Share = 0.15  # share of the GPU's memory for that server
     grader_template: str = ''  # file with its prompt; '' finds xVerify's own
     # run programs that a language model wrote, confined, if a benchmark grades by tests (mbpp)
@@ -140,7 +173,7 @@ class Baselines(Section):
 class Results(Section):
     "How results are reported."
 
-    n_boot: Count = 2000  # bootstrap resamples
+    n_boot: Annotated[int, Field(ge=1, le=10**6)] = 2000  # bootstrap resamples
 
 
 class Config(Section):
@@ -154,8 +187,8 @@ class Config(Section):
     sweep: Sweep = Sweep()  # which policies are trained
     baselines: Baselines = Baselines()  # which other routers run
     results: Results = Results()  # what is reported
-    seed: Whole = 0  # of fits, first policy, coin and bootstrap
-    store: str = ''  # profile whose draws and trained policies it shares; '' has its own
+    seed: Seed = 0  # of fits, first policy, coin and bootstrap
+    store: FolderName = ''  # profile whose draws and trained policies it shares; '' has its own
 
 
 SECTIONS = {field.name: field.type for field in fields(Config) if is_dataclass(field.type)}
@@ -201,16 +234,43 @@ def changed(
     return config
 
 
-def read_yaml(path) -> dict:  # full name, such as "policy.alpha" -> value
-    "The values of a profile. ValueError in one line if the file is none."
+def load_yaml(
+    text: str,
+    source: str,  # of the text, for the error line
+):
+    "A value of plain YAML. ValueError in one line: it is none, a name stands twice, or it has an alias."
     import yaml
 
-    path = Path(path)
+    class PlainLoader(yaml.SafeLoader):
+        def compose_node(self, parent, index):
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError('write values out: aliases (*name) are not read')
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node, deep=False):
+            names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            twice = [name for name, count in names.items() if count > 1]
+            if twice:
+                raise yaml.YAMLError(f'{twice[0]!r} stands there twice')
+            return super().construct_mapping(node, deep)
+
     try:
-        sections = yaml.safe_load(path.read_text('utf-8')) or {}
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        return yaml.load(text, PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = ' '.join(str(error).split())
-        raise ValueError(f'{path.name} is not valid YAML: {reason}') from None
+        raise ValueError(f'{source} is not valid YAML: {reason:.300}') from None
+
+
+def read_yaml(path) -> dict:  # full name, such as "policy.alpha" -> value
+    "The values of a profile. ValueError in one line if the file is none."
+    path = Path(path)
+    if path.stat().st_size > LARGEST_PROFILE:
+        raise ValueError(f'{path.name} has more than {LARGEST_PROFILE:,} bytes: it is no profile')
+    try:
+        text = path.read_text('utf-8')
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{path.name} is not valid YAML: {error}') from None
+    sections = load_yaml(text, path.name) or {}
     if not isinstance(sections, dict):
         raise ValueError(f'{path.name} must hold sections of `name: value` lines')
     values = {}
@@ -366,6 +426,8 @@ def read_run(
     config = changed(Config(), read_yaml(path), path.name)
     config = changed(config, changes)
     name = path.stem
+    if not FOLDER_NAME.fullmatch(name):
+        raise ValueError(f'{path.name!r} cannot name runs: use letters, digits, ".", "-" and "_"')
     if path.parent != project.params:
         name += f'-{digest(path.read_bytes().hex(), size=3)}'  # passes for no other
     folder = Path(run_dir or newest_run(project, name))

@@ -114,12 +114,14 @@ class NotebookFailed(RuntimeError):
 
 
 def _last_cell(source, executed) -> str:
-    "Id of the cell that was begun last; '' if none of the notebook's own was."
-    if not executed.is_file():
-        return ''
+    "Id of the cell that was begun last; '' if none of the notebook's own was, or the copy is cut off."
     own_ids = [cell.get('id') for cell in notebook_cells(source)]
+    try:
+        cells = notebook_cells(executed)
+    except (OSError, ValueError):  # no copy yet, or no room for all of it
+        return ''
     started = ''
-    for cell in notebook_cells(executed):
+    for cell in cells:
         if cell['metadata'].get('papermill', {}).get('start_time'):
             started = cell.get('id')
     return started if started in own_ids else ''
@@ -216,6 +218,11 @@ def _kernel_config(
     return Config(KernelManager=manager)
 
 
+def _without_fields(path) -> str:
+    "A path for papermill, which takes braces in it for the names of parameters."
+    return str(path).replace('{', '{{').replace('}', '}}')
+
+
 def execute(
     source: Path,  # the notebook
     executed: Path,  # where its executed copy goes; log.txt beside that keeps what it prints
@@ -236,8 +243,8 @@ def execute(
         os.environ['STEPWISE_PROGRESS'] = notes
         try:
             papermill.execute_notebook(
-                str(source),
-                str(executed),
+                _without_fields(source),
+                _without_fields(executed),
                 parameters or {},
                 kernel_name='python3',
                 language='python',

@@ -5,6 +5,7 @@ Here belongs the plan of a run and how it is carried out. What a receipt says be
 `run.notebooks`.
 """
 
+import contextlib
 import math
 import os
 import platform
@@ -19,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..base.tools import Project, find_project, nearest
-from .config import Run, read_run, settings_receipt
+from .config import FOLDER_NAME, Run, read_run, settings_receipt
 from .fingerprints import stage_fingerprints
 from .manifest import (
     Manifest,
@@ -33,7 +34,7 @@ from .manifest import (
 from .notebooks import NotebookFailed, execute, now, sole_runner, stage_names
 
 RESERVED_NAMES = ('store', 'lessons')  # folders of runs/ that are no run
-WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.part)?')
+WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.\w+\.part)?')
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,11 @@ class Options:
 
 
 def past_runs(project: Project, profile: str) -> list:
-    "Manifests of the runs of a profile, the newest first."
+    "Manifests of the runs of a profile, the newest first; one of the future, by a wrong clock, is the oldest."
     manifests = [Manifest(folder) for folder in project.runs.glob('*')]
     of_profile = [m for m in manifests if m.data.get('profile') == profile]
-    return sorted(of_profile, key=lambda m: m['started'], reverse=True)
+    time = now()
+    return sorted(of_profile, key=lambda m: (m['started'] <= time, m['started']), reverse=True)
 
 
 def _newest_unfinished(project, profile, options):
@@ -76,7 +78,7 @@ def _named_run(project, profile, options):
     "The run that `--run-id` names, and what to say about it. ValueError if it cannot be used."
     name = options.run_id
     past = Manifest(project.runs / name).data
-    if not re.fullmatch(r'\w[\w.-]*', name) or name in RESERVED_NAMES:
+    if not FOLDER_NAME.fullmatch(name) or name in RESERVED_NAMES:
         raise ValueError(f'{name!r} cannot name a run: use letters, digits, ".", "-" and "_"')
     if not past:
         if (project.runs / name / 'manifest.json').is_file():
@@ -291,12 +293,12 @@ def command_line(options: Options) -> str:
 
 def how_to_continue(
     plan: Plan,
-    error: BaseException,  # a `NotebookFailed`, or an interrupt
+    error: BaseException,  # a `NotebookFailed`, a full disk, or an interrupt
 ) -> str:
     "What ended a run, and the command that continues it with the same settings."
     folder = plan.run.folder
     line = f'run {folder.name} interrupted'
-    if isinstance(error, NotebookFailed):
+    if not isinstance(error, KeyboardInterrupt):
         line = f'{error} (executed copy and log.txt in {plan.project.short(folder)})'
     command = command_line(replace(plan.options, run_id=folder.name, resume=True))
     if not shutil.which('stepwise-routing'):
@@ -316,10 +318,11 @@ def run_plan(plan: Plan) -> Manifest:
                 elif name in plan.todo:
                     run_stage(plan, name, manifest)
                     print(f'{"":6}{manifest.stage(name)["seconds"]:.0f} s', flush=True)
-        except (NotebookFailed, KeyboardInterrupt) as e:
-            status = 'failed' if isinstance(e, NotebookFailed) else 'interrupted'
-            manifest.record(name, **manifest.stage(name) | dict(status=status))
-            manifest.update(status=status, ended=now())
+        except (NotebookFailed, OSError, KeyboardInterrupt) as e:
+            status = 'interrupted' if isinstance(e, KeyboardInterrupt) else 'failed'
+            with contextlib.suppress(OSError):  # the disk may be full
+                manifest.record(name, **manifest.stage(name) | dict(status=status))
+                manifest.update(status=status, ended=now())
             raise type(e)(how_to_continue(plan, e)) from None
         complete = all(manifest.is_finished(name) for name in plan.stages)
         manifest.update(status='finished' if complete else 'incomplete', ended=now())

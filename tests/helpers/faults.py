@@ -43,7 +43,7 @@ class Once:
         k = key(body)
         fault = 'ok' if k in self.hit else self.pick(body, len(self.hit))
         if fault != 'ok': self.hit[k] = fault
-        if fault in ('ok', 'overbilled'): self.good.append(k)
+        if fault == 'ok': self.good.append(k)
         self.answered.update(self.good)
         return fault
     def believed(self): return len(self.hit.keys() - self.answered) # bad replies that were taken for good ones
@@ -111,7 +111,7 @@ def work(stage, folder, room=None, kill=None):
     return child.returncode
 
 def files(folder):
-    paths = (p for p in Path(folder).rglob('*') if p.is_file())
+    paths = (p for p in Path(folder).rglob('*') if p.is_file() and p.suffix != '.part') # of a write that was killed
     return {p.relative_to(folder): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
 
 def try_stage(fault, stage, folder, n=2):
