@@ -216,11 +216,13 @@ def walk_courses(setting: Setting, workers: int) -> list:  # of generators, see 
     return [one_round([(setting, walk_whole, setting.benchmarks)])]
 
 
-def job_size(setting: Setting, task, first, *_) -> int:
-    "How many problems a job has."
+def job_size(setting: Setting, task, first, *details) -> int:
+    "How many problems a job walks or asks about."
     if task is walk_whole:
         return sum(count_problems(setting, b) for b in first)
-    return first.count(setting) if isinstance(first, Part) else 0
+    if task is walk_part:
+        return len(first.problems(setting)[details[0]])
+    return first.count(setting) if task is ask_part else 0
 
 
 def walk_all(
