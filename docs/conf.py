@@ -20,13 +20,6 @@ def _prepared(latex):
     latex = re.sub(r'\\[bB]ig(?![a-z])', '', latex).replace(r'\dots', r'\ldots') # MathML stretches by itself
     return ACCENTED.sub(r'{\g<0>{}}', latex)
 
-ACCENTED = re.compile(r'\\(?:bar|hat|tilde|vec|dot)\b\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z])')
-
-def _prepared(latex):
-    "A formula as docutils draws it rightly: it would put the index of an accented letter underneath."
-    latex = re.sub(r'\\[bB]ig(?![a-z])', '', latex).replace(r'\dots', r'\ldots') # MathML stretches by itself
-    return ACCENTED.sub(r'{\g<0>{}}', latex)
-
 def _visit(as_block):
     def visit(writer, node):
         writer.body.append(tex2mathml(_prepared(node.astext()), as_block=as_block))

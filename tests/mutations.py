@@ -20,7 +20,10 @@ CONFIG, RUNS = (f'tests/test_reproduce.py -k "{words}"' for words in ('refused o
 PAID = 'cap or ledger or disk or paid or kept or once or options or tried or records or closed or bills or waited'
 LEDGER = f'tests/test_api.py tests/test_faults.py -k "({PAID}) and not test_a_fault and not test_a_soak and not stage"'
 WALKS = 'tests/test_walks.py tests/test_tree.py'
-OWN = 'tests/test_own.py -k "received or link or exported or public or own_json or twice or ledger or fewer or says"'
+CPO = 'tests/test_cpo.py -k "clipped or weighs"'
+TRAINING = 'tests/test_training.py -k "temperature_falls or stays_below_one"'
+FAIR = 'tests/test_baselines.py -k "are_fitted_on or random_spends"'
+OWN = 'tests/test_own.py -k "received or link or exported or public or own_json or twice or ledger or fewer or says or question"'
 MUTATIONS = { # tests -> (file, old text, new text)
     STORE: [
         ('base/store.py', "self.write('IGNORE', dict(edge=rows))", "self.write('REPLACE', dict(edge=rows))"), # the last
@@ -96,6 +99,18 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/walks.py', 'self.lowest_kept = min(self.lowest_kept, answer)', 'pass'),
         ('method/walks.py', 'self.lowest_kept = min(self.lowest_kept, answer)', 'self.lowest_kept = 2.'),
         ('method/walks.py', 'min(processed.get(first.model, 0), first.prompt)', 'processed.get(first.model, 0)')],
+    TRAINING: [
+        ('method/training.py', 'min(1.0, 2 * k / s.steps)', 'min(1.0, k / s.steps)'), # the temperature, over all steps
+        ('method/training.py', 'high=1 / env.n_models', 'high=1.0')], # the upper end of kappa
+    CPO: [
+        ('method/cpo.py', 'ratio(log_s) * adv_miss', 'ratio(log_s, s.rho_bar) * adv_miss'), # misses clipped like costs
+        ('method/cpo.py', 'reach[inside] / reach.sum()', 'torch.full_like(reach[inside], 1 / int(inside.sum()))'),
+        ('method/cpo.py', 'rng.choice(len(x), MAX_STATES, p=(weight / weight.sum()).numpy())',
+         'rng.choice(len(x), MAX_STATES)')], # states of the Fisher matrix, whether they are reached or not
+    FAIR: [
+        ('method/comparison.py', "fit_trim(read['train'], lam", "fit_trim(read['calibration'], lam"),
+        ('run/stages.py', "fit_steer(case.tables['train'], 'next'", "fit_steer(case.tables['calibration'], 'next'"),
+        ('method/comparison.py', 'min(grids[0].cost[grids[0].chosen]', 'min(grids[1].cost[grids[1].chosen]')], # random
     'tests/test_profiles.py -k section': [
         ('base/settings.py', 'return float(value)', 'return value'), # 1e-5 of YAML is text
         ('base/settings.py', ", extra='forbid'", '')], # an unknown name is taken for no name
@@ -109,8 +124,8 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('base/settings.py', "if get_origin(kind) is Literal else ''", "if False else ''"), # no nearest choice
         ('run/config.py', 'if len(names) not in (0, 2)', 'if False'),
         ('run/config.py', '    if name in KEYS:\n        return\n', '    return\n'),
-        ('run/config.py', 'if path.parent != project.params:', 'if False:'),
-        ('run/config.py', 'except (UnicodeDecodeError, yaml.YAMLError)', 'except yaml.YAMLError')],
+        ('run/config.py', 'if path.parent != project.params or name != path.stem:', 'if False:'),
+        ('run/config.py', 'except (yaml.YAMLError, ValueError, RecursionError)', 'except RecursionError')],
     RUNS: [
         ('run/publish.py', 'if name in past and name not in made', 'if name not in made'),
         ('run/publish.py', 'except (OSError, ValueError, KeyError, TypeError)', 'except OSError'),
@@ -134,7 +149,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('own.py', 'if None not in (was, now) and was != now:', 'if False:'),
         ('own.py', 'models=[public_name(model) for model in names]', 'models=names'),
         ('own.py', 'own.sampling, access, ledger', 'Sampling(), access, ledger'),
-        ('own.py', "(folder / f'{side}.npz').unlink(missing_ok=True)", 'pass'),
+        ('own.py', 'check_questions(problems, backends)', 'pass'),
         ('base/tools.py', 'if file.is_symlink():', 'if False:')]}
 
 def lines(mutation): return ' -> '.join(part.strip()[:60] for part in mutation[1:])

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings, strategies as st
 from toy_runs import Coin
 
 from stepwise_routing.base.tools import save_rows
+from stepwise_routing.method import comparison
 from stepwise_routing.method.bounds import (
     OracleRouter,
     cost_matched,
@@ -64,6 +65,7 @@ from stepwise_routing.method.routers import (
     chain_thresholds,
     fit_mixture,
     fit_steer,
+    fit_trim,
     glimpse,
     score_thresholds,
     two_number_settings,
@@ -710,6 +712,36 @@ def test_import_loads_no_heavy_package():
             'print([m for m in ("torch", "sklearn", "matplotlib", "pandas", "transformers") if m in sys.modules])')
     assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
                           check=True).stdout.strip() == '[]'
+
+def test_what_is_fitted_sees_training_problems_alone():
+    "Thresholds are chosen on others, so a fit on those would make a method look better than it is."
+    for fit in (fit_steer, lambda table: fit_steer(table, 'next'), lambda table: fit_trim(table, .1)):
+        with pytest.raises(ValueError, match='was handed the calibration split: use train'):
+            fit(toy_table(30, 'calibration'))
+
+def test_trim_and_steer_are_fitted_on_training_problems(monkeypatch):
+    from stepwise_routing.run.stages import _walking_routers
+    tables, seen = {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}, []
+    case = Case('open', 'toy', tables, [])
+    def fitted(table, *_): seen.append(table.split); return ScoreRouter('score_logit')
+    monkeypatch.setattr(comparison, 'reward_table', lambda table, *_: table)
+    monkeypatch.setattr(comparison, 'fit_trim', fitted)
+    comparison.add_trim(case, dict.fromkeys(tables), None, None)
+    assert {*seen} == {'train'} and case.rows
+    baselines = SimpleNamespace(steer_next=True, specreason=False)
+    run = SimpleNamespace(config=SimpleNamespace(baselines=baselines))
+    steer, = _walking_routers(SimpleNamespace(run=run), case, None, None, None)
+    assert steer.mixtures == fit_steer(tables['train'], 'next').mixtures
+
+@pytest.mark.parametrize('cost', ['paper_flops', 'full_flops'])
+def test_random_spends_what_the_first_row_spends(cost):
+    train, calibration, test = (toy_table(150, s) for s in ('train', 'calibration', 'test'))
+    rows, grids = replay_methods(train, calibration, test, alpha=.1, cost=cost)
+    most = random_outcome(calibration, 1.)[cost].mean()
+    chosen = [min(grid.cost[grid.chosen], most) for grid in grids]
+    assert chosen[0] not in chosen[1:2], 'another row costs something else'
+    p, = {row[3] for row in rows if row[1] == 'Random'}
+    assert random_outcome(calibration, p)[cost].mean() == pytest.approx(chosen[0])
 
 def test_test_answers_choose_nothing():
     "Whatever the test problems answer, fits, grids and the hazard of chance stay as they are."

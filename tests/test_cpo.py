@@ -406,6 +406,37 @@ def test_misses_are_counted_against_other_draws_where_there_are_any():
         assert np.allclose(other.miss[:, t], want) and (t or want.any())
 
 # --- line search
+@pytest.mark.parametrize('rho_bar', [.01, .3])
+def test_misses_are_not_clipped_as_costs_are(rho_bar):
+    env = toy_env(40)
+    policy, critics = fitted_policy(env), [ValueNet(3, (4,), i) for i in (0, 1)]
+    rollouts = env.sample(policy, np.arange(40), np.random.default_rng(0))
+    clipped, free = (sampled_estimate(policy, critics, rollouts, .25, .1, Policy(rho_bar=x))[0] for x in (rho_bar, 1e9))
+    assert torch.equal(clipped.b, free.b) and not torch.allclose(clipped.g, free.g)
+
+def reached(env, policy, rows, kappa, temp):
+    "Chance that nobody has escalated before a state, one state after the other."
+    out = []
+    for row in rows:
+        left = 1.
+        for x in env.x[row][env.inside[row]]:
+            out.append(left)
+            now = torch.zeros(1, dtype=int)
+            left *= float(log_threshold_probs(policy(x[None], now), kappa, temp)[0, 0].detach().exp())
+    return np.array(out)
+
+def test_a_state_weighs_as_much_as_it_is_likely():
+    "In the divergence, and in the Fisher matrix, which takes some of them at random where there are many."
+    env, picked = toy_env(60), []
+    policy, rows = fitted_policy(env), np.arange(60)
+    estimate, want = exact_estimate(policy, env, rows, .25, .1), reached(env, policy, rows, .25, .1)
+    np.testing.assert_allclose(estimate.weight.numpy(), want/want.sum(), rtol=1e-6)
+    assert want.min() < .5 and len(want) > cpo.MAX_STATES
+    class Random:
+        def choice(self, n, size, p=None): picked.append(p); return np.arange(size)
+    policy_step(policy, estimate, -.01, rng=Random())
+    np.testing.assert_allclose(picked[0], want/want.sum(), rtol=1e-6)
+
 def step_to(y, case): return Direction(f64(y), 1., 0., case)
 
 @pytest.mark.parametrize('case, c, cost, miss, fraction', [

@@ -333,3 +333,8 @@ def test_grading_works_from_any_folder(tmp_path):
     code = 'from stepwise_routing.data.grading import is_equiv; print(is_equiv("x+1", "1+x"))'
     run = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert run.stdout.strip() == 'True' and run.stderr == ''
+
+def test_powers_of_ten_in_e_notation():
+    same = [('1000', '1e3'), ('1e3', '1,000'), ('0.001', '1E-3'), ('2500', '2.5e3'), ('-0.05', '-5e-2'), ('5', '5e0')]
+    assert all(is_equiv(a, b) and is_equiv(b, a) for a, b in same)
+    assert not any(is_equiv(a, b) for a, b in [('1000', '1e2'), ('3', '1e3'), ('10', '1e'), ('1', '1e999')])

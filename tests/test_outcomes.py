@@ -15,6 +15,7 @@ from stepwise_routing.base.store import RolloutStore, tree_settings
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.method.outcomes import (
     OutcomeTable,
+    toy_table,
     cheapest_within,
     escalation_times,
     first_escalation,
@@ -118,6 +119,15 @@ def test_table_is_the_same_after_any_history(tmp_path):
         assert {i.date_time for i in z.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     assert (type(table.split), type(table.models), type(table.params[0])) == (str, tuple, float)
     assert table.features[0] == 'score_logit'
+
+@pytest.mark.parametrize('damage', [lambda b: b[:len(b)//2], lambda b: b'', lambda b: b[:500] + b'x'*9 + b[509:],
+                                    lambda b: b'hello', lambda b: b[:-40]])
+def test_a_damaged_table_is_one_line(tmp_path, damage):
+    toy_table(20).save(tmp_path/'t.npz')
+    (tmp_path/'t.npz').write_bytes(damage((tmp_path/'t.npz').read_bytes()))
+    with pytest.raises(ValueError, match=r't\.npz is damaged \(.*\): run notebook 02b again') as e:
+        OutcomeTable.load(tmp_path/'t.npz')
+    assert '\n' not in str(e.value)
 
 PRICED = (None, 'gpt-4.1-mini')
 def test_cents_of_a_table_are_bills(tmp_path):

@@ -16,7 +16,7 @@ from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.tools import Project
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.run import cli, needs
-from stepwise_routing.run.config import Api, Data, read_run, read_yaml, settings_of
+from stepwise_routing.run.config import FOLDER_NAME, Api, Data, read_run, read_yaml, settings_of
 from stepwise_routing.run.manifest import Manifest
 from stepwise_routing.run.stages import setting_options
 from stepwise_routing.run.sweep import planned
@@ -242,7 +242,8 @@ def test_yaml_of_somebody_else_is_one_short_line(tmp_path, text, said):
     with pytest.raises(ValueError, match=said) as e: read_run(tmp_path/'bad.yaml', project=PROJECT)
     assert 'bad.yaml' in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 400
 
-def test_a_profile_whose_name_cannot_name_a_run_is_refused(tmp_path):
-    (tmp_path/'my profile.yaml').write_text('open:\n  n_test: 4\n')
-    with pytest.raises(ValueError, match="'my profile.yaml' cannot name runs"):
-        read_run(tmp_path/'my profile.yaml', project=PROJECT)
+@pytest.mark.parametrize('name, start', [('my profile', 'my-profile-'), ("a; 'b'", 'a-b--'), ('.-x', 'x-'), ('-', 'prof')])
+def test_a_profile_of_any_name_has_runs_that_can_be_named(tmp_path, name, start):
+    (tmp_path/f'{name}.yaml').write_text('open:\n  n_test: 4\n')
+    run = read_run(tmp_path/f'{name}.yaml', project=PROJECT)
+    assert run.profile.startswith(start) and FOLDER_NAME.fullmatch(run.profile) and run.folder.name == run.profile

@@ -118,6 +118,34 @@ def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys, yaml, message):
     err = capsys.readouterr().err
     assert message in err and err.count('\n') == 1
 
+def test_a_full_disk_is_told_with_the_way_on(toy, monkeypatch):
+    "It cuts off the executed notebook and leaves no room for the manifest."
+    plan = planned(toy, 'fast')
+    def cut_off(source, executed, *_):
+        executed.write_text(source.read_text()[:200])
+        monkeypatch.setattr(Manifest, 'update', no_room)
+        error = OSError(28, 'No space left on device')
+        raise notebooks.NotebookFailed(notebooks.failure_line(source, executed, error))
+    def no_room(*_, **__): raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(runner, 'execute', cut_off)
+    with pytest.raises(notebooks.NotebookFailed, match='01_count: OSError: .*No space left.*continue with: '):
+        runner.run_plan(plan)
+    with pytest.raises(OSError, match='No space left.*continue with: ') as e:
+        monkeypatch.setattr(runner, 'begin', lambda plan: Manifest(plan.run.folder))
+        runner.run_plan(plan)
+    assert '\n' not in str(e.value)
+
+def test_a_run_of_the_future_is_not_the_newest(toy):
+    for name, started in (('toy-1', '2020-01-01'), ('toy-2', '2099-01-01'), ('toy-3', 'zzzz')):
+        (toy.runs/name).mkdir(parents=True)
+        Manifest(toy.runs/name).update(profile='toy', started=started, status='failed', notebooks={})
+    assert [m.folder.name for m in runner.past_runs(toy, 'toy')][0] == 'toy-1'
+    assert planned(toy, resume=True).run.folder.name == 'toy-1'
+
+def test_braces_in_the_name_of_a_folder_are_no_parameters(tmp_path):
+    done = run(toy_project(tmp_path/'my {clone}', fast=profile(2)), 'reproduce', '--profile', 'fast')
+    assert done.returncode == 0, done.stderr
+
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(['policy.lr', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
        st.lists(st.floats(1e-9, .99), min_size=2, max_size=2), st.text('ab \'"$&;`\\', min_size=1))

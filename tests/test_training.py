@@ -523,6 +523,15 @@ def test_same_seed_same_bits(options):
     assert bits(quick(env, seed=3, **options)) == once, 'whatever the state of the global generators'
     assert len({str(bits(quick(env, seed=s, **options))) for s in range(5)}) == 5
 
+def test_the_temperature_falls_over_half_the_steps():
+    temps = train(toy_env(), Policy(estimator='exact', steps=8, temp=(.4, .1)), 0).log['temp']
+    np.testing.assert_allclose(temps, [.4*.25**min(1, k/4) for k in range(1, 9)])
+
+def test_the_threshold_stays_below_one_action_in_two():
+    "Everybody loses less than half, so that it rises; pi of the likelier of two actions is .5 at least."
+    trained = train(toy_env(), Policy(estimator='exact', steps=4, alpha=.9, kappa_step=5., batch=None), 0)
+    assert trained.kappa == .5 == max(trained.log['kappa'])
+
 def test_training_leaves_the_global_generators_alone():
     torch.manual_seed(99); np.random.seed(99)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()

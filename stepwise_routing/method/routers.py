@@ -133,11 +133,12 @@ class ScoreRouter(ThresholdRouter):
         return table.obs[..., table.features.index(self.feature)]
 
 
-def not_test(table, purpose):
-    "ValueError where something would be fitted or chosen on the test split."
-    if table.split == 'test':
+def not_test(table, purpose, splits=('train', 'calibration')):
+    "ValueError where something would be fitted or chosen on a split that it must not see."
+    if table.split not in splits:
         raise ValueError(
-            f'{purpose} on {table.benchmark} was handed the test split: use train or calibration'
+            f'{purpose} on {table.benchmark} was handed the {table.split} split: '
+            f'use {" or ".join(splits)}'
         )
 
 
@@ -343,7 +344,7 @@ class STEER(ThresholdRouter):
 def fit_steer(table, scope: str = 'rest', on_escalate: str = 'append', seed: int = 0) -> STEER:
     "Fit STEER's mixtures to the small chains of the training split, without labels."
     one_of('scope', scope, ('rest', 'next'))
-    not_test(table, 'fitting STEER')
+    not_test(table, 'fitting STEER', ('train',))
     logits = table.obs[..., table.features.index('score_logit')]
     if np.isnan(logits[table.inside]).any():
         raise ValueError(
@@ -548,7 +549,7 @@ def fit_trim(
 
     from stepwise_routing.method.policy import PolicyRouter, RoutingPolicy, escalation_chances
 
-    not_test(table, 'training TRIM')
+    not_test(table, 'training TRIM', ('train',))
     grid = table.grid('regenerate')
     inside = torch.as_tensor(table.inside)
     earned = torch.as_tensor(grid['correct'] - lam * grid[unit] / table.large_only()[unit].mean())

@@ -425,10 +425,8 @@ def read_run(
     path = find_profile(profile, project)
     config = changed(Config(), read_yaml(path), path.name)
     config = changed(config, changes)
-    name = path.stem
-    if not FOLDER_NAME.fullmatch(name):
-        raise ValueError(f'{path.name!r} cannot name runs: use letters, digits, ".", "-" and "_"')
-    if path.parent != project.params:
+    name = re.sub(r'[^\w.-]+', '-', path.stem).lstrip('.-') or 'profile'  # it names folders
+    if path.parent != project.params or name != path.stem:
         name += f'-{digest(path.read_bytes().hex(), size=3)}'  # passes for no other
     folder = Path(run_dir or newest_run(project, name))
     store = project.runs / 'store' / (config.store or name)
