@@ -6,7 +6,6 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
-from worth.afterwards import TWO, do_all_pairs
 from worth.cells import METHODS, PARTS, RULES, cell_rows, do_cells, read_cells
 from worth.noise import find_chance, mean_auroc, step_auroc, with_noise
 from worth.plan import HOPELESS, Cell, Folders, Plan
@@ -81,7 +80,6 @@ def finished(tmp_path_factory):
         ids = [f'toy-{i % 6 + 1}-{i:04d}' for i in range(len(table))]
         replace(table, problem_id=np.array(ids)).save(folders.table(split))
     do_cells(plan, folders, 1)
-    do_all_pairs(plan, folders, 1)
     return plan, folders
 
 def test_a_cell_has_a_row_per_method_and_is_done_once(finished, monkeypatch):
@@ -99,17 +97,9 @@ def test_a_cell_has_a_row_per_method_and_is_done_once(finished, monkeypatch):
     monkeypatch.setattr('worth.cells.fit_policies', lambda *args: pytest.fail('done again'))
     do_cells(plan, folders, 1)
 
-def test_the_check_afterwards_offers_more_pairs_and_has_the_same_ours(finished):
-    rows, pairs = (read_cells(*finished, part) for part in ('rows', 'pairs'))
-    assert (pairs['pairs'] > pairs['pairs_offered']).all() and [*pairs['method']] == 2*[TWO]
-    planned = rows[rows['method'] == TWO].reset_index()
-    same = planned['on_escalate'] == pairs['on_escalate']
-    ours = [each['share'] + each['full_share'] for each in (planned, pairs)]
-    assert same.any() and np.allclose(ours[0][same], ours[1][same])
-
 def test_a_cell_done_again_has_the_same_bytes(finished):
     plan, folders = finished
-    files = [folders.result(plan.cells[0], part) for part in ('rows', 'curves')]
+    files = [folders.result(plan.cells[0], part) for part in PARTS]
     before = [file.read_bytes() for file in files]
     for file in files: file.unlink()
     do_cells(plan, folders, 1)
@@ -121,7 +111,7 @@ def test_the_table_and_the_figure_have_the_same_bytes_every_time(finished, tmp_p
     written = [write_tables(*parts, plan.alpha, tmp_path/name) + write_figure(tmp_path/name, tmp_path/name, plan.alpha)
                for name in 'ab']
     first, again = ([path.read_bytes() for path in paths] for paths in written)
-    assert first == again and len(first) == 8
+    assert first == again and len(first) == 7
     assert 'the small' in caption(parts[0], plan.alpha)
 
 def test_a_verdict_follows_from_the_interval():

@@ -10,7 +10,6 @@ from joblib import cpu_count
 from stepwise_routing.base.tools import find_project
 from stepwise_routing.run.notebooks import sole_runner
 
-from .afterwards import do_all_pairs
 from .cells import PARTS, do_cells, read_cells
 from .plan import Plan, folders_of
 from .pools import level_facts, make_pools
@@ -31,7 +30,6 @@ def main() -> None:
         with sole_runner(folders.root):
             make_pools(plan, folders, args.workers)
             do_cells(plan, folders, args.workers)
-            do_all_pairs(plan, folders, args.workers)
         parts = [read_cells(plan, folders, part) for part in PARTS]
         paths += write_tables(*parts, level_facts(folders), plan.alpha, tables)
     paths += write_figure(tables, root / 'figures' / 'worth', plan.alpha)

@@ -54,7 +54,7 @@ METHODS = (
     'STEER (rest)',
 )
 RULES = METHODS[-3:]  # nothing is trained on outcomes
-PARTS = ('rows', 'pairs', 'curves')  # files of a finished cell; pairs: of `afterwards`
+PARTS = ('rows', 'curves')  # files of a finished cell
 POLICIES = ('Ours (nested)', 'Ours (full)')  # what is compared with the rules
 
 # ---- problems

@@ -100,7 +100,7 @@ class Folders:
         return self.root / 'policies' / cell.name
 
     def result(self, cell: Cell, part: str) -> Path:
-        "A file of a finished cell: rows, curves or pairs."
+        "A file of a finished cell: rows or curves."
         return self.root / 'cells' / f'{cell.name}-{part}.csv'
 
 

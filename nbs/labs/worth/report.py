@@ -84,13 +84,6 @@ reading. **win**: the interval lies above 0; **loss**: below; p: two-sided, afte
 """
 
 
-PAIR_NOTES = """
-Not planned. The library offers the rule no pair whose threshold is at or below the number that tells hopeless problems
-(*pairs offered*, in the reading append). Here it has all pairs; ours is as above. Columns as above, the last one in
-points of the large model's cost at the accuracy point.
-"""
-
-
 def facts_markdown(rows: pd.DataFrame) -> str:
     "What the cells are, a line each."
     first = rows.drop_duplicates(['hopeless', 'auroc'])
@@ -172,29 +165,11 @@ def levels_markdown(levels: pd.DataFrame) -> str:
     return markdown(interval_table(levels, names, cells)) + LEVEL_NOTES
 
 
-def pairs_markdown(pairs: pd.DataFrame) -> str:
-    "Ours against the rule with two numbers at all its pairs, a line a cell."
-    names = CELL | {
-        'Pairs offered': lambda row: f'{row["pairs_offered"]} of {row["pairs"]}',
-        'Reading': 'on_escalate',
-    }
-    cells = {
-        'Share': percent('share'),
-        'Cost, accuracy point': percent('cost_accuracy'),
-        'Lost, accuracy point': interval('lost_accuracy', POINTS, 100),
-        'Cost, certain point': percent('cost_certain'),
-    }
-    cells |= {f'{name} minus it': verdict_cell(prefix) for prefix, name in PREFIXES.items()}
-    cells['Cost, nested minus it'] = interval('nested_cost_accuracy', POINTS, 100)
-    return markdown(interval_table(pairs, names, cells)) + PAIR_NOTES
-
-
-def table_text(rows: pd.DataFrame, pairs: pd.DataFrame, levels: pd.DataFrame, alpha: float) -> str:
+def table_text(rows: pd.DataFrame, levels: pd.DataFrame, alpha: float) -> str:
     "The whole page of results."
     parts = {
         'Ours against the rules, by the share of the area': verdicts_markdown(rows),
         'Ours against the rules, by cost': cost_verdicts_markdown(rows),
-        'Looked at afterwards: two numbers at all pairs': pairs_markdown(pairs),
         'Every method': rows_markdown(rows, alpha),
         'The cells': facts_markdown(rows),
         'The levels': levels_markdown(levels),
@@ -326,18 +301,15 @@ def caption(rows: pd.DataFrame, alpha: float) -> str:
 
 def write_tables(
     rows: pd.DataFrame,  # of `read_cells`
-    pairs: pd.DataFrame,  # of `read_cells`
     curves: pd.DataFrame,  # of `read_cells`
     levels: pd.DataFrame,  # of `level_facts`
     alpha: float,
     folder,
 ) -> list:  # paths
-    "worth.csv, worth.md, worth_pairs.csv, worth_curves.csv and worth_levels.csv."
+    "worth.csv, worth.md, worth_curves.csv and worth_levels.csv."
     folder = Path(folder)
     rows = with_verdicts(rows)
-    pairs = with_verdicts(pairs)
-    paths = save_table(folder / 'worth', rows, md=table_text(rows, pairs, levels, alpha))
-    paths += save_table(folder / 'worth_pairs', pairs)
+    paths = save_table(folder / 'worth', rows, md=table_text(rows, levels, alpha))
     paths += save_table(folder / 'worth_curves', curves)
     return paths + save_table(folder / 'worth_levels', levels)
 
