@@ -23,7 +23,8 @@ WALKS = 'tests/test_walks.py tests/test_tree.py'
 CPO = 'tests/test_cpo.py -k "clipped or weighs"'
 TRAINING = 'tests/test_training.py -k "temperature_falls or stays_below_one"'
 FAIR = 'tests/test_baselines.py -k "are_fitted_on or random_spends"'
-OWN = 'tests/test_own.py -k "received or link or exported or public or own_json or twice or ledger or fewer or says or question"'
+OWN = ('tests/test_own.py -k "received or link or exported or public or own_json or twice or ledger or fewer or says '
+       'or question"')
 MUTATIONS = { # tests -> (file, old text, new text)
     STORE: [
         ('base/store.py', "self.write('IGNORE', dict(edge=rows))", "self.write('REPLACE', dict(edge=rows))"), # the last

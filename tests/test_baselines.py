@@ -720,7 +720,7 @@ def test_what_is_fitted_sees_training_problems_alone():
             fit(toy_table(30, 'calibration'))
 
 def test_trim_and_steer_are_fitted_on_training_problems(monkeypatch):
-    from stepwise_routing.run.stages import _walking_routers
+    from stepwise_routing.run.stages import walking_routers
     tables, seen = {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}, []
     case = Case('open', 'toy', tables, [])
     def fitted(table, *_): seen.append(table.split); return ScoreRouter('score_logit')
@@ -728,9 +728,9 @@ def test_trim_and_steer_are_fitted_on_training_problems(monkeypatch):
     monkeypatch.setattr(comparison, 'fit_trim', fitted)
     comparison.add_trim(case, dict.fromkeys(tables), None, None)
     assert {*seen} == {'train'} and case.rows
-    baselines = SimpleNamespace(steer_next=True, specreason=False)
+    baselines = SimpleNamespace(steer_next=True, specreason=False, reward_model='')
     run = SimpleNamespace(config=SimpleNamespace(baselines=baselines))
-    steer, = _walking_routers(SimpleNamespace(run=run), case, None, None, None)
+    steer, = walking_routers(SimpleNamespace(run=run), case)
     assert steer.mixtures == fit_steer(tables['train'], 'next').mixtures
 
 @pytest.mark.parametrize('cost', ['paper_flops', 'full_flops'])

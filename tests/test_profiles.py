@@ -242,7 +242,8 @@ def test_yaml_of_somebody_else_is_one_short_line(tmp_path, text, said):
     with pytest.raises(ValueError, match=said) as e: read_run(tmp_path/'bad.yaml', project=PROJECT)
     assert 'bad.yaml' in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 400
 
-@pytest.mark.parametrize('name, start', [('my profile', 'my-profile-'), ("a; 'b'", 'a-b--'), ('.-x', 'x-'), ('-', 'prof')])
+@pytest.mark.parametrize('name, start', [
+    ('my profile', 'my-profile-'), ("a; 'b'", 'a-b--'), ('.-x', 'x-'), ('-', 'prof')])
 def test_a_profile_of_any_name_has_runs_that_can_be_named(tmp_path, name, start):
     (tmp_path/f'{name}.yaml').write_text('open:\n  n_test: 4\n')
     run = read_run(tmp_path/f'{name}.yaml', project=PROJECT)

@@ -190,7 +190,8 @@ def test_tables_hold_this_run_and_the_paper_apart(flops):
 
 def test_table_1_prints_a_row_a_family_and_the_full_table_all(with_ours, run):
     def labels(text): return [l.split(' | ')[0][2:] for l in text.splitlines()[4:] if l.startswith('| ')]
-    mine = to_markdown(paper_table(printed_results(with_ours, with_ours.results), 'toy')).split('**Table 1 of the paper')[0]
+    table = paper_table(printed_results(with_ours, with_ours.results), 'toy')
+    mine = to_markdown(table).split('**Table 1 of the paper')[0]
     rows = labels(mine)
     assert rows[:2] == ['Small only', 'Large only'] and sum(r.startswith('STEER') for r in rows) == 1
     assert rows[3:] in (['Ours'], ['Ours', 'Ours (nested), regenerate'])
