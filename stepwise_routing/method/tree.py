@@ -141,6 +141,11 @@ class RoutingTree:
                 return tuple(steps)
             path += str(model)
 
+    async def arriving(self, problem, path, model):
+        "The same up to a last step, one step after the other."
+        for step in await self.run(problem, path, model):
+            yield step
+
 # %% ../../nbs/02_rollouts.ipynb #read
 @patch
 async def read(self: RoutingTree, problem, path, model):

@@ -410,23 +410,28 @@ class OpenAIBackend:
         max_tokens = self.options.max_tokens
         max_steps = 1
         benchmark = find_benchmark(request.problem.benchmark)
-        more = dict(stop=benchmark.separator)
+        stop = dict(stop=benchmark.separator)
         if request.to_end:
             max_tokens = self.options.max_reply
             max_steps = max(1, request.max_steps - len(request.steps))
-            more = {}
+            stop = {}
+        if request.max_new is not None:
+            max_tokens = min(max_tokens, request.max_new)
+        wanted = dict(temperature=request.temperature, top_p=request.top_p)
+        sampling = {name: value for name, value in wanted.items() if value is not None}
 
-        async def ask_for_steps(seed, **more):
-            reply = await self.ask(replies.step_messages(request), max_tokens, seed, **more)
-            return replies.reply_steps(reply, self.index, max_steps, bool(more), benchmark)
+        async def ask_for_steps(seed, **stop):
+            messages = replies.step_messages(request)
+            reply = await self.ask(messages, max_tokens, seed, **stop, **sampling)
+            return replies.reply_steps(reply, self.index, max_steps, bool(stop), benchmark)
 
-        steps = await ask_for_steps(seed, **more)
+        steps = await ask_for_steps(seed, **stop)
         if not steps[0].text and steps[0].finish == 'step':
             steps = (replies.add_bill(*await ask_for_steps(seed), *steps),)
         fresh = replies.drop_repeats(steps, request.steps)
         if fresh or not request.steps:
             return fresh
-        first, *rest = await ask_for_steps(int(digest('another', seed), 16) >> 1, **more)
+        first, *rest = await ask_for_steps(int(digest('another', seed), 16) >> 1, **stop)
         return replies.add_bill(first, *steps), *rest
 
     async def choose(self, messages, options) -> Choice:

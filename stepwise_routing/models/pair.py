@@ -69,6 +69,7 @@ def open_pair(
     access: Access,
     ledger,  # path of the book of paid replies
     max_cents: float | None = None,  # never spend more, earlier calls with this ledger included
+    keep_replies: bool = True,  # False: a book of amounts alone, and a cap for this call alone
 ):  # list of two backends
     "Open the two models for the time of a `with` block. ValueError as of `open_models`."
     if not isinstance(access, Access):
@@ -77,4 +78,6 @@ def open_pair(
         )
     given = {name: value for name, value in asdict(access).items() if value is not None}
     options = asdict(sampling) | given
+    if not keep_replies:
+        options['keep_replies'] = False
     return open_models(names, ledger=ledger, max_cents=max_cents, **options)
