@@ -119,24 +119,24 @@ class LiveTree:
         return (self.drawn[key],)
 
     async def arriving(self, problem, path, model):
-        "Steps up to a last one, each as soon as it is there."
+        "Steps up to a last one, in tuples of those that come together."
         backend = self.backends[model]
         if getattr(backend, 'step_by_step', False):
             while True:
                 (step,) = await self.run(problem, path, model)
-                yield step
+                yield (step,)
                 path += str(model)
                 if step.final or len(path) >= self.max_steps:
                     return
         self.asked = model
         request = self.request(problem, path, model, to_end=True)
         if request.max_new is not None and request.max_new < 1:
-            yield Step('', model, 'length')
+            yield (Step('', model, 'length'),)
             return
-        for step in await backend.write(request):
-            self.drawn[path, model] = step
-            path += str(model)
-            yield step
+        steps = tuple(await backend.write(request))
+        for i, step in enumerate(steps):
+            self.drawn[path + str(model) * i, model] = step
+        yield steps
 
     async def read(self, problem, path, model) -> Step:
         "The last step of a path with a model's confidences."

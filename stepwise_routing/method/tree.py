@@ -142,9 +142,8 @@ class RoutingTree:
             path += str(model)
 
     async def arriving(self, problem, path, model):
-        "The same up to a last step, one step after the other."
-        for step in await self.run(problem, path, model):
-            yield step
+        "The same up to a last step, in tuples of the `Step`s that come together; here it is one."
+        yield await self.run(problem, path, model)
 
 # %% ../../nbs/02_rollouts.ipynb #read
 @patch

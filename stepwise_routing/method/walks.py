@@ -109,16 +109,17 @@ class Walk:
         return step
 
     async def write_rest(self, model):
-        "All further steps, by one call: each is billed and kept, and yielded, as soon as the tree has it."
+        "All further steps, by one call: they are billed and kept, and yielded, as soon as the tree has them."
         processed_before = dict(self.processed)
         n_calls = len(self.calls)
         rest = ()
-        async for step in self.tree.arriving(self.problem, self.path, model):
-            rest += (step,)
-            self.steps += (step,)
+        async for steps in self.tree.arriving(self.problem, self.path, model):
+            rest += steps
             self.processed = dict(processed_before)
             self.calls[n_calls:] = [bill_call(rest, self.processed)]
-            yield step
+            for step in steps:
+                self.steps += (step,)
+                yield step
 
 # %% ../../nbs/02a_walks.ipynb #next-model
 @patch
