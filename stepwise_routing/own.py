@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['SIDES', 'FORMAT', 'ALPHAS', 'ROOM', 'own_split', 'Own', 'read_own', 'collect', 'own_table', 'train', 'median_seed',
-           'simplest_class', 'calibrate', 'curve', 'OwnRouter', 'open_router', 'route', 'export']
+           'simplest_class', 'calibrate', 'curve', 'OwnRouter', 'open_router', 'route', 'serving', 'serve', 'drift',
+           'export']
 
 # %% ../nbs/06_your_own_models.ipynb #imports
 import asyncio
 import contextlib
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,11 +37,16 @@ from .data.grading import graded, is_right
 from .data.questions import own_problems
 from .data.sources import file_rows
 from .method.live import Wish, live_steps
+from .method.offers import check_prompt, fingerprint, offers
 from .method.outcomes import OutcomeTable, outcome_table
 from .method.tree import RoutingTree, collect_rollouts
+from .models.answers import RouterService
+from .models.metrics import Metrics
 from .models.pair import Access, Sampling, open_pair, public_name, two_names
+from .models.web import KEY_ENV, Limits, running
 from .report.card import CLASSES, LARGE_ALONE, Choice, curve_words, router_card
 from .report.routed import Routed
+from .report.traffic import Drift, Recorder, compare, first_scores
 
 # %% ../nbs/06_your_own_models.ipynb #own-split
 SIDES = ('train', 'calibration')
@@ -416,6 +423,7 @@ class OwnRouter:
         self.fall_back = fall_back
         self.unit = policy.config['unit']
         self.router = PolicyRouter(policy, policy.kappa, policy.config['on_escalate'])
+        self.separator = self.benchmark.separator
         self.loop = LoopThread('router')
 
     def problem(
@@ -424,6 +432,16 @@ class OwnRouter:
     ):
         "What is asked, as a `Problem`. ValueError: it is neither."
         return asked_problem(self.own.name, question)
+
+    def check(self, question) -> None:
+        "ValueError: the prompt of a question is too long for one of the models."
+        check_prompt(self.problem(question), self.backends)
+
+    @property
+    def bills(self):
+        "The book of paid calls; None: no model is paid."
+        books = [getattr(backend, 'ledger', None) for backend in self.backends]
+        return next((book for book in books if book is not None), None)
 
     def steps(self, problem, wish, router):
         "An async generator of `LiveStep`s, for the router's own loop."
@@ -485,7 +503,7 @@ class OwnRouter:
             tokens=tuple(tokens),
             cost=walk_cost(calls, self.specs, self.unit),
             unit=self.unit,
-            separator=self.benchmark.separator,
+            separator=self.separator,
         )
 
     def close(self) -> None:
@@ -559,6 +577,95 @@ def route(
     "Answer questions with a router opened for this call; a program that asks often: `open_router`."
     with open_router(folder, models, access, max_cents) as router:
         return router.route(questions)
+
+# %% ../nbs/06_your_own_models.ipynb #serve
+def _points(folder, policy, alphas):
+    "Alpha -> the router calibrated for it; of a folder without candidates, the deployed one alone."
+    from stepwise_routing.method.candidates import check_enough
+    from stepwise_routing.method.policy import PolicyRouter
+
+    calibration = policy.config['calibration']
+    deployed = PolicyRouter(policy, policy.kappa, policy.config['on_escalate'])
+    points = {calibration['alpha']: deployed}
+    if not (Path(folder) / 'candidates.json').is_file():
+        return points
+    candidates = _candidates(folder)
+    share = read_own(folder).calibration
+    n = len(candidates[0].held_out)
+    for alpha in alphas:
+        with contextlib.suppress(ValueError):  # too few problems for this one
+            check_enough(folder, n, calibration['target'], alpha)
+            candidate, choice = _choose(candidates, calibration['target'], alpha, share)
+            kappa = choice.calibration.kappa
+            on_escalate = candidate.policy.config['on_escalate']
+            points.setdefault(alpha, PolicyRouter(candidate.policy, kappa, on_escalate))
+    return dict(sorted(points.items()))
+
+
+@contextlib.contextmanager
+def serving(
+    folders,  # one router's folder, or a list of them
+    models,  # names of the small and the large model, as for `open_models`
+    access: Access = Access(),  # where they are
+    port: int = 0,  # 0: any that is free
+    host: str = '127.0.0.1',  # another one than this machine takes a key
+    max_cents: float | None = None,  # that each router may spend on paid models while this lasts
+    alphas=ALPHAS,  # points of the curve that can be asked for
+    fall_back: bool = False,  # let the small model go on where the large one is away
+    record=None,  # JSONL file that gets what is asked and answered; None: nothing is kept
+    limits: Limits = Limits(),  # what the server takes
+):  # base_url
+    """An OpenAI-compatible server for the time of a `with` block.
+
+    The environment variable STEPWISE_ROUTING_KEY holds the key that requests must show, if there is one.
+    ValueError as of `open_router`, or for an open door without a key.
+    """
+    folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
+    served = []
+    with contextlib.ExitStack() as stack:
+        books = []
+        for folder in folders:
+            opened = open_router(folder, models, access, fall_back=fall_back)
+            router = stack.enter_context(opened)
+            if router.bills is not None:
+                books.append(router.bills)
+                if max_cents is not None:
+                    router.bills.allow(max_cents)
+            name = Path(folder).resolve().name
+            points = _points(folder, _calibrated_policy(folder), alphas)
+            served += offers(name, router, points, f'{name}/' if len(folders) > 1 else '')
+        metrics = Metrics(lambda: sum(book.spent_now for book in books))
+        service = RouterService(served, metrics, Recorder(record) if record else None)
+        key = os.environ.get(KEY_ENV, '')
+        with running(service, port, host, key, limits, metrics) as url:
+            yield url
+
+
+def serve(folders, models, access: Access = Access(), port: int = 8000, **options) -> None:
+    "As `serving`, until Ctrl-C or a signal to terminate; then calls under way may end."
+    from stepwise_routing.base.tools import until_told
+
+    with until_told() as told, serving(folders, models, access, port, **options) as url:
+        print(f'serving {url}', flush=True)
+        told.wait()
+
+# %% ../nbs/06_your_own_models.ipynb #drift
+def drift(
+    folder,  # of `collect`, `train` and `calibrate`
+    file,  # that `serving` has recorded
+    models,  # names of the small and the large model, as for `open_models`
+    access: Access = Access(),  # where they are
+) -> Drift:
+    "Are recorded questions like the calibration problems? ValueError: the router sees no scores."
+    table = own_table(folder, 'calibration')
+    with open_router(folder, models, access) as router:
+        deployed = router.router
+        mark = fingerprint(router, deployed)
+    if deployed.start:
+        raise ValueError(f'{folder}: the large model answers alone, so there are no scores')
+    found = compare(first_scores(file, mark), deployed.table_chances(table)[:, 0])
+    print(found)
+    return found
 
 # %% ../nbs/06_your_own_models.ipynb #export
 def export(

@@ -13,6 +13,7 @@ import json
 import time
 from typing import Protocol
 
+from ..base.background import LoopThread
 from ..base.settings import Count, Positive, Section, Whole
 from .chat import is_loopback
 from .metrics import Metrics
@@ -348,3 +349,48 @@ class Server:
         while self.gate.inside and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await self.http.close_all_connections()
+
+
+KEY_ENV = 'STEPWISE_ROUTING_KEY'  # environment variable with the key that requests must show
+
+
+def listen(host: str, port: int) -> list:
+    "Sockets at an address. OSError in one line."
+    from tornado.netutil import bind_sockets
+
+    try:
+        return bind_sockets(port, host)
+    except OSError as error:
+        raise OSError(f'{host}, port {port}, cannot be used: {error.strerror or error}') from None
+
+
+@contextlib.contextmanager
+def running(
+    service: Service,
+    port: int = 0,  # 0: any that is free
+    host: str = '127.0.0.1',  # another one than this machine takes a key
+    key: str = '',  # that every request must show; '': none
+    limits: Limits = Limits(),
+    metrics: Metrics | None = None,
+):  # base_url
+    "A server in a thread of its own, for the time of a `with` block. ValueError: an open door without a key."
+    is_local = is_loopback(f'http://{host}')
+    if not is_local and not key:
+        raise ValueError(
+            f'host {host!r} can be reached from elsewhere: put a key into the environment variable '
+            f'{KEY_ENV}, or listen on 127.0.0.1'
+        )
+    sockets = listen(host, port)
+    loop = LoopThread('server')
+
+    async def start():
+        return Server(service, sockets, key, limits, is_local, metrics)
+
+    try:
+        server = loop.result(start())
+        try:
+            yield f'http://{host}:{sockets[0].getsockname()[1]}/v1'
+        finally:
+            loop.result(server.stop())
+    finally:
+        loop.close()
