@@ -1,11 +1,12 @@
 "A router that is asked from many threads and tasks at once, step by step."
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import pytest
-from test_own import PAIR, Adder, content_of_files, ready, toys # noqa: F401
+from test_own import PAIR, Adder, content_of_files, pair_module, ready
 from toy import toy_problems
 
 from stepwise_routing.base.background import LoopThread
@@ -17,10 +18,21 @@ from stepwise_routing.own import open_router
 
 QUESTIONS = [p.question for p in toy_problems(40, seed=9)]
 
+@pytest.fixture(scope='module')
+def opened(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('routers')/'mine'
+    @contextlib.contextmanager
+    def open_toys(names, ledger=None, max_cents=None, **options): yield [Adder(i) for i in range(len(names))]
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(pair_module, 'open_models', open_toys)
+        ready(folder)
+        with open_router(folder, PAIR) as router: yield router, folder
+
 @pytest.fixture
-def router(tmp_path, toys): # noqa: F811
-    ready(tmp_path/'mine')
-    with open_router(tmp_path/'mine', PAIR) as router: yield router
+def router(opened):
+    router, before = opened[0], opened[0].backends
+    yield router
+    router.backends, router.fall_back = before, False
 
 async def streamed(router, question, **wish): return [step async for step in router.stream(question, **wish)]
 
@@ -47,33 +59,30 @@ def test_threads_and_tasks_do_not_mix(router):
         return await asyncio.gather(*(streamed(router, q, sample=s) for q, s in alone))
     for (q, s), steps in zip(alone, run_async(all_at_once())): assert answer(router, q, steps) == alone[q, s]
 
-def test_nothing_of_a_question_is_stored(router, tmp_path):
-    before = content_of_files(tmp_path/'mine')
+def test_nothing_of_a_question_is_stored(router, opened):
+    before = content_of_files(opened[1])
     router.route(QUESTIONS)
-    assert content_of_files(tmp_path/'mine') == before and not (tmp_path/'mine'/'live.db').exists()
+    assert content_of_files(opened[1]) == before and not (opened[1]/'live.db').exists()
 
-def test_two_processes_may_open_one_folder(router, tmp_path):
-    with open_router(tmp_path/'mine', PAIR) as other: assert other.route(QUESTIONS) == router.route(QUESTIONS)
+def test_two_may_open_one_folder(router, opened):
+    with open_router(opened[1], PAIR) as other: assert other.route(QUESTIONS) == router.route(QUESTIONS)
 
-def test_an_early_close_stops_the_models(router, toys): # noqa: F811
+def test_an_early_close_stops_the_models(router):
     async def first(): # and no more
         async with aclosing(router.stream(QUESTIONS[0])) as steps:
             async for step in steps: return step
-    for i in range(50):
-        run_async(first())
-    written = sum(b.steps_written for b in toys.made)
-    router.route(QUESTIONS[1])
-    assert not [t for t in asyncio.all_tasks(router.loop.loop)]
-    assert written <= sum(b.steps_written for b in toys.made)
+    before = sum(b.steps_written for b in router.backends)
+    for i in range(20): run_async(first())
+    assert sum(b.steps_written for b in router.backends) == before + 20 # one step each, and no other was begun
+    assert not asyncio.all_tasks(router.loop.loop)
 
-def test_a_closed_router_answers_nobody_and_hangs_nobody(tmp_path, toys): # noqa: F811
-    ready(tmp_path/'mine')
+def test_a_closed_router_answers_nobody_and_hangs_nobody(opened):
     stuck = threading.Event()
     class Stuck(Adder):
         async def write(self, request):
             stuck.set()
             await asyncio.sleep(60)
-    with open_router(tmp_path/'mine', PAIR) as router:
+    with open_router(opened[1], PAIR) as router:
         router.backends = [Stuck(0), Stuck(1)]
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(lambda: run_async(streamed(router, 'What is 3 + 4?')))

@@ -41,9 +41,13 @@ class LoopThread:
         self,
         source,  # an async generator, not begun yet; it runs in this loop
     ):
-        "What the generator yields, for the loop of the caller. Closing this one closes the other."
+        """What the generator yields, for the loop of the caller. Closing this one closes the other.
+
+        It goes on when the next item is asked for, so nothing is worked out that nobody wants.
+        """
         here = asyncio.get_running_loop()
         queue = asyncio.Queue()
+        wanted = asyncio.Semaphore(0)  # items
 
         def put(item, error=None):
             with contextlib.suppress(RuntimeError):  # the caller's loop is gone
@@ -52,8 +56,10 @@ class LoopThread:
         async def pump():
             error = None
             try:
+                await wanted.acquire()
                 async for item in source:
                     put(item)
+                    await wanted.acquire()
             except BaseException as e:
                 error = e
                 if not isinstance(e, Exception):
@@ -67,6 +73,7 @@ class LoopThread:
         item = None
         try:
             while True:
+                self.loop.call_soon_threadsafe(wanted.release)
                 item, error = await queue.get()
                 if error:
                     raise _as_error(error)

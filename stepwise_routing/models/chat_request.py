@@ -142,7 +142,8 @@ def text_of(content, where: str) -> str:
         texts.append(part['text'])
     text = ''.join(texts)
     if HALF.search(text):
-        raise Refused(400, f'{where}.content holds half a character', param=where)
+        line = f'{where}.content holds half a character'
+        raise Refused(400, line, param=where, code='invalid_value')
     return text
 
 
