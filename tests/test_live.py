@@ -2,6 +2,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
@@ -74,6 +75,8 @@ def test_an_early_close_stops_the_models(router):
     before = sum(b.steps_written for b in router.backends)
     for i in range(20): run_async(first())
     assert sum(b.steps_written for b in router.backends) == before + 20 # one step each, and no other was begun
+    for _ in range(100):
+        if asyncio.all_tasks(router.loop.loop): time.sleep(.02)
     assert not asyncio.all_tasks(router.loop.loop)
 
 def test_a_closed_router_answers_nobody_and_hangs_nobody(opened):

@@ -74,6 +74,15 @@ def post(url, body, path='/chat/completions', method='POST', **head):
 
 def user(text): return [dict(role='user', content=text)]
 
+async def hang_up(served, body, seconds):
+    "Ask, wait for the first byte of a stream, then a little, and be gone."
+    raw = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection('127.0.0.1', served.port)
+    writer.write(b'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n' % len(raw) + raw)
+    if body['stream']: await reader.read(1)
+    with contextlib.suppress(asyncio.TimeoutError): await asyncio.wait_for(reader.read(), seconds)
+    writer.transport.abort()
+
 def eventually(holds, seconds=20):
     end = time.monotonic() + seconds
     while not holds() and time.monotonic() < end: time.sleep(.02)
@@ -364,14 +373,8 @@ def test_clients_that_hang_up_stop_the_models(opened):
     "Streams and whole answers, closed at random moments: nothing runs on, and the server answers the next one."
     with other_models(opened[0], Slow(0), Slow(1)), Served(opened[0]) as served:
         r = random.Random(0)
-        async def impatient(i):
-            body = json.dumps(dict(model='mine', stream=bool(i % 3), messages=user(QUESTIONS[i % 60]))).encode()
-            head = f'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n'
-            reader, writer = await asyncio.open_connection('127.0.0.1', served.port)
-            writer.write(head.encode() + body)
-            with contextlib.suppress(asyncio.TimeoutError): await asyncio.wait_for(reader.read(), r.random()*.5)
-            writer.transport.abort()
-        async def all_of_them(): await asyncio.gather(*map(impatient, range(100)))
+        def body(i): return dict(model='mine', stream=bool(i % 3), messages=user(QUESTIONS[i % 60]))
+        async def all_of_them(): await asyncio.gather(*(hang_up(served, body(i), r.random()*.2) for i in range(100)))
         run_async(all_of_them())
         assert eventually(lambda: Slow.busy == 0)
         assert served.count('errors', reason='hung_up') > 20
@@ -494,16 +497,10 @@ def test_the_same_question_is_paid_each_time(opened):
 
 def test_streams_closed_at_random_are_booked(opened):
     "What is under way at a paid model comes to its end and is booked; nothing more is asked."
-    with paid(opened[0], delay=.05) as (server, book), Served(opened[0]) as served:
+    with paid(opened[0], delay=.1) as (server, book), Served(opened[0]) as served:
         r = random.Random(1)
-        async def impatient(i):
-            body = json.dumps(dict(model='large', stream=True, messages=user(QUESTIONS[i % 60]))).encode()
-            head = f'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n'
-            reader, writer = await asyncio.open_connection('127.0.0.1', served.port)
-            writer.write(head.encode() + body)
-            with contextlib.suppress(asyncio.TimeoutError): await asyncio.wait_for(reader.read(), r.random()*.3)
-            writer.transport.abort()
-        async def all_of_them(): await asyncio.gather(*map(impatient, range(60)))
+        def body(i): return dict(model='large', stream=True, messages=user(QUESTIONS[i % 60]))
+        async def all_of_them(): await asyncio.gather(*(hang_up(served, body(i), r.random()*.1) for i in range(60)))
         run_async(all_of_them())
         assert eventually(lambda: not book.pending and not server.busy and not book.reserved)
         assert book.units == server.cents*CENT > 0 and len(server.seen) <= 60
