@@ -36,7 +36,14 @@ from .method.outcomes import OutcomeTable, outcome_table
 from .method.tree import RoutingTree, collect_rollouts
 from .models.answers import RouterService
 from .models.metrics import Metrics
-from .models.pair import Access, Sampling, open_pair, public_name, two_names
+from stepwise_routing.models.pair import (
+    Access,
+    Sampling,
+    check_cost,
+    open_pair,
+    public_name,
+    two_models,
+)
 from .models.web import KEY_ENV, Limits, running
 from .report.card import CLASSES, LARGE_ALONE, Choice, curve_words, router_card
 from .report.own_router import OwnRouter
@@ -126,7 +133,7 @@ def _percent(shares):
 def collect(
     folder,  # what is drawn and learnt is kept here; made if there is none
     problems,  # JSONL file with "question" and "answer", or rows, see `own_problems`
-    models,  # names of the small and the large model, as for `open_models`
+    models,  # the small and the large one: names as for `open_models`, `Model`s, or two backends
     sampling: Sampling = Sampling(),  # how they write
     access: Access = Access(),  # where they are; not kept
     grade=is_right,  # (`Problem`, parsed answer) -> bool
@@ -140,9 +147,9 @@ def collect(
     The result also counts answers that grading gave up. ValueError for what cannot work.
     """
     folder = Path(folder)
-    names = two_names(models)
+    pair = two_models(models)
     own = Own(
-        models=[public_name(model) for model in names],
+        models=[public_name(model) for model in pair],
         name=name,
         max_steps=max_steps,
         calibration=calibration,
@@ -155,7 +162,8 @@ def collect(
         sides = own_split(problems, calibration)
         return [outcome_table(part, tree, side) for side, part in sides.items() if part]
 
-    with open_pair(names, sampling, access, folder / 'ledger.db', max_cents) as backends:
+    with open_pair(pair, sampling, access, folder / 'ledger.db', max_cents) as backends:
+        check_cost(backends)
         settings = tree_settings(name, backends, find_benchmark(name).draws)
         with RolloutStore(folder / 'draws.db', settings) as store:
             _write_problems(folder, problems, own)
@@ -191,19 +199,14 @@ def own_table(
     )
 
 
-def _own_inputs(folder, table):  # (features, unit of cost)
+def _own_inputs(table):  # (features, unit of cost)
     "What the policy sees, and the unit of cost: what the models' interfaces give."
     from stepwise_routing.method.policy import FULL_FEATURES
 
     is_missing = np.isnan(table.obs[table.inside]).any(0)
     features = [name for name in FULL_FEATURES if not is_missing[table.features.index(name)]]
     unit = 'cents' if table.large_cents.any() else 'paper_flops'
-    if table.large_only()[unit].any():
-        return tuple(features), unit
-    raise ValueError(
-        f'{folder}: nothing says what the large model costs; collect into another folder with '
-        'access=Access(price="gpt-4.1-mini"), or another row of PRICES'
-    )
+    return tuple(features), unit
 
 # %% ../nbs/06_your_own_models.ipynb #train
 def _own_policy(policy, alpha, steps, n):  # -> `Policy`
@@ -242,7 +245,7 @@ def train(
 
     folder = Path(folder)
     table = own_table(folder, 'train')
-    features, unit = _own_inputs(folder, table)
+    features, unit = _own_inputs(table)
     policy = _own_policy(policy, alpha, steps, len(table))
     checked('seeds', seeds, Count)
     table_hash = digest((folder / 'train.npz').read_bytes().hex())
@@ -432,15 +435,15 @@ def open_router(
             f'{folder} was trained for the models {own.models!r}: say where yours are, with '
             'models=[SMALL, LARGE], and with access= for those behind a server'
         )
-    names = two_names(models)
+    pair = two_models(models)
     policy = _calibrated_policy(folder)
     is_collected = (folder / 'draws.db').is_file()
     with TemporaryDirectory() as empty:  # of `export`: nothing is read there, and nothing put there
         work_folder = folder if is_collected else Path(empty)
         check_links(work_folder)
         ledger = work_folder / 'ledger.db'
-        pair = open_pair(names, own.sampling, access, ledger, max_cents, keep_replies=False)
-        with pair as backends:
+        opened = open_pair(pair, own.sampling, access, ledger, max_cents, keep_replies=False)
+        with opened as backends:
             draws = find_benchmark(own.name).draws
             settings = tree_settings(own.name, backends, draws)
             if is_collected:  # ValueError: other models than those of `collect`
@@ -509,8 +512,7 @@ def serving(
     with contextlib.ExitStack() as stack:
         books = []
         for folder in folders:
-            opened = open_router(folder, models, access, fall_back=fall_back)
-            router = stack.enter_context(opened)
+            router = stack.enter_context(open_router(folder, models, access, fall_back=fall_back))
             if router.bills is not None:
                 books.append(router.bills)
                 if max_cents is not None:
@@ -520,8 +522,7 @@ def serving(
             served += offers(name, router, points, f'{name}/' if len(folders) > 1 else '')
         metrics = Metrics(lambda: sum(book.spent_now for book in books))
         service = RouterService(served, metrics, Recorder(record) if record else None)
-        key = os.environ.get(KEY_ENV, '')
-        with running(service, port, host, key, limits, metrics) as url:
+        with running(service, port, host, os.environ.get(KEY_ENV, ''), limits, metrics) as url:
             yield url
 
 

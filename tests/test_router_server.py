@@ -5,6 +5,8 @@ import contextlib
 import json
 import random
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +25,7 @@ from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.ledger import CENT
 from stepwise_routing.models.metrics import Metrics
 from stepwise_routing.models.web import KEY_ENV, Limits, running
-from stepwise_routing.own import open_router, serving
+from stepwise_routing.own import drift, open_router, serving
 
 QUESTIONS = [p.question for p in toy_problems(60, seed=9)]
 KEY = 'sesame-street-123'
@@ -67,19 +69,22 @@ def text(chunks): return ''.join(c.choices[0].delta.content or '' for c in chunk
 
 def post(url, body, path='/chat/completions', method='POST', **head):
     "Status, body and head of the answer to a request that is sent as it is."
-    asked = urllib.request.Request(url + path, body, {name.replace('_', '-'): v for name, v in head.items()}, method=method)
+    asked = urllib.request.Request(url + path, body, {name.replace('_', '-'): v for name, v in head.items()},
+        method=method)
     try: reply = urllib.request.urlopen(asked, timeout=30)
     except urllib.error.HTTPError as e: reply = e
     with reply: return reply.status, reply.read(), reply.headers
 
 def user(text): return [dict(role='user', content=text)]
 
-async def hang_up(served, body, seconds):
+async def hang_up(served, body, seconds, ready=lambda: True):
     "Ask, wait for the first byte of a stream, then a little, and be gone."
     raw = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection('127.0.0.1', served.port)
-    writer.write(b'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n' % len(raw) + raw)
+    head = f'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(raw)}\r\n\r\n'
+    writer.write(head.encode() + raw)
     if body['stream']: await reader.read(1)
+    while not ready(): await asyncio.sleep(.01)
     with contextlib.suppress(asyncio.TimeoutError): await asyncio.wait_for(reader.read(), seconds)
     writer.transport.abort()
 
@@ -125,7 +130,8 @@ def test_headers_say_who_wrote(served):
 def test_models_alone_and_other_points(served):
     notes = {name: served.ask(QUESTIONS[3], model=name).stepwise for name in ('small', 'large', 'mine@alpha=0.1')}
     assert {s['model'] for s in notes['small']} == {'toy-0'} and {s['model'] for s in notes['large']} == {'toy-1'}
-    assert notes['mine@alpha=0.1'][0]['decision'] in ('reject', 'hand_over') # at threshold 0 the first step is handed over
+    # at threshold 0 the first step is handed over
+    assert notes['mine@alpha=0.1'][0]['decision'] in ('reject', 'hand_over')
     asked = served.ask(QUESTIONS[3], extra_body=dict(stepwise=dict(alpha=.1)))
     assert asked.model == 'mine@alpha=0.1' and asked.stepwise[0]['decision'] == notes['mine@alpha=0.1'][0]['decision']
     prints = {served.ask(model=name).system_fingerprint for name in ('small', 'large', 'mine', 'mine@alpha=0.1')}
@@ -219,13 +225,16 @@ def test_metrics(opened):
 
 LONG = [dict(role='user', content='x')] * 3
 WRONG = [ # change of a request, the field that is named, a part of the line
-    (dict(model=None), 'model', 'missing'), (dict(messages=None), 'messages', 'missing'), (dict(model=3), 'model', 'model'),
+    (dict(model=None), 'model', 'missing'), (dict(messages=None), 'messages', 'missing'),
+    (dict(model=3), 'model', 'model'),
     (dict(model=''), 'model', 'no model'), (dict(model='mime'), 'model', "did you mean 'mine'?"),
     (dict(model='mine@alpha=0.07'), 'model', 'no model'), (dict(model=['mine']), 'model', 'model is'),
-    (dict(messages='hi'), 'messages', 'list'), (dict(messages=[]), 'messages', 'list'), (dict(messages={}), 'messages', 'list'),
+    (dict(messages='hi'), 'messages', 'list'), (dict(messages=[]), 'messages', 'list'),
+    (dict(messages={}), 'messages', 'list'),
     (dict(messages=['hi']), 'messages[0]', 'no object'), (dict(messages=[{}]), 'messages[0]', 'role is None'),
     (dict(messages=[dict(role='uzer', content='x')]), 'messages[0]', "did you mean 'user'?"),
-    (dict(messages=[dict(role='user')]), 'messages[0]', 'content'), (dict(messages=[dict(role='user', content=3)]), 'messages[0]', 'content'),
+    (dict(messages=[dict(role='user')]), 'messages[0]', 'content'),
+    (dict(messages=[dict(role='user', content=3)]), 'messages[0]', 'content'),
     (dict(messages=[dict(role='user', content=[])]), 'messages', 'the last one'),
     (dict(messages=[dict(role='user', content=' \n')]), 'messages', 'the last one'),
     (dict(messages=[dict(role='user', content=[dict(type='image_url', image_url={})])]), 'messages[0]', 'nothing else'),
@@ -234,9 +243,11 @@ WRONG = [ # change of a request, the field that is named, a part of the line
     (dict(messages=[*user('x'), dict(role='assistant', content='y')]), 'messages', 'the last one'),
     (dict(messages=[dict(role='tool', content='x', tool_call_id='1')]), 'messages[0]', 'role'),
     (dict(messages=[dict(role=['user'], content='x')]), 'messages[0]', 'role'),
-    (dict(messages=[*user('x'), dict(role='assistant', content='', tool_calls=[{}]), *user('x')]), 'messages[1]', 'tool_calls'),
+    (dict(messages=[*user('x'), dict(role='assistant', content='', tool_calls=[{}]), *user('x')]), 'messages[1]',
+        'tool_calls'),
     (dict(messages=[dict(role='user', content='a \ud800 b')]), 'messages[0]', 'half a character'),
-    (dict(temperature=3), 'temperature', 'temperature is 3'), (dict(temperature=-1), 'temperature', 'temperature is -1'),
+    (dict(temperature=3), 'temperature', 'temperature is 3'),
+    (dict(temperature=-1), 'temperature', 'temperature is -1'),
     (dict(temperature='1'), 'temperature', 'temperature is'), (dict(temperature=True), 'temperature', 'temperature is'),
     (dict(temperature=[1]), 'temperature', 'temperature is'), (dict(top_p=0), 'top_p', 'top_p is 0'),
     (dict(top_p=1.1), 'top_p', 'top_p is'), (dict(top_p={}), 'top_p', 'top_p is'), (dict(n=2), 'n', 'n is 2'),
@@ -254,15 +265,18 @@ WRONG = [ # change of a request, the field that is named, a part of the line
     (dict(logprobs=1), 'logprobs', 'logprobs is'), (dict(top_logprobs=21), 'top_logprobs', 'top_logprobs is'),
     (dict(logprobs=True, top_logprobs=2), 'top_logprobs', 'without others'),
     (dict(frequency_penalty=.5), 'frequency_penalty', 'frequency_penalty is'),
-    (dict(presence_penalty=-1), 'presence_penalty', 'presence_penalty is'), (dict(tools=[{}]), 'tools', 'does not serve'),
+    (dict(presence_penalty=-1), 'presence_penalty', 'presence_penalty is'),
+    (dict(tools=[{}]), 'tools', 'does not serve'),
     (dict(tool_choice='auto'), 'tool_choice', 'does not serve'), (dict(response_format=dict(type='json_object')),
     'response_format', 'does not serve'), (dict(logit_bias={'1': 2}), 'logit_bias', 'does not serve'),
     (dict(functions=[]), 'functions', 'does not serve'), (dict(modalities=['audio']), 'modalities', 'does not serve'),
-    (dict(reasoning_effort='low'), 'reasoning_effort', 'does not serve'), (dict(sede=1), 'sede', "did you mean 'seed'?"),
+    (dict(reasoning_effort='low'), 'reasoning_effort', 'does not serve'),
+    (dict(sede=1), 'sede', "did you mean 'seed'?"),
     (dict(max_token=1), 'max_token', "did you mean 'max_tokens'?"), (dict(zzz=1), 'zzz', 'unknown field'),
     (dict(stepwise=3), 'stepwise', 'no object'), (dict(stepwise=dict(alpa=.1)), 'stepwise', "did you mean 'alpha'?"),
     (dict(stepwise=dict(alpha=.07)), 'stepwise.alpha', 'is calibrated for: 0.05, 0.1'),
-    (dict(stepwise=dict(alpha=0)), 'stepwise.alpha', 'alpha is 0'), (dict(stepwise=dict(alpha='x')), 'stepwise.alpha', 'alpha is'),
+    (dict(stepwise=dict(alpha=0)), 'stepwise.alpha', 'alpha is 0'),
+    (dict(stepwise=dict(alpha='x')), 'stepwise.alpha', 'alpha is'),
     (dict(stepwise=dict(max_cents=-1)), 'stepwise.max_cents', 'max_cents is'),
     (dict(model='small', stepwise=dict(alpha=.05)), 'stepwise.alpha', 'none')]
 
@@ -274,7 +288,8 @@ def test_a_wrong_field_is_named(served, change, param, line):
     assert status == (404 if 'no model' in error['message'] else 400) and error['type'] == 'invalid_request_error'
     assert line in error['message'] and error['param'] == param and '\n' not in error['message'] and error['code']
 
-@pytest.mark.parametrize('raw', [b'', b'{', b'[1]', b'null', b'3', b'"x"', b'[' * 9999, b'\xff\xfe', b'{"a": NaN}', b'{"model": "mine"}',
+@pytest.mark.parametrize('raw', [b'', b'{', b'[1]', b'null', b'3', b'"x"', b'[' * 9999, b'\xff\xfe', b'{"a": NaN}',
+    b'{"model": "mine"}',
                                  b'{"model": "mine", "messages": [{"role": "user", "content": "\\ud800"}]}'],
                          ids=lambda raw: str(raw)[:20])
 def test_junk_is_refused(served, raw):
@@ -318,7 +333,8 @@ def test_the_key(opened, monkeypatch, capfd):
     monkeypatch.setenv(KEY_ENV, KEY)
     with serving(folder, PAIR) as url:
         body = json.dumps(dict(model='mine', messages=user('?'))).encode()
-        for given in ({}, dict(Authorization='Bearer wrong'), dict(Authorization=KEY[:-1]), dict(Authorization='Basic ö')):
+        for given in ({}, dict(Authorization='Bearer wrong'), dict(Authorization=KEY[:-1]),
+            dict(Authorization='Basic ö')):
             head = {k: v.encode('latin-1').decode('latin-1') for k, v in given.items()}
             status, raw, _ = post(url, body, **head)
             assert status == 401 and KEY not in raw.decode()
@@ -420,7 +436,8 @@ def test_a_model_that_dies(opened):
     with other_models(router, Dying(0, end=.01, cut=0), Dying(1, end=.01, cut=0)), Served(router) as served:
         for stream in (False, True):
             Dying.lives = 0
-            with pytest.raises(openai.InternalServerError, match='RuntimeError: the server is away'): served.ask(stream=stream)
+            with pytest.raises(openai.InternalServerError,
+                match='RuntimeError: the server is away'): served.ask(stream=stream)
         for lives in (1, 2, 3):
             Dying.lives = lives
             body = json.dumps(dict(model='small', stream=True, seed=0, messages=user('What is 3 + 4?'))).encode()
@@ -496,14 +513,16 @@ def test_the_same_question_is_paid_each_time(opened):
         assert costs[0] == costs[1] == costs[2] > 0 and sum(costs)*100 == pytest.approx(float(server.cents))
 
 def test_streams_closed_at_random_are_booked(opened):
-    "What is under way at a paid model comes to its end and is booked; nothing more is asked."
-    with paid(opened[0], delay=.1) as (server, book), Served(opened[0]) as served:
+    "What was asked of a paid model comes to its end and is booked; what waits for its turn is never asked."
+    with paid(opened[0], delay=.1, concurrency=8) as (server, book), Served(opened[0]) as served:
         r = random.Random(1)
         def body(i): return dict(model='large', stream=True, messages=user(QUESTIONS[i % 60]))
-        async def all_of_them(): await asyncio.gather(*(hang_up(served, body(i), r.random()*.1) for i in range(60)))
+        def ready(): return len(server.seen) > 8
+        async def all_of_them():
+            await asyncio.gather(*(hang_up(served, body(i), r.random()*.1, ready) for i in range(60)))
         run_async(all_of_them())
         assert eventually(lambda: not book.pending and not server.busy and not book.reserved)
-        assert book.units == server.cents*CENT > 0 and len(server.seen) <= 60
+        assert book.units == server.cents*CENT > 0 and len(server.seen) < 60 and not book.unwanted
 
 @pytest.mark.parametrize('fault', ['500', 'reset', 'closed', 'malformed', 'no-choices', '429'])
 def test_a_paid_model_that_fails_now_and_then(opened, fault):
@@ -526,3 +545,67 @@ def test_the_cap_of_a_request(opened):
             assert float(server.cents - before) <= cap and reply.usage.cost*100 <= cap
             if cap == 0: assert reply.choices[0].finish_reason == 'length' and not reply.choices[0].message.content
         assert server.cents > 0
+
+# ---- what is recorded
+
+def test_recorded_traffic_and_drift(opened, tmp_path, capsys):
+    router, folder = opened
+    file = tmp_path/'seen.jsonl'
+    likely = [row['question'] for row in map(json.loads, (folder/'problems.jsonl').read_text().splitlines())][:40]
+    with serving(folder, PAIR, record=file) as url:
+        with openai.OpenAI(base_url=url, api_key='x') as c:
+            ask = lambda q: c.chat.completions.create(model='mine', messages=user(q), seed=0)
+            with pytest.raises(FileNotFoundError, match='is not a file'): drift(folder, tmp_path/'none.jsonl', PAIR)
+            replies = [ask(q) for q in likely]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [r['question'] for r in rows] == likely and 'answer' not in rows[0]
+    assert ['\n\n'.join(s['text'] for s in r['steps'] if s['text']) for r in rows] == [
+        r.choices[0].message.content for r in replies]
+    found = drift(folder, file, PAIR)
+    assert found.recorded == 40 and found.stands and 'nothing speaks against' in capsys.readouterr().out
+    for row in rows: row['scores'] = [.999 * (s < .5) for s in row['scores']] # the router sees another world
+    file.write_text('\n'.join(map(json.dumps, rows)))
+    assert drift(folder, file, PAIR).stands is False
+    file.write_text('\n'.join(map(json.dumps, rows[:9])))
+    assert drift(folder, file, PAIR).stands is None
+    file.write_text('[1]')
+    with pytest.raises(ValueError, match='row 1: not a row'): drift(folder, file, PAIR)
+
+def test_two_folders_of_one_name(opened):
+    with pytest.raises(ValueError, match="two routers are named 'mine'"), serving([opened[1]] * 2, PAIR): pass
+
+# ---- the command
+
+SERVER = '''
+import sys
+sys.path[:0] = {path!r}
+import contextlib
+from test_own import Adder, pair_module
+@contextlib.contextmanager
+def open_toys(names, **options): yield [Adder(i) for i in range(len(names))]
+pair_module.open_models = open_toys
+from stepwise_routing.run.cli import main
+main(['serve', {folder!r}, '--models', 'toy-0', 'toy-1', '--port', '0'])
+'''
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_told_to_stop(opened):
+    code = SERVER.format(path=sys.path, folder=str(opened[1]))
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, '-c', code], **options) as server:
+        url = server.stdout.readline().split()[-1]
+        with openai.OpenAI(base_url=url, api_key='x') as c:
+            reply = c.chat.completions.create(model='mine', messages=user(QUESTIONS[0]), seed=0)
+        server.terminate()
+        out, errors = server.communicate(timeout=60)
+    assert reply.choices[0].message.content == opened[0].route(QUESTIONS[0]).text
+    assert (server.returncode, out, errors) == (0, '', '')
+
+def test_the_command_says_what_is_wrong(capsys):
+    from stepwise_routing.run.cli import main
+    for words, said in ((['serve'], 'FOLDER'), (['serve', 'x', '--models', 'a'], '--models'),
+                        (['serve', 'nowhere', '--models', 'a', 'b', '--port', '0'], 'holds no router'),
+                        (['serve', 'x', '--models', 'a', 'b', '--prot', '1'], "did you mean '--port'?")):
+        with pytest.raises(SystemExit) as e: main(words)
+        line = capsys.readouterr().err
+        assert e.value.code == 2 and said in line and line.count('\n') == 1

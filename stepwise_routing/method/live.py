@@ -8,7 +8,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from ..base.records import PRICES, Problem, Step, api_cost, edge_seed
+from ..base.records import Problem, Step, api_cost, edge_seed, find_price
 from ..data.benchmarks import find_benchmark
 from ..models.interface import Request
 from .walks import Walk, walk_steps
@@ -79,7 +79,7 @@ class LiveTree:
         price = self.specs[model].price
         if self.wish.max_cents is None or price is None:
             return left
-        row = PRICES[price]
+        row = find_price(price)
         chain = ''.join(step.text + '\n\n' for step in self.steps(path))
         messages = find_benchmark(problem.benchmark).prompt(problem.question)
         turns = [*messages, dict(content=chain), dict(content='x' * 64)]  # and "go on"

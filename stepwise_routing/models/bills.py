@@ -20,6 +20,7 @@ class Bills(Ledger):
     ):
         super().__init__(path, max_cents)
         self.units_before = self.units
+        self.unwanted = set()  # tasks whose caller has gone
 
     @property
     def spent_now(self) -> float:
@@ -33,6 +34,12 @@ class Bills(Ledger):
         "Set the cap."
         self.cap = self.units + int(Fraction(str(cents)) * CENT)
 
+    async def reserve(self, key, max_units):
+        "As that of `Ledger`. RuntimeError where nobody waits: what was not asked yet is not asked any more."
+        if asyncio.current_task() in self.unwanted:
+            raise RuntimeError('nobody waits for the answer any more')
+        return await super().reserve(key, max_units)
+
     def reply(self, key):
         "No reply is looked up."
 
@@ -43,10 +50,30 @@ class Bills(Ledger):
 
     async def once(self, key, draw):
         "The reply to a request, drawn now by the coroutine function `draw`."
-        ticket = object()
-        task = self.pending[ticket] = asyncio.ensure_future(draw())
-        task.add_done_callback(lambda _: self.pending.pop(ticket))
+        task = asyncio.ensure_future(draw())
+        self.pending[task] = task
+        task.add_done_callback(self.forget)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            self.unwanted.add(task)
             raise self.broken or asyncio.CancelledError from None
+
+    def forget(self, task) -> None:
+        "A call has come to its end."
+        del self.pending[task]
+        self.unwanted.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody may be left to look at it
+
+    async def run(self, coro):
+        "What a coroutine returns. Cancelled, it lets a request that was sent end, and be booked."
+        if self.closing.is_set():
+            coro.close()
+            raise RuntimeError('the ledger of this model is closed')
+        future = asyncio.run_coroutine_threadsafe(coro, self.loop)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            future.cancel()
+            raise

@@ -19,8 +19,8 @@ from itertools import cycle
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from ..base.records import PRICES, ModelSpec, chat_prompt, undated
-from ..base.tools import digest, nearest, one_of
+from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
+from ..base.tools import digest, nearest
 from ..data.benchmarks import find_benchmark
 from . import replies
 from .hub import check_sampling
@@ -87,7 +87,8 @@ class ApiOptions:
 
     def __post_init__(self):
         top = self.top_logprobs
-        one_of('price', self.price, [*PRICES, 'free', None])
+        if self.price not in ('free', None):
+            find_price(self.price)
         plain_address(self.base_url)
         if not 0 <= top <= 20:
             raise ValueError(f'top_logprobs={top}: give a number from 0 (none) to 20')
@@ -122,8 +123,8 @@ def price_row(model: str, price: str | None, must: bool) -> str | None:
     if not must:
         return None
     raise ValueError(
-        f'no price is known for {model!r}: pass price=, a row of PRICES ({", ".join(PRICES)}; add your '
-        'own to it), or price="free"'
+        f'no price is known for {model!r}: pass price=, a row of PRICES ({", ".join(PRICES)}), '
+        'your own as "INPUT/CACHED/OUTPUT" in US dollars per million tokens, or price="free"'
     )
 
 
@@ -462,7 +463,7 @@ def _units(price, prompt, generated, cached=0):
     "What a call costs: input, cached input and output apart."
     if price is None:
         return 0
-    row = PRICES[price]
+    row = find_price(price)
     pairs = (prompt - cached, row.input), (cached, row.cached), (generated, row.output)
     return sum(tokens * round(dollars * 1e6) for tokens, dollars in pairs)
 

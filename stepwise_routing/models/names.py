@@ -47,7 +47,7 @@ def _fitting(options, kind):
 def _check_options(options):
     "ValueError for an option that no kind of model has."
     names = {f.name for kind in (LocalOptions, VLLMOptions, ApiOptions) for f in fields(kind)}
-    names |= {'ledger', 'memory_shares', 'keep_replies'}  # of all models together
+    names |= {'ledger', 'memory_shares', 'keep_replies', 'each'}  # of all models together
     for k in options:
         one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
 
@@ -66,7 +66,7 @@ def _open_api(model: ModelName, index, stack, options):
         base_url=url,
         key_env='',
         identity=identity,
-        params=facts['params'],
+        params=own.get('params') or facts['params'],
         price=own.get('price') or 'free',
     )
     return OpenAIBackend(facts['id'], index, ledger, **own)  # with no key of anybody's
@@ -99,6 +99,7 @@ def _open_one(model: ModelName, index, stack, options):
 def _open_here(names, options):
     "Backends in this process."
     shares = check_shares(names, options.get('memory_shares'))
+    each = options.pop('each', None)  # options of each model alone
     models = [ModelName.parse(name) for name in names]
     with (
         contextlib.ExitStack() as servers,
@@ -111,7 +112,8 @@ def _open_here(names, options):
             )
         backends = []
         for i, model in enumerate(models):
-            backends.append(_open_one(model, i, servers, options | dict(memory=shares[i])))
+            own = each[i] if each else {}
+            backends.append(_open_one(model, i, servers, options | own | dict(memory=shares[i])))
             stack.callback(lambda b=backends[-1]: run_async(b.close()))  # the last one first
         yield backends
 
