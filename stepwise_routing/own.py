@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIDES', 'FORMAT', 'ALPHAS', 'own_split', 'Own', 'read_own', 'collect', 'own_table', 'train', 'median_seed',
-           'simplest_class', 'calibrate', 'curve', 'open_router', 'route', 'serving', 'serve', 'drift', 'export']
+           'simplest_class', 'calibrate', 'curve', 'open_router', 'route', 'serving', 'serve', 'drift', 'export',
+           'report']
 
 # %% ../nbs/06_your_own_models.ipynb #imports
 import contextlib
@@ -40,12 +41,15 @@ from stepwise_routing.models.pair import (
     Access,
     Sampling,
     check_cost,
+    check_weights,
     open_pair,
     public_name,
     two_models,
+    weights_of,
 )
 from .models.web import KEY_ENV, Limits, running
 from .report.card import CLASSES, LARGE_ALONE, Choice, curve_words, router_card
+from .report.own_report import write_report
 from .report.own_router import OwnRouter
 from .report.traffic import Drift, Recorder, compare, first_scores
 
@@ -397,23 +401,6 @@ def curve(
     rows = [choice.row() for choice in choices]
     return pd.DataFrame(rows).astype({'needed': 'Int64'})
 
-# %% ../nbs/06_your_own_models.ipynb #foreign
-def _weights(settings):
-    "Of every model, as `tree_settings` says; None: nobody knows."
-    return [model.get('weights') for model in settings['models']]
-
-
-def _check_weights(folder, policy, settings):
-    "ValueError: the weights of a model are known, and others."
-    names = policy.config.get('models', ())
-    trained = policy.config.get('model_weights', ())
-    for name, was, now in zip(names, trained, _weights(settings)):
-        if None not in (was, now) and was != now:
-            raise ValueError(
-                f'{folder}: trained for {name} with the weights {was}; '
-                f'those of the model given are {now}'
-            )
-
 # %% ../nbs/06_your_own_models.ipynb #open-router-call
 @contextlib.contextmanager
 def open_router(
@@ -449,7 +436,7 @@ def open_router(
             if is_collected:  # ValueError: other models than those of `collect`
                 RolloutStore(folder / 'draws.db', settings, readonly=True).close()
             else:
-                _check_weights(folder, policy, settings)
+                check_weights(folder, policy.config, settings)
             with contextlib.closing(OwnRouter(backends, policy, own, fall_back)) as router:
                 yield router
 
@@ -466,26 +453,27 @@ def route(
         return router.route(questions)
 
 # %% ../nbs/06_your_own_models.ipynb #serve
+def _router(policy, kappa):
+    from stepwise_routing.method.policy import PolicyRouter
+
+    return PolicyRouter(policy, kappa, policy.config['on_escalate'])
+
+
 def _points(folder, policy, alphas):
     "Alpha -> the router calibrated for it; of a folder without candidates, the deployed one alone."
     from stepwise_routing.method.candidates import check_enough
-    from stepwise_routing.method.policy import PolicyRouter
 
     calibration = policy.config['calibration']
-    deployed = PolicyRouter(policy, policy.kappa, policy.config['on_escalate'])
-    points = {calibration['alpha']: deployed}
+    points = {calibration['alpha']: _router(policy, policy.kappa)}
     if not (Path(folder) / 'candidates.json').is_file():
         return points
     candidates = _candidates(folder)
     share = read_own(folder).calibration
-    n = len(candidates[0].held_out)
     for alpha in alphas:
         with contextlib.suppress(ValueError):  # too few problems for this one
-            check_enough(folder, n, calibration['target'], alpha)
+            check_enough(folder, len(candidates[0].held_out), calibration['target'], alpha)
             candidate, choice = _choose(candidates, calibration['target'], alpha, share)
-            kappa = choice.calibration.kappa
-            on_escalate = candidate.policy.config['on_escalate']
-            points.setdefault(alpha, PolicyRouter(candidate.policy, kappa, on_escalate))
+            points.setdefault(alpha, _router(candidate.policy, choice.calibration.kappa))
     return dict(sorted(points.items()))
 
 
@@ -553,6 +541,12 @@ def drift(
     return found
 
 # %% ../nbs/06_your_own_models.ipynb #export
+def _card(own, config, weights, licence):
+    "The model card of a deployed policy."
+    numbers = config['n_train'], own.max_steps, config['model_class'], config['calibration']
+    return router_card(own.models, weights, *numbers, licence)
+
+
 def export(
     folder,  # of `collect`, `train` and `calibrate`
     out,  # new or empty folder
@@ -570,19 +564,28 @@ def export(
     if out.exists() and list(out.iterdir()):
         raise ValueError(f'{out} is not empty: choose another folder')
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
-        weights = _weights(store.settings)
+        weights = weights_of(store.settings)
     config = policy.config | dict(models=own.models, model_weights=weights)
     del config['key']  # of the training run
     save_policy(out / 'policy', policy, **config)
     write_file(out / 'own.json', _as_json(own))
-    card = router_card(
-        own.models,
-        weights,
-        config['n_train'],
-        own.max_steps,
-        config['model_class'],
-        config['calibration'],
-        licence,
-    )
-    write_file(out / 'README.md', card)
+    write_file(out / 'README.md', _card(own, config, weights, licence))
     return sorted(p.relative_to(out).as_posix() for p in out.rglob('*') if p.is_file())
+
+# %% ../nbs/06_your_own_models.ipynb #report
+def report(
+    folder,  # of `collect`, `train` and `calibrate`
+    out,  # new or empty folder
+    price: str
+    | None = None,  # of the large model, for the cache table: a row of PRICES, or one's own
+    licence: str = 'not stated',  # of the router, for the model card
+) -> list:  # names of the files
+    "Write card, figure and tables about the deployed router. This is a look: nothing is deployed."
+    own, policy, candidates = read_own(folder), _calibrated_policy(folder), _candidates(folder)
+    config, target = policy.config, policy.config['calibration']['target']
+    with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
+        card = _card(own, config, weights_of(store.settings), licence)
+    router = _router(policy, policy.kappa)
+    choices = [_choose(candidates, target, alpha, own.calibration)[1] for alpha in ALPHAS]
+    table = own_table(folder, 'calibration')
+    return write_report(out, card, table, router, config['unit'], own.models, choices, price)

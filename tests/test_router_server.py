@@ -25,7 +25,8 @@ from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.ledger import CENT
 from stepwise_routing.models.metrics import Metrics
 from stepwise_routing.models.web import KEY_ENV, Limits, running
-from stepwise_routing.own import drift, open_router, serving
+from stepwise_routing.own import drift, open_router, own_table, report, serving
+from stepwise_routing.report.own_report import cache_rows
 
 QUESTIONS = [p.question for p in toy_problems(60, seed=9)]
 KEY = 'sesame-street-123'
@@ -609,3 +610,24 @@ def test_the_command_says_what_is_wrong(capsys):
         with pytest.raises(SystemExit) as e: main(words)
         line = capsys.readouterr().err
         assert e.value.code == 2 and said in line and line.count('\n') == 1
+
+# ---- the report
+
+def test_a_report_says_what_the_router_costs(opened, tmp_path):
+    router, folder = opened
+    before = {p: p.read_bytes() for p in (folder/'policy').iterdir()}
+    files = report(folder, tmp_path/'out', price='1/0.5/4')
+    assert files == ['README.md', 'accuracy_cost.md', 'accuracy_cost.pdf', 'accuracy_cost.png']
+    text = (tmp_path/'out'/'README.md').read_text()
+    for part in ('# A router: toy-0', '| alpha |', '| 0.05 |', 'large model alone', 'write the step again', '1/0.5/4'):
+        assert part in text
+    rows = cache_rows(own_table(folder, 'calibration'), router.router, '1/0.5/4')
+    cents = [(float(r['warm, cents']), float(r['cold, cents'])) for r in rows]
+    assert all(0 < warm < cold for warm, cold in cents) and [r['hand-overs per problem'] for r in rows][0] == '-'
+    same = cache_rows(own_table(folder, 'calibration'), router.router, '1/1/4')
+    assert all(r['warm, cents'] == r['cold, cents'] for r in same)
+    assert {p: p.read_bytes() for p in (folder/'policy').iterdir()} == before
+    report(folder, tmp_path/'plain')
+    assert 'no price of the large model was given' in (tmp_path/'plain'/'README.md').read_text()
+    with pytest.raises(ValueError, match='is not empty'): report(folder, tmp_path/'out')
+    with pytest.raises(ValueError, match='price'): report(folder, tmp_path/'other', price='gtp')

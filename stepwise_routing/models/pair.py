@@ -143,3 +143,24 @@ def check_cost(backends) -> None:
             f'the small model {small.name} has a price and the large model {large.name} has none: '
             'give both a price, or neither'
         )
+
+
+def weights_of(settings) -> list:
+    "Hash of the weights of each model, as `tree_settings` says; None: nobody knows."
+    return [model.get('weights') for model in settings['models']]
+
+
+def check_weights(
+    folder,  # for the message
+    trained: dict,  # models and model_weights of a policy
+    settings,  # of the models at hand
+) -> None:
+    "ValueError: the weights of a model are known, and others."
+    names = trained.get('models', ())
+    known = trained.get('model_weights', ())
+    for name, was, now in zip(names, known, weights_of(settings)):
+        if None not in (was, now) and was != now:
+            raise ValueError(
+                f'{folder}: trained for {name} with the weights {was}; '
+                f'those of the model given are {now}'
+            )
