@@ -404,9 +404,9 @@ def test_a_slow_reader_is_cut_off_and_hinders_nobody(opened):
     class Wordy(Adder):
         def _step(self, *args):
             step = super()._step(*args)
-            return type(step)(**vars(step) | dict(text='x' * 4_000_000 + step.text, ends=(), prob=(), ids=()))
+            return type(step)(**vars(step) | dict(text='x' * 500_000 + step.text, ends=(), prob=(), ids=()))
     router = opened[0]
-    with other_models(router, Wordy(0, end=.01), Wordy(1, end=.01)), Served(router, patience=.5) as served:
+    with other_models(router, Wordy(0, end=0, cut=0), Wordy(1, end=0, cut=0)), Served(router, patience=.5) as served:
         body = json.dumps(dict(model='large', stream=True, seed=0, messages=user(QUESTIONS[1]))).encode()
         head = f'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n'
         with socket.socket() as s:
