@@ -31,7 +31,7 @@ from stepwise_routing.method.policy import load_policy, threshold_policy
 from stepwise_routing.models.hub import micro_path
 from stepwise_routing.models.pair import Access, Model, Sampling, check_cost, public_name
 from stepwise_routing.own import *
-from stepwise_routing.report.card import CLASSES, LARGE_ALONE, Choice
+from stepwise_routing.report.card import CLASSES, LARGE_ALONE, Choice, median_seed, simplest_class
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
