@@ -15,6 +15,7 @@ ENTRY_POINTS = {  # name -> the module that it is in
     'export': 'own',
     'Sampling': 'models.pair',
     'Access': 'models.pair',
+    'Model': 'models.pair',
     'load_problems': 'data.benchmarks',
     'open_models': 'models.names',
     'RolloutStore': 'base.store',

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from toy import ToyBackend, shuffled, toy_problems
 
 import stepwise_routing.models.pair as pair_module
 import stepwise_routing.own as own_module
-from stepwise_routing.base.records import extract_boxed
+from stepwise_routing.base.records import ModelSpec, extract_boxed
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.benchmarks import load_problems
@@ -28,9 +29,9 @@ from stepwise_routing.method.confidence import FEATURES, Scaler
 from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.method.policy import load_policy, threshold_policy
 from stepwise_routing.models.hub import micro_path
-from stepwise_routing.models.pair import Access, Sampling, public_name
+from stepwise_routing.models.pair import Access, Model, Sampling, check_cost, public_name
 from stepwise_routing.own import *
-from stepwise_routing.report.card import CLASSES, LARGE_ALONE, Choice
+from stepwise_routing.report.card import CLASSES, LARGE_ALONE, Choice, median_seed, simplest_class
 
 HERE = Path(__file__).parent
 PAIR = ['toy-0', 'toy-1']
@@ -184,9 +185,10 @@ def test_a_program_asks_many_times(tmp_path, toys):
         one = router.route('What is 3 + 4?')
         many = router.route(['What is 3 + 4?'] * 3 + ['What is 1 + 1?'])
         others = [router.route('What is 3 + 4?', sample=s).steps for s in range(5)]
-        written = sum(b.steps_written for b in toys.made)
-        router.route([a.question for a in many])
-        assert sum(b.steps_written for b in toys.made) == written and router.route([]) == []
+        files = content_of_files(tmp_path/'mine')
+        assert router.route([a.question for a in many]) == many and router.route([]) == []
+        assert content_of_files(tmp_path/'mine') == files # of a question nothing is kept
+    with pytest.raises(RuntimeError, match='the router is closed'): router.route('What is 3 + 4?')
     assert many[:3] == [one]*3 and others[0] == one.steps and len(set(others)) > 1
 
 def test_other_promises(tmp_path, toys):
@@ -429,8 +431,48 @@ def test_all_hyper_parameters_of_training(tmp_path, toys):
 def test_a_model_without_price_or_size(tmp_path, monkeypatch):
     def opened(*args, **options): return contextlib.nullcontext([Adder(0), SizeLess(1)])
     monkeypatch.setattr(pair_module, 'open_models', opened)
-    collect(tmp_path/'mine', rows(), PAIR)
-    with pytest.raises(ValueError, match='nothing says what the large model costs.*price='): train(tmp_path/'mine', .1)
+    with pytest.raises(ValueError, match='nothing says what the large model toy-1 costs.*price=') as e:
+        collect(tmp_path/'mine', rows(), PAIR)
+    assert '\n' not in str(e.value) and not (tmp_path/'mine'/'own.json').exists()
+
+def test_costs_that_cannot_be_compared():
+    def pair(*specs): return [SimpleNamespace(spec=ModelSpec(*spec)) for spec in specs]
+    check_cost(pair(('a', 1e6), ('b', 5e6)))
+    check_cost(pair(('a', 0., '0.1/0.05/0.4'), ('b', 0., 'gpt-4.1-mini')))
+    check_cost(pair(('a', 1e6), ('b', 0., 'gpt-4.1-mini')))
+    for specs, said in (((('a', 0.), ('b', 5e6)), 'the small model a costs'), ((('a', 1.), ('b', 0.)), 'large model b'),
+                        ((('a', 1., 'gpt-4.1-mini'), ('b', 5e6)), 'give both a price, or neither')):
+        with pytest.raises(ValueError, match=said): check_cost(pair(*specs))
+
+def test_options_of_each_model(tmp_path, toys):
+    models = [Model('toy-0', base_url='http://10.0.0.1:8000/v1'), Model('toy-1', price='1/0.5/4', params=7e9)]
+    collect(tmp_path/'mine', rows(20), models, access=Access(key_env='MINE'))
+    (names, _, options), = toys.opened
+    assert names == PAIR and options['key_env'] == 'MINE' and 'base_url' not in options
+    assert options['each'] == [dict(base_url='http://10.0.0.1:8000/v1'), dict(price='1/0.5/4', params=7e9)]
+    assert '10.0.0.1' not in (tmp_path/'mine'/'own.json').read_text()
+    for wrong, said in ((dict(temperature=1), 'unknown setting'), (dict(params=0), 'params is 0'),
+                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'of both models')):
+        with pytest.raises(ValueError, match=said): Model('toy-0', **wrong)
+
+def test_options_of_each_model_reach_it(monkeypatch):
+    from stepwise_routing.models.names import open_models
+    monkeypatch.setenv('MINE', 'sk-1234567890')
+    each = [dict(base_url='http://127.0.0.1:9/v1', price='0.1/0.05/0.4'), dict(key_env='MINE', price='gpt-4o-mini')]
+    with open_models(['openai:a', 'openai:b'], each=each, top_p=.5) as (small, large):
+        assert (small.spec.price, large.spec.price) == ('0.1/0.05/0.4', 'gpt-4o-mini')
+        assert (small.host, large.host, large.key) == ('127.0.0.1:9', 'api.openai.com', 'sk-1234567890')
+        assert small.options.top_p == large.options.top_p == .5
+    with pytest.raises(ValueError, match='price'), open_models(['openai:a'], price='1/2'): pass
+
+def test_backends_stand_in_the_place_of_names(tmp_path):
+    pair = [Adder(0), Adder(1)]
+    collect(tmp_path/'mine', rows(), pair)
+    train(tmp_path/'mine', .1, steps=5, seeds=1)
+    calibrate(tmp_path/'mine', 'accuracy', .1)
+    assert route(tmp_path/'mine', 'What is 3 + 4?', pair).steps
+    with pytest.raises(ValueError, match='two names, or two backends'):
+        route(tmp_path/'mine', 'What?', ['toy-0', pair[1]])
 
 class SizeLess(Adder):
     "A model behind an API that says nothing about its size."
@@ -558,7 +600,7 @@ def test_a_folder_of_an_earlier_version_says_what_to_do(tmp_path, toys):
         assert '\n' not in str(e.value) and 'h.example' not in str(e.value)
     assert toys.made == []
 
-@pytest.mark.parametrize('name', ['ledger.db', 'live.db', 'live.db-wal', 'draws.db.lock', 'policy/config.json.part'])
+@pytest.mark.parametrize('name', ['ledger.db', 'ledger.db-wal', 'draws.db.lock', 'policy/config.json.part'])
 def test_a_link_in_a_folder_that_is_written_to_is_refused(tmp_path, toys, name):
     ready(tmp_path/'mine')
     (tmp_path/'mine'/name).unlink(missing_ok=True)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['READINGS', 'Price', 'PRICES', 'UNITS', 'VERIFY_PROMPT', 'chat_prompt', 'split_steps', 'extract_boxed', 'Problem',
-           'Step', 'Call', 'Trajectory', 'ModelSpec', 'edge_seed', 'undated', 'token_cents', 'api_cost', 'token_flops',
-           'generation_flops', 'walk_cost', 'step_texts', 'verdict_messages', 'score_messages']
+           'Step', 'Call', 'Trajectory', 'ModelSpec', 'edge_seed', 'undated', 'find_price', 'token_cents', 'api_cost',
+           'token_flops', 'generation_flops', 'walk_cost', 'step_texts', 'verdict_messages', 'score_messages']
 
 # %% ../../nbs/00_records.ipynb #imports
 import re
@@ -155,16 +155,27 @@ def undated(model: str) -> str:
     "The name of a model without the date of its version, as price lists have it."
     return re.sub(r'-\d{4}-\d\d-\d\d$', '', model)
 
+
+def find_price(
+    price: str,  # row of `PRICES`, or "INPUT/CACHED/OUTPUT" in US dollars per million tokens
+) -> Price:
+    "What tokens cost. ValueError: no such price."
+    number = r'\d+(?:\.\d{1,6})?'
+    own = re.fullmatch(rf'({number})/({number})/({number})', str(price))
+    if own:
+        return Price(*map(float, own.groups()), 'own')
+    one_of('price', price, PRICES)
+    return PRICES[price]
+
 # %% ../../nbs/00_records.ipynb #api-cost
 def token_cents(
-    price: str,  # row of `PRICES`
+    price: str,  # see `find_price`
     prompt,  # prompt tokens; numbers or arrays, as all that follow
     cached,  # of these, tokens that the server charged at its price for cached input
     generated,  # generated tokens
 ):
     "What tokens cost, in US cents. ValueError: no such price."
-    one_of('price', price, PRICES)
-    p = PRICES[price]
+    p = find_price(price)
     return ((prompt - cached) * p.input + cached * p.cached + generated * p.output) / 1e4
 
 

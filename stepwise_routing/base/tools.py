@@ -13,6 +13,8 @@ import io
 import numbers
 import os
 import secrets
+import signal
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -200,6 +202,19 @@ def run_async(coroutine):
 
     with start_blocking_portal() as portal:
         return portal.call(lambda: coroutine)
+
+
+@contextlib.contextmanager
+def until_told():  # a `threading.Event` that is set by Ctrl-C or a signal to terminate
+    "Handle these signals for the time of a `with` block; in the main thread alone."
+    told = threading.Event()
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.signal(kind, lambda *_: told.set()) for kind in kinds}
+    try:
+        yield told
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def note_progress(text: str) -> None:

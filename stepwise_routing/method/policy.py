@@ -322,10 +322,13 @@ class PolicyRouter:
     def inputs(self, states):
         return np.array([state_inputs(s, self.policy.features) for s in states])
 
+    def chances(self, states):  # [state]
+        "pi(escalate) after the last step of each, if there are two models."
+        return self.decide(self.inputs(states))[..., ESCALATE]
+
     def escalates(self, states):  # bool [state]
         "Does the large model take over, if there are two?"
-        chances = self.decide(self.inputs(states))[..., ESCALATE]
-        return is_allowed(chances, self.kappa)
+        return is_allowed(self.chances(states), self.kappa)
 
     def table_chances(self, table):
         "pi(escalate) after every step of an outcome table's small chains [problem, step]; nan beyond their ends."

@@ -141,6 +141,10 @@ class RoutingTree:
                 return tuple(steps)
             path += str(model)
 
+    async def arriving(self, problem, path, model):
+        "The same up to a last step, in tuples of the `Step`s that come together; here it is one."
+        yield await self.run(problem, path, model)
+
 # %% ../../nbs/02_rollouts.ipynb #read
 @patch
 async def read(self: RoutingTree, problem, path, model):

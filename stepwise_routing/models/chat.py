@@ -19,8 +19,8 @@ from itertools import cycle
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from ..base.records import PRICES, ModelSpec, chat_prompt, undated
-from ..base.tools import digest, nearest, one_of
+from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
+from ..base.tools import digest, nearest
 from ..data.benchmarks import find_benchmark
 from . import replies
 from .hub import check_sampling
@@ -87,7 +87,8 @@ class ApiOptions:
 
     def __post_init__(self):
         top = self.top_logprobs
-        one_of('price', self.price, [*PRICES, 'free', None])
+        if self.price not in ('free', None):
+            find_price(self.price)
         plain_address(self.base_url)
         if not 0 <= top <= 20:
             raise ValueError(f'top_logprobs={top}: give a number from 0 (none) to 20')
@@ -122,8 +123,8 @@ def price_row(model: str, price: str | None, must: bool) -> str | None:
     if not must:
         return None
     raise ValueError(
-        f'no price is known for {model!r}: pass price=, a row of PRICES ({", ".join(PRICES)}; add your '
-        'own to it), or price="free"'
+        f'no price is known for {model!r}: pass price=, a row of PRICES ({", ".join(PRICES)}), '
+        'your own as "INPUT/CACHED/OUTPUT" in US dollars per million tokens, or price="free"'
     )
 
 
@@ -413,23 +414,28 @@ class OpenAIBackend:
         max_tokens = self.options.max_tokens
         max_steps = 1
         benchmark = find_benchmark(request.problem.benchmark)
-        more = dict(stop=benchmark.separator)
+        stop = dict(stop=benchmark.separator)
         if request.to_end:
             max_tokens = self.options.max_reply
             max_steps = max(1, request.max_steps - len(request.steps))
-            more = {}
+            stop = {}
+        if request.max_new is not None:
+            max_tokens = min(max_tokens, request.max_new)
+        wanted = dict(temperature=request.temperature, top_p=request.top_p)
+        sampling = {name: value for name, value in wanted.items() if value is not None}
 
-        async def ask_for_steps(seed, **more):
-            reply = await self.ask(replies.step_messages(request), max_tokens, seed, **more)
-            return replies.reply_steps(reply, self.index, max_steps, bool(more), benchmark)
+        async def ask_for_steps(seed, **stop):
+            messages = replies.step_messages(request)
+            reply = await self.ask(messages, max_tokens, seed, **stop, **sampling)
+            return replies.reply_steps(reply, self.index, max_steps, bool(stop), benchmark)
 
-        steps = await ask_for_steps(seed, **more)
+        steps = await ask_for_steps(seed, **stop)
         if not steps[0].text and steps[0].finish == 'step':
             steps = (replies.add_bill(*await ask_for_steps(seed), *steps),)
         fresh = replies.drop_repeats(steps, request.steps)
         if fresh or not request.steps:
             return fresh
-        first, *rest = await ask_for_steps(int(digest('another', seed), 16) >> 1, **more)
+        first, *rest = await ask_for_steps(int(digest('another', seed), 16) >> 1, **stop)
         return replies.add_bill(first, *steps), *rest
 
     async def choose(self, messages, options) -> Choice:
@@ -473,7 +479,7 @@ def _units(price, prompt, generated, cached=0):
     "What a call costs: input, cached input and output apart."
     if price is None:
         return 0
-    row = PRICES[price]
+    row = find_price(price)
     pairs = (prompt - cached, row.input), (cached, row.cached), (generated, row.output)
     return sum(tokens * round(dollars * 1e6) for tokens, dollars in pairs)
 

@@ -311,6 +311,7 @@ class TransformersBackend:
 
     score = score_text
     choose = choose_reply
+    step_by_step = True
 
     def __init__(
         self,

@@ -24,6 +24,9 @@ class Request:
     seed: Callable = int  # i -> seed of the i-th step that this call writes; a server that takes one seed uses seed(0)
     to_end: bool = False  # one step, or on to the first final one
     max_steps: int = 30  # longest chain, the prefix included; ends a `to_end` call
+    temperature: float | None = None  # None: the backend's
+    top_p: float | None = None  # None: the backend's
+    max_new: int | None = None  # tokens of this call at most; None: the backend's limits alone
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Backend(Protocol):
 
     async def write(self, request: Request) -> tuple:
         "The `Step`s written, exactly one unless the request is `to_end`."
+
+    # A class with `step_by_step = True` writes the same steps in one call as in a call per step.
 
     async def score(self, request: Request, step: Step) -> Step:
         "`step` with this model's confidences, teacher forced."

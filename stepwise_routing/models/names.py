@@ -10,6 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ..base.tools import nearest, one_of, run_async
+from .bills import Bills
 from .chat import ApiOptions, OpenAIBackend
 from .hub import LocalOptions, TransformersBackend, hub_folder, micro_path
 from .ledger import Ledger
@@ -46,7 +47,7 @@ def _fitting(options, kind):
 def _check_options(options):
     "ValueError for an option that no kind of model has."
     names = {f.name for kind in (LocalOptions, VLLMOptions, ApiOptions) for f in fields(kind)}
-    names |= {'ledger', 'memory_shares'}  # of all models together
+    names |= {'ledger', 'memory_shares', 'keep_replies', 'each'}  # of all models together
     for k in options:
         one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
 
@@ -65,7 +66,7 @@ def _open_api(model: ModelName, index, stack, options):
         base_url=url,
         key_env='',
         identity=identity,
-        params=facts['params'],
+        params=own.get('params') or facts['params'],
         price=own.get('price') or 'free',
     )
     return OpenAIBackend(facts['id'], index, ledger, **own)  # with no key of anybody's
@@ -98,18 +99,21 @@ def _open_one(model: ModelName, index, stack, options):
 def _open_here(names, options):
     "Backends in this process."
     shares = check_shares(names, options.get('memory_shares'))
+    each = options.pop('each', None)  # options of each model alone
     models = [ModelName.parse(name) for name in names]
     with (
         contextlib.ExitStack() as servers,
         contextlib.ExitStack() as stack,
     ):  # servers end after the calls in flight
         if any(model.is_paid for model in models):
+            book = Ledger if options.get('keep_replies', True) else Bills
             options['ledger'] = stack.enter_context(
-                Ledger(options.get('ledger'), options.get('max_cents'))
+                book(options.get('ledger'), options.get('max_cents'))
             )
         backends = []
         for i, model in enumerate(models):
-            backends.append(_open_one(model, i, servers, options | dict(memory=shares[i])))
+            own = each[i] if each else {}
+            backends.append(_open_one(model, i, servers, options | own | dict(memory=shares[i])))
             stack.callback(lambda b=backends[-1]: run_async(b.close()))  # the last one first
         yield backends
 

@@ -5,12 +5,22 @@ key is used (`Access`) is an argument of each call and never kept, so that a fol
 sent cannot choose it. How a model is opened by its name belongs in `models.names`.
 """
 
+import contextlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated
 
-from ..base.settings import FROM_LIST, Count, NotNegative, Positive, Section, Share, Whole
+from ..base.settings import (
+    FROM_LIST,
+    Count,
+    NotNegative,
+    Positive,
+    Section,
+    Share,
+    Whole,
+    checked,
+)
 from .hub import prefix_ids, room_left
 from .interface import Request
 from .model_name import ModelName
@@ -45,19 +55,47 @@ class Access(Section):
     memory_shares: Annotated[tuple[Share, ...], FROM_LIST] = ()  # vLLM: of the GPU, per model
 
 
-def two_names(models) -> list:
-    "The names of a small and a large model. ValueError: not two."
-    names = [models] if isinstance(models, str) else [str(name) for name in models]
-    if len(names) != 2:
-        raise ValueError(f'a small and a large model are needed, got {len(names)}')
-    return names
+class Model:
+    "A model with options of its own; what it leaves open is as in the `Access` of the call."
+
+    def __init__(
+        self,
+        name: str,  # as for `open_models`, such as "openai:NAME"
+        params: float | None = None,  # number of parameters, where nothing else says it
+        **access,  # of `Access`, such as base_url, key_env or price
+    ):
+        self.name = str(name)
+        given = asdict(Access(**access))
+        self.options = {name: value for name, value in given.items() if name in access}
+        if params is not None:
+            self.options['params'] = checked('params', params, Positive)
+        if 'memory_shares' in access:
+            raise ValueError(
+                'memory_shares are of both models: give them in the Access of the call'
+            )
+
+    def __str__(self):
+        return self.name
+
+
+def two_models(models) -> list:
+    "A small and a large model, each a name, a `Model` or a backend. ValueError: not two, or mixed."
+    both = [models] if isinstance(models, str) else list(models)
+    if len(both) != 2:
+        raise ValueError(f'a small and a large model are needed, got {len(both)}')
+    kinds = {hasattr(model, 'write') for model in both}
+    if len(kinds) > 1:
+        raise ValueError('give two names, or two backends')
+    return both
 
 
 def public_name(
-    name: str,  # of a model, as for `open_models`
+    name,  # of a model, as for `open_models`; a `Model`, or a backend
 ) -> str:
     "The name of a model without its path or host."
-    model = ModelName.parse(name)
+    if hasattr(name, 'write'):
+        return name.spec.name
+    model = ModelName.parse(str(name))
     plain = model.name
     if model.url:
         plain = plain or 'a model behind a server'
@@ -67,19 +105,28 @@ def public_name(
 
 
 def open_pair(
-    names: list,  # of `two_names`
+    models: list,  # of `two_models`
     sampling: Sampling,
     access: Access,
     ledger,  # path of the book of paid replies
     max_cents: float | None = None,  # never spend more, earlier calls with this ledger included
+    keep_replies: bool = True,  # False: a book of amounts alone, and a cap for this call alone
 ):  # list of two backends
     "Open the two models for the time of a `with` block. ValueError as of `open_models`."
+    if hasattr(models[0], 'write'):  # whoever made them closes them
+        return contextlib.nullcontext(models)
     if not isinstance(access, Access):
         raise ValueError(
             f'access is {access!r}: it should be Access(base_url=..., key_env=..., ...)'
         )
     given = {name: value for name, value in asdict(access).items() if value is not None}
     options = asdict(sampling) | given
+    if not keep_replies:
+        options['keep_replies'] = False
+    each = [getattr(model, 'options', {}) for model in models]
+    if any(each):
+        options['each'] = each
+    names = [str(model) for model in models]
     return open_models(names, ledger=ledger, max_cents=max_cents, **options)
 
 
@@ -91,3 +138,42 @@ def check_questions(problems, backends) -> None:
         for problem in problems:
             ids = prefix_ids(backend, Request(problem))
             room_left(backend, ids, 1, f'the question {shorten(problem.question, 60)!r}')
+
+
+def check_cost(backends) -> None:
+    "ValueError unless the costs of both models can be compared; called before anything is drawn."
+    small, large = [backend.spec for backend in backends]
+    for which, spec in (('small', small), ('large', large)):
+        is_needed = which == 'large' or large.price is None
+        if is_needed and spec.price is None and not spec.params:
+            raise ValueError(
+                f'nothing says what the {which} model {spec.name} costs: give it a price, '
+                'Model(NAME, price="gpt-4.1-mini") or "INPUT/CACHED/OUTPUT" in US dollars per million '
+                'tokens, or its number of parameters, Model(NAME, params=7e9)'
+            )
+    if small.price is not None and large.price is None:
+        raise ValueError(
+            f'the small model {small.name} has a price and the large model {large.name} has none: '
+            'give both a price, or neither'
+        )
+
+
+def weights_of(settings) -> list:
+    "Hash of the weights of each model, as `tree_settings` says; None: nobody knows."
+    return [model.get('weights') for model in settings['models']]
+
+
+def check_weights(
+    folder,  # for the message
+    trained: dict,  # models and model_weights of a policy
+    settings,  # of the models at hand
+) -> None:
+    "ValueError: the weights of a model are known, and others."
+    names = trained.get('models', ())
+    known = trained.get('model_weights', ())
+    for name, was, now in zip(names, known, weights_of(settings)):
+        if None not in (was, now) and was != now:
+            raise ValueError(
+                f'{folder}: trained for {name} with the weights {was}; '
+                f'those of the model given are {now}'
+            )

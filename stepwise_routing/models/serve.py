@@ -1,11 +1,11 @@
-"""A small HTTP server that speaks the OpenAI protocol, so that the API setting can be run without a key.
+"""A single model behind the OpenAI protocol, so that the API setting can be run without a key.
 
-Here belongs HTTP: requests, limits, replies. What the model behind it writes belongs in `models.hub`.
+Here belongs how a request becomes tokens and tokens a reply, and the server's process. HTTP is in
+`models.web`, which serves routers, too; what the model writes belongs in `models.hub`.
 """
 
 import asyncio
 import contextlib
-import hmac
 import json
 import os
 import re
@@ -20,10 +20,10 @@ import numpy as np
 
 from ..base.records import Problem
 from ..base.tools import digest, nearest
-from .chat import is_loopback
 from .engine import answer_request
 from .interface import Request
 from .replies import CONTINUE
+from .web import Limits, Refused, Server
 
 _BEGIN = (
     "{% if messages|length > 1 and messages[-1]['content'] == "
@@ -83,10 +83,6 @@ def _vocabulary(text):
     return [*map(written, range(n), hf.convert_ids_to_tokens(range(n)))] + [b''] * (text.vocab - n)
 
 
-class Refused(Exception):
-    "A request that gets an error instead of a reply: (status, line)."
-
-
 _RANGES = dict(
     max_tokens=(1, 1 << 31),
     max_completion_tokens=(1, 1 << 31),
@@ -126,8 +122,6 @@ def _is_turn(m):
 
 def _checked(raw, name):
     "The fields of a request's HTTP body, without those that are null; `Refused` names the first bad one."
-    if len(raw) > 1 << 22:
-        raise Refused(413, f'the request has {len(raw)} bytes, this server takes {1 << 22}')
     try:
         body = {k: v for k, v in json.loads(raw).items() if v is not None}
     except (ValueError, RecursionError, AttributeError):
@@ -219,12 +213,11 @@ def cached_tokens(ids, beginnings):
 
 
 class _Chat:
-    "A backend under a `continuing` template, behind the protocol; `key` is what every request must show."
+    "A backend under a `continuing` template, behind the protocol: a `Service` of `models.web`."
 
-    def __init__(self, backend, name, key=''):
+    def __init__(self, backend, name):
         self.backend = backend
         self.name = name
-        self.key = key
         self.beginnings = set()
         facts = {
             k: v
@@ -236,8 +229,14 @@ class _Chat:
             id=name, object='model', params=backend.spec.params, template=template
         )
 
+    def models(self):
+        return [self.facts]
+
+    def read(self, raw):
+        return _checked(raw, self.name)
+
     async def complete(self, body):
-        "The reply to a checked request."
+        "The reply to a checked request, and no headers."
         ids = await asyncio.to_thread(_prompt_ids, self.backend, body['messages'])
         logprobs = None  # others go on
         reply, text, finish, stop, token_probs = await _written(self.backend, body, ids)
@@ -259,7 +258,7 @@ class _Chat:
             finish_reason=finish,
             stop_reason=stop,
         )
-        return dict(
+        reply = dict(
             id=f'chatcmpl-{secrets.token_hex(12)}',
             object='chat.completion',
             created=int(time.time()),
@@ -267,52 +266,7 @@ class _Chat:
             choices=[choice | dict(logprobs=logprobs)],
             usage=usage,
         )
-
-    async def answer(self, request):
-        "What is said to a request over HTTP; `Refused` where it gets an error."
-        head = request.headers
-        where = (request.method, request.path)
-        given = head.get('Authorization', '').removeprefix('Bearer ')
-        origin = head.get('Origin')
-        if not is_loopback(f'http://{head.get("Host", "")}') or origin and not is_loopback(origin):
-            raise Refused(403, 'this server answers programs on its own machine, and no web page')
-        if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
-            raise Refused(401, 'this server asks for an API key, and that was not it')
-        if where == ('GET', '/v1/models'):
-            return dict(object='list', data=[self.facts])
-        if where == ('POST', '/v1/chat/completions'):
-            return await self.complete(_checked(request.body, self.name))
-        raise Refused(404, f'nothing is served at {request.path}')
-
-
-def _application(chat):
-    "A Tornado application for a `_Chat`."
-    from tornado.web import Application, RequestHandler
-
-    class Handler(RequestHandler):
-        task = None
-
-        async def get(self):
-            self.task = asyncio.ensure_future(chat.answer(self.request))
-            try:
-                return self.finish(await self.task)
-            except asyncio.CancelledError:
-                return
-            except Refused as e:
-                status, line = e.args
-            except (ValueError, RuntimeError, ArithmeticError) as e:
-                status = 500
-                line = f'{type(e).__name__}: {e}'.splitlines()[0]
-            self.set_status(status)
-            kind = 'invalid_request_error' if status < 500 else 'server_error'
-            self.finish(dict(error=dict(message=line, type=kind, param=None, code=None)))
-
-        post = get
-
-        def on_connection_close(self):
-            self.task and self.task.cancel()
-
-    return Application([('.*', Handler)], log_function=lambda handler: None)
+        return reply, {}
 
 
 def _open_served(name, context):
@@ -362,12 +316,12 @@ def watched(command, **kwargs):  # its watcher, for a `with` block
 
 async def serve_forever(model, context):
     "Serve a model and print the address; the environment has the key."
-    from tornado.httpserver import HTTPServer
     from tornado.netutil import bind_sockets
 
-    chat = _Chat(_open_served(model, context), Path(model).name, os.environ['STEPWISE_ROUTING_KEY'])
+    chat = _Chat(_open_served(model, context), Path(model).name)
     sockets = bind_sockets(0, '127.0.0.1')
-    HTTPServer(_application(chat), max_body_size=1 << 24).add_sockets(sockets)
+    limits = Limits(at_once=1 << 12, patience=3600.0)
+    Server(chat, sockets, os.environ['STEPWISE_ROUTING_KEY'], limits)
     print(f'http://127.0.0.1:{sockets[0].getsockname()[1]}/v1', flush=True)
     for out in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # nobody reads on

@@ -6,6 +6,7 @@ Here belongs starting a server and asking it. What ends a step and how confident
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import socket
@@ -27,7 +28,7 @@ from ..base.records import ModelSpec, Step
 from ..base.tools import install_line, run_async
 from ..data.benchmarks import find_benchmark
 from .chat import api_client, plain_address, read_key, transport
-from .engine import new_step
+from .engine import new_step, sampling_of
 from .hub import (
     LocalOptions,
     check_sampling,
@@ -234,6 +235,8 @@ def serve_vllm(
 class VLLMBackend:
     "A Hugging Face causal language model behind a vLLM server."
 
+    step_by_step = True
+
     def __init__(
         self,
         model,  # folder or name on the Hub; None: the one that the server names
@@ -377,14 +380,16 @@ class VLLMBackend:
             f'{self.spec.name}: vLLM shows no raw logits: start the server with --logprobs-mode raw_logits'
         )
 
-    async def write_step(self, request, ids, seed: int) -> Step:
-        "The next step behind the prompt `ids`; at `max_tokens` or `context` it is cut."
+    async def write_step(self, request, ids, seed: int, left: float) -> Step:
+        "The next step behind the prompt `ids`; at `max_tokens`, `context` or `left` tokens it is cut."
         separator = find_benchmark(request.problem.benchmark).separator
         tokens = []
-        room = min(self.options.max_tokens, self.context - len(ids))
+        room = min(self.options.max_tokens, self.context - len(ids), left)
         if room <= 0:
             return Step('', self.index, 'length', prompt=len(ids))
-        draw = dict(temperature=self.options.temperature, top_p=self.options.top_p, stop=separator)
+        default = self.options.temperature, self.options.top_p
+        temperature, top_p = sampling_of(request, default)
+        draw = dict(temperature=temperature, top_p=top_p, stop=separator)
         while True:
             prompt = [*ids, *(token for token, *_ in tokens)]
             draw['seed'] = (seed + len(tokens)) % 2**63
@@ -409,7 +414,9 @@ class VLLMBackend:
         if not request.steps:
             room_left(self, ids, 1, f'problem {request.problem.id!r}')
         while True:
-            step = await self.write_step(request, ids, int(request.seed(len(steps))))
+            left = math.inf if request.max_new is None else request.max_new
+            left -= sum(step.generated for step in steps)
+            step = await self.write_step(request, ids, int(request.seed(len(steps))), left)
             steps.append(step)
             ids = [*ids, *step.ids]
             written = len(request.steps) + len(steps)

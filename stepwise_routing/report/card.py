@@ -191,3 +191,23 @@ def router_card(
         large_accuracy=large_accuracy,
         **numbers,
     )
+
+
+def median_seed(
+    results,  # (seed, `Calibration`) pairs of one class
+) -> tuple:  # the pair in the middle by cost, the dearer of two
+    "What a class stands for. A result whose target is not met counts as the dearest."
+    ordered = sorted(results, key=lambda pair: (not pair[1].met, pair[1].cost, pair[0]))
+    return ordered[len(ordered) // 2]
+
+
+def simplest_class(
+    costs: dict,  # class -> share of the large model's cost, the simplest first; None: target not met
+) -> str | None:
+    "The simplest class that costs at most 5 % more than the cheapest. None: no class saves anything."
+    from ..method import comparison
+
+    saving = {name: cost for name, cost in costs.items() if cost is not None and cost < 1}
+    if not saving:
+        return None
+    return list(saving)[comparison.simplest_class(list(saving.values()))]

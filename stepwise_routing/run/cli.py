@@ -10,16 +10,16 @@ try:
     import argparse
     import logging
     import os
-    import re
     import textwrap
     import time
     from dataclasses import asdict, fields
     from pathlib import Path
 
     from .. import __version__
-    from ..base.tools import PACKAGE, find_project, nearest, write_file
+    from ..base.tools import PACKAGE, find_project, write_file
     from .config import Config, load_yaml, settings_of
     from .manifest import Manifest, files_in
+    from .parser import Parser
     from .publish import PUBLISHED, compared, publish, published, write_back
     from .runner import Options, plan, run_plan
 except KeyboardInterrupt:  # Ctrl-C before there is a command to interrupt
@@ -153,20 +153,6 @@ def init(options):
 COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # they need no run
 
 
-class Parser(argparse.ArgumentParser):
-    "argparse with one-line errors that offer the nearest name."
-
-    def error(self, message):
-        wrong = re.search(r"(?:unrecognized arguments: |invalid choice: ')([\w-]+)", message)
-        if wrong:
-            names = []
-            for action in self._actions:
-                names += [*action.option_strings, *(action.choices or ())]
-            hint = f'{nearest(wrong[1], names)}; there are: {", ".join(names)}'
-            message = f'{wrong[1]!r} is not known to {self.prog}{hint}'
-        raise ValueError(message)
-
-
 def _change(pair):  # "policy.alpha=.05" -> (name, value)
     name, equals, value = pair.partition('=')
     if not equals:
@@ -200,9 +186,10 @@ def build_parser() -> Parser:
     )
     parser.add_argument(
         'command',
-        choices=['reproduce', *COMMANDS],
+        choices=['reproduce', *COMMANDS, 'serve'],
         help='run the notebooks; draw the figures again from tables/; route twenty problems; '
-        'try what may go wrong; copy notebooks and profiles to DIR',
+        'try what may go wrong; copy notebooks and profiles to DIR; put routers of yours behind the '
+        'OpenAI protocol (serve --help)',
     )
     parser.add_argument(
         'project', nargs='?', default=argparse.SUPPRESS, metavar='DIR', help='the same as --project'
@@ -241,6 +228,11 @@ def _check_unused(command, is_dry_run, options):
 
 def run_command(argv) -> None:  # the words after `stepwise-routing`
     "Do what the command line says. Exits with 1 after a dry run on a machine that lacks something."
+    if argv[:1] == ['serve']:
+        from .serve_command import serve
+
+        serve(argv[1:])
+        return
     words = vars(build_parser().parse_args(argv))
     command = words.pop('command')
     is_dry_run = words.pop('dry_run')

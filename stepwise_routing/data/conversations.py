@@ -1,0 +1,65 @@
+"""A conversation in the place of a question.
+
+Here belongs how messages become a `Problem` and a `Problem` messages again. What a benchmark's own
+prompt says belongs in `data.benchmarks`.
+"""
+
+import json
+from dataclasses import replace
+
+from ..base.records import Problem
+from ..base.tools import digest
+from .benchmarks import REGISTERED, find_benchmark, register
+from .sources import make_problem
+
+ROLES = ('system', 'user', 'assistant')
+
+
+def read_conversation(question: str) -> list:
+    "The messages of a conversation that `asked_problem` has written down."
+    try:
+        messages = json.loads(question)
+    except ValueError:
+        messages = None
+    return messages if isinstance(messages, list) else [dict(role='user', content=question)]
+
+
+def conversation_benchmark(name: str) -> str:
+    "The name of a benchmark like another one, whose questions are conversations."
+    chat_name = f'conversation-{digest(name)}'
+    if chat_name not in REGISTERED:
+        record = find_benchmark(name)
+        register(replace(record, name=chat_name, source=None, prompt=read_conversation))
+    return chat_name
+
+
+def check_messages(messages) -> None:
+    "ValueError unless these are the messages of a chat, and the last one is the user's."
+    for message in messages:
+        is_message = isinstance(message, dict) and message.get('role') in ROLES
+        if not is_message or not isinstance(message.get('content'), str):
+            raise ValueError(
+                f'a message has a role ({", ".join(ROLES)}) and a content, got {str(message)[:60]!r}'
+            )
+    if not messages or messages[-1]['role'] != 'user' or not messages[-1]['content'].strip():
+        raise ValueError('the last message should be a question of the user')
+
+
+def asked_problem(
+    name: str,  # of the benchmark; its prompt stands before a conversation without a system message
+    question,  # a text, or the messages of a conversation
+) -> Problem:
+    "What is asked, as a `Problem`. ValueError: it is neither a question nor a conversation."
+    if isinstance(question, str) and question.strip():
+        return make_problem(name, question, '')
+    if not isinstance(question, (list, tuple)):
+        raise ValueError(f'a question is a text, got {str(question)[:60]!r}')
+    check_messages(question)
+    messages = [dict(role=m['role'], content=m['content']) for m in question]
+    last = messages[-1]['content']
+    prompt = find_benchmark(name).prompt(last)
+    if messages[0]['role'] != 'system':
+        messages = [*prompt[:-1], *messages[:-1], prompt[-1]]
+    if messages == prompt:
+        return make_problem(name, last, '')
+    return make_problem(conversation_benchmark(name), json.dumps(messages), '')

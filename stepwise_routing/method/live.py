@@ -1,0 +1,228 @@
+"""A question that is asked now: its walk, step by step, drawn afresh and kept for nobody.
+
+Here belongs the tree of a single walk, its limits, and what is told about each step. How a walk goes
+belongs in `method.walks`; who asks, and from which thread, in `own`.
+"""
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from ..base.records import Problem, Step, api_cost, edge_seed, find_price
+from ..data.benchmarks import find_benchmark
+from ..models.interface import Request
+from .walks import Walk, walk_steps
+
+CALLS = 3  # that a backend makes for one step at most: the step, an empty one, a repetition
+TEMPLATE = 64, 16  # tokens that a template adds at most: to a prompt, to a message
+
+
+@dataclass(frozen=True)
+class Wish:
+    "How a question is to be answered."
+
+    sample: int = 0  # which of the independent draws
+    temperature: float | None = None  # None: as the router was trained
+    top_p: float | None = None
+    max_tokens: int | None = None  # of all that is generated, drafts included
+    max_cents: float | None = None  # of all calls
+
+
+@dataclass(frozen=True)
+class LiveStep:
+    "A step whose fate is known, and the bill so far."
+
+    step: Step
+    model: str  # name of who wrote it
+    kept: bool  # False: it was thrown away, and is written again
+    decision: str  # "keep", "hand_over", "reject", "limit", "fall_back" or "not_asked"
+    score: float | None  # what the router saw; None: it was not asked, or does not say
+    threshold: float | None  # from here on it hands over
+    seconds: float  # since the step before
+    calls: tuple  # every `Call` so far
+
+
+def worst_prompt(messages) -> int:
+    "Tokens of a prompt at most: no token is shorter than a byte."
+    whole, each = TEMPLATE
+    return whole + sum(len(m['content'].encode('utf-8', 'replace')) + each for m in messages)
+
+
+class LiveTree:
+    "What the models write in one walk. Nothing is kept when the walk has ended."
+
+    def __init__(
+        self,
+        backends,  # small to large
+        wish: Wish,
+        max_steps: int,  # of a chain
+    ):
+        self.backends = backends
+        self.wish = wish
+        self.sample = wish.sample
+        self.max_steps = max_steps
+        self.specs = [backend.spec for backend in backends]
+        self.n_models = len(backends)
+        self.drawn = {}  # (path, model) -> `Step`
+        self.calls = []  # of the walk, which puts them there
+        self.asked = None  # model that was asked last
+
+    def steps(self, path) -> tuple:
+        "The steps that lead to a node."
+        return tuple(self.drawn[path[:i], int(model)] for i, model in enumerate(path))
+
+    def room(self, problem: Problem, path: str, model: int) -> float:
+        "How many tokens a model may write behind a path."
+        left = math.inf
+        if self.wish.max_tokens is not None:
+            left = self.wish.max_tokens - sum(call.generated for call in self.calls)
+        price = self.specs[model].price
+        if self.wish.max_cents is None or price is None:
+            return left
+        row = find_price(price)
+        chain = ''.join(step.text + '\n\n' for step in self.steps(path))
+        messages = find_benchmark(problem.benchmark).prompt(problem.question)
+        turns = [*messages, dict(content=chain), dict(content='x' * 64)]  # and "go on"
+        cents = (self.wish.max_cents - api_cost(self.calls, self.specs)) / CALLS
+        tokens = (cents * 1e4 - worst_prompt(turns) * row.input) / row.output
+        return min(left, math.floor(tokens))
+
+    def request(self, problem: Problem, path: str, model: int, to_end: bool) -> Request:
+        "What is asked of a model."
+
+        def seed(i):
+            node = path + str(model) * i
+            return edge_seed(problem.benchmark, problem.id, self.sample, node, model)
+
+        room = self.room(problem, path, model)
+        return Request(
+            problem,
+            self.steps(path),
+            seed,
+            to_end,
+            self.max_steps,
+            temperature=self.wish.temperature,
+            top_p=self.wish.top_p,
+            max_new=None if room == math.inf else int(room),
+        )
+
+    async def run(self, problem, path, model, to_end=False) -> tuple:  # one `Step`
+        "The next step. An empty one that is cut off where nothing may be written any more."
+        key = path, model
+        self.asked = model
+        if key not in self.drawn:
+            request = self.request(problem, path, model, to_end=False)
+            if request.max_new is not None and request.max_new < 1:
+                self.drawn[key] = Step('', model, 'length')
+            else:
+                (self.drawn[key],) = await self.backends[model].write(request)
+        return (self.drawn[key],)
+
+    async def arriving(self, problem, path, model):
+        "Steps up to a last one, in tuples of those that come together."
+        backend = self.backends[model]
+        if getattr(backend, 'step_by_step', False):
+            while True:
+                (step,) = await self.run(problem, path, model)
+                yield (step,)
+                path += str(model)
+                if step.final or len(path) >= self.max_steps:
+                    return
+        self.asked = model
+        request = self.request(problem, path, model, to_end=True)
+        if request.max_new is not None and request.max_new < 1:
+            yield (Step('', model, 'length'),)
+            return
+        steps = tuple(await backend.write(request))
+        for i, step in enumerate(steps):
+            self.drawn[path + str(model) * i, model] = step
+        yield steps
+
+    async def read(self, problem, path, model) -> Step:
+        "The last step of a path with a model's confidences."
+        *prefix, step = self.steps(path)
+        request = Request(problem, tuple(prefix))
+        return await self.backends[model].score(request, step)
+
+
+class Watched:
+    "A router of one walk that notes what it says, and stays where there is no room to hand over."
+
+    def __init__(self, router, tree: LiveTree):
+        self.router = router
+        self.tree = tree
+        self.name = router.name
+        self.mode = router.mode
+        self.on_escalate = router.on_escalate
+        self.start = router.start
+        self.rescore = getattr(router, 'rescore', False)
+        self.note = None  # (decision, score, threshold) of the step just judged
+
+    def escalates(self, states):
+        (state,) = states
+        (hands_over,) = self.router.escalates(states)
+        score, threshold = None, None
+        if hasattr(self.router, 'chances'):
+            (score,) = map(float, self.router.chances(states))
+            threshold = float(self.router.kappa)
+        decision = 'hand_over' if hands_over else 'keep'
+        larger = min(int(state.path[-1]) + 1, self.tree.n_models - 1)
+        if hands_over and self.tree.room(state.problem, state.path, larger) < 1:
+            hands_over, decision = False, 'limit'
+        self.note = decision, score, threshold
+        return [hands_over]
+
+    def taken(self) -> tuple:
+        "The note about the step just judged, once."
+        note, self.note = self.note, None
+        return note or ('not_asked', None, None)
+
+
+async def live_steps(
+    problem: Problem,
+    router,  # see `walk`; for two models
+    backends,  # small to large
+    wish: Wish = Wish(),
+    max_steps: int = 30,  # of a chain
+    fall_back: bool = False,  # let the small model go on where the large one is away?
+):  # `LiveStep`s
+    "The steps of an answer, each as soon as its fate is known. Errors of the models as they are."
+    tree = LiveTree(backends, wish, max_steps)
+    watched = Watched(router, tree)
+    current = Walk(problem, watched, tree)
+    tree.calls = current.calls
+    last = time.monotonic()
+
+    def told(step, kept, note):
+        nonlocal last
+        now = time.monotonic()
+        decision, score, threshold = note
+        if not kept:
+            decision = 'reject'
+        seconds, last = now - last, now
+        name = tree.specs[step.model].name
+        calls = tuple(current.calls)
+        return LiveStep(step, name, kept, decision, score, threshold, seconds, calls)
+
+    try:
+        async for step, kept in walk_steps(current):
+            yield told(step, kept, watched.taken())
+    except (RuntimeError, OSError):
+        if not fall_back or not tree.asked:
+            raise
+        async for step in _small_rest(current):
+            yield told(step, True, ('fall_back', None, None))
+
+
+async def _small_rest(current: Walk):
+    "The small model's steps up to a last one; a draft that was thrown away is taken back."
+    while True:
+        draft = current.tree.drawn.get((current.path, 0))
+        if draft is not None:
+            drafts = [i for i, call in enumerate(current.calls) if call.kind == 'draft']
+            current.calls[drafts[-1]] = replace(current.calls[drafts[-1]], kind='step')
+        step = draft or await current.write(0)
+        current.steps += (step,)
+        yield step
+        if step.final or len(current.steps) >= current.tree.max_steps:
+            return

@@ -1,0 +1,364 @@
+"""A router's steps as an answer of the OpenAI protocol, whole or in chunks.
+
+Here belongs what the answer says: text, who wrote it, usage, finish, log-probabilities. How steps come
+about belongs in `method.live`; what a request may say, in `models.chat_request`.
+"""
+
+import contextlib
+import math
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from ..base.records import api_cost
+from ..base.tools import nearest
+from .chat_request import ChatRequest, read_request
+from .metrics import Metrics
+from .web import Refused
+
+NEVER = -9999.0  # the protocol's log-probability of what cannot be
+HANDED = ('hand_over', 'reject')  # decisions after which a larger model writes
+
+
+@dataclass(frozen=True)
+class Served:
+    "A name that requests may ask for."
+
+    name: str  # "my-router", "my-router@alpha=0.05", "small", "large"
+    owner: object  # has stream(messages, router, **wish), check(messages), specs and separator
+    router: object  # who decides, for `owner.stream`
+    fingerprint: str  # equal for what answers equally
+    points: dict = field(default_factory=dict)  # alpha -> `Served`; the same router at other points
+
+    def at(self, alpha: float | None) -> 'Served':
+        "The same router at another calibrated point. `Refused`: it has none there."
+        if alpha is None:
+            return self
+        for known, served in self.points.items():
+            if math.isclose(known, alpha):
+                return served
+        known = ', '.join(f'{a:g}' for a in self.points) or 'none'
+        line = f'stepwise.alpha={alpha:g}: {self.name} is calibrated for: {known}'
+        raise Refused(400, line, param='stepwise.alpha', code='invalid_value')
+
+
+def usage_of(calls, specs) -> dict:
+    "The bill of an answer: all calls, drafts included. `cost` is in US dollars."
+    prompt = sum(call.prompt for call in calls)
+    completion = sum(call.generated for call in calls)
+    cached = sum(call.billed if specs[call.model].price else call.cached for call in calls)
+    rejected = sum(call.generated for call in calls if call.kind == 'draft')
+    return dict(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=dict(cached_tokens=cached),
+        completion_tokens_details=dict(rejected_prediction_tokens=rejected),
+        cost=api_cost(calls, specs) / 100,
+    )
+
+
+def step_note(live) -> dict:
+    "Who wrote a step, and what was decided."
+    return dict(
+        model=live.model,
+        tokens=live.step.generated,
+        score=live.score,
+        threshold=live.threshold,
+        decision=live.decision,
+        seconds=round(live.seconds, 6),
+    )
+
+
+def token_texts(step, lead: str) -> list:
+    "(Text, probability) of each token of a step; `lead` is what stands before it."
+    pairs = []
+    before = 0
+    for end, prob in zip(step.ends, step.prob):
+        text = step.text[before:end]
+        before = max(end, before)
+        if not pairs:
+            text = lead + text
+        if text:
+            pairs.append((text, prob))
+    if pairs and before < len(step.text):
+        text, prob = pairs[-1]
+        pairs[-1] = text + step.text[before:], prob
+    return pairs
+
+
+def token_record(text: str, prob: float) -> dict:
+    "As the protocol has it."
+    logprob = max(math.log(prob), NEVER) if prob > 0 else NEVER
+    return dict(token=text, bytes=list(text.encode()), logprob=logprob, top_logprobs=[])
+
+
+class StopText:
+    "Text that is shown up to the first stop string; what could be the beginning of one waits."
+
+    def __init__(self, stops=()):
+        self.stops = stops
+        self.waiting = ''
+        self.has_ended = False
+
+    def feed(self, text: str) -> str:
+        "What may be shown now."
+        self.waiting += text
+        places = [self.waiting.find(stop) for stop in self.stops]
+        found = [place for place in places if place >= 0]
+        if found:
+            self.has_ended = True
+            shown, self.waiting = self.waiting[: min(found)], ''
+            return shown
+        n = len(self.waiting) - self.beginning()
+        shown, self.waiting = self.waiting[:n], self.waiting[n:]
+        return shown
+
+    def beginning(self) -> int:
+        "How many characters at the end could begin a stop string."
+        longest = max(map(len, self.stops), default=1) - 1
+        for n in range(min(longest, len(self.waiting)), 0, -1):
+            if any(stop.startswith(self.waiting[-n:]) for stop in self.stops):
+                return n
+        return 0
+
+    def rest(self) -> str:
+        "What is shown at the end."
+        shown, self.waiting = self.waiting, ''
+        return shown
+
+
+class Answer:
+    "An answer that grows step by step."
+
+    def __init__(self, request: ChatRequest, served: Served):
+        self.request = request
+        self.served = served
+        self.id = f'chatcmpl-{secrets.token_hex(12)}'
+        self.created = int(time.time())
+        self.stop = StopText(request.stop)
+        self.notes = []  # of all steps
+        self.calls = ()
+        self.has_text = False
+        self.last = None  # the last step that was kept
+        self.tokens = []  # (where it ends in the text, its record), not shown yet
+        self.length = 0  # of the text, what waits included
+        self.shown = 0  # of the text
+
+    def take(self, live) -> str:
+        "A further step; the text that may be shown now."
+        self.notes.append(step_note(live))
+        self.calls = live.calls
+        if not live.kept:
+            return ''
+        self.last = live
+        text = live.step.text
+        if not text:
+            return ''
+        lead = self.served.owner.separator if self.has_text else ''
+        self.has_text = True
+        if self.request.logprobs:
+            place = self.length
+            for token, prob in token_texts(live.step, lead):
+                place += len(token)
+                self.tokens.append((place, token_record(token, prob)))
+        self.length += len(lead + text)
+        return self.visible(self.stop.feed(lead + text))
+
+    def visible(self, text: str) -> str:
+        self.shown += len(text)
+        return text
+
+    def rest(self) -> str:
+        "The text that waited for the end."
+        return self.visible(self.stop.rest())
+
+    def logprobs(self) -> dict | None:
+        "Of the tokens that are shown by now and were not before."
+        if not self.request.logprobs:
+            return None
+        ready = [record for place, record in self.tokens if place <= self.shown]
+        self.tokens = [pair for pair in self.tokens if pair[0] > self.shown]
+        return dict(content=ready)
+
+    @property
+    def finish(self) -> str:
+        if self.stop.has_ended:
+            return 'stop'
+        step = self.last.step
+        return 'length' if step.finish == 'length' or not step.final else 'stop'
+
+    @property
+    def handovers(self) -> int:
+        return sum(note['decision'] in HANDED for note in self.notes)
+
+    @property
+    def usage(self) -> dict:
+        return usage_of(self.calls, self.served.owner.specs)
+
+    def head(self, kind: str) -> dict:
+        return dict(
+            id=self.id,
+            object=kind,
+            created=self.created,
+            model=self.served.name,
+            system_fingerprint=self.served.fingerprint,
+        )
+
+    def chunk(self, delta, notes=(), finish=None) -> dict:
+        "A part of a stream."
+        choice = dict(index=0, delta=delta, finish_reason=finish, logprobs=None)
+        if 'content' in delta and delta['content']:
+            choice['logprobs'] = self.logprobs()
+        chunk = self.head('chat.completion.chunk') | dict(choices=[choice])
+        if notes:
+            chunk['stepwise'] = list(notes)
+        if self.request.include_usage:
+            chunk['usage'] = None
+        return chunk
+
+    def usage_chunk(self) -> dict:
+        return self.head('chat.completion.chunk') | dict(choices=[], usage=self.usage)
+
+    def body(self, text: str) -> dict:
+        "The whole answer."
+        choice = dict(
+            index=0,
+            message=dict(role='assistant', content=text, refusal=None),
+            finish_reason=self.finish,
+            logprobs=self.logprobs(),
+        )
+        body = self.head('chat.completion') | dict(choices=[choice], usage=self.usage)
+        return body | dict(stepwise=self.notes)
+
+
+class RouterService:
+    "Routers behind the protocol, each by several names."
+
+    def __init__(self, served, metrics: Metrics, record=None):
+        self.served = {}
+        for one in served:
+            if one.name in self.served:
+                raise ValueError(f'two routers are named {one.name!r}: rename a folder')
+            self.served[one.name] = one
+        self.metrics = metrics
+        self.record = record  # (`Served`, question, `LiveStep`s) -> None; None: nothing is kept
+        self.created = int(time.time())
+
+    def models(self) -> list:
+        return [
+            dict(id=name, object='model', created=self.created, owned_by='stepwise-routing')
+            for name in self.served
+        ]
+
+    def read(self, raw: bytes) -> ChatRequest:
+        request = read_request(raw)
+        served = self.find(request)
+        try:
+            served.owner.check(request.messages)
+        except ValueError as error:
+            code = 'context_length_exceeded'
+            raise Refused(400, str(error), param='messages', code=code) from None
+        return request
+
+    def find(self, request: ChatRequest) -> Served:
+        "What a request asks for. `Refused`: it is not here."
+        served = self.served.get(request.model)
+        if served is None:
+            hint = nearest(request.model[:60], self.served)
+            names = ', '.join(list(self.served)[:10])
+            line = f'no model {request.model[:60]!r} here{hint}; this server has: {names}'
+            raise Refused(404, line, param='model', code='model_not_found')
+        return served.at(request.alpha)
+
+    def stream(self, served: Served, request: ChatRequest):
+        "The steps of an answer."
+        seed = secrets.randbits(62) if request.seed is None else request.seed
+        return served.owner.stream(
+            request.messages,
+            served.router,
+            sample=seed,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            max_cents=request.max_cents,
+        )
+
+    @contextlib.asynccontextmanager
+    async def answering(self, request: ChatRequest):
+        "(`Answer`, its steps), for a `with` block; what it came to is counted at its end."
+        served = self.find(request)
+        answer = Answer(request, served)
+        steps = []
+
+        async def noted(source):
+            began = time.monotonic()
+            async for live in source:
+                if not steps:
+                    self.metrics.first_step(time.monotonic() - began)
+                steps.append(live)
+                yield live
+
+        try:
+            async with contextlib.aclosing(self.stream(served, request)) as source:
+                yield answer, noted(source)
+        finally:
+            self.count(answer, steps)
+        if self.record:
+            self.record(served, request.messages, steps)
+
+    def count(self, answer: Answer, steps) -> None:
+        "What an answer came to, also one that was broken off."
+        for live in steps:
+            if live.kept:
+                self.metrics.count('steps', model=live.model)
+        self.metrics.count('handovers', answer.handovers)
+        usage = answer.usage
+        numbers = dict(
+            prompt=usage['prompt_tokens'],
+            cached=usage['prompt_tokens_details']['cached_tokens'],
+            completion=usage['completion_tokens'],
+            rejected=usage['completion_tokens_details']['rejected_prediction_tokens'],
+        )
+        for kind, n in numbers.items():
+            self.metrics.count('tokens', n, kind=kind)
+
+    async def complete(self, request: ChatRequest) -> tuple:  # (body, headers)
+        "The whole answer."
+        text = ''
+        async with self.answering(request) as (answer, steps):
+            async for live in steps:
+                text += answer.take(live)
+                if answer.stop.has_ended:
+                    break
+        text += answer.rest()
+        headers = {
+            'X-Stepwise-Handovers': str(answer.handovers),
+            'X-Stepwise-Last-Model': header_text(answer.last.model),
+        }
+        return answer.body(text), headers
+
+    async def chunks(self, request: ChatRequest):
+        "The answer in chunks, each as soon as its step is decided."
+        told = 0  # notes that a chunk has carried
+        async with self.answering(request) as (answer, steps):
+            async for live in steps:
+                if len(answer.notes) == 0:
+                    yield answer.chunk(dict(role='assistant', content=''))
+                text = answer.take(live)
+                if text:
+                    yield answer.chunk(dict(content=text), answer.notes[told:])
+                    told = len(answer.notes)
+                if answer.stop.has_ended:
+                    break
+        text = answer.rest()
+        if text:
+            yield answer.chunk(dict(content=text))
+        yield answer.chunk({}, answer.notes[told:], answer.finish)
+        if request.include_usage:
+            yield answer.usage_chunk()
+
+
+def header_text(name: str) -> str:
+    "A name as a header may hold it."
+    return name.encode('ascii', 'replace').decode()

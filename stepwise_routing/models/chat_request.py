@@ -1,0 +1,210 @@
+"""What a client may ask of a router in the OpenAI protocol, field by field.
+
+Here belongs reading a request and saying what is wrong with it. How it is answered belongs in
+`models.answers`; HTTP, in `models.web`.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from ..base.settings import Count, NotNegative, checked
+from ..base.tools import nearest
+from .web import Refused
+
+NUMBER = Annotated[float, Field(ge=0, le=2)]
+KINDS = dict(  # of the fields that are served
+    model=str,
+    stream=bool,
+    max_completion_tokens=Count,
+    max_tokens=Count,
+    temperature=NUMBER,
+    top_p=Annotated[float, Field(gt=0, le=1)],
+    seed=Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)],
+    logprobs=bool,
+    top_logprobs=Annotated[int, Field(ge=0, le=20)],
+    n=Annotated[int, Field(ge=1, le=1)],
+    frequency_penalty=Annotated[float, Field(ge=0, le=0)],
+    presence_penalty=Annotated[float, Field(ge=0, le=0)],
+)
+OTHERS = ('messages', 'stop', 'stream_options', 'stepwise')  # served, and read by functions here
+IGNORED = ('user', 'metadata', 'store', 'service_tier')
+STREAM_OPTIONS = dict(include_usage=bool, include_obfuscation=bool)
+STEPWISE = dict(alpha=Annotated[float, Field(gt=0, lt=1)], max_cents=NotNegative)
+ROLES = dict(system='system', developer='system', user='user', assistant='assistant')
+EMPTY = (None, [], '')  # what a field of a message holds that says nothing
+SILENT = (
+    'name',
+    'annotations',
+    'refusal',
+    'reasoning_content',
+)  # of a message, not shown to models
+STOPS = 4  # strings at most
+HALF = re.compile('[\ud800-\udfff]')  # half a character
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    "A request to a router. None: as the router has it."
+
+    model: str
+    messages: list
+    stream: bool = False
+    include_usage: bool = False
+    max_tokens: int | None = None
+    stop: tuple = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    logprobs: bool = False
+    alpha: float | None = None
+    max_cents: float | None = None
+
+
+def openai_fields() -> set:
+    "Every field of the protocol."
+    from openai.types.chat import completion_create_params as params
+
+    return set(params.CompletionCreateParamsNonStreaming.__annotations__) | set(
+        params.CompletionCreateParamsBase.__annotations__
+    )
+
+
+def read_body(raw: bytes) -> dict:
+    "The fields of a body, without those that are null. `Refused`: it is no JSON object."
+    try:
+        body = json.loads(raw)
+        return {name: value for name, value in body.items() if value is not None}
+    except (ValueError, RecursionError, AttributeError):
+        line = 'the body of the request is no JSON object'
+        raise Refused(400, line, code='invalid_json') from None
+
+
+def check_name(name: str) -> None:
+    "`Refused` for a field that is not served, with the nearest name for one that nobody knows."
+    served = [*KINDS, *OTHERS, *IGNORED]
+    if name in served:
+        return
+    if name in openai_fields():
+        line = f'field {name!r}: a router does not serve it; leave it out'
+        raise Refused(400, line, param=name, code='unsupported_parameter')
+    line = f'unknown field {name[:60]!r}{nearest(name[:60], served)}'
+    raise Refused(400, line, param=name[:60], code='unknown_parameter')
+
+
+def read_value(name: str, value, kind, where: str = ''):
+    "A value of its kind. `Refused` in one line."
+    try:
+        return checked(where + name, value, kind)
+    except (ValueError, TypeError) as error:
+        line = str(error).splitlines()[0][:300]
+        raise Refused(400, line, param=where + name, code='invalid_value') from None
+
+
+def read_parts(name: str, value, kinds: dict) -> dict:
+    "An object of known fields, without those that are null."
+    if not isinstance(value, dict):
+        raise Refused(400, f'{name} is no object', param=name, code='invalid_value')
+    parts = {}
+    for part, given in value.items():
+        if part not in kinds:
+            line = f'unknown field {name}.{part[:60]}{nearest(part[:60], kinds)}'
+            raise Refused(400, line, param=name, code='unknown_parameter')
+        if given is not None:
+            parts[part] = read_value(part, given, kinds[part], f'{name}.')
+    return parts
+
+
+def read_stop(value) -> tuple:
+    "Strings that end an answer."
+    stops = [value] if isinstance(value, str) else value
+    if isinstance(stops, list) and len(stops) <= STOPS:
+        if all(isinstance(stop, str) and stop for stop in stops):
+            return tuple(stops)
+    line = f'stop: give a text, or up to {STOPS} texts'
+    raise Refused(400, line, param='stop', code='invalid_value')
+
+
+def text_of(content, where: str) -> str:
+    "The text of a message's content."
+    parts = content
+    if isinstance(content, str):
+        parts = [dict(type='text', text=content)]
+    texts = []
+    for part in parts if isinstance(parts, list) else [None]:
+        is_text = isinstance(part, dict) and part.get('type') == 'text'
+        if not is_text or not isinstance(part.get('text'), str):
+            line = f'{where}.content: a text, or parts of type "text"; nothing else is served'
+            raise Refused(400, line, param=where, code='invalid_value')
+        texts.append(part['text'])
+    text = ''.join(texts)
+    if HALF.search(text):
+        line = f'{where}.content holds half a character'
+        raise Refused(400, line, param=where, code='invalid_value')
+    return text
+
+
+def read_message(message, where: str) -> dict:
+    "Role and text of a message."
+    if not isinstance(message, dict):
+        raise Refused(400, f'{where} is no object', param=where, code='invalid_value')
+    role = message.get('role')
+    if not isinstance(role, str) or role not in ROLES:
+        hint = nearest(str(role)[:60], ROLES)
+        line = f'{where}.role is {role!r:.60}{hint}: it should be one of {", ".join(ROLES)}'
+        raise Refused(400, line, param=where, code='invalid_value')
+    for name, value in message.items():
+        if name not in ('role', 'content', *SILENT) and value not in EMPTY:
+            line = f'{where}.{name[:60]}: a router does not serve it; leave it out'
+            raise Refused(400, line, param=where, code='unsupported_parameter')
+    return dict(role=ROLES[role], content=text_of(message.get('content'), where))
+
+
+def read_messages(value) -> list:
+    "The conversation; its last message is the user's."
+    if not isinstance(value, list) or not value:
+        line = 'messages: give a list of messages'
+        raise Refused(400, line, param='messages', code='invalid_value')
+    messages = [read_message(message, f'messages[{i}]') for i, message in enumerate(value)]
+    last = messages[-1]
+    if last['role'] != 'user' or not last['content'].strip():
+        line = 'messages: the last one should be a question of the user'
+        raise Refused(400, line, param='messages', code='invalid_value')
+    return messages
+
+
+def read_request(raw: bytes) -> ChatRequest:
+    "A request for a router. `Refused` names the first bad field."
+    body = read_body(raw)
+    for name in body:
+        check_name(name)
+    for name in ('model', 'messages'):
+        if name not in body:
+            line = f'field {name!r} is missing'
+            raise Refused(400, line, param=name, code='missing_parameter')
+    values = {name: read_value(name, body[name], KINDS[name]) for name in KINDS if name in body}
+    if values.get('top_logprobs'):
+        line = 'top_logprobs: a router shows the tokens that were drawn, without others'
+        raise Refused(400, line, param='top_logprobs', code='unsupported_parameter')
+    options = read_parts('stream_options', body.get('stream_options', {}), STREAM_OPTIONS)
+    if options and not values.get('stream'):
+        line = 'stream_options: give it with stream=true alone'
+        raise Refused(400, line, param='stream_options', code='invalid_value')
+    parts = read_parts('stepwise', body.get('stepwise', {}), STEPWISE)
+    return ChatRequest(
+        model=values['model'],
+        messages=read_messages(body['messages']),
+        stream=values.get('stream', False),
+        include_usage=options.get('include_usage', False),
+        max_tokens=values.get('max_completion_tokens', values.get('max_tokens')),
+        stop=read_stop(body.get('stop', [])),
+        temperature=values.get('temperature'),
+        top_p=values.get('top_p'),
+        seed=values.get('seed'),
+        logprobs=values.get('logprobs', False),
+        alpha=parts.get('alpha'),
+        max_cents=parts.get('max_cents'),
+    )

@@ -1,0 +1,396 @@
+"""An HTTP server for models that speak the OpenAI protocol: addresses, keys, limits, streams, errors.
+
+It is built on Tornado, not on Starlette with uvicorn: Tornado is installed anyway (Jupyter needs it),
+tells a handler when its client hangs up and waits for slow readers, so two more packages would bring
+nothing. Here belongs HTTP alone. What a request may say belongs in `models.chat_request`; what is
+answered, in `models.serve` and `models.answers`.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from typing import Protocol
+
+from ..base.background import LoopThread
+from ..base.settings import Count, Positive, Section, Whole
+from .chat import is_loopback
+from .metrics import Metrics
+
+
+class Refused(Exception):
+    "A request that gets an error instead of a reply: (status, line)."
+
+    def __init__(self, status, line, param=None, code=None, headers=()):
+        super().__init__(status, line)
+        self.status = status
+        self.line = line
+        self.param = param  # field that is wrong
+        self.code = code  # as OpenAI has it
+        self.headers = dict(headers)
+
+
+class Limits(Section):
+    "What a server takes and how long it waits."
+
+    body: Count = 1 << 22  # bytes of a request
+    header: Count = 1 << 16  # bytes of its head
+    at_once: Count = 256  # requests that are being answered
+    waiting: Whole = 256  # requests that wait for their turn
+    ping: Positive = 5.0  # seconds after which a stream shows that it is alive
+    patience: Positive = 60.0  # seconds for a client to send its request, or to read on
+    grace: Positive = 30.0  # seconds for calls under way, after the server was told to stop
+
+
+class Service(Protocol):
+    "What a server offers."
+
+    def models(self) -> list:
+        "The records of /v1/models."
+
+    def read(self, raw: bytes):
+        "A request, checked; its `stream` says how it is answered. `Refused`."
+
+    async def complete(self, request) -> tuple:
+        "(The whole answer, headers)."
+
+    def chunks(self, request):
+        "An async generator of chunks, the first one with the first step."
+
+
+def error_body(refused: Refused) -> dict:
+    "As OpenAI has it."
+    kind = 'invalid_request_error' if refused.status < 500 else 'server_error'
+    error = dict(message=refused.line, type=kind, param=refused.param, code=refused.code)
+    return dict(error=error)
+
+
+def as_refused(error: Exception) -> Refused:
+    "Any error as one that a client may see."
+    if isinstance(error, Refused):
+        return error
+    line = (str(error).splitlines() or [''])[0]
+    if line.startswith('cap reached'):
+        headers = {'x-should-retry': 'false'}
+        return Refused(429, line, code='insufficient_quota', headers=headers)
+    return Refused(500, f'{type(error).__name__}: {line}', code='server_error')
+
+
+BUSY = Refused(
+    429, 'too many requests: try again', code='rate_limit_exceeded', headers={'Retry-After': '1'}
+)
+STOPPING = Refused(
+    503, 'the server is being shut down', code='shutting_down', headers={'Retry-After': '5'}
+)
+
+
+class Gate:
+    "Who may come in, and how many at once."
+
+    def __init__(self, limits: Limits, key: str, is_local: bool):
+        self.limits = limits
+        self.key = key
+        self.is_local = is_local  # does the server listen on this machine alone?
+        self.slots = asyncio.Semaphore(limits.at_once)
+        self.inside = 0  # requests that are answered or wait
+        self.tasks = set()  # that answer
+        self.stopping = False
+
+    def check_origin(self, headers) -> None:
+        "`Refused`: a web page asks, or somebody by another name of this machine."
+        host = headers.get('Host', '')
+        origin = headers.get('Origin')
+        known = is_loopback(f'http://{host}') or not self.is_local
+        if origin is not None and not is_loopback(origin):
+            known = known and not self.is_local and origin.partition('://')[2] == host
+        if not known:
+            line = 'this server answers programs on its own machine, and no web page'
+            raise Refused(403, line, code='forbidden')
+
+    def check_key(self, headers) -> None:
+        "`Refused`: the key is missing, or another one."
+        given = headers.get('Authorization', '').removeprefix('Bearer ').encode()
+        if self.key and not hmac.compare_digest(given, self.key.encode()):
+            line = 'this server asks for an API key, and that was not it'
+            raise Refused(401, line, code='invalid_api_key')
+
+    @contextlib.asynccontextmanager
+    async def place(self):
+        "A place inside, for the time of a `with` block. `Refused`: there is none."
+        if self.stopping:
+            raise STOPPING
+        if self.inside >= self.limits.at_once + self.limits.waiting:
+            raise BUSY
+        self.inside += 1
+        try:
+            async with self.slots:
+                yield
+        finally:
+            self.inside -= 1
+
+
+def make_application(service: Service, gate: Gate, metrics: Metrics):
+    "A Tornado application."
+    from tornado.web import Application
+
+    shared = dict(service=service, gate=gate, metrics=metrics)
+    return Application([('.*', handler_class(), shared)], log_function=lambda handler: None)
+
+
+def handler_class():
+    "The handler of every address; made when it is needed, as Tornado is imported then."
+    from tornado.iostream import StreamClosedError
+    from tornado.web import RequestHandler, stream_request_body
+
+    @stream_request_body
+    class Handler(RequestHandler):
+        task = None  # that answers
+
+        def initialize(self, service, gate, metrics):
+            self.service = service
+            self.gate = gate
+            self.metrics = metrics
+            self.parts = []
+            self.size = 0
+            self.is_streaming = False
+
+        def set_default_headers(self):
+            self.clear_header('Server')
+
+        def prepare(self):
+            self.request.connection.set_max_body_size(1 << 62)  # we say ourselves what is too much
+            length = self.request.headers.get('Content-Length', '0')
+            try:
+                self.gate.check_origin(self.request.headers)
+                if self.request.path != '/health':
+                    self.gate.check_key(self.request.headers)
+                self.check_size(int(length) if length.isdigit() else 0)
+            except Refused as refused:
+                self.refuse(refused)
+
+        def check_size(self, size):
+            if size > self.gate.limits.body:
+                line = f'the request has {size} bytes, this server takes {self.gate.limits.body}'
+                raise Refused(413, line, code='request_too_large')
+
+        def data_received(self, chunk):
+            self.size += len(chunk)
+            if self._finished:
+                return
+            try:
+                self.check_size(self.size)
+            except Refused as refused:
+                self.refuse(refused)
+            else:
+                self.parts.append(chunk)
+
+        def refuse(self, refused):
+            "Answer with an error, once."
+            self.metrics.error(refused.code or str(refused.status))
+            self.parts.clear()
+            if self._finished:
+                return
+            self.clear()
+            self.set_status(refused.status)
+            for name, value in refused.headers.items():
+                self.set_header(name, value)
+            if refused.status in (401, 403, 413, 503):
+                self.set_header('Connection', 'close')
+            self.finish(error_body(refused))
+
+        async def answer(self):
+            if self._finished:
+                return
+            self.task = asyncio.current_task()
+            self.gate.tasks.add(self.task)
+            try:
+                await self.answer_at(self.request.method, self.request.path)
+            except asyncio.CancelledError:
+                self.metrics.error('hung_up' if not self.gate.stopping else 'shutting_down')
+                if self.gate.stopping:
+                    await self.fail(STOPPING)
+            except (StreamClosedError, asyncio.TimeoutError):
+                self.metrics.error('hung_up')
+                self.close_connection()
+            except Exception as error:
+                await self.fail(as_refused(error))
+            finally:
+                self.gate.tasks.discard(self.task)
+                self.task = None
+
+        get = post = put = delete = patch = options = head = answer
+
+        async def answer_at(self, method, path):
+            where = method, path
+            if where == ('GET', '/health'):
+                return self.finish(dict(status='stopping' if self.gate.stopping else 'ok'))
+            if where == ('GET', '/metrics'):
+                self.set_header('Content-Type', 'text/plain; version=0.0.4')
+                return self.finish(self.metrics.text())
+            if where == ('GET', '/v1/models'):
+                return self.finish(dict(object='list', data=self.service.models()))
+            if method == 'GET' and path.startswith('/v1/models/'):
+                return self.finish(self.one_model(path.removeprefix('/v1/models/')))
+            if where == ('POST', '/v1/chat/completions'):
+                return await self.chat()
+            line = f'nothing is served at {path[:100]}'
+            known = '/health', '/metrics', '/v1/models', '/v1/chat/completions'
+            raise Refused(405 if path in known else 404, line, code='not_found')
+
+        def one_model(self, name):
+            for model in self.service.models():
+                if model['id'] == name:
+                    return model
+            raise Refused(404, f'no model {name[:100]!r} here', code='model_not_found')
+
+        async def chat(self):
+            self.metrics.count('requests')
+            request = self.service.read(b''.join(self.parts))
+            self.parts.clear()
+            async with self.gate.place():
+                if getattr(request, 'stream', False):
+                    async with contextlib.aclosing(self.service.chunks(request)) as chunks:
+                        return await self.send_stream(chunks)
+                body, headers = await self.service.complete(request)
+            for name, value in headers.items():
+                self.set_header(name, value)
+            self.finish(body)
+
+        async def send_stream(self, chunks):
+            "Each chunk as soon as it is there; meanwhile a sign of life."
+            upcoming = asyncio.ensure_future(anext(chunks))
+            try:
+                while True:
+                    done, _ = await asyncio.wait({upcoming}, timeout=self.gate.limits.ping)
+                    if not done:
+                        await self.send(': ping\n\n')
+                        continue
+                    try:
+                        chunk = upcoming.result()
+                    except StopAsyncIteration:
+                        break
+                    await self.send(event(chunk))
+                    upcoming = asyncio.ensure_future(anext(chunks))
+            finally:
+                upcoming.cancel()
+                await asyncio.wait({upcoming})
+            await self.send('data: [DONE]\n\n')
+            self.finish()
+
+        async def send(self, text):
+            "Write a part of a stream. TimeoutError: the client reads too slowly."
+            if not self.is_streaming:
+                self.is_streaming = True
+                self.set_header('Content-Type', 'text/event-stream')
+                self.set_header('Cache-Control', 'no-cache')
+                self.set_header('X-Accel-Buffering', 'no')
+            self.write(text)
+            await asyncio.wait_for(self.flush(), self.gate.limits.patience)
+
+        async def fail(self, refused):
+            "An error before the first byte is a status; after it, an event that ends the stream."
+            if not self.is_streaming:
+                return self.refuse(refused)
+            self.metrics.error(refused.code or str(refused.status))
+            with contextlib.suppress(StreamClosedError, asyncio.TimeoutError):
+                await self.send(event(error_body(refused)))
+                await self.finish()
+            self.close_connection()
+
+        def close_connection(self):
+            stream = self.request.connection.stream
+            if stream:
+                stream.close()
+
+        def on_connection_close(self):
+            if self.task:
+                self.task.cancel()
+
+        def log_exception(self, *error):
+            "What went wrong is in the metrics; a log could hold what was asked."
+
+    return Handler
+
+
+def event(value: dict) -> str:
+    return f'data: {json.dumps(value)}\n\n'
+
+
+class Server:
+    "A server that listens. Make it in the loop that it runs in."
+
+    def __init__(self, service, sockets, key='', limits=Limits(), is_local=True, metrics=None):
+        from tornado.httpserver import HTTPServer
+
+        self.limits = limits
+        self.gate = Gate(limits, key, is_local)
+        self.metrics = metrics or Metrics()
+        self.application = make_application(service, self.gate, self.metrics)
+        self.http = HTTPServer(
+            self.application,
+            max_body_size=1 << 62,
+            max_header_size=limits.header,
+            idle_connection_timeout=limits.patience,
+            body_timeout=limits.patience,
+        )
+        self.http.add_sockets(sockets)
+
+    async def stop(self) -> None:
+        "Take nothing new, let calls under way end, and after a while end them with an error."
+        self.gate.stopping = True
+        self.http.stop()
+        end = time.monotonic() + self.limits.grace
+        while self.gate.inside and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        for task in list(self.gate.tasks):
+            task.cancel()
+        end = time.monotonic() + 5
+        while self.gate.inside and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        await self.http.close_all_connections()
+
+
+KEY_ENV = 'STEPWISE_ROUTING_KEY'  # environment variable with the key that requests must show
+
+
+def listen(host: str, port: int) -> list:
+    "Sockets at an address. OSError in one line."
+    from tornado.netutil import bind_sockets
+
+    try:
+        return bind_sockets(port, host)
+    except OSError as error:
+        raise OSError(f'{host}, port {port}, cannot be used: {error.strerror or error}') from None
+
+
+@contextlib.contextmanager
+def running(
+    service: Service,
+    port: int = 0,  # 0: any that is free
+    host: str = '127.0.0.1',  # another one than this machine takes a key
+    key: str = '',  # that every request must show; '': none
+    limits: Limits = Limits(),
+    metrics: Metrics | None = None,
+):  # base_url
+    "A server in a thread of its own, for the time of a `with` block. ValueError: an open door without a key."
+    is_local = is_loopback(f'http://{host}')
+    if not is_local and not key:
+        raise ValueError(
+            f'host {host!r} can be reached from elsewhere: put a key into the environment variable '
+            f'{KEY_ENV}, or listen on 127.0.0.1'
+        )
+    sockets = listen(host, port)
+    loop = LoopThread('server')
+
+    async def start():
+        return Server(service, sockets, key, limits, is_local, metrics)
+
+    try:
+        server = loop.result(start())
+        try:
+            yield f'http://{host}:{sockets[0].getsockname()[1]}/v1'
+        finally:
+            loop.result(server.stop())
+    finally:
+        loop.close()

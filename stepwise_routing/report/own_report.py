@@ -1,0 +1,169 @@
+"""What the owner of a router shows to others: accuracy against cost, what each alpha costs, the cache.
+
+Here belong its tables, figure and text, for one router. Reports of a run with many methods are in
+`report.tables` and `report.figures`.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from ..base.records import token_cents
+from ..base.tools import write_file
+from ..method.outcomes import replay
+from .card import percent
+from .style import new_figure, save_figure
+
+CURVE = 60  # thresholds of the figure, at most
+NAMES = dict(append='append', regenerate='write the step again')
+
+TEXT = """{card}
+## Accuracy against cost
+
+![Accuracy against cost](accuracy_cost.png)
+
+On the {n} calibration problems. The line is the router at other thresholds; the filled mark is the
+one that is in use.
+
+## What each alpha costs
+
+Target `{target}`. Alpha is the accuracy that may be lost against the large model.
+
+{alphas}
+
+## Prompt caches
+
+{cache}
+"""
+CACHE = """An application that has talked to the large model before may find its prompt in the cache; a
+hand-over after a chain of the small model may not. So these are the two ends, per problem, at the
+prices of `{price}`: everything that the large model reads is in the cache (warm), or nothing is (cold).
+A router hands over at most once per problem, so it pays for one cold prompt at most. What the small
+model costs is left out.
+
+{rows}
+"""
+NO_PRICE = (
+    'Not shown: no price of the large model was given. Give one to `own.report(folder, out, '
+    'price=...)`, a row of `PRICES` or "INPUT/CACHED/OUTPUT" in US dollars per million tokens.'
+)
+
+
+def markdown_table(rows: list) -> str:  # dicts with the same keys
+    "Rows as a table."
+    lines = ['| ' + ' | '.join(rows[0]) + ' |', '|' + '---|' * len(rows[0])]
+    for row in rows:
+        lines.append('| ' + ' | '.join(str(value) for value in row.values()) + ' |')
+    return '\n'.join(lines)
+
+
+def alpha_rows(choices) -> list:
+    "What each alpha leads to."
+    rows = []
+    for choice in choices:
+        result = choice.calibration
+        rows.append(
+            {
+                'alpha': f'{result.alpha:g}',
+                'router': choice.model_class,
+                "of the large model's cost": percent(result.cost),
+                'right': percent(result.accuracy),
+                'large model right': percent(result.large),
+            }
+        )
+    return rows
+
+
+def cache_rows(
+    table,  # calibration problems
+    router,  # the one in use
+    price: str,  # see `find_price`
+) -> list:
+    "US cents of the large model per problem, with a warm and with a cold cache."
+    outcomes = {'large model alone': (table.large_only(), None)}
+    for on_escalate, name in NAMES.items():
+        if router.start:
+            continue
+        times = router.table_escalates(table) & table.inside
+        first = np.where(times.any(1), times.argmax(1), table.n_steps)
+        handed = float((first < table.n_steps).mean())
+        outcomes[f'router, rest: {name}'] = table.outcome(first, on_escalate), handed
+    rows = []
+    for name, (outcome, handed) in outcomes.items():
+        prompt, written = outcome['large_prompt'], outcome['large_tokens']
+        warm = token_cents(price, prompt, prompt, written).mean()
+        cold = token_cents(price, prompt, 0 * prompt, written).mean()
+        rows.append(
+            {
+                'who answers': name,
+                'hand-overs per problem': '-' if handed is None else f'{handed:.2f}',
+                'warm, cents': f'{warm:.4g}',
+                'cold, cents': f'{cold:.4g}',
+            }
+        )
+    return rows
+
+
+def curve_points(table, router, unit: str) -> tuple:  # (share of the large model's cost, accuracy)
+    "The router at other thresholds, from cheap to dear."
+    large = table.large_only()[unit].mean()
+    chances = router.table_chances(table)[table.inside]
+    kappas = np.unique(np.quantile(chances, np.linspace(0, 1, CURVE)))
+    points = []
+    for kappa in [*kappas, np.nextafter(kappas[-1], np.inf)]:
+        outcome = replay(router.at(float(kappa)), table)
+        points.append((outcome[unit].mean() / large, outcome['correct'].mean()))
+    return tuple(np.array(sorted(points)).T)
+
+
+def draw(table, router, unit: str, models):
+    "Accuracy against cost: both models, the router, and the threshold in use."
+    fig, ((ax,),) = new_figure(3.3, 2.4)
+    large = table.large_only()
+    unit_cost = large[unit].mean()
+    if not router.start:
+        cost, accuracy = curve_points(table, router, unit)
+        ax.plot(100 * cost, 100 * accuracy, color='0.4', label='router')
+    marks = {
+        models[0]: (table.outcome(-1), 'v'),
+        models[1]: (large, '^'),
+        'in use': (replay(router, table), 'o'),
+    }
+    for name, (outcome, marker) in marks.items():
+        share = 100 * outcome[unit].mean() / unit_cost
+        ax.plot(share, 100 * outcome['correct'].mean(), marker, label=name)
+    ax.set_xlabel("of the large model's cost, %")
+    ax.set_ylabel('right, %')
+    ax.legend()
+    return fig
+
+
+def write_report(
+    out,  # new or empty folder
+    card: str,  # of the router
+    table,  # calibration problems
+    router,  # the one in use
+    unit: str,  # of cost
+    models,  # public names
+    choices,  # of several alphas
+    price: str | None,  # of the large model; None: no table of caches
+) -> list:  # names of the files
+    "README.md with its figure. ValueError in one line: the folder is not empty, or no such price."
+    out = Path(out)
+    if out.exists() and list(out.iterdir()):
+        raise ValueError(f'{out} is not empty: choose another folder')
+    cache = NO_PRICE
+    if price is not None:
+        rows = markdown_table(cache_rows(table, router, price))
+        cache = CACHE.format(price=price, rows=rows)
+    caption = "Accuracy against the share of the large model's cost, on the calibration problems."
+    save_figure(draw(table, router, unit, models), out / 'accuracy_cost', caption)
+    text = TEXT.format(
+        card=card,
+        n=len(table),
+        target=choices[0].calibration.target,
+        alphas=markdown_table(alpha_rows(choices)),
+        cache=cache,
+    )
+    write_file(out / 'README.md', text)
+    return sorted(path.name for path in out.iterdir())

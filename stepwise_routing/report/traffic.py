@@ -1,0 +1,105 @@
+"""What a router was asked, where somebody wants it kept, and whether it is like the calibration problems.
+
+Here belong the file of recorded answers and the comparison. Which router it is, is in `own`.
+"""
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..data.sources import file_rows
+
+FEW = 30  # questions; with fewer, nothing is said
+SURE = 0.01  # a p-value below says that they differ
+
+
+class Recorder:
+    "Puts answers into a JSONL file, a row each. Rows of several threads do not mix."
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.turn = threading.Lock()
+
+    def __call__(self, served, messages, steps) -> None:
+        "Keep a finished answer. `answer` is left out: `collect` wants the right one there."
+        kept = [live for live in steps if live.kept]
+        routed = served.owner.benchmark.read_answer([live.step for live in kept])
+        row = dict(
+            question=messages[-1]['content'],
+            messages=messages,
+            model=served.name,
+            fingerprint=served.fingerprint,
+            routed_answer=routed,
+            steps=[dict(model=live.model, text=live.step.text) for live in kept],
+            scores=[live.score for live in steps if live.score is not None],
+        )
+        line = json.dumps(row) + '\n'
+        with self.turn, open(self.path, 'a', encoding='utf-8') as f:
+            f.write(line)
+
+
+def first_scores(path, fingerprint: str) -> np.ndarray:
+    "The score after the first step of every recorded answer of a router. ValueError: a damaged row."
+    scores = []
+    for number, row in enumerate(file_rows(path), 1):
+        if not isinstance(row, dict) or not isinstance(row.get('scores'), list):
+            raise ValueError(f'{path}, row {number}: not a row of a recorder')
+        if row.get('fingerprint') == fingerprint and row['scores']:
+            scores.append(float(row['scores'][0]))
+    return np.array(scores)
+
+
+@dataclass(frozen=True)
+class Drift:
+    "Are recorded questions like the calibration problems? `print` says it in words."
+
+    recorded: int  # questions
+    calibration: int  # problems
+    mean_recorded: float  # score after the first step
+    mean_calibration: float
+    distance: float  # of Kolmogorov and Smirnov: the largest gap between the two distributions
+    p: float  # how likely such a gap is where both are of one kind
+
+    @property
+    def stands(self) -> bool | None:
+        "Does the promise still stand? None: too few questions to say."
+        if self.recorded < FEW:
+            return None
+        return self.p >= SURE
+
+    def __str__(self):
+        facts = (
+            f"{self.recorded} recorded questions, {self.calibration} calibration problems. Router's "
+            f'score after the first step, mean: {self.mean_recorded:.3f} and '
+            f'{self.mean_calibration:.3f}; largest gap {self.distance:.3f}, p = {self.p:.2g}.'
+        )
+        verdicts = {
+            None: f'Too few questions to say anything: record at least {FEW}.',
+            True: 'No difference is seen, so nothing speaks against the promise.',
+            False: 'The questions are of another kind, so the promise does not stand: add some of '
+            'them with their answers, then collect, train and calibrate.',
+        }
+        return f'{facts}\n{verdicts[self.stands]}'
+
+
+def compare(
+    recorded: np.ndarray,  # scores after the first step
+    calibration: np.ndarray,
+) -> Drift:
+    "A two-sample test. Later steps are left out: a router sees none after it has handed over."
+    from scipy.stats import ks_2samp
+
+    if not len(recorded):
+        raise ValueError('no recorded answer is of the router as it is deployed now')
+    result = ks_2samp(recorded, calibration)
+    return Drift(
+        len(recorded),
+        len(calibration),
+        float(recorded.mean()),
+        float(calibration.mean()),
+        float(result.statistic),
+        float(result.pvalue),
+    )

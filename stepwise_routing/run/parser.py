@@ -1,0 +1,23 @@
+"""argparse with errors in one line.
+
+Here belongs what every command line of ours shares. The commands are in `run.cli`.
+"""
+
+import argparse
+import re
+
+from ..base.tools import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    "argparse with one-line errors that offer the nearest name."
+
+    def error(self, message):
+        wrong = re.search(r"(?:unrecognized arguments: |invalid choice: ')([\w-]+)", message)
+        if wrong:
+            names = []
+            for action in self._actions:
+                names += [*action.option_strings, *(action.choices or ())]
+            hint = f'{nearest(wrong[1], names)}; there are: {", ".join(names)}'
+            message = f'{wrong[1]!r} is not known to {self.prog}{hint}'
+        raise ValueError(message)
