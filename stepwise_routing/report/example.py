@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from ..base.records import Problem
 from ..base.settings import Policy
 from ..base.store import RolloutStore, tree_settings
 from ..base.tools import run_async
-from ..data.benchmarks import find_benchmark, load_problems
+from ..data.benchmarks import find_benchmark
 from ..data.recorded import SUFFIX, read_recorded
 from ..method.confidence import logprob_confidence, math_token_mask
 from ..method.outcomes import outcome_table
@@ -20,8 +21,14 @@ from ..method.tree import RoutingTree, collect_rollouts
 from ..models.names import open_models
 
 BENCHMARK = 'micro-gsm'
-QUESTION = 'Sam buys 6 apples'  # how it begins
-N_PROBLEMS = 8  # it is one of the first
+PROBLEM = Problem(  # its id decides what the models write; it was a test problem of an earlier draw
+    BENCHMARK,
+    'shop-2-be09edf19d',
+    'Sam buys 6 apples at 5 dollars each, 4 books at 3 dollars each and 2 rings at 3 dollars each. '
+    'Sam pays with 54 dollars. How many dollars does Sam have left?',
+    '6',
+    2,
+)
 THRESHOLD = 0.5  # of the simplest router, as in the README
 
 
@@ -73,8 +80,7 @@ def read_tokens(step) -> tuple:  # a `Step` with tokens
 
 def running_example() -> Example:
     "The example of the README with all its outcomes, written by the shipped models: some seconds."
-    problems = load_problems(BENCHMARK, 'test', n=N_PROBLEMS)
-    (problem,) = [p for p in problems if p.question.startswith(QUESTION)]
+    problem = PROBLEM
     with TemporaryDirectory() as folder, open_models(['micro-small', 'micro-large']) as models:
         settings = tree_settings(BENCHMARK, models)
         with RolloutStore(f'{folder}/draws.db', settings) as store:
