@@ -88,7 +88,7 @@ def test_nearest():
     assert nearest('zzz', SPLITS) == ''
 
 def test_a_file_is_written_in_the_place_of_a_link_and_never_through_one(tmp_path, monkeypatch):
-    victim, there = tmp_path/'victim', tmp_path/'out'/'a.txt'
+    victim, there = tmp_path/'precious', tmp_path/'out'/'a.txt'
     victim.write_text('precious')
     there.parent.mkdir()
     for link in (there, there.with_name('a.txt.part')): link.symlink_to(victim)

@@ -84,7 +84,7 @@ def test_outputs_are_fit_to_read(path):
     code = cells(path, 'code')
     assert [c['id'] for c in code if any(o['output_type'] == 'error' for o in c['outputs'])] == []
     assert [c['id'] for c in code if any(o.get('name') == 'stderr' for o in c['outputs'])] == []
-    assert len(json.dumps([c['outputs'] for c in code])) < 240_000
+    assert len(json.dumps([c['outputs'] for c in code])) < 280_000
 
 @each
 def test_outputs_name_no_machine(path):

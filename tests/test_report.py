@@ -27,7 +27,6 @@ from stepwise_routing.base.statistics import resamples
 from stepwise_routing.method.bounds import oracle_frontier, random_frontier, random_outcome
 from stepwise_routing.method.outcomes import take_rows, toy_table
 from stepwise_routing.method.results import ablation_table, at_point, with_intervals
-from stepwise_routing.own import Routed
 from stepwise_routing.report.gains import (
     METRICS,
     Curve,
@@ -46,6 +45,7 @@ from stepwise_routing.report.gains import (
     shares_by_level,
     winnable,
 )
+from stepwise_routing.report.routed import Routed
 from stepwise_routing.report.tables import ablation_markdown
 from stepwise_routing.report.transcripts import Line, Transcript
 

@@ -159,7 +159,7 @@ def test_choose(backend, local):
     with pytest.raises(ValueError, match='begins option'):
         run_async(backend.choose(score_messages(p, steps), ['1', '12']))
 
-@pytest.mark.parametrize('limits', [dict(context=100), dict(max_tokens=5), dict(max_tokens=13, context=120)])
+@pytest.mark.parametrize('limits', [dict(context=100), dict(max_tokens=5), dict(max_tokens=11, context=100)])
 def test_limits(limits):
     "A chain that reaches the context, and a step that is too long, end as they do in our own engine."
     own = load_micro('small', dtype='float64', **{**KW, **limits})
