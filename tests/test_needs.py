@@ -100,9 +100,9 @@ def test_the_micro_chains_are_those_of_the_committed_tables():
         methods = ('Small only', 'Large only')
         small, large = (next(r for r in rows if r['benchmark'] == b and r['method'] == m) for m in methods)
         x = LOADS[b]
-        assert x.steps == pytest.approx(float(small['steps']), rel=.06)
-        assert x.small == pytest.approx(float(small['small_tokens']), rel=.06)
-        assert x.large == pytest.approx(float(large['large_tokens']), rel=.06)
+        assert x.steps == pytest.approx(float(small['steps']), rel=.03)
+        assert x.small == pytest.approx(float(small['small_tokens']), rel=.03)
+        assert x.large == pytest.approx(float(large['large_tokens']), rel=.03)
 
 def test_of_all_micro_problems_as_many_are_counted_as_are_shipped():
     counts = {b: tuple(len(load_problems(b, split)) for split in SPLITS) for b in MICRO}

@@ -13,6 +13,7 @@ import urllib.request
 
 import pytest
 from faulty import Faulty
+from test_live import opened  # noqa: F401
 from test_own import PAIR, Adder, pair_module, ready
 from toy import toy_problems
 
@@ -31,16 +32,6 @@ from stepwise_routing.report.own_report import cache_rows
 QUESTIONS = [p.question for p in toy_problems(60, seed=9)]
 KEY = 'sesame-street-123'
 SMALL = dict(body=20_000, ping=.05, patience=1., grace=2.)
-
-@pytest.fixture(scope='module')
-def opened(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('routers')/'mine'
-    @contextlib.contextmanager
-    def open_toys(names, ledger=None, max_cents=None, **options): yield [Adder(i) for i in range(len(names))]
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(pair_module, 'open_models', open_toys)
-        ready(folder)
-        with open_router(folder, PAIR) as router: yield router, folder
 
 class Served:
     "A router's server, with what a test wants to look at."
