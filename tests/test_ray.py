@@ -124,9 +124,18 @@ def test_an_interrupted_run_leaves_nothing_behind(alone, remote, tmp_path):
     _, problems, expected = alone
     async def interrupted():
         with RolloutStore(tmp_path/'s.db', tree_settings('micro-math', remote)) as store:
+            put, first_write = store.put_many, asyncio.Event()
+            def put_many(rows):
+                put(rows)
+                first_write.set()
+            store.put_many = put_many
             tree = RoutingTree(remote, store)
-            await asyncio.wait_for(asyncio.gather(*(tree.run(p, '', 0) for p in problems)), .05)
-    with pytest.raises(asyncio.TimeoutError): asyncio.run(interrupted())
+            runs = asyncio.gather(*(tree.run(p, '', 0) for p in problems))
+            await first_write.wait()
+            assert runs.cancel() # the later steps of the chains are outstanding
+            with pytest.raises(asyncio.CancelledError): await runs
+            assert len(store) < len(expected)
+    asyncio.run(interrupted())
     assert draw(remote, tmp_path/'two.db', problems) == expected
 
 def test_score_and_choose_travel(alone, remote):
