@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from stepwise_routing.report import pictures
-from stepwise_routing.report.example import running_example, watched_training
+from stepwise_routing.report.example import real_example, running_example, watched_training
 from stepwise_routing.report.pictures import ON_COLOUR, WIDTH, cut, short
 
 GROUNDS = '#ffffff', '#131416', '#111111', '#0d1117' # a page, and the dark themes of the site, JupyterLab and GitHub
@@ -110,3 +110,12 @@ def test_a_polygon_is_cut_by_a_line():
 def test_a_step_is_told_in_short():
     assert [short(step) for step in ('Left over: 54-48=8.', r'Answer: \boxed{6}', 'Check: 2*3=6; 30+12=42', 'So we go')
             ] == ['54-48=8', 'answer 6', '30+12=42', 'So we go']
+
+def test_a_real_problem_whose_wrong_step_is_not_doubted_enough():
+    example = real_example()
+    assert 'Megan' in example.question and example.right == (True, True, False, False, False, False)
+    assert max(example.doubts) < .5 and example.hand_over == len(example.steps) == 5
+    picture = pictures.draw_outcomes(example)
+    assert 'step 3: wrong at 95 %' in picture.alt and picture.alt.endswith('the router never hands over.')
+    label, = [text for text, place in texts(picture.figure) if text.get_text() == 'the router never hands over']
+    assert label.get_window_extent().x1 <= picture.figure.bbox.x1

@@ -1,9 +1,10 @@
-"""The running example: Sam's apples, what both micro models write on it, and what each hand-over comes to.
+"""The running examples: Sam's apples by the micro models, Megan's wages by the recorded real pair.
 
 Here belongs what the pictures of the ideas show: one problem with all its outcomes, and one training, watched. How
 these are drawn belongs in `report.pictures`.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
@@ -29,6 +30,11 @@ PROBLEM = Problem(  # its id decides what the models write; it was a test proble
     '6',
     2,
 )
+REAL_BENCHMARK = 'gsm8k'
+REAL_PROBLEM = (
+    'gsm8k-00d3850eebca'  # Megan's wages, a training problem that only the large model solves
+)
+MAX_STEPS = 16  # of a solution, as the real pair was drawn
 THRESHOLD = 0.5  # of the simplest router, as in the README
 
 
@@ -63,8 +69,9 @@ class Example:
 
     @property
     def hand_over(self) -> int:
-        "The step after which the simplest router hands over: the first one that it doubts."
-        return int(np.argmax(np.array(self.doubts) >= THRESHOLD))
+        "The step after which the simplest router hands over: the first one that it doubts; their number for never."
+        doubted = np.array(self.doubts) >= THRESHOLD
+        return int(np.argmax(doubted)) if doubted.any() else len(self.steps)
 
 
 def read_tokens(step) -> tuple:  # a `Step` with tokens
@@ -78,16 +85,13 @@ def read_tokens(step) -> tuple:  # a `Step` with tokens
     return tuple(tokens)
 
 
-def running_example() -> Example:
-    "The example of the README with all its outcomes, written by the shipped models: some seconds."
-    problem = PROBLEM
-    with TemporaryDirectory() as folder, open_models(['micro-small', 'micro-large']) as models:
-        settings = tree_settings(BENCHMARK, models)
-        with RolloutStore(f'{folder}/draws.db', settings) as store:
-            tree = RoutingTree(models, store)
-            collect_rollouts([problem], tree)
-            chain, rests = run_async(tree.rollouts(problem))
-            table = outcome_table([problem], tree, 'test')
+def read_example(
+    problem,  # of the tree's benchmark; all its rollouts are drawn
+    tree,  # its `RoutingTree`
+) -> Example:
+    "A problem with all its outcomes. LookupError: a step was not drawn, and the tree has no models."
+    chain, rests = run_async(tree.rollouts(problem))
+    table = outcome_table([problem], tree, 'test')
     outcomes = {name: values[0] for name, values in table.grid('regenerate').items()}
     small, large = table.params
     alone = table.large_only()['paper_flops'][0]
@@ -103,6 +107,35 @@ def running_example() -> Example:
     )
 
 
+def running_example() -> Example:
+    "Sam's apples with all outcomes, written by the shipped micro models: some seconds."
+    with TemporaryDirectory() as folder, open_models(['micro-small', 'micro-large']) as models:
+        settings = tree_settings(BENCHMARK, models)
+        with RolloutStore(f'{folder}/draws.db', settings) as store:
+            tree = RoutingTree(models, store)
+            collect_rollouts([PROBLEM], tree)
+            return read_example(PROBLEM, tree)
+
+
+@contextmanager
+def recorded_tree(benchmark: str):  # a recorded one
+    "A recorded benchmark as (training problems, the `RoutingTree` that replays them); no model is needed."
+    recorded = read_recorded(benchmark)
+    with TemporaryDirectory() as folder:
+        recorded.fill(f'{folder}/draws.db')
+        with RolloutStore(f'{folder}/draws.db', readonly=True) as store:
+            right = find_benchmark(benchmark + SUFFIX).right
+            tree = RoutingTree(None, store, max_steps=MAX_STEPS, grade=right)
+            yield recorded.problems['train'], tree
+
+
+def real_example() -> Example:
+    "Megan's wages: what the real pair (Qwen2.5-Coder 0.5B and 1.5B) wrote on a problem of GSM8K. No model is needed."
+    with recorded_tree(REAL_BENCHMARK) as (problems, tree):
+        problem = next(p for p in problems if p.id == REAL_PROBLEM)
+        return read_example(problem, tree)
+
+
 @dataclass(frozen=True)
 class Watched:
     "What a training looked like from round to round."
@@ -113,22 +146,15 @@ class Watched:
 
 
 def watched_training(
-    benchmark: str = 'gsm8k',  # a recorded one
+    benchmark: str = REAL_BENCHMARK,  # a recorded one
     rounds: int = 80,  # steps of the policy
-    max_steps: int = 16,  # of a solution, as they were drawn
 ) -> Watched:
     "Train one policy on all recorded training problems and keep kappa and pi of each round: some seconds."
     from ..method.cpo import TableEnv
     from ..method.training import train
 
-    recorded = read_recorded(benchmark)
-    problems = recorded.problems['train']
-    with TemporaryDirectory() as folder:
-        recorded.fill(f'{folder}/draws.db')
-        with RolloutStore(f'{folder}/draws.db', readonly=True) as store:
-            right = find_benchmark(benchmark + SUFFIX).right
-            tree = RoutingTree(None, store, max_steps=max_steps, grade=right)
-            table = outcome_table(problems, tree, 'train')
+    with recorded_tree(benchmark) as (problems, tree):
+        table = outcome_table(problems, tree, 'train')
     kappas = []
     chances = []
 

@@ -274,6 +274,17 @@ def draw_ending(axes, example: Example, t: int, x: float, y: float):
 # ---- c: the row of outcomes
 
 
+LONGEST = 40  # characters of a step that still has a label of its own
+
+
+def step_label(example: Example, t: int) -> str:
+    "Above the outcome of handing over after step t: its equation, or its number if it is long; or never."
+    if t == len(example.steps):
+        return 'never'
+    step = example.steps[t]
+    return short(step) if len(step) <= LONGEST else f'step {t + 1}'
+
+
 def draw_outcomes(example: Example) -> Picture:
     "One problem of an outcome table: had we handed over here, the answer would be right, at this cost."
     figure, axes = canvas(1.12)
@@ -283,7 +294,7 @@ def draw_outcomes(example: Example) -> Picture:
     words = []
     for t, (right, cost) in enumerate(zip(example.right, example.cost)):
         x = 0.08 + t * pitch
-        label = short(example.steps[t]) if t < n - 1 else 'never'
+        label = step_label(example, t)
         word = 'right' if right else 'wrong'
         write(axes, x + pitch / 2, 0.83, label, fontsize=6.5)
         color = RIGHT if right else WRONG
@@ -291,12 +302,17 @@ def draw_outcomes(example: Example) -> Picture:
         words.append(f'{label}: {word} at {percent(cost)}')
     x = 0.08 + example.hand_over * pitch
     frame(axes, x - 0.03, 0.24, 0.94 * pitch + 0.06, 0.5, lw=1.5)
-    write(axes, x + 0.47 * pitch, 0.1, 'the router hands over here')
+    never = example.hand_over == n - 1
+    meaning = 'the router never hands over' if never else 'the router hands over here'
+    if never:
+        write(axes, WIDTH - 0.08, 0.1, meaning, ha='right')
+    else:
+        write(axes, x + 0.47 * pitch, 0.1, meaning)
     alt = (
         f'A row of {n} cells, one for each hand-over, with the cost as a share of the large model alone. '
         + '; '.join(words)
     )
-    return Picture(figure, alt + '.')
+    return Picture(figure, f'{alt}. In the frame: {meaning}.')
 
 
 # ---- d: kappa moves through pi
