@@ -172,6 +172,12 @@ def test_a_problem_of_mbpp_shows_its_tests_and_hides_its_code(mbpp):
     assert 'assert add_one(1) == 2' in p.question and 'return' not in p.question
     assert json.loads(p.answer)['functions'] == ['add_one'] and p.solution.startswith('def add_one(x):\n  return')
 
+def test_a_problem_whose_tests_need_objects_of_the_program_is_left_out(tmp_path):
+    rows = ROW, dict(ROW, task_id=701, text='Is the tree balanced?', test_setup_code='root = Node(1)')
+    (tmp_path/'mbpp.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    found = [p for split in SPLITS for p in load_problems('mbpp', split, data_dir=tmp_path)]
+    assert [p.difficulty for p in found] == [700]
+
 def test_programs_are_run_only_if_that_is_allowed(mbpp):
     p = mbpp['train'][0]
     with pytest.raises(PermissionError, match='set data.run_code to true') as e: is_right(p, p.solution)
