@@ -11,7 +11,6 @@ import asyncio
 import inspect
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from fastcore.basics import patch
 
 from ..base.records import READINGS, Call, Problem, Trajectory
@@ -23,7 +22,7 @@ from .tree import RoutingTree
 # %% ../../nbs/02a_walks.ipynb #state
 @dataclass(frozen=True)
 class State:
-    "What a router sees of a walk: the chain so far; its last step was just written."
+    "The part of a walk that a router sees: the chain so far. Its last step was just written."
 
     problem: Problem
     sample: int  # which of the independent draws
@@ -59,6 +58,7 @@ class LargeOnly(SmallOnly):
     name = 'Large only'
 
 # %% ../../nbs/02a_walks.ipynb #bill
+# The tokens that a server charged as cached input are kept beside it, in `billed`: for the bill in money.
 def bill_call(
     steps,  # the `Step`s that one call wrote
     processed: dict,  # model -> tokens of the path that it has processed; it moves on
@@ -162,6 +162,8 @@ async def next_model(self: Walk, state: State) -> tuple:
     return (current_model if self.absorbing else router.start), calls
 
 # %% ../../nbs/02a_walks.ipynb #ask
+# A judge reads the problem and the chain; `cached` of its call is the part before the new step, and an ideal cache holds
+# as much of it as the judge has read. If the step is thrown away, the chain before it stays in the cache.
 @patch
 def bill_asking(self: Walk, calls, step) -> dict:
     "Bill a router's own calls about a step; model -> tokens that stay in its cache if the step is thrown away."
@@ -199,10 +201,12 @@ async def ask(self: Walk, step) -> tuple:
     return next_model, self.bill_asking(calls, step)
 
 # %% ../../nbs/02a_walks.ipynb #walk-one
+# A router is not asked if nothing is left to decide: the largest model has just written the last step, or the step is a
+# rewrite. A model that never hands back writes the rest in one call.
 async def walk_steps(
     current: Walk,  # at its beginning; it moves on
 ):  # (`Step`, is it kept?) pairs
-    "One walk from the question to the last step: each step, as soon as it is kept or thrown away."
+    "One walk from the question to the last step. It yields each step as soon as it is kept or thrown away."
     router = current.router
     max_steps = current.tree.max_steps
     largest = current.largest_model
@@ -252,12 +256,14 @@ async def walk_one(
     return current
 
 # %% ../../nbs/02a_walks.ipynb #alike
+# A step that is rejected at one threshold is rejected at every higher one. Routers that differ in nothing else name the
+# same `family`.
 async def walk_family(
     problem,
     routers,  # that differ in their threshold alone, by their `family`; or a single router
     tree: RoutingTree,
 ) -> list:  # (`Walk`, positions of the routers in the list whose walk it is)
-    "The walks of a family of routers; equal walks are taken once."
+    "The walks of a family of routers; each of several equal walks is taken once."
     if len(routers) == 1:
         return [(await walk_one(problem, routers[0], tree), [0])]
     walks = []
@@ -279,7 +285,7 @@ def grade_answers(tree: RoutingTree, pairs) -> list:
     return [tree.grades[p.id, answer] for p, answer in pairs]
 
 
-_MAX_WALKS = 1 << 12  # under way at once
+_MAX_WALKS = 1 << 12  # under way at once: enough work for any model, and not too much memory
 
 
 def _check_router(router, tree):
@@ -316,8 +322,8 @@ async def _walk_problem(problem, families, tree) -> list:
 def walk_together(
     wanted,  # (router, the `Problem`s whose trees it walks) pairs
     tree: RoutingTree,
-    keep,  # (router, its `Walk`) -> what to keep of it; equal walks are asked about once
-) -> list:  # per router and problem: (what was kept, parsed answer, is it right?)
+    keep,  # (router, its `Walk`) -> the part of it to keep; it is called once for equal walks
+) -> list:  # per router and problem: (the part that was kept, parsed answer, is it right?)
     "Let many routers walk the trees of many problems at once. ValueError for a router that cannot walk them."
     read_answer = find_benchmark(tree.benchmark).read_answer
     routers = [router for router, _ in wanted]
