@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from fastcore.basics import patch
 
 from ..base.records import READINGS, Call, Problem, Trajectory
