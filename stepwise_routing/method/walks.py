@@ -163,8 +163,8 @@ async def next_model(self: Walk, state: State) -> tuple:
     return (current_model if self.absorbing else router.start), calls
 
 # %% ../../nbs/02a_walks.ipynb #ask
-# A judge reads the problem and the chain; `cached` of its call is the part before the new step, and an ideal cache holds
-# as much of it as the judge has read. If the step is thrown away, the chain before it stays in the cache.
+# A judge reads the problem and the chain; `cached` of its call is the part before the new step. An ideal cache holds as
+# much of it as the judge has read. If the step is thrown away, the chain before it stays in the cache.
 @patch
 def bill_asking(self: Walk, calls, step) -> dict:
     "Bill a router's own calls about a step; model -> tokens that stay in its cache if the step is thrown away."
