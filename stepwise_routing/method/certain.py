@@ -14,11 +14,12 @@ from statistics import NormalDist
 import numpy as np
 
 # %% ../../nbs/02c_certain.ipynb #losses
+# If the large model was drawn several times, the share of its draws that are right makes the mean less noisy.
 def losses(
     large_right,  # [problem], is the large model right? a share, if it was drawn several times
     right,  # [problem] or [setting, problem], is the router right?
 ) -> np.ndarray:  # in [-1, 1], as `right`
-    "What a router loses against the large model on every problem; negative: it gains."
+    "The loss of a router against the large model on every problem; negative: it gains."
     return np.asarray(large_right, float) - np.asarray(right, float)
 
 # %% ../../nbs/02c_certain.ipynb #bounds
@@ -70,6 +71,9 @@ def is_safe(
     return normal_bound(loss, delta) <= alpha
 
 # %% ../../nbs/02c_certain.ipynb #certain-setting
+# Fixed sequence testing (Angelopoulos et al., Learn then Test, 2021): the order is fixed before anybody looks at the
+# calibration problems. A walk that goes too far has passed the first setting that is not safe. It passes this one at
+# most one time in ten.
 def certain_setting(
     loss,  # [setting, problem] or one [problem] after the other, the safest setting first; see `losses`
     alpha: float,  # what may be lost on new problems
@@ -98,6 +102,8 @@ def problems_needed(
     return math.ceil(differ * (distances / (alpha - loss)) ** 2)
 
 # %% ../../nbs/02c_certain.ipynb #needed-for
+# An estimate below the number at hand cannot be right, since that number was not enough; below 300 problems the exact
+# test asks for more than this formula.
 def problems_for(
     loss: np.ndarray,  # [problem], of a setting that is not certain yet
     alpha: float,  # what may be lost
