@@ -89,7 +89,7 @@ class Step:
     )
     generated: int = 0  # generated tokens, as billed
     prompt: int = 0  # prompt tokens of the call: template, problem and all steps before
-    cached: int = 0  # of these, tokens the server says it read from its cache
+    cached: int = 0  # of these, tokens that the server read from its cache, by its own account
     entropy: float | None = (
         None  # of the distribution of its first token, nats; None if it is not known
     )
@@ -127,7 +127,7 @@ class Trajectory:
 # %% ../../nbs/00_records.ipynb #modelspec
 @dataclass(frozen=True)
 class ModelSpec:
-    "What the bill needs to know about a model."
+    "The facts about a model that the bill needs."
 
     name: str  # Hugging Face name, path or API name
     params: float  # number of parameters $N$, for $2N$ FLOPs per token
@@ -137,7 +137,7 @@ class ModelSpec:
 READINGS = (
     'append',
     'regenerate',
-)  # what the large model does with the step after which it takes over
+)  # of the step after which the large model takes over: it goes on after it, or writes it again
 
 # %% ../../nbs/00_records.ipynb #edge-seed
 def edge_seed(benchmark: str, problem_id: str, sample: int, path: str, model: int) -> int:
@@ -164,7 +164,7 @@ def undated(model: str) -> str:
 def find_price(
     price: str,  # row of `PRICES`, or "INPUT/CACHED/OUTPUT" in US dollars per million tokens
 ) -> Price:
-    "What tokens cost. ValueError: no such price."
+    "The price of tokens. ValueError: no such price."
     number = r'\d+(?:\.\d{1,6})?'
     own = re.fullmatch(rf'({number})/({number})/({number})', str(price))
     if own:
@@ -173,7 +173,7 @@ def find_price(
     return PRICES[price]
 
 # %% ../../nbs/00_records.ipynb #api-cost
-# "Cached" is what the server charged as such, not what an ideal cache would hold: OpenAI, for one, caches no prompt
+# "Cached" are the tokens that the server charged as such, not those that an ideal cache would hold: OpenAI, for one, caches no prompt
 # below 1,024 tokens.
 def token_cents(
     price: str,  # see `find_price`
@@ -181,7 +181,7 @@ def token_cents(
     cached,  # of these, tokens that the server charged at its lower price for cached input
     generated,  # generated tokens
 ):
-    "What tokens cost, in US cents. ValueError: no such price."
+    "The cost of tokens in US cents. ValueError: no such price."
     p = find_price(price)
     return ((prompt - cached) * p.input + cached * p.cached + generated * p.output) / 1e4
 

@@ -24,7 +24,7 @@ def losses(
 
 # %% ../../nbs/02c_certain.ipynb #bounds
 FEW = 300  # problems; below, the exact test decides
-SHARE_AT_STAKE = 0.75  # of what the gambler could lose on one problem
+SHARE_AT_STAKE = 0.75  # the most that the gambler can lose on one problem, as a share of her capital
 
 
 def quantile(share: float) -> float:
@@ -62,7 +62,7 @@ def capital(
 
 def is_safe(
     loss: np.ndarray,  # [problem], in [-1, 1]
-    alpha: float,  # what may be lost
+    alpha: float,  # accuracy that may be lost
     delta: float = 0.1,  # how often the answer may be wrong
 ) -> bool:
     "Can we be sure that the mean loss on new problems is at most alpha?"
@@ -76,7 +76,7 @@ def is_safe(
 # most one time in ten.
 def certain_setting(
     loss,  # [setting, problem] or one [problem] after the other, the safest setting first; see `losses`
-    alpha: float,  # what may be lost on new problems
+    alpha: float,  # accuracy that may be lost on new problems
     delta: float = 0.1,  # how often this may fail
 ) -> int | None:  # index of the setting; None: the large model alone
     "The last setting that is safe, before the first that is not."
@@ -89,13 +89,13 @@ def certain_setting(
 
 # %% ../../nbs/02c_certain.ipynb #needed
 def problems_needed(
-    alpha: float,  # what may be lost
+    alpha: float,  # accuracy that may be lost
     differ: float = 0.05,  # share of the problems on which router and large model differ
-    loss: float = 0.0,  # what the setting truly loses, less than alpha
+    loss: float = 0.0,  # accuracy that the setting truly loses, less than alpha
     delta: float = 0.1,  # how often the promise may fail
     power: float = 0.8,  # how often such a setting should be found
 ) -> int:
-    "How many calibration problems a promise needs. ValueError: no number will do."
+    "How many calibration problems a promise needs. ValueError: no number is enough."
     if not loss < alpha:
         raise ValueError(f'a setting that loses {loss:g} cannot keep a promise of {alpha:g}')
     distances = quantile(1 - delta) + quantile(power)
@@ -106,8 +106,8 @@ def problems_needed(
 # test asks for more than this formula.
 def problems_for(
     loss: np.ndarray,  # [problem], of a setting that is not certain yet
-    alpha: float,  # what may be lost
-) -> int | None:  # None: it loses too much, no number will do
+    alpha: float,  # accuracy that may be lost
+) -> int | None:  # None: it loses too much, no number is enough
     "About how many calibration problems would make such a setting certain."
     n = len(loss)
     mean = max(float(loss.mean()), 0.0)
@@ -125,7 +125,7 @@ TARGETS = ('certain', 'accuracy', 'miss')
 
 @dataclass(frozen=True)
 class Calibration:
-    "A calibrated threshold and what it rests on."
+    "A calibrated threshold and the numbers behind it."
 
     kappa: float  # the threshold of a policy; -1: the large model alone
     target: str  # one of `TARGETS`

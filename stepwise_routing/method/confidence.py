@@ -48,7 +48,7 @@ def _math_chars(text) -> np.ndarray:  # bool [character]
 @lru_cache(1 << 13)  # walks see the same steps again and again
 def math_token_mask(
     text: str,  # of a step
-    ends: tuple,  # per token, the offset in `text` where it ends
+    ends: tuple,  # per token, the offset in `text` at which it ends
     scored=None,  # text -> bool per character, of a `Benchmark`; None: mathematics
 ) -> np.ndarray:  # bool [token], read only
     "$M_i$: the tokens that overlap mathematics (or the text that a benchmark scores); all tokens if there is none."

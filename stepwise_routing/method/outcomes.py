@@ -54,7 +54,7 @@ class OutcomeTable:
     large_redraws_right: np.ndarray  # [n, draw], is the large model alone right in its other draws?
     obs: np.ndarray  # [n, S, feature], raw observations; nan beyond T
     small_cents: np.ndarray  # [n, S], price of a small step, US cents; 0 for an open model
-    large_cents: np.ndarray  # [n, S+1], price of what the large model wrote; 0 from column T on
+    large_cents: np.ndarray  # [n, S+1], price of the large model's steps; 0 from column T on
 
     def __len__(self):
         return len(self.problem_id)
@@ -190,7 +190,7 @@ async def table_row(tree: RoutingTree, problem, redraws: int = 0) -> dict:
     redrawn = await tree.redraws(problem, redraws)
     chains = (*continuations, small_chain, *redrawn)
     benchmark = find_benchmark(tree.benchmark)
-    processed = {}  # the small model goes on with what it has in its cache
+    processed = {}  # the small model goes on with the tokens in its cache
     small_calls = [bill_call([step], processed) for step in small_chain]
     large_calls = [bill_call(chain, {}) for chain in continuations]
     row = dict(

@@ -100,7 +100,7 @@ class Walk:
 
     @property
     def chooses(self):
-        "Does the router say which model goes on? With two models yes or no says it all."
+        "Does the router name the model that goes on? With two models yes or no is enough."
         return self.largest_model > 1 and hasattr(self.router, 'choose')
 
     async def write(self, model):
@@ -170,7 +170,7 @@ def bill_asking(self: Walk, calls, step) -> dict:
     "Bill a router's own calls about a step; model -> tokens that stay in its cache if the step is thrown away."
     cached_without_step = {}
     for call in calls:
-        if call.cached:  # else nothing is known of what the call shares with earlier ones
+        if call.cached:  # else nobody knows how much the call shares with earlier ones
             before_step = call.cached
             already_read = self.processed.get(call.model, 0)
             if call.kind == 'prm':
@@ -185,7 +185,7 @@ def bill_asking(self: Walk, calls, step) -> dict:
 
 @patch
 async def ask(self: Walk, step) -> tuple:
-    "Ask about the step just written: (who goes on, what the judges' caches hold without the step)."
+    "Ask about the step just written: (who goes on, tokens in the judges' caches without the step)."
     path = self.path + str(step.model)
     step_to_show = step
     reader = self.router.start
@@ -314,7 +314,7 @@ def _family_numbers(routers) -> list:
 
 
 async def _walk_problem(problem, families, tree) -> list:
-    "What `walk_family` returns for each family of routers; routers that prepare themselves do so before."
+    "The result of `walk_family` for each family of routers; routers that prepare themselves do so before."
     routers = [router for family in families for router in family]
     await asyncio.gather(*(r.prepare(problem, tree) for r in routers if hasattr(r, 'prepare')))
     return await asyncio.gather(*(walk_family(problem, family, tree) for family in families))
@@ -341,7 +341,7 @@ def walk_together(
     room = asyncio.Semaphore(max(1, _MAX_WALKS // most_families))
 
     async def walk_tree(problem, groups):  # positions of the routers of each family
-        "Position of the router -> (what was kept, parsed answer)."
+        "Position of the router -> (the part that was kept, parsed answer)."
         async with room:
             members = [[routers[position] for position in group] for group in groups]
             walked = await _walk_problem(problem, members, tree)
