@@ -173,8 +173,8 @@ def find_price(
     return PRICES[price]
 
 # %% ../../nbs/00_records.ipynb #api-cost
-# "Cached" are the tokens that the server charged as such, not those that an ideal cache would hold: OpenAI, for one, caches no prompt
-# below 1,024 tokens.
+# "Cached" are the tokens that the server charged as such, not those that an ideal cache would hold. OpenAI, for one,
+# caches no prompt below 1,024 tokens.
 def token_cents(
     price: str,  # see `find_price`
     prompt,  # prompt tokens; numbers or arrays, as all that follow
