@@ -24,7 +24,7 @@ def losses(
 
 # %% ../../nbs/02c_certain.ipynb #bounds
 FEW = 300  # problems; below, the exact test decides
-SHARE_AT_STAKE = 0.75  # the most that the gambler can lose on one problem, as a share of her capital
+SHARE_AT_STAKE = 0.75  # the most that she can lose on one problem, a share of her capital
 
 
 def quantile(share: float) -> float:
