@@ -46,7 +46,8 @@ def test_the_walk_stops_at_the_first_failure():
 def test_where_the_test_changes_its_kind():
     "Nothing was lost on a few problems: that is no proof, whatever the normal bound says."
     few = np.zeros(20)
-    assert normal_bound(few) == 0 and not is_safe(few, .02)
+    assert normal_bound(few) == 0 and not is_safe(few, .02) and is_safe(np.zeros(FEW), .02)
+    assert 9 < capital(np.zeros(60), .05)[-1] < 10 # 60 problems without a loss do not promise 5 points
     loss = np.r_[np.ones(4), -np.ones(2), np.zeros(FEW - 6)]
     assert is_safe(loss, .02) == (normal_bound(loss) <= .02)
     assert normal_bound(loss, .5) == pytest.approx(loss.mean())
@@ -65,6 +66,8 @@ def test_problems_needed_is_the_number_that_finds_a_setting_four_times_in_five()
     assert np.mean(found) == pytest.approx(.8, abs=.03)
     z = norm.ppf(.9) + norm.ppf(.8)
     assert n == pytest.approx(differ*(z/alpha)**2, abs=1)
+    assert problems_needed(.02) == 564
+    with pytest.raises(ValueError, match='cannot keep a promise of 0.02'): problems_needed(.02, loss=.03)
 
 def test_losses_are_means_over_the_draws():
     assert losses([1, 2/3, 0], [[1, 0, 1], [0, 1, 0]]) == pytest.approx(np.array([[0, 2/3, -1], [1, -1/3, 0]]))

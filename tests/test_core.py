@@ -21,10 +21,12 @@ from stepwise_routing.base.records import (
     chat_prompt,
     edge_seed,
     extract_boxed,
+    find_price,
     generation_flops,
     split_steps,
     token_cents,
     token_flops,
+    undated,
     walk_cost,
 )
 from stepwise_routing.base.tools import nearest, run_async, write_file
@@ -307,7 +309,9 @@ def test_the_paper_prices():
     assert million(prompt=10**6) == pytest.approx(40) and million(generated=10**6) == pytest.approx(160)
     assert million(prompt=10**6, cached=0, billed=10**6) == pytest.approx(10)
     assert million(prompt=10**6, cached=10**6) == million(prompt=10**6) # what an ideal cache holds is no discount
+    assert generation_flops([Call(0, 324, 100, 0)], PAIR) == 0.972e12 # the paper's Table 1: 1.5B only, GSM8K
     assert set(PRICES) == {'gpt-4.1-mini', 'gpt-4o-mini'} and all(p.as_of for p in PRICES.values())
+    assert find_price('0.4/0.1/1.6')[:3] == PRICES[undated('gpt-4.1-mini-2025-04-14')][:3] # a price of one's own
 
 def test_a_walk_costs_in_three_units():
     small, large = ModelSpec('small', 1.5e9), ModelSpec('large', 7e9, price='gpt-4.1-mini')

@@ -22,6 +22,7 @@ from stepwise_routing.method.outcomes import (
     keeps_accuracy,
     outcome_table,
     replay,
+    summary,
     undominated,
 )
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
@@ -98,6 +99,19 @@ def test_table_shapes_and_fill(tmp_path):
     for bad in (-2, S + 1):
         with pytest.raises(ValueError, match='-1 or T for never'): table.outcome(bad)
     with pytest.raises(ValueError, match='choose one of: append, regenerate'): table.outcome(0, 'redo')
+
+def test_a_problem_has_a_row_a_draw_and_a_column_a_redraw(tmp_path):
+    tree, problems = make_tree(tmp_path/'s.db'), toy_problems(2)
+    collect_rollouts(problems, tree, samples=2, redraws=3)
+    table = outcome_table(problems, RoutingTree(None, tree.store, grade=tree.grade), 'test', samples=2, redraws=3)
+    assert table.problem_id.tolist() == [p.id for p in problems for _ in range(2)] and table.sample.tolist() == [0, 1]*2
+    assert table.large_redraws_right.shape == (4, 3)
+
+def test_a_summary_is_of_all_rows_and_says_how_sure_it_is():
+    table = toy_table()
+    told = summary(table)
+    assert told['n'] == 200 and told['small, % right'] == '53.5 [46.6, 60.3]'
+    assert told['edges'] == table.n_steps.sum() + table.large_steps.sum()
 
 def test_table_is_the_same_after_any_history(tmp_path):
     problems = toy_problems(15)

@@ -15,6 +15,7 @@ from stepwise_routing.method.walks import (
     LargeOnly,
     SmallOnly,
     State,
+    Walk,
     bill_call,
     walk,
     walk_family,
@@ -275,6 +276,11 @@ def test_a_walk_marks_where_the_router_was_asked(tmp_path):
         assert all(w.calls[i - 1].kind in ('step', 'draft', 'score') for i in w.decision_marks)
         written = [sum(c.kind != 'score' for c in w.calls[:i]) for i in w.decision_marks]
         assert len(set(written)) == len(written), 'a step is asked about once'
+
+def test_a_reward_model_pays_for_the_part_that_it_has_not_read():
+    w = Walk(toy_problems(1)[0], Coin(), None, processed={-1: 45})
+    assert w.bill_asking([Call(-1, 0, 70, 60, 'prm')], Step('a', 0, 'step', generated=10)) == {-1: 60}
+    assert w.calls == [Call(-1, 0, 70, 45, 'prm')] and w.processed == {-1: 70}
 
 def test_a_bill_after_regenerate_has_no_more_in_the_cache_than_its_prompt():
     "A model that has read a longer path, since written anew, finds its whole prompt in the cache."

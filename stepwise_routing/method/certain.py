@@ -14,16 +14,17 @@ from statistics import NormalDist
 import numpy as np
 
 # %% ../../nbs/02c_certain.ipynb #losses
+# If the large model was drawn several times, the share of its draws that are right makes the mean less noisy.
 def losses(
     large_right,  # [problem], is the large model right? a share, if it was drawn several times
     right,  # [problem] or [setting, problem], is the router right?
 ) -> np.ndarray:  # in [-1, 1], as `right`
-    "What a router loses against the large model on every problem; negative: it gains."
+    "The loss of a router against the large model on every problem; negative: it gains."
     return np.asarray(large_right, float) - np.asarray(right, float)
 
 # %% ../../nbs/02c_certain.ipynb #bounds
 FEW = 300  # problems; below, the exact test decides
-SHARE_AT_STAKE = 0.75  # of what the gambler could lose on one problem
+SHARE_AT_STAKE = 0.75  # the most that she can lose on one problem, a share of her capital
 
 
 def quantile(share: float) -> float:
@@ -61,7 +62,7 @@ def capital(
 
 def is_safe(
     loss: np.ndarray,  # [problem], in [-1, 1]
-    alpha: float,  # what may be lost
+    alpha: float,  # accuracy that may be lost
     delta: float = 0.1,  # how often the answer may be wrong
 ) -> bool:
     "Can we be sure that the mean loss on new problems is at most alpha?"
@@ -70,9 +71,12 @@ def is_safe(
     return normal_bound(loss, delta) <= alpha
 
 # %% ../../nbs/02c_certain.ipynb #certain-setting
+# Fixed sequence testing (Angelopoulos et al., Learn then Test, 2021): the order is fixed before anybody looks at the
+# calibration problems. A walk that goes too far has passed the first setting that is not safe. It passes this one at
+# most one time in ten.
 def certain_setting(
     loss,  # [setting, problem] or one [problem] after the other, the safest setting first; see `losses`
-    alpha: float,  # what may be lost on new problems
+    alpha: float,  # accuracy that may be lost on new problems
     delta: float = 0.1,  # how often this may fail
 ) -> int | None:  # index of the setting; None: the large model alone
     "The last setting that is safe, before the first that is not."
@@ -85,23 +89,25 @@ def certain_setting(
 
 # %% ../../nbs/02c_certain.ipynb #needed
 def problems_needed(
-    alpha: float,  # what may be lost
+    alpha: float,  # accuracy that may be lost
     differ: float = 0.05,  # share of the problems on which router and large model differ
-    loss: float = 0.0,  # what the setting truly loses, less than alpha
+    loss: float = 0.0,  # accuracy that the setting truly loses, less than alpha
     delta: float = 0.1,  # how often the promise may fail
     power: float = 0.8,  # how often such a setting should be found
 ) -> int:
-    "How many calibration problems a promise needs. ValueError: no number will do."
+    "How many calibration problems a promise needs. ValueError: no number is enough."
     if not loss < alpha:
         raise ValueError(f'a setting that loses {loss:g} cannot keep a promise of {alpha:g}')
     distances = quantile(1 - delta) + quantile(power)
     return math.ceil(differ * (distances / (alpha - loss)) ** 2)
 
 # %% ../../nbs/02c_certain.ipynb #needed-for
+# An estimate below the number at hand cannot be right, since that number was not enough; below 300 problems the exact
+# test asks for more than this formula.
 def problems_for(
     loss: np.ndarray,  # [problem], of a setting that is not certain yet
-    alpha: float,  # what may be lost
-) -> int | None:  # None: it loses too much, no number will do
+    alpha: float,  # accuracy that may be lost
+) -> int | None:  # None: it loses too much, no number is enough
     "About how many calibration problems would make such a setting certain."
     n = len(loss)
     mean = max(float(loss.mean()), 0.0)
@@ -119,7 +125,7 @@ TARGETS = ('certain', 'accuracy', 'miss')
 
 @dataclass(frozen=True)
 class Calibration:
-    "A calibrated threshold and what it rests on."
+    "A calibrated threshold and the numbers behind it."
 
     kappa: float  # the threshold of a policy; -1: the large model alone
     target: str  # one of `TARGETS`

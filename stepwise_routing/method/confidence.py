@@ -48,10 +48,10 @@ def _math_chars(text) -> np.ndarray:  # bool [character]
 @lru_cache(1 << 13)  # walks see the same steps again and again
 def math_token_mask(
     text: str,  # of a step
-    ends: tuple,  # per token, the offset in `text` where it ends
+    ends: tuple,  # per token, the offset in `text` at which it ends
     scored=None,  # text -> bool per character, of a `Benchmark`; None: mathematics
 ) -> np.ndarray:  # bool [token], read only
-    "$M_i$: the tokens that overlap mathematics, or whatever a benchmark scores; all tokens if there is none."
+    "$M_i$: the tokens that overlap mathematics (or the text that a benchmark scores); all tokens if there is none."
     chars = (scored or _math_chars)(text)
     math_chars_before = np.r_[0, chars.cumsum()]  # [offset]
     token_ends = np.minimum(np.asarray(ends, int), len(text))
@@ -70,10 +70,12 @@ def logit_confidence(
     return float(np.mean(np.asarray(step.max_logit)[mask]))
 
 # %% ../../nbs/01_confidence.ipynb #logprob-confidence
+# Read literally, the paper's $M_i^{(5)}$ leaves out tokens that the API does not list among its five likeliest, the
+# least certain of all. Here they count, with their own probability.
 def logprob_confidence(
     step: Step, scored=None
 ) -> float:  # $S^{API}$; nan if there are no probabilities
-    "Min over the math tokens of the sampled token's probability (the paper's score for API models)."
+    "The probability of the least sure math token (the paper's score for API models)."
     if len(step.prob) == 0:
         return float('nan')
     mask = math_token_mask(step.text, step.ends, scored)
@@ -83,6 +85,7 @@ def logprob_confidence(
 FEATURES = ('score_logit', 'score_prob', 'index', 'length', 'final', 'model', 'first_entropy')
 
 
+# A step without tokens (the context was full) keeps the scores of the step before.
 def last_scored(steps) -> Step:
     "The last step that has tokens; the last one if none has."
     for step in reversed(steps):
@@ -118,7 +121,7 @@ class Scaler:
 
     features: tuple  # names
     mean: tuple  # per feature
-    std: tuple  # per feature; 1 where the feature never varies
+    std: tuple  # per feature; 1 if the feature never varies
 
     def __call__(self, obs):
         return (np.asarray(obs, float) - np.array(self.mean)) / np.array(self.std)
@@ -136,6 +139,8 @@ def fit_scaler(
     return Scaler(tuple(features), tuple(mean.tolist()), tuple(std.tolist()))
 
 # %% ../../nbs/01_confidence.ipynb #auroc
+# The bootstrap measures the uncertainty: it draws the problems again, with repetition. It draws whole problems, since
+# steps of one problem depend on each other. One AUROC needs only the number of right and wrong steps at each score.
 _DRAWS_AT_ONCE = 50  # all of them would fill the memory
 
 
@@ -156,7 +161,7 @@ def _areas(
 def auroc(
     scores,  # [item]; items with a nan score are left out
     labels,  # bool [item], True = should score high
-    groups=None,  # [item], what the bootstrap draws (the problem of each step); each item alone if None
+    groups=None,  # [item], the unit that the bootstrap draws (the problem of each step); each item alone if None
     n_boot: int = 1000,  # bootstrap draws
     seed: int = 0,  # of the bootstrap
 ) -> tuple:  # (AUROC, lower, upper end of the 95 % interval); nan if only one label occurs
@@ -227,6 +232,7 @@ def confidence_table(
     "AUROC of both scores, with 95 % intervals over problems."
     import pandas as pd
 
+    # A sound step of a lost chain has the label of the chain, wrong. This moves the AUROC towards .5.
     table = []
     for benchmark, rows in labelled.items():
         label = 'the step, by program' if benchmark in MICRO else 'the answer of its chain'

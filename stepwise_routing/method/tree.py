@@ -21,7 +21,7 @@ from ..models.interface import Request
 
 # %% ../../nbs/02_rollouts.ipynb #under-way-once
 class UnderWay(dict):
-    "Work under way, by key: whoever asks first starts it, and all who ask meanwhile wait for it."
+    "Work under way, by key: the first one that asks starts it, and all that ask meanwhile wait for it."
 
     async def once(
         self,
@@ -45,7 +45,7 @@ class RoutingTree:
         store,  # a `RolloutStore` with these models' settings
         sample: int = 0,  # which of the independent draws
         max_steps: int = 30,  # steps of a chain at most
-        grade=is_right,  # (`Problem`, parsed answer) -> bool; its `workers`, if any, say how many at once
+        grade=is_right,  # (`Problem`, parsed answer) -> bool; it may have `workers`: how many grade at once
     ):
         self.backends = backends
         self.store = store
@@ -108,7 +108,7 @@ class RoutingTree:
         return tuple(self.stored(problem, path[:i], int(m)) for i, m in enumerate(path))
 
     async def draw(self, problem, path, model, to_end):
-        "Let the model write, and store what it wrote: each step is an edge."
+        "Let the model write, and store its steps: each is an edge."
 
         def node(i):
             return path + str(model) * i
@@ -130,7 +130,7 @@ class RoutingTree:
         model,  # who goes on
         to_end=True,  # up to a last step, or one step
     ) -> tuple:  # `Step`s
-        "What a model writes from a node on. LookupError: it has not been drawn, and there are no models."
+        "The steps that a model writes from a node on. LookupError: not drawn yet, and there are no models."
         steps = []
         while True:
             key = self.key(problem, path, model)
@@ -142,13 +142,13 @@ class RoutingTree:
             path += str(model)
 
     async def arriving(self, problem, path, model):
-        "The same up to a last step, in tuples of the `Step`s that come together; here it is one."
+        "The same up to a last step, in tuples of `Step`s that arrive together; here all of them do."
         yield await self.run(problem, path, model)
 
 # %% ../../nbs/02_rollouts.ipynb #read
 @patch
 async def read(self: RoutingTree, problem, path, model):
-    "The last step of a path with `model`'s confidences, where another model wrote it; stored like an edge."
+    "The last step of a path, which another model wrote, with `model`'s confidences; stored like an edge."
     key = self.key(problem, path, f'read{model}')
 
     async def reading():
@@ -162,6 +162,8 @@ async def read(self: RoutingTree, problem, path, model):
     return self.stored(problem, path, f'read{model}')
 
 # %% ../../nbs/02_rollouts.ipynb #collect-rollouts
+# On calibration and test problems the large model alone is drawn again. It then loses some answers that it had right
+# before, and a router's misses are compared with that rate.
 @patch
 async def rollouts(self: RoutingTree, problem) -> tuple:
     "(The small chain, the large model's continuations of each of its prefixes, the empty one first)."
@@ -172,7 +174,7 @@ async def rollouts(self: RoutingTree, problem) -> tuple:
 
 @patch
 async def redraws(self: RoutingTree, problem, n) -> list:
-    "What the large model alone writes in the independent draws 1 to n; draw 0 belongs to the rollouts."
+    "The chains of the large model alone in the independent draws 1 to n; draw 0 belongs to the rollouts."
     chains = [self.resampled(i).run(problem, '', 1) for i in range(1, n + 1)]
     return await asyncio.gather(*chains)
 
@@ -190,7 +192,7 @@ def collect_rollouts(
             f'outcome tables are for two models, this tree has {tree.n_models}; use walk'
         )
 
-    async def collect(problem):  # returns nothing: all rollouts would fill the memory
+    async def collect(problem):  # it returns nothing, since all rollouts would fill the memory
         rollouts = [tree.resampled(i).rollouts(problem) for i in range(samples)]
         await asyncio.gather(tree.redraws(problem, redraws), *rollouts)
 

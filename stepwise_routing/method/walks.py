@@ -23,7 +23,7 @@ from .tree import RoutingTree
 # %% ../../nbs/02a_walks.ipynb #state
 @dataclass(frozen=True)
 class State:
-    "What a router sees of a walk: the chain so far; its last step was just written."
+    "The part of a walk that a router sees: the chain so far. Its last step was just written."
 
     problem: Problem
     sample: int  # which of the independent draws
@@ -59,6 +59,7 @@ class LargeOnly(SmallOnly):
     name = 'Large only'
 
 # %% ../../nbs/02a_walks.ipynb #bill
+# The tokens that a server charged as cached input are kept beside it, in `billed`: for the bill in money.
 def bill_call(
     steps,  # the `Step`s that one call wrote
     processed: dict,  # model -> tokens of the path that it has processed; it moves on
@@ -99,7 +100,7 @@ class Walk:
 
     @property
     def chooses(self):
-        "Does the router say which model goes on? With two models yes or no says it all."
+        "Does the router name the model that goes on? With two models yes or no is enough."
         return self.largest_model > 1 and hasattr(self.router, 'choose')
 
     async def write(self, model):
@@ -162,12 +163,14 @@ async def next_model(self: Walk, state: State) -> tuple:
     return (current_model if self.absorbing else router.start), calls
 
 # %% ../../nbs/02a_walks.ipynb #ask
+# A judge reads the problem and the chain; `cached` of its call is the part before the new step. An ideal cache holds as
+# much of it as the judge has read. If the step is thrown away, the chain before it stays in the cache.
 @patch
 def bill_asking(self: Walk, calls, step) -> dict:
     "Bill a router's own calls about a step; model -> tokens that stay in its cache if the step is thrown away."
     cached_without_step = {}
     for call in calls:
-        if call.cached:  # else nothing is known of what the call shares with earlier ones
+        if call.cached:  # else nobody knows how much the call shares with earlier ones
             before_step = call.cached
             already_read = self.processed.get(call.model, 0)
             if call.kind == 'prm':
@@ -182,7 +185,7 @@ def bill_asking(self: Walk, calls, step) -> dict:
 
 @patch
 async def ask(self: Walk, step) -> tuple:
-    "Ask about the step just written: (who goes on, what the judges' caches hold without the step)."
+    "Ask about the step just written: (who goes on, tokens in the judges' caches without the step)."
     path = self.path + str(step.model)
     step_to_show = step
     reader = self.router.start
@@ -199,10 +202,12 @@ async def ask(self: Walk, step) -> tuple:
     return next_model, self.bill_asking(calls, step)
 
 # %% ../../nbs/02a_walks.ipynb #walk-one
+# A router is not asked if nothing is left to decide: the largest model has just written the last step, or the step is a
+# rewrite. A model that never hands back writes the rest in one call.
 async def walk_steps(
     current: Walk,  # at its beginning; it moves on
 ):  # (`Step`, is it kept?) pairs
-    "One walk from the question to the last step: each step, as soon as it is kept or thrown away."
+    "One walk from the question to the last step. It yields each step as soon as it is kept or thrown away."
     router = current.router
     max_steps = current.tree.max_steps
     largest = current.largest_model
@@ -252,12 +257,14 @@ async def walk_one(
     return current
 
 # %% ../../nbs/02a_walks.ipynb #alike
+# A step that is rejected at one threshold is rejected at every higher one. Routers that differ in nothing else name the
+# same `family`.
 async def walk_family(
     problem,
     routers,  # that differ in their threshold alone, by their `family`; or a single router
     tree: RoutingTree,
 ) -> list:  # (`Walk`, positions of the routers in the list whose walk it is)
-    "The walks of a family of routers; equal walks are taken once."
+    "The walks of a family of routers; each of several equal walks is taken once."
     if len(routers) == 1:
         return [(await walk_one(problem, routers[0], tree), [0])]
     walks = []
@@ -279,7 +286,7 @@ def grade_answers(tree: RoutingTree, pairs) -> list:
     return [tree.grades[p.id, answer] for p, answer in pairs]
 
 
-_MAX_WALKS = 1 << 12  # under way at once
+_MAX_WALKS = 1 << 12  # under way at once: enough work for any model, and not too much memory
 
 
 def _check_router(router, tree):
@@ -307,7 +314,7 @@ def _family_numbers(routers) -> list:
 
 
 async def _walk_problem(problem, families, tree) -> list:
-    "What `walk_family` returns for each family of routers; routers that prepare themselves do so before."
+    "The result of `walk_family` for each family of routers; routers that prepare themselves do so before."
     routers = [router for family in families for router in family]
     await asyncio.gather(*(r.prepare(problem, tree) for r in routers if hasattr(r, 'prepare')))
     return await asyncio.gather(*(walk_family(problem, family, tree) for family in families))
@@ -316,8 +323,8 @@ async def _walk_problem(problem, families, tree) -> list:
 def walk_together(
     wanted,  # (router, the `Problem`s whose trees it walks) pairs
     tree: RoutingTree,
-    keep,  # (router, its `Walk`) -> what to keep of it; equal walks are asked about once
-) -> list:  # per router and problem: (what was kept, parsed answer, is it right?)
+    keep,  # (router, its `Walk`) -> the part of it to keep; it is called once for equal walks
+) -> list:  # per router and problem: (the part that was kept, parsed answer, is it right?)
     "Let many routers walk the trees of many problems at once. ValueError for a router that cannot walk them."
     read_answer = find_benchmark(tree.benchmark).read_answer
     routers = [router for router, _ in wanted]
@@ -334,7 +341,7 @@ def walk_together(
     room = asyncio.Semaphore(max(1, _MAX_WALKS // most_families))
 
     async def walk_tree(problem, groups):  # positions of the routers of each family
-        "Position of the router -> (what was kept, parsed answer)."
+        "Position of the router -> (the part that was kept, parsed answer)."
         async with room:
             members = [[routers[position] for position in group] for group in groups]
             walked = await _walk_problem(problem, members, tree)
