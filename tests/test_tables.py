@@ -33,7 +33,14 @@ from stepwise_routing.report.paper_tables import (
     to_markdown,
     to_tex,
 )
-from stepwise_routing.report.points import drawn_methods, frontiers, seed_points, sweep_points
+from stepwise_routing.report.points import (
+    add_curve,
+    drawn_methods,
+    frontiers,
+    read_points,
+    seed_points,
+    sweep_points,
+)
 from stepwise_routing.report.shortfalls import benchmark_shortfalls, shortfalls
 from stepwise_routing.report.style import paper_style, save_figure
 from stepwise_routing.report.tables import details, report, report_paper, report_shortfalls, summary
@@ -313,6 +320,47 @@ def test_a_figure_follows_its_arguments(with_ours):
         with pytest.raises(ValueError, match=f'did you mean .*{nearest}'): draw_accuracy_cost(points, curves, **wrong)
     axes = draw_accuracy_cost(points, curves, few, style={'Ours': dict(color='#123456')}).axes # the rest as usual
     assert '#123456' in {line.get_color() for line in axes[0].lines}
+
+def test_a_figure_for_a_narrow_column():
+    "3.3 inches: one label of costs below three panels, or panels one below the other; no text is cut off or covered."
+    data = read_points(ROOT/'tables')
+    few = drawn_methods(data['points'])
+    for stacked, size in ((False, (3.3, 2.6)), (True, (3.3, 6.))):
+        fig = draw_accuracy_cost(**data, methods=few, stacked=stacked, width=size[0], height=size[1], font='serif')
+        with paper_style(): fig.draw_without_rendering()
+        spec = fig.axes[0].get_gridspec()
+        assert (spec.nrows, spec.ncols) == ((3, 1) if stacked else (1, 3))
+        labels = [ax.xaxis.label for ax in fig.axes if ax.get_xlabel()]
+        assert len(labels) == 1 and labels[0].get_family() == ['serif']
+        boxes = [t.get_window_extent() for t in [*labels, *fig.legends[0].get_texts()]]
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+        assert min(b.x0 for b in boxes) >= 0 and max(b.x1 for b in boxes) <= fig.bbox.x1
+
+def test_a_figure_takes_a_curve_of_ones_own():
+    data = read_points(ROOT/'tables')
+    points = add_curve(data['points'], 'mine', [.3, .5], [.6, .8], 'micro-math')
+    own, style = [('Small only', 'append'), ('mine', 'append')], dict(mine=dict(color='#123456', marker='x'))
+    look = dict(methods=own, seeds=data['seeds'], style=style, rc={'axes.titlesize': 11})
+    fig = draw_accuracy_cost(points, data['frontiers'], **look)
+    lines = [line for ax in fig.axes for line in ax.get_lines() if line.get_label() == 'mine']
+    assert [line.get_xydata().tolist() for line in lines] == [[[30, 60], [50, 80]]]
+    assert lines[0].get_color() == '#123456' and fig.axes[0].title.get_fontsize() == 11
+    assert '; mine.' in figure_caption(points, own, facts=data['facts'])
+    for wrong, line in ((('mine', [1], [1, 2], 'micro-math'), '1 costs and 2'), (('x', [], [], 'micro-math'), '0 costs'),
+                        (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of')):
+        with pytest.raises(ValueError, match=line): add_curve(data['points'], *wrong)
+
+def test_settings_of_matplotlib_are_followed_or_named(with_ours, recwarn):
+    import matplotlib
+    points, curves = with_ours.results, with_ours.whole(frontiers)
+    with matplotlib.rc_context({'font.size': 14}):
+        with pytest.warns(UserWarning, match='rcParams font.size: give them as rc='): draw_accuracy_cost(points, curves)
+        draw_accuracy_cost(points, curves, rc={})
+    draw_accuracy_cost(points, curves)
+    assert not recwarn.list
+    for wrong, line in ((dict(font='STIXGenral'), "did you mean 'STIXGeneral'"),
+                        (dict(rc={'font.sise': 9}), "did you mean 'font.size'")):
+        with pytest.raises(ValueError, match=line): draw_accuracy_cost(points, curves, **wrong)
 
 def committed():
     return [(ROOT/'tables'/name, ROOT/'figures'/name) for name in PUBLISHED.values()
