@@ -30,6 +30,7 @@ from stepwise_routing.report.paper_tables import (
     paper_rows,
     paper_table,
     printed_results,
+    read_paper_table,
     to_markdown,
     to_tex,
 )
@@ -44,6 +45,7 @@ from stepwise_routing.report.points import (
 from stepwise_routing.report.shortfalls import benchmark_shortfalls, shortfalls
 from stepwise_routing.report.style import paper_style, save_figure
 from stepwise_routing.report.tables import details, report, report_paper, report_shortfalls, summary
+from stepwise_routing.report.tex_width import cell_width, tabular_width
 from stepwise_routing.report.writer import interval, numbers, save_table, tex
 from stepwise_routing.run.publish import PUBLISHED
 from stepwise_routing.run.stages import load_run
@@ -133,6 +135,47 @@ def test_no_character_gets_through_to_latex(text):
     made = tex(text)
     made = re.sub(r'\\text(backslash|asciicircum|asciitilde)\{\}|\$[<>]\$', '', made)
     assert not re.search(r'(?<!\\)[{}$%_&#]|\\(?![{}$%_&#])|[\^~<>]', made)
+
+TABULAR = re.compile(r'(\\small|\\footnotesize)\\setlength\{\\tabcolsep\}\{([\d.]+)pt\}%\n(.*?\\end\{tabular\})', re.S)
+
+def widths(text):
+    "Inches of all tabulars of a file, as estimated for Computer Modern."
+    return [tabular_width(body, size, float(gap)) for size, gap, body in TABULAR.findall(text)]
+
+def test_widths_are_those_of_computer_modern():
+    "By hand, in em of cmr10; and as pdfTeX measured an earlier Table 2: 2.5 points more than 5.5 inches."
+    assert np.isclose(cell_width('98.2'), 1.778, atol=.002) and cell_width(r'\textbf{8}--') == 1.15*cell_width('8') + .5
+    assert cell_width(r'98.2$^\S$') == cell_width('98.2') + .75*.44 and cell_width(r'A/C$\uparrow$') > cell_width('A/C')
+    known = (ROOT/'tests'/'data'/'table2_too_wide.tex').read_text('utf-8')
+    assert abs(72.27*max(widths(known)) - (72.27*5.5 + 2.5)) < .5
+
+def test_the_committed_tables_fit_into_the_paper():
+    texts = [(ROOT/'tables'/f'{name}.tex').read_text('utf-8') for name in ('table1', 'table2', 'recorded/table1')]
+    assert [len(widths(text)) for text in texts] == [3, 3, 3]
+    assert max(inches for text in texts for inches in widths(text)) <= 5.5
+
+@pytest.mark.parametrize('stem', ['table1', 'table2', 'recorded/table1'])
+def test_a_table_is_made_again_from_its_csv_file(stem):
+    table = read_paper_table(ROOT/'tables'/f'{stem}.csv')
+    for full, end in ((False, ''), (True, '_full')):
+        assert to_tex(table, full) == (ROOT/'tables'/f'{stem}{end}.tex').read_text('utf-8')
+
+@pytest.mark.parametrize('width, n_tabulars', [(6.75, 1), (5.5, 1), (4.77, 3), (3.25, 3)])
+def test_rows_and_captions_are_the_authors_choice(width, n_tabulars):
+    table = read_paper_table(ROOT/'tables'/'table1.csv')
+    chosen = dict(rows=['Large only', 'Ours (nested), regenerate'], sources=['this run'], notes=False, width=width)
+    text = to_tex(table, captions={'this run': 'Mine & yours'}, **chosen)
+    assert text.count(r'\begin{tabular}') == n_tabulars == len(widths(text)) and max(widths(text)) <= width
+    assert r'\emph{Mine \& yours}' in text and 'GSM8K' not in text and 'RSD' not in text
+    assert text.count('Large only') == n_tabulars and 'resizebox' not in text and 'Test problems' not in text
+    assert r'\emph' not in to_tex(table, captions={'this run': ''}, **chosen)
+
+def test_a_table_that_cannot_be_is_refused():
+    table = read_paper_table(ROOT/'tables'/'table1.csv')
+    for wrong, line in ((dict(rows=['Our']), "did you mean 'Ours'"), (dict(sources=['papr']), "did you mean 'paper'"),
+                        (dict(captions={'papr': ''}), "did you mean 'paper'"), (dict(rows=['7B Only'], sources=['this run']), 'no row is left')):
+        with pytest.raises(ValueError, match=line): to_tex(table, **wrong)
+    with pytest.warns(UserWarning, match='wider than 2 inches'): assert 'begin{tabular}' in to_tex(table, width=2)
 
 @pytest.mark.skipif(not shutil.which('pdflatex'), reason='no LaTeX here')
 def test_tables_compile_at_the_papers_width(tmp_path):
