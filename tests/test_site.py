@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from stepwise_routing.method.results import headline
-from stepwise_routing.report.points import read_points
-from stepwise_routing.report.slider import show_slider
+from stepwise_routing.report.points import drawn_methods, read_points
+from stepwise_routing.report.slider import show_slider, slider, slider_page
 from stepwise_routing.run.notebooks import notebook_cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +57,24 @@ def test_the_slider_of_a_notebook_is_small_and_has_a_picture(plotly, monkeypatch
     assert bundle['image/png'][1:4] == b'PNG' and len(bundle['image/png']) < 100_000
     assert ('application/vnd.plotly.v1+json' in bundle) == plotly
     assert len(json.dumps(bundle.get('application/vnd.plotly.v1+json', ''), default=str)) < 100_000
+
+def test_the_slider_says_whose_kappa_it_is_and_starts_at_the_chosen_one(tmp_path):
+    "Names, a legend that says each curve once, the value of kappa, colours for light and dark pages."
+    pytest.importorskip('plotly')
+    data = read_points(ROOT/'tables')
+    row = drawn_methods(data['points'])[-1]
+    fig = slider(data['points'], data['frontiers'], row)
+    own = data['points'].query('method == @row[0] and on_escalate == @row[1] and chosen == 1')
+    stars = [trace for trace in fig.data if trace.mode == 'markers']
+    assert [trace.x[0] for trace in stars] == [round(100*share, 3) for share in own['cost_share']]
+    assert all(f'{kappa:.4g}' in fig.layout.sliders[0].steps[fig.layout.sliders[0].active].label
+               for kappa in own['kappa'])
+    assert row[0] in fig.layout.title.text and fig.layout.annotations[0].text.startswith('<b>micro-gsm</b>')
+    named = [trace.name for trace in fig.data if trace.showlegend]
+    assert len(named) == len(set(named)) == 5 == len(fig.data)/3
+    assert fig.layout.paper_bgcolor == fig.layout.plot_bgcolor == 'rgba(0,0,0,0)'
+    page = slider_page(ROOT/'tables', tmp_path/'slider.html').read_text('utf-8')
+    assert 'name="color-scheme" content="light dark"' in page and 'width=device-width' in page
 
 def test_the_best_row_of_the_readme_is_the_one_that_the_rule_chose():
     "The rule may choose another variant with other numbers; then nbs/index.ipynb is to name that one."
@@ -191,7 +209,8 @@ def in_browser(page, probe, folder):
     copy = page.with_name(f'probe-{page.name}')
     copy.write_text((script + '</body>').join(text.rsplit('</body>', 1)), 'utf-8')
     command = ['chromium', '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={folder}/u',
-               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=5000', '--dump-dom', copy.as_uri()]
+               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=5000',
+               '--allow-file-access-from-files', '--dump-dom', copy.as_uri()]
     try: done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     finally: copy.unlink()
     told = re.search(r'data-told="([^"]+)"', done.stdout)
@@ -220,13 +239,25 @@ def test_a_browser_draws_tables_and_equation_4(site, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')
+def test_the_slider_is_not_cropped_on_a_narrow_screen(site, tmp_path):
+    "In a frame of 390 pixels, all text is inside."
+    page = tmp_path/'narrow.html'
+    for name in ('slider.html', 'plotly.min.js'): shutil.copy(site/name, tmp_path/name)
+    page.write_text('<body><iframe id="f" src="slider.html" width="390" height="520"></iframe></body>', 'utf-8')
+    boxes = in_browser(page, """[...document.getElementById('f').contentDocument.querySelectorAll('svg text')]
+      .map(t => t.getBoundingClientRect()).filter(b => b.width).map(b => [b.left, b.right])""", tmp_path)
+    assert len(boxes) > 20 and min(b[0] for b in boxes) >= 0 and max(b[1] for b in boxes) <= 390
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')
 def test_the_slider_moves_in_a_browser(site, tmp_path):
     "A headless browser that reaches no network drags the slider: marker and numbers follow, the console is silent."
     for name in ('slider.html', 'plotly.min.js'): shutil.copy(site/name, tmp_path/name)
     drag = """<script>addEventListener('load', () => { let before; const timer = setInterval(() => {
       const plot = document.getElementById('slider'), touch = document.querySelector('.slider-rail-touch-rect')
       if (!touch) return // not drawn yet
-      const now = [plot.layout.title.text, plot._fullData[4].x[0]], rail = touch.getBoundingClientRect()
+      const now = [plot.layout.annotations[0].text, plot._fullData[4].x[0]], rail = touch.getBoundingClientRect()
       before = before || now
       document.body.dataset.told = JSON.stringify([before, now])
       if (now[0] !== before[0]) return clearInterval(timer)
