@@ -16,7 +16,7 @@ try:
     from pathlib import Path
 
     from .. import __version__
-    from ..base.tools import PACKAGE, find_project, write_file
+    from ..base.tools import PACKAGE, find_project
     from .config import Config, load_yaml, settings_of
     from .manifest import Manifest, files_in
     from .parser import Parser
@@ -130,9 +130,8 @@ def faults(options):
 
 
 def init(options):
-    """Copy the notebooks and profiles of an installed wheel to a new folder, to run and change them
-    there."""
-    from importlib.metadata import files
+    "Copy notebooks, profiles, tables and figures of an installed wheel to a new folder."
+    from .new_folder import make_folder, shared_files
 
     out = Path(options.project)
     clone = PACKAGE.parent
@@ -142,12 +141,9 @@ def init(options):
         raise ValueError(f'this is installed from the clone {clone}: work there')
     if (out / 'nbs').exists():
         raise ValueError(f'{out / "nbs"} is there already: choose a new folder')
-    for file in files('stepwise-routing'):
-        inside = file.as_posix().partition('share/stepwise-routing/')[2]
-        if inside:
-            write_file(out / inside, Path(file.locate()).read_bytes())
-    print(f'Notebooks and profiles: {out / "nbs"}')
-    print(f'Next: stepwise-routing reproduce {out} --profile smoke')
+    make_folder(out, shared_files())
+    print(f'Notebooks and profiles: {out / "nbs"}; committed results: {out / "tables"}')
+    print(f'Next: stepwise-routing reproduce {out} --profile smoke, or jupyter lab {out / "nbs"}')
 
 
 COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # they need no run
