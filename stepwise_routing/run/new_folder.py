@@ -21,7 +21,7 @@ def shared_files() -> dict:  # relative path -> path
     shared = {}
     for file in files('stepwise-routing'):
         inside = file.as_posix().partition(SHARED)[2]
-        if inside:
+        if inside and '__pycache__' not in file.parts:
             shared[inside] = Path(file.locate())
     return shared
 
