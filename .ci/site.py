@@ -73,6 +73,8 @@ def source(project, out):
     for path in (out/'tables').rglob('*.md'): # they have no title of their own
         write_file(path, f'# {path.stem}\n\n' + path.read_text('utf-8'))
     pages = 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE'
+    (out/'docs').mkdir()
+    shutil.copy(root/'docs'/'method.svg', out/'docs')
     for name in (*pages, 'docs/conf.py', 'docs/site.css'):
         shutil.copy(root/name, out/Path(name).name)
     books = {p.relative_to(project.nbs).with_suffix('').as_posix(): p for p in sorted(project.nbs.rglob('*.ipynb'))

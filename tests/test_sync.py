@@ -34,6 +34,17 @@ def index(clone, text):
 def test_the_readme_is_that_of_the_index():
     assert (ROOT/'README.md').read_text('utf-8') == writer.readme(Project(ROOT))
 
+def test_the_picture_of_the_readme_is_that_of_the_notebook():
+    assert (ROOT/'docs'/'method.svg').read_text('utf-8') == writer.method_picture(Project(ROOT))
+
+def test_the_verdict_of_the_readme_is_that_of_the_claims():
+    verdicts = pd.read_csv(ROOT/'tables'/'claims.csv')['verdict'].tolist()
+    text, counts = (ROOT/'README.md').read_text('utf-8'), {v: verdicts.count(v) for v in set(verdicts)}
+    assert set(counts) == {'holds', 'does not hold', 'cannot be tested here'}
+    for words in (f"Of the paper's {len(verdicts)} claims, {counts['does not hold']} do not hold",
+                  f"{counts['holds']} hold, {counts['cannot be tested here']} cannot be tested"): assert words in text
+    assert text.index('**The verdict.**') < 800 and 'jupyter lab' in text
+
 def test_a_table_is_included_up_to_a_phrase(clone):
     (clone.root/'tables/t.md').write_text('| a | table |\n\n**What it leaves out**\n\nmuch', 'utf-8')
     index(clone, 'See [it](../tables/t.md):\n\n<!-- include: ../tables/t.md up to: **What it leaves out** -->\n'
@@ -177,7 +188,8 @@ def test_every_link_of_a_new_folder_leads_somewhere(tmp_path):
             old = json.loads((ROOT/path.relative_to(tmp_path)).read_text('utf-8'))['cells']
             assert [c for c in cells if c['cell_type'] == 'code'] == [c for c in old if c['cell_type'] == 'code']
             text = ''.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
-        links = re.findall(r'\]\(([^)\s#]+)[^)\s]*\)', re.sub(r'```.*?```|`[^`\n]*`|\$[^$\n]+\$', '', text, flags=re.S))
+        prose = re.sub(r'```.*?```|`[^`\n]*`|\$[^$\n]+\$', '', text, flags=re.S)
+        links = re.findall(r'\]\(([^)\s#]+)[^)\s]*\)', prose)
         inside = [link for link in links if not re.match('https?:|mailto:', link)]
         kept += len(inside)
         assert [link for link in inside if not (path.parent/link).exists()] == [], path
