@@ -175,8 +175,10 @@ def test_rows_and_captions_are_the_authors_choice(width, n_tabulars):
 
 def test_a_table_that_cannot_be_is_refused():
     table = read_paper_table(ROOT/'tables'/'table1.csv')
-    for wrong, line in ((dict(rows=['Our']), "did you mean 'Ours'"), (dict(sources=['papr']), "did you mean 'paper'"),
-                        (dict(captions={'papr': ''}), "did you mean 'paper'"), (dict(rows=['7B Only'], sources=['this run']), 'no row is left')):
+    paper = "did you mean 'paper'"
+    for wrong, line in ((dict(rows=['Our']), "did you mean 'Ours'"), (dict(sources=['papr']), paper),
+                        (dict(captions={'papr': ''}), paper),
+                        (dict(rows=['7B Only'], sources=['this run']), 'no row is left')):
         with pytest.raises(ValueError, match=line): to_tex(table, **wrong)
     with pytest.warns(UserWarning, match='wider than 2 inches'): assert 'begin{tabular}' in to_tex(table, width=2)
 
@@ -392,7 +394,8 @@ def test_a_figure_takes_a_curve_of_ones_own():
     assert [line.get_xydata().tolist() for line in lines] == [[[30, 60], [50, 80]]]
     assert lines[0].get_color() == '#123456' and fig.axes[0].title.get_fontsize() == 11
     assert '; mine.' in figure_caption(points, own, facts=data['facts'])
-    for wrong, line in ((('mine', [1], [1, 2], 'micro-math'), '1 costs and 2'), (('x', [], [], 'micro-math'), '0 costs'),
+    for wrong, line in ((('mine', [1], [1, 2], 'micro-math'), '1 costs and 2'),
+                        (('x', [], [], 'micro-math'), '0 costs'),
                         (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of')):
         with pytest.raises(ValueError, match=line): add_curve(data['points'], *wrong)
 
