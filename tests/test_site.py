@@ -1,4 +1,5 @@
 "The documentation: it builds without a warning, every link leads somewhere, every figure says what it shows."
+import importlib.util
 import json
 import re
 import shutil
@@ -87,6 +88,41 @@ def test_the_best_row_of_the_readme_is_the_one_that_the_rule_chose():
             asked = set(re.findall(rf'{{{{evaluation{suffix}\.\w+\.{slug}\.(\w+)\.', source))
             assert asked == {on_escalate}, (method, suffix)
 
+def site_script():
+    spec = importlib.util.spec_from_file_location('site_script', ROOT/'.ci'/'site.py')
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+def test_a_wide_table_has_the_columns_that_matter_and_a_link_to_all():
+    script = site_script()
+    file, columns = script.WIDE['full']
+    for end in ('', '_api'):
+        text = (ROOT/'tables'/f'full{end}.md').read_text('utf-8')
+        page = script.narrowed(text, f'{file}{end}.csv', columns)
+        heads, *rows = [line.strip('| ').split(' | ') for line in page.split('\n') if line.startswith('|')]
+        assert heads == list(columns) and len(heads) == 10 and {len(row) for row in rows} == {10}
+        assert len(rows) == sum(line.startswith('|') for line in text.split('\n')) - 1
+        assert f']({file}{end}.csv)' in page and (ROOT/'tables'/f'{file}{end}.csv').is_file()
+        large = next(row for row in rows if row[1] == 'Large only')
+        assert large[heads.index('cost_share')].startswith('1.00<br>')
+
+def test_results_are_in_the_readers_order():
+    pages = ['tables/ablations/table1', 'tables/certain', 'tables/levels', 'tables/table1', 'tables/claims']
+    assert site_script().in_order(pages) == ['tables/table1', 'tables/claims', 'tables/certain', 'tables/levels',
+                                             'tables/ablations/table1']
+
+@pytest.mark.skipif(not shutil.which('node'), reason='no node here')
+def test_numbers_are_sorted_before_words():
+    check = """
+      const cell = text => ({cells: [{textContent: text}]})
+      const texts = ['9.5[9, 10]', '-', '-1.0', '10.2', 'large only']
+      const sorted = texts.map(cell).sort((a, b) => compare(value(a, 0), value(b, 0)))
+      console.log(sorted.map(row => row.cells[0].textContent).join('|'))"""
+    script = (ROOT/'docs'/'site.js').read_text('utf-8').partition('addEventListener(')[0]
+    done = subprocess.run(['node', '-e', script + check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '-1.0|9.5[9, 10]|10.2|-|large only'
+
 # ---- built
 
 class Page(HTMLParser):
@@ -170,6 +206,8 @@ def test_every_address_of_the_site_is_in_the_site(site):
         assert re.findall(outside, path.read_text('utf-8')) == [], path
         assert [alt for alt in page.alts if len(alt) < 5] == [], path
     assert len(pages) > 80 and missing == []
+    full = (site/'tables'/'full.html').read_text('utf-8')
+    assert re.search(r'class="[^"]*sortable', full) and 'site.js' in full and (site/'_static'/'site.js').is_file()
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
