@@ -195,6 +195,15 @@ def test_every_link_of_a_new_folder_leads_somewhere(tmp_path):
         assert [link for link in inside if not (path.parent/link).exists()] == [], path
     assert kept > 60
 
+def test_the_figure_and_the_table_of_contributing_are_made(tmp_path):
+    code = re.findall(r'```py\n(.*?)```', (ROOT/'CONTRIBUTING.md').read_text('utf-8'), re.S)
+    shutil.copytree(ROOT/'tables', tmp_path/'tables')
+    run = [sys.executable, '-c', code[0] + '\nassert text.count("Large only") == 3 and "RSD" not in text']
+    env = os.environ | dict(PYTHONPATH=str(ROOT))
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert (tmp_path/'accuracy_cost.pdf').read_bytes()[:4] == b'%PDF'
+
 @pytest.mark.slow
 def test_a_wheel_brings_notebooks_and_profiles_to_a_folder_outside_of_a_clone(tmp_path):
     "Built, installed and asked for a plan, as somebody does who has no clone."

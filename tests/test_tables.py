@@ -471,6 +471,12 @@ def test_a_report_says_what_a_run_does_not_have(with_ours, loaded):
     assert 'This run has no api setting.' in report_shortfalls(alone)
     with pytest.raises(ValueError, match="did you mean 'metrics'"): report(alone, 'metric')
 
+def test_results_without_a_run_say_in_one_line_what_to_run(tmp_path):
+    "What Run All of chapter 05 says in a fresh clone."
+    line = (rf'^run {tmp_path.name} has no outcomes of toy yet: run all stages .stepwise-routing reproduce --profile '
+            r'toy., or the notebooks 02 and 02b, first$')
+    with pytest.raises(FileNotFoundError, match=line): load_run(setting(tmp_path).run)
+
 def test_a_run_ends_with_six_lines(with_ours, tmp_path):
     save_table(tmp_path/'evaluation', with_ours.results)
     assert summary(tmp_path, (2., 75.), 'tables/', 'identical to the committed tables')[-1].endswith('tables: yes')
