@@ -1,11 +1,12 @@
 """Writes README.md from nbs/index.ipynb: without hidden cells; `{{name}}` becomes that number of the tables
 (`report.writer.numbers`), a line `<!-- include: ../tables/table1.md -->` that file, or its part up to a phrase, and
-paths that lead out of nbs/ become paths from the root. Quarto, which nbdev's own generator needs, is not needed."""
+paths that lead out of nbs/ become paths from the root. Writes docs/method.svg, its first picture, too. Quarto, which nbdev's own generator needs, is not needed."""
 import re
 
 from stepwise_routing.base.tools import nearest, write_file
 from stepwise_routing.report.writer import numbers
 from stepwise_routing.base.tools import find_project
+from stepwise_routing.run.notebooks import notebook_cells
 
 def _markdown(path):
     "A notebook as Markdown, without its hidden cells."
@@ -30,6 +31,12 @@ def readme(project):
     text = re.sub(r'<!-- include: (\S+)(?: up to: (.+?))? -->', include, text)
     return re.sub(r'(?<=[("\'])\.\./', '', text).strip() + '\n' # paths from nbs/ become paths from the root
 
+def method_picture(project):
+    "The picture of the method, as the notebook of pictures has drawn it."
+    cell, = [c for c in notebook_cells(project.nbs/'pictures.ipynb') if c['id'] == 'method']
+    return ''.join(cell['outputs'][0]['data']['image/svg+xml']).strip() + '\n'
+
 if __name__ == '__main__':
     project = find_project()
+    write_file(project.root/'docs'/'method.svg', method_picture(project))
     write_file(project.root/'README.md', readme(project))

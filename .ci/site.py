@@ -10,7 +10,12 @@ from stepwise_routing.report.slider import slider_page
 from stepwise_routing.base.tools import find_project
 
 SIZE = 'width="100%" height="520" style="border: 0"'
-PARTS = {'In short': 'method_on_one_page|pictures', 'Chapters': r'0\d|claims', 'Labs': 'labs/'}
+PARTS = {'In short': 'pictures|method_on_one_page', 'Chapters': r'0\d|claims', 'Labs': 'labs/'}
+RESULTS = 'table1', 'table2', 'claims', 'comparison', 'certain', 'classes', 'full', 'full_api', 'metrics', 'metrics_api'
+WIDE = { # table -> the CSV file with all columns, and the columns that matter; a click on a heading sorts
+    'full': ('evaluation', ('benchmark', 'method', 'threshold', 'kappa', 'accuracy', 'accuracy_vs_large', 'miss', 'cost',
+                            'cost_share', 'large_share')),
+    'metrics': ('metrics', ())} # all that the text has
 
 def notebook(path):
     "A notebook as a reader sees it: without directives, hidden cells and escape codes."
@@ -42,6 +47,24 @@ def mended(text, folder):
         return m[1]
     return re.sub(r'(?<!!)\[([^\]]*)\]\(([^)\s]+)\)', link, text)
 
+def narrowed(text, csv, columns):
+    "A page whose first table has these columns alone, and a link to the file with all of them."
+    lines = text.split('\n')
+    rows = [i for i, line in enumerate(lines) if line.startswith('|')]
+    heads = [cell.strip().lower() for cell in lines[rows[0]].strip('| ').split('|')]
+    places = [heads.index(column) for column in columns] or range(len(heads))
+    for i in rows:
+        cells = lines[i].strip('| ').split(' | ')
+        lines[i] = '| ' + ' | '.join(cells[place].strip() for place in places) + ' |'
+    link = f'Click on a heading to sort. All columns: [{csv}]({csv}).'
+    return '\n'.join([*lines[:rows[0]], ':::{container} sortable', *lines[rows[0]:rows[-1] + 1], ':::', '', link,
+                      *lines[rows[-1] + 1:]])
+
+def in_order(pages):
+    "Results as a reader wants them: the paper's tables, verdicts, comparisons; then the others."
+    ranks = {f'tables/{name}': i for i, name in enumerate(RESULTS)}
+    return sorted(pages, key=lambda page: (ranks.get(page, len(ranks)), page.count('/'), page))
+
 def api(module):
     "The public names of a module with their docments."
     from fastcore.docments import docments
@@ -71,9 +94,14 @@ def source(project, out):
     shutil.copytree(root/'tables', out/'tables', ignore=shutil.ignore_patterns('*.json', 'README.md'))
     shutil.copytree(root/'figures', out/'figures', ignore=shutil.ignore_patterns('*.json', '*.md'))
     for path in (out/'tables').rglob('*.md'): # they have no title of their own
-        write_file(path, f'# {path.stem}\n\n' + path.read_text('utf-8'))
+        text, wide = path.read_text('utf-8'), WIDE.get(path.stem.removesuffix('_api'))
+        if wide and path.parent == out/'tables':
+            text = narrowed(text, f'{wide[0]}{"_api" if path.stem.endswith("_api") else ""}.csv', wide[1])
+        write_file(path, f'# {path.stem}\n\n' + text)
     pages = 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE'
-    for name in (*pages, 'docs/conf.py', 'docs/site.css'):
+    (out/'docs').mkdir()
+    shutil.copy(root/'docs'/'method.svg', out/'docs')
+    for name in (*pages, 'docs/conf.py', 'docs/site.css', 'docs/site.js'):
         shutil.copy(root/name, out/Path(name).name)
     books = {p.relative_to(project.nbs).with_suffix('').as_posix(): p for p in sorted(project.nbs.rglob('*.ipynb'))
              if not re.search(r'(^|/)[._]', p.relative_to(project.nbs).as_posix()) and p.stem != 'index'}
@@ -85,10 +113,10 @@ def source(project, out):
     names = ['.'.join(p.relative_to(root).with_suffix('').parts) for p in modules]
     for name in names: write_file(out/'api'/f'{name}.md', api(name))
     slider_page(root/'tables', out/'slider.html')
-    groups = {k: [b for b in books if re.match(v, b)] for k, v in PARTS.items()}
+    groups = {k: [b for one in v.split('|') for b in books if re.match(one, b)] for k, v in PARTS.items()}
     tables = [p.relative_to(out).with_suffix('').as_posix() for p in sorted((out/'tables').rglob('*.md'))]
     parts = [toctree(k, [f'nbs/{b}' for b in v]) for k, v in groups.items()]
-    parts += [toctree('Results', tables), toctree('API', [f'api/{n}' for n in names])]
+    parts += [toctree('Results', in_order(tables)), toctree('API', [f'api/{n}' for n in names])]
     parts += [toctree('Project', ['CHANGELOG', 'CONTRIBUTING'])]
     text = (root/'README.md').read_text('utf-8')
     write_file(out/'index.md', text + '\nMove along kappa: <a href="slider.html">slider</a>.\n\n' + '\n'.join(parts))

@@ -7,11 +7,11 @@ from docutils.utils.math.latex2mathml import tex2mathml
 project, author = 'Stepwise model routing', 'The stepwise-routing authors'
 extensions = ['myst_nb']
 html_theme, html_title, html_copy_source = 'furo', project, False
-myst_enable_extensions, myst_heading_anchors = ['dollarmath', 'amsmath'], 3
+myst_enable_extensions, myst_heading_anchors = ['dollarmath', 'amsmath', 'colon_fence'], 3
 nb_execution_mode, nb_merge_streams = 'off', True
 nb_render_markdown_format = 'myst' # of outputs; its default, 'commonmark', knows no tables
 html_math_renderer = 'mathml'
-html_static_path, html_css_files = ['site.css'], ['site.css']
+html_static_path, html_css_files, html_js_files = ['site.css', 'site.js'], ['site.css'], ['site.js']
 
 ACCENTED = re.compile(r'\\(?:bar|hat|tilde|vec|dot)\b\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z])')
 

@@ -12,7 +12,7 @@ from stepwise_routing.run.notebooks import lesson_sources, notebook_cells, stage
 NBS = Path(__file__).resolve().parents[1]/'nbs'
 NOTEBOOKS = sorted(p for p in NBS.rglob('*.ipynb') if not any(x.startswith(('.', '_'))
                                                               for x in p.relative_to(NBS).parts))
-RUN_CELL = '''profile: str = "smoke"  # name of a file in nbs/params, or a .yaml file of yours
+RUN_CELL = '''profile: str = "micro"  # name of a file in nbs/params, or a .yaml file of yours
 run_dir: str = ""  # folder of the run; "" is the newest run of the profile
 changes: dict = {}  # settings to change, e.g. {"policy.alpha": 0.05}'''
 

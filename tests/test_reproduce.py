@@ -757,6 +757,28 @@ def test_leftovers_of_an_interrupted_notebook_are_not_published(whole):
     runner.run_plan(plan)
     assert set(runner.stage_files(plan.run.folder)) == {'numbers.json', 'tables/mean.md'}
 
+@pytest.mark.parametrize('command', cli.COMMAND_MEANINGS)
+def test_every_command_has_a_help_page_of_its_own(command, capsys):
+    "What it does, and the options that it takes; a word of the general page for each."
+    with contextlib.suppress(SystemExit): cli.main([command, '--help'])
+    page = capsys.readouterr().out
+    assert page.startswith(f'usage: stepwise-routing {command}')
+    assert ('--only' in page) == (command == 'reproduce') and ('--faults' in page) == (command == 'test')
+    assert f'  {command} ' in cli.build_parser().format_help()
+
+def test_a_run_says_how_much_of_it_is_done_and_how_long_the_rest_takes():
+    stages = {name: '' for name in runner.COLD_SHARES}
+    plan = runner.Plan(None, Options(), None, '', stages, tuple(stages), {})
+    shares = [plan.share_done([*stages][:i]) for i in range(7)]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[6] == pytest.approx(1)
+    assert plan.share_done(['02_rollouts']) == pytest.approx(.27)
+    assert runner.progress_words(.25, 100) == 'about 25 % of the run is done, about 5 min left'
+    assert runner.progress_words(.5, 60) == 'about 50 % of the run is done, about 60 s left'
+    assert runner.progress_words(0, 1) == runner.progress_words(1, 9) == ''
+    last = replace(plan, todo=('05_results', 'own'))
+    assert 0 < last.share_done(['05_results']) < .5 and last.share_done(['05_results', 'own']) == pytest.approx(1)
+    assert replace(plan, todo=('05_results',)).share_done(['05_results']) == 1 == replace(plan, todo=()).share_done([])
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as e: cli.main(['--version'])
     assert e.value.code == 0 and re.fullmatch(r'stepwise-routing \d+\.\d+\.\d+\n', capsys.readouterr().out)

@@ -1,4 +1,5 @@
 "The documentation: it builds without a warning, every link leads somewhere, every figure says what it shows."
+import importlib.util
 import json
 import re
 import shutil
@@ -11,8 +12,8 @@ from urllib.parse import unquote
 import pytest
 
 from stepwise_routing.method.results import headline
-from stepwise_routing.report.points import read_points
-from stepwise_routing.report.slider import show_slider
+from stepwise_routing.report.points import drawn_methods, read_points
+from stepwise_routing.report.slider import show_slider, slider, slider_page
 from stepwise_routing.run.notebooks import notebook_cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +59,24 @@ def test_the_slider_of_a_notebook_is_small_and_has_a_picture(plotly, monkeypatch
     assert ('application/vnd.plotly.v1+json' in bundle) == plotly
     assert len(json.dumps(bundle.get('application/vnd.plotly.v1+json', ''), default=str)) < 100_000
 
+def test_the_slider_says_whose_kappa_it_is_and_starts_at_the_chosen_one(tmp_path):
+    "Names, a legend that says each curve once, the value of kappa, colours for light and dark pages."
+    pytest.importorskip('plotly')
+    data = read_points(ROOT/'tables')
+    row = drawn_methods(data['points'])[-1]
+    fig = slider(data['points'], data['frontiers'], row)
+    own = data['points'].query('method == @row[0] and on_escalate == @row[1] and chosen == 1')
+    stars = [trace for trace in fig.data if trace.mode == 'markers']
+    assert [trace.x[0] for trace in stars] == [round(100*share, 3) for share in own['cost_share']]
+    assert all(f'{kappa:.4g}' in fig.layout.sliders[0].steps[fig.layout.sliders[0].active].label
+               for kappa in own['kappa'])
+    assert row[0] in fig.layout.title.text and fig.layout.annotations[0].text.startswith('<b>micro-gsm</b>')
+    named = [trace.name for trace in fig.data if trace.showlegend]
+    assert len(named) == len(set(named)) == 5 == len(fig.data)/3
+    assert fig.layout.paper_bgcolor == fig.layout.plot_bgcolor == 'rgba(0,0,0,0)'
+    page = slider_page(ROOT/'tables', tmp_path/'slider.html').read_text('utf-8')
+    assert 'name="color-scheme" content="light dark"' in page and 'width=device-width' in page
+
 def test_the_best_row_of_the_readme_is_the_one_that_the_rule_chose():
     "The rule may choose another variant with other numbers; then nbs/index.ipynb is to name that one."
     source = '\n'.join(c['source'] for c in notebook_cells(ROOT/'nbs/index.ipynb'))
@@ -68,6 +87,41 @@ def test_the_best_row_of_the_readme_is_the_one_that_the_rule_chose():
             slug = '_'.join(re.findall(r'[a-z]+', method.lower()))
             asked = set(re.findall(rf'{{{{evaluation{suffix}\.\w+\.{slug}\.(\w+)\.', source))
             assert asked == {on_escalate}, (method, suffix)
+
+def site_script():
+    spec = importlib.util.spec_from_file_location('site_script', ROOT/'.ci'/'site.py')
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+def test_a_wide_table_has_the_columns_that_matter_and_a_link_to_all():
+    script = site_script()
+    file, columns = script.WIDE['full']
+    for end in ('', '_api'):
+        text = (ROOT/'tables'/f'full{end}.md').read_text('utf-8')
+        page = script.narrowed(text, f'{file}{end}.csv', columns)
+        heads, *rows = [line.strip('| ').split(' | ') for line in page.split('\n') if line.startswith('|')]
+        assert heads == list(columns) and len(heads) == 10 and {len(row) for row in rows} == {10}
+        assert len(rows) == sum(line.startswith('|') for line in text.split('\n')) - 1
+        assert f']({file}{end}.csv)' in page and (ROOT/'tables'/f'{file}{end}.csv').is_file()
+        large = next(row for row in rows if row[1] == 'Large only')
+        assert large[heads.index('cost_share')].startswith('1.00<br>')
+
+def test_results_are_in_the_readers_order():
+    pages = ['tables/ablations/table1', 'tables/certain', 'tables/levels', 'tables/table1', 'tables/claims']
+    assert site_script().in_order(pages) == ['tables/table1', 'tables/claims', 'tables/certain', 'tables/levels',
+                                             'tables/ablations/table1']
+
+@pytest.mark.skipif(not shutil.which('node'), reason='no node here')
+def test_numbers_are_sorted_before_words():
+    check = """
+      const cell = text => ({cells: [{textContent: text}]})
+      const texts = ['9.5[9, 10]', '-', '-1.0', '10.2', 'large only']
+      const sorted = texts.map(cell).sort((a, b) => compare(value(a, 0), value(b, 0)))
+      console.log(sorted.map(row => row.cells[0].textContent).join('|'))"""
+    script = (ROOT/'docs'/'site.js').read_text('utf-8').partition('addEventListener(')[0]
+    done = subprocess.run(['node', '-e', script + check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '-1.0|9.5[9, 10]|10.2|-|large only'
 
 # ---- built
 
@@ -152,6 +206,8 @@ def test_every_address_of_the_site_is_in_the_site(site):
         assert re.findall(outside, path.read_text('utf-8')) == [], path
         assert [alt for alt in page.alts if len(alt) < 5] == [], path
     assert len(pages) > 80 and missing == []
+    full = (site/'tables'/'full.html').read_text('utf-8')
+    assert re.search(r'class="[^"]*sortable', full) and 'site.js' in full and (site/'_static'/'site.js').is_file()
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -191,7 +247,8 @@ def in_browser(page, probe, folder):
     copy = page.with_name(f'probe-{page.name}')
     copy.write_text((script + '</body>').join(text.rsplit('</body>', 1)), 'utf-8')
     command = ['chromium', '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={folder}/u',
-               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=5000', '--dump-dom', copy.as_uri()]
+               '--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=5000',
+               '--allow-file-access-from-files', '--dump-dom', copy.as_uri()]
     try: done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     finally: copy.unlink()
     told = re.search(r'data-told="([^"]+)"', done.stdout)
@@ -220,13 +277,25 @@ def test_a_browser_draws_tables_and_equation_4(site, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')
+def test_the_slider_is_not_cropped_on_a_narrow_screen(site, tmp_path):
+    "In a frame of 390 pixels, all text is inside."
+    page = tmp_path/'narrow.html'
+    for name in ('slider.html', 'plotly.min.js'): shutil.copy(site/name, tmp_path/name)
+    page.write_text('<body><iframe id="f" src="slider.html" width="390" height="520"></iframe></body>', 'utf-8')
+    boxes = in_browser(page, """[...document.getElementById('f').contentDocument.querySelectorAll('svg text')]
+      .map(t => t.getBoundingClientRect()).filter(b => b.width).map(b => [b.left, b.right])""", tmp_path)
+    assert len(boxes) > 20 and min(b[0] for b in boxes) >= 0 and max(b[1] for b in boxes) <= 390
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')
 def test_the_slider_moves_in_a_browser(site, tmp_path):
     "A headless browser that reaches no network drags the slider: marker and numbers follow, the console is silent."
     for name in ('slider.html', 'plotly.min.js'): shutil.copy(site/name, tmp_path/name)
     drag = """<script>addEventListener('load', () => { let before; const timer = setInterval(() => {
       const plot = document.getElementById('slider'), touch = document.querySelector('.slider-rail-touch-rect')
       if (!touch) return // not drawn yet
-      const now = [plot.layout.title.text, plot._fullData[4].x[0]], rail = touch.getBoundingClientRect()
+      const now = [plot.layout.annotations[0].text, plot._fullData[4].x[0]], rail = touch.getBoundingClientRect()
       before = before || now
       document.body.dataset.told = JSON.stringify([before, now])
       if (now[0] !== before[0]) return clearInterval(timer)

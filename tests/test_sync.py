@@ -34,6 +34,17 @@ def index(clone, text):
 def test_the_readme_is_that_of_the_index():
     assert (ROOT/'README.md').read_text('utf-8') == writer.readme(Project(ROOT))
 
+def test_the_picture_of_the_readme_is_that_of_the_notebook():
+    assert (ROOT/'docs'/'method.svg').read_text('utf-8') == writer.method_picture(Project(ROOT))
+
+def test_the_verdict_of_the_readme_is_that_of_the_claims():
+    verdicts = pd.read_csv(ROOT/'tables'/'claims.csv')['verdict'].tolist()
+    text, counts = (ROOT/'README.md').read_text('utf-8'), {v: verdicts.count(v) for v in set(verdicts)}
+    assert set(counts) == {'holds', 'does not hold', 'cannot be tested here'}
+    for words in (f"Of the paper's {len(verdicts)} claims, {counts['does not hold']} do not hold",
+                  f"{counts['holds']} hold, {counts['cannot be tested here']} cannot be tested"): assert words in text
+    assert text.index('**The verdict.**') < 800 and 'jupyter lab' in text
+
 def test_a_table_is_included_up_to_a_phrase(clone):
     (clone.root/'tables/t.md').write_text('| a | table |\n\n**What it leaves out**\n\nmuch', 'utf-8')
     index(clone, 'See [it](../tables/t.md):\n\n<!-- include: ../tables/t.md up to: **What it leaves out** -->\n'
@@ -157,6 +168,43 @@ def test_the_router_of_contributing_is_one():
     grid = grid_search(names['Patience'](), names['table'])
     assert grid.cost[0] < grid.cost[-1] # from the small model alone to handing over at once
 
+def shared_names():
+    "The files that `init` copies, by pyproject.toml."
+    tomllib = pytest.importorskip('tomllib')
+    data_files = tomllib.loads((ROOT/'pyproject.toml').read_text('utf-8'))['tool']['setuptools']['data-files']
+    assert all(folder.startswith('share/stepwise-routing') for folder in data_files)
+    return [p.relative_to(ROOT).as_posix() for names in data_files.values() for n in names for p in ROOT.glob(n)]
+
+def test_every_link_of_a_new_folder_leads_somewhere(tmp_path):
+    from stepwise_routing.run.new_folder import make_folder
+    names = shared_names()
+    assert {'README.md', 'nbs/05_results.ipynb', 'nbs/labs/03_when_worth.ipynb', 'nbs/params/micro.yaml',
+            'tables/evaluation.csv', 'tables/recorded/table1.md', 'figures/accuracy_cost.png'} <= set(names)
+    make_folder(tmp_path, {name: ROOT/name for name in names})
+    kept = 0
+    for path in [*tmp_path.rglob('*.md'), *tmp_path.rglob('*.ipynb')]:
+        text = path.read_text('utf-8')
+        if path.suffix == '.ipynb':
+            cells = json.loads(text)['cells']
+            old = json.loads((ROOT/path.relative_to(tmp_path)).read_text('utf-8'))['cells']
+            assert [c for c in cells if c['cell_type'] == 'code'] == [c for c in old if c['cell_type'] == 'code']
+            text = ''.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
+        prose = re.sub(r'```.*?```|`[^`\n]*`|\$[^$\n]+\$', '', text, flags=re.S)
+        links = re.findall(r'\]\(([^)\s#]+)[^)\s]*\)', prose)
+        inside = [link for link in links if not re.match('https?:|mailto:', link)]
+        kept += len(inside)
+        assert [link for link in inside if not (path.parent/link).exists()] == [], path
+    assert kept > 60
+
+def test_the_figure_and_the_table_of_contributing_are_made(tmp_path):
+    code = re.findall(r'```py\n(.*?)```', (ROOT/'CONTRIBUTING.md').read_text('utf-8'), re.S)
+    shutil.copytree(ROOT/'tables', tmp_path/'tables')
+    run = [sys.executable, '-c', code[0] + '\nassert text.count("Large only") == 3 and "RSD" not in text']
+    env = os.environ | dict(PYTHONPATH=str(ROOT))
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert (tmp_path/'accuracy_cost.pdf').read_bytes()[:4] == b'%PDF'
+
 @pytest.mark.slow
 def test_a_wheel_brings_notebooks_and_profiles_to_a_folder_outside_of_a_clone(tmp_path):
     "Built, installed and asked for a plan, as somebody does who has no clone."
@@ -183,9 +231,10 @@ def test_a_wheel_brings_notebooks_and_profiles_to_a_folder_outside_of_a_clone(tm
     assert command('init').stderr == 'stepwise-routing: say where to: stepwise-routing init DIR\n'
     made = command('init', 'mine')
     assert made.returncode == 0, made.stderr
-    sources = {p.relative_to(ROOT) for p in (*ROOT.glob('nbs/*.ipynb'), *ROOT.glob('nbs/params/*.yaml'))}
-    assert {p.relative_to(outside/'mine') for p in (outside/'mine').rglob('*') if p.is_file()} == sources
-    assert all((outside/'mine'/p).read_bytes() == (ROOT/p).read_bytes() for p in sources)
+    there = {p.relative_to(outside/'mine').as_posix() for p in (outside/'mine').rglob('*') if p.is_file()}
+    assert there == set(shared_names())
+    drawn = command('figures', 'mine')
+    assert drawn.returncode == 0 and len(drawn.stdout.splitlines()) > 10, drawn.stderr
     planned = command('reproduce', 'mine', '--profile', 'smoke', '--dry-run')
     assert planned.returncode == 0 and 'run      05_results' in planned.stdout.splitlines(), planned.stderr
     assert 'is there already' in command('init', 'mine').stderr

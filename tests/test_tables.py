@@ -30,13 +30,22 @@ from stepwise_routing.report.paper_tables import (
     paper_rows,
     paper_table,
     printed_results,
+    read_paper_table,
     to_markdown,
     to_tex,
 )
-from stepwise_routing.report.points import drawn_methods, frontiers, seed_points, sweep_points
+from stepwise_routing.report.points import (
+    add_curve,
+    drawn_methods,
+    frontiers,
+    read_points,
+    seed_points,
+    sweep_points,
+)
 from stepwise_routing.report.shortfalls import benchmark_shortfalls, shortfalls
 from stepwise_routing.report.style import paper_style, save_figure
 from stepwise_routing.report.tables import details, report, report_paper, report_shortfalls, summary
+from stepwise_routing.report.tex_width import cell_width, tabular_width
 from stepwise_routing.report.writer import interval, numbers, save_table, tex
 from stepwise_routing.run.publish import PUBLISHED
 from stepwise_routing.run.stages import load_run
@@ -126,6 +135,52 @@ def test_no_character_gets_through_to_latex(text):
     made = tex(text)
     made = re.sub(r'\\text(backslash|asciicircum|asciitilde)\{\}|\$[<>]\$', '', made)
     assert not re.search(r'(?<!\\)[{}$%_&#]|\\(?![{}$%_&#])|[\^~<>]', made)
+
+LOOK = r'(\\small|\\footnotesize)\\setlength\{\\tabcolsep\}\{([\d.]+)pt\}%\n'
+TABULAR = re.compile(LOOK + r'(.*?\\end\{tabular\})', re.S)
+
+def widths(text):
+    "Inches of all tabulars of a file, as estimated for Computer Modern."
+    return [tabular_width(body, size, float(gap)) for size, gap, body in TABULAR.findall(text)]
+
+def test_widths_are_those_of_computer_modern():
+    "By hand, in em of cmr10; and as pdfTeX measured an earlier Table 2: 2.5 points more than 5.5 inches."
+    assert np.isclose(cell_width('98.2'), 1.778, atol=.002)
+    assert cell_width(r'\textbf{8}--') == 1.15*cell_width('8') + .5
+    assert cell_width(r'98.2$^\S$') == cell_width('98.2') + .75*.44
+    assert cell_width(r'A/C$\uparrow$') > cell_width('A/C')
+    known = (ROOT/'tests'/'data'/'table2_too_wide.tex').read_text('utf-8')
+    assert abs(72.27*max(widths(known)) - (72.27*5.5 + 2.5)) < .5
+
+def test_the_committed_tables_fit_into_the_paper():
+    texts = [(ROOT/'tables'/f'{name}.tex').read_text('utf-8') for name in ('table1', 'table2', 'recorded/table1')]
+    assert [len(widths(text)) for text in texts] == [3, 3, 3]
+    assert max(inches for text in texts for inches in widths(text)) <= 5.5
+
+@pytest.mark.parametrize('stem', ['table1', 'table2', 'recorded/table1'])
+def test_a_table_is_made_again_from_its_csv_file(stem):
+    table = read_paper_table(ROOT/'tables'/f'{stem}.csv')
+    for full, end in ((False, ''), (True, '_full')):
+        assert to_tex(table, full) == (ROOT/'tables'/f'{stem}{end}.tex').read_text('utf-8')
+
+@pytest.mark.parametrize('width, n_tabulars', [(6.75, 1), (5.5, 1), (4.77, 3), (3.25, 3)])
+def test_rows_and_captions_are_the_authors_choice(width, n_tabulars):
+    table = read_paper_table(ROOT/'tables'/'table1.csv')
+    chosen = dict(rows=['Large only', 'Ours (nested), regenerate'], sources=['this run'], notes=False, width=width)
+    text = to_tex(table, captions={'this run': 'Mine & yours'}, **chosen)
+    assert text.count(r'\begin{tabular}') == n_tabulars == len(widths(text)) and max(widths(text)) <= width
+    assert r'\emph{Mine \& yours}' in text and 'GSM8K' not in text and 'RSD' not in text
+    assert text.count('Large only') == n_tabulars and 'resizebox' not in text and 'Test problems' not in text
+    assert r'\emph' not in to_tex(table, captions={'this run': ''}, **chosen)
+
+def test_a_table_that_cannot_be_is_refused():
+    table = read_paper_table(ROOT/'tables'/'table1.csv')
+    paper = "did you mean 'paper'"
+    for wrong, line in ((dict(rows=['Our']), "did you mean 'Ours'"), (dict(sources=['papr']), paper),
+                        (dict(captions={'papr': ''}), paper),
+                        (dict(rows=['7B Only'], sources=['this run']), 'no row is left')):
+        with pytest.raises(ValueError, match=line): to_tex(table, **wrong)
+    with pytest.warns(UserWarning, match='wider than 2 inches'): assert 'begin{tabular}' in to_tex(table, width=2)
 
 @pytest.mark.skipif(not shutil.which('pdflatex'), reason='no LaTeX here')
 def test_tables_compile_at_the_papers_width(tmp_path):
@@ -314,6 +369,48 @@ def test_a_figure_follows_its_arguments(with_ours):
     axes = draw_accuracy_cost(points, curves, few, style={'Ours': dict(color='#123456')}).axes # the rest as usual
     assert '#123456' in {line.get_color() for line in axes[0].lines}
 
+def test_a_figure_for_a_narrow_column():
+    "3.3 inches: one label of costs below three panels, or panels one below the other; no text is cut off or covered."
+    data = read_points(ROOT/'tables')
+    few = drawn_methods(data['points'])
+    for stacked, size in ((False, (3.3, 2.6)), (True, (3.3, 6.))):
+        fig = draw_accuracy_cost(**data, methods=few, stacked=stacked, width=size[0], height=size[1], font='serif')
+        with paper_style(): fig.draw_without_rendering()
+        spec = fig.axes[0].get_gridspec()
+        assert (spec.nrows, spec.ncols) == ((3, 1) if stacked else (1, 3))
+        labels = [ax.xaxis.label for ax in fig.axes if ax.get_xlabel()]
+        assert len(labels) == 1 and labels[0].get_family() == ['serif']
+        boxes = [t.get_window_extent() for t in [*labels, *fig.legends[0].get_texts()]]
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+        assert min(b.x0 for b in boxes) >= 0 and max(b.x1 for b in boxes) <= fig.bbox.x1
+
+def test_a_figure_takes_a_curve_of_ones_own():
+    data = read_points(ROOT/'tables')
+    points = add_curve(data['points'], 'mine', [.3, .5], [.6, .8], 'micro-math')
+    own, style = [('Small only', 'append'), ('mine', 'append')], dict(mine=dict(color='#123456', marker='x'))
+    look = dict(methods=own, seeds=data['seeds'], style=style, rc={'axes.titlesize': 11})
+    fig = draw_accuracy_cost(points, data['frontiers'], **look)
+    lines = [line for ax in fig.axes for line in ax.get_lines() if line.get_label() == 'mine']
+    assert [line.get_xydata().tolist() for line in lines] == [[[30, 60], [50, 80]]]
+    assert lines[0].get_color() == '#123456' and fig.axes[0].title.get_fontsize() == 11
+    assert '; mine.' in figure_caption(points, own, facts=data['facts'])
+    for wrong, line in ((('mine', [1], [1, 2], 'micro-math'), '1 costs and 2'),
+                        (('x', [], [], 'micro-math'), '0 costs'),
+                        (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of')):
+        with pytest.raises(ValueError, match=line): add_curve(data['points'], *wrong)
+
+def test_settings_of_matplotlib_are_followed_or_named(with_ours, recwarn):
+    import matplotlib
+    points, curves = with_ours.results, with_ours.whole(frontiers)
+    with matplotlib.rc_context({'font.size': 14}):
+        with pytest.warns(UserWarning, match='rcParams font.size: give them as rc='): draw_accuracy_cost(points, curves)
+        draw_accuracy_cost(points, curves, rc={})
+    draw_accuracy_cost(points, curves)
+    assert not recwarn.list
+    for wrong, line in ((dict(font='STIXGenral'), "did you mean 'STIXGeneral'"),
+                        (dict(rc={'font.sise': 9}), "did you mean 'font.size'")):
+        with pytest.raises(ValueError, match=line): draw_accuracy_cost(points, curves, **wrong)
+
 def committed():
     return [(ROOT/'tables'/name, ROOT/'figures'/name) for name in PUBLISHED.values()
             if (ROOT/'tables'/name/'frontiers.csv').is_file()]
@@ -373,6 +470,12 @@ def test_a_report_says_what_a_run_does_not_have(with_ours, loaded):
     assert report(loaded, 'ablations').startswith('Nothing to report')
     assert 'This run has no api setting.' in report_shortfalls(alone)
     with pytest.raises(ValueError, match="did you mean 'metrics'"): report(alone, 'metric')
+
+def test_results_without_a_run_say_in_one_line_what_to_run(tmp_path):
+    "What Run All of chapter 05 says in a fresh clone."
+    line = (rf'^run {tmp_path.name} has no outcomes of toy yet: run all stages .stepwise-routing reproduce --profile '
+            r'toy., or the notebooks 02 and 02b, first$')
+    with pytest.raises(FileNotFoundError, match=line): load_run(setting(tmp_path).run)
 
 def test_a_run_ends_with_six_lines(with_ours, tmp_path):
     save_table(tmp_path/'evaluation', with_ours.results)

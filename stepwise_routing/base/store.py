@@ -283,7 +283,10 @@ class RolloutStore(Database):
         self.recent = {}  # the records put or read last
         self.record = record
         if (readonly or settings is None) and not Path(path).exists():
-            raise FileNotFoundError(f'no store at {path}; run notebook 02 first')
+            raise FileNotFoundError(
+                f'no store at {path}; run notebook 02 first, or all stages: '
+                'stepwise-routing reproduce'
+            )
         as_in_file = json.loads(json.dumps(settings))
         super().__init__(Path(path), as_in_file, readonly, lent)
 

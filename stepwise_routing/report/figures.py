@@ -12,12 +12,13 @@ from ..base.tools import find_project, one_of
 from ..method.comparison import NESTED
 from ..method.results import METHOD_STYLE, REWRITES, method_rank, style_of
 from .points import drawn_methods, read_points, save_points, sweep_points
-from .style import new_figure, paper_style, preview, save_figure
+from .style import new_figure, paper_style, preview, save_figure, warn_of_ignored_settings
 from .training import policy_figures
 from .writer import label
 
 # ---- one panel
 
+COST_LABEL = "cost, % of the large model's"
 EDGE = 150  # % of the large model's cost; a dearer method stands at the edge
 NOT_DRAWN = ('Random', 'Oracle')  # they are frontiers
 FRONTIER_DASHES = {'small-large line': '-', 'random': ':', 'oracle': '--'}
@@ -59,8 +60,26 @@ def _draw_seeds(ax, seeds, color):
     ax.plot(cost, accuracy, '.', color=color, ms=3, mew=0, alpha=0.6, zorder=4)
 
 
+def _draw_curve(ax, points, style):
+    "A method of which no point was chosen, such as one of `add_curve`: the line alone."
+    sweep = points.sort_values('threshold')
+    ax.plot(
+        100 * sweep['cost_share'],
+        100 * sweep['accuracy'],
+        color=style['color'],
+        marker=style['marker'],
+        ms=3,
+        mew=0.8,
+        label=style['label'],
+        zorder=3,
+    )
+
+
 def _draw_method(ax, points, seeds, style):
     "A method: its sweep, its chosen point with the intervals there, and its single seeds as dots."
+    if not points['chosen'].any():
+        _draw_curve(ax, points, style)
+        return
     chosen = points[points['chosen'] == 1].iloc[0]
     sweep = sweep_points(points).sort_values('threshold')
     color = style['color']
@@ -103,7 +122,7 @@ def _draw_panel(ax, points, curves, seeds, styles):
     ax.margins(0.04, 0.08)
     ax.locator_params('y', nbins=5)
     ax.set_xlim(right=min(ax.get_xlim()[1], EDGE + 10))
-    ax.set_xlabel("cost, % of the large model's")
+    ax.set_xlabel(COST_LABEL)
     ax.set_title(points['benchmark'].iloc[0])
 
 
@@ -158,6 +177,7 @@ def place_labels(
     from matplotlib.transforms import Bbox
 
     marks = [line for line in ax.get_lines() if line.get_marker() not in ('None', '.')]
+    marks = [line for line in marks if len(line.get_xdata()) == 1]  # curves have a legend alone
     taken = []
     for mark in marks:
         centre = ax.transData.transform(mark.get_xydata()[0])
@@ -168,6 +188,7 @@ def place_labels(
 
 # ---- whole figures
 
+LEGEND_COLUMN = 1.3  # inches that a column of names takes
 COST_TICKS = (0, 1, 2, 5, 10, 20, 50, 100)  # of a logarithmic axis
 
 
@@ -221,35 +242,67 @@ def _rows_of_panels(points, methods):
     return rows
 
 
+def _share_cost_labels(fig, axes):
+    "The label of costs below the middle panel alone if it is too wide to stand below each."
+    n_columns = axes.shape[1]
+    room = 0.85 * fig.bbox.width / n_columns
+    if axes[-1, 0].xaxis.label.get_window_extent().width <= room:
+        return
+    for ax in axes.flat:
+        ax.set_xlabel('')
+    axes[-1, n_columns // 2].set_xlabel(COST_LABEL)
+
+
+def _draw_panels(axes, rows, parts, frontiers, styles):
+    "A panel per row of methods and benchmark; axes [row, benchmark]."
+    for panels, row in zip(axes, rows):
+        for ax, (benchmark, part, dots) in zip(panels, parts):
+            pairs = zip(part['method'], part['on_escalate'])
+            drawn = part[[pair in row for pair in pairs]]
+            curves = frontiers[frontiers['benchmark'] == benchmark]
+            _draw_panel(ax, drawn, curves, dots, styles)
+
+
 def draw_accuracy_cost(
     points,  # DataFrame of `evaluate`, one or several benchmarks
     frontiers,  # DataFrame of their `frontiers`
     methods=None,  # (method, on_escalate) pairs; None: all, a row of panels for each reading
     seeds=None,  # DataFrame of their `seed_points`: single seeds as dots
+    facts=None,  # of `read_points`; a figure shows none of them, `figure_caption` does
     xscale: str = 'linear',  # or "log", which is linear below 1 %
     labels: str | None = 'legend',  # names below the panels; "direct": beside the markers; None
     size: float = 7,  # of the names, points
     width: float = 5.5,  # inches: 2.7 for one panel, 5.5 for a row of them
     height: float = 2.9,  # inches
     style=None,  # method -> its color, marker and label, if they differ from the usual ones
+    stacked: bool = False,  # benchmarks one below the other, for a narrow column
+    font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
+    rc=None,  # settings of matplotlib, name -> value, in the place of ours; others are ignored
 ):  # matplotlib figure
-    "Panels of benchmarks side by side. ValueError names what there is if an argument is unknown."
+    """Panels of benchmarks side by side. ValueError names what there is if an argument is unknown.
+
+    `draw_accuracy_cost(**read_points(folder))` draws the tables of a folder.
+    """
     style = style or {}
     _check_look(points, methods, xscale, labels, style)
+    if rc is None:
+        warn_of_ignored_settings()
     styles = {name: style_of(name) | style.get(name, {}) for name in points['method'].unique()}
-    benchmarks = list(points.groupby('benchmark', sort=False))
     seeds = points[:0] if seeds is None else seeds
+    parts = []
+    for benchmark, part in points.groupby('benchmark', sort=False):
+        parts.append((benchmark, part, seeds[seeds['benchmark'] == benchmark]))
     rows = _rows_of_panels(points, methods)
-    fig, axes = new_figure(width, height, nrows=len(rows), ncols=len(benchmarks))
-    with paper_style():
-        for panels, row in zip(axes, rows):
-            for ax, (benchmark, part) in zip(panels, benchmarks):
-                pairs = zip(part['method'], part['on_escalate'])
-                drawn = part[[pair in row for pair in pairs]]
-                curves = frontiers[frontiers['benchmark'] == benchmark]
-                dots = seeds[seeds['benchmark'] == benchmark]
-                _draw_panel(ax, drawn, curves, dots, styles)
-            panels[0].set_ylabel('accuracy, %')
+    shape = (len(parts), len(rows)) if stacked else (len(rows), len(parts))
+    fig, axes = new_figure(width, height, *shape, font=font, rc=rc)
+    with paper_style(font, rc):
+        _draw_panels(axes.T if stacked else axes, rows, parts, frontiers, styles)
+        for ax in axes[:, 0]:
+            ax.set_ylabel('accuracy, %')
+        if stacked:
+            for ax in axes[:-1].flat:
+                ax.set_xlabel('')
+        _share_cost_labels(fig, axes)
         if xscale == 'log':
             for ax in axes.flat:
                 _scale_costs(ax)
@@ -258,7 +311,7 @@ def draw_accuracy_cost(
             for ax in axes.flat:
                 place_labels(ax, size)
         if labels == 'legend':
-            _draw_legend(fig, axes, size, ncols=4 if width > 3 else 2)
+            _draw_legend(fig, axes, size, ncols=max(1, int(width / LEGEND_COLUMN)))
     return fig
 
 
@@ -302,7 +355,9 @@ def figure_caption(
 ) -> str:
     "What an accuracy-cost figure shows, sentence by sentence as it was drawn."
     facts = dict(facts)
-    chosen = points[points['chosen'] == 1].to_dict('records')
+    names = ['benchmark', 'method', 'on_escalate']
+    chosen = points.sort_values('chosen', ascending=False, kind='stable').drop_duplicates(names)
+    chosen = chosen.sort_index(kind='stable').to_dict('records')
     rows = [row for row in chosen if not methods or (row['method'], row['on_escalate']) in methods]
     cost = _cost_in_words(points, facts, xscale)
     drawn = _drawn_in_words(points, methods, rows)

@@ -4,6 +4,8 @@ Here belong the paper's numbers, and how ours are brought into the same form. Al
 run belong in `report.tables`.
 """
 
+import warnings
+
 import numpy as np
 
 from ..base.records import PRICES
@@ -12,6 +14,7 @@ from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of
 from ..models.model_name import ModelName
+from .tex_width import tabular_width
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
 
 # ---- as printed
@@ -208,6 +211,18 @@ def paper_table(
     return table.astype(dict(n='Int64'))
 
 
+def read_paper_table(
+    path,  # of a table1.csv or table2.csv
+):  # DataFrame, as `paper_table` made it
+    "Table 1 or 2 from its file, with the paper's numbers as they are printed there."
+    import pandas as pd
+
+    table = pd.read_csv(path)
+    own = table[table['source'] != 'paper']
+    whole = pd.concat([own, paper_rows(table['cost_in'].iloc[0])], ignore_index=True)
+    return whole.astype(dict(n='Int64'))
+
+
 # ---- as text
 
 
@@ -254,8 +269,8 @@ def _external_cell(row):
     return EXTERNAL_MARKS[row['external']]
 
 
-def _panels(table, external_heading='Ext. models'):
-    "Of `paper_table`, per source: heading, table of `interval_table`, notes."
+def _columns(table, external_heading='Ext. models'):
+    "What names a row of the table, and what its cells hold."
     cost_name = PAPER_TABLES[table['cost_in'].iloc[0]]['cost']
     names = {'Method': 'label', external_heading: _external_cell}
     cells = {
@@ -263,9 +278,15 @@ def _panels(table, external_heading='Ext. models'):
         f'{cost_name} ↓': interval('cost'),
         'A/C ↑': interval('ac'),
     }
-    for _, part in table.groupby('source', sort=False):
+    return names, cells
+
+
+def _panels(table):
+    "Of `paper_table`, per source: source, heading, table of `interval_table`, notes."
+    names, cells = _columns(table)
+    for source, part in table.groupby('source', sort=False):
         heading, notes = _heading(part)
-        yield heading, interval_table(part, names, cells, 'benchmark'), notes
+        yield source, heading, interval_table(part, names, cells, 'benchmark'), notes
 
 
 LEGEND = """
@@ -279,7 +300,7 @@ def to_markdown(
 ) -> str:
     "Table 1 or 2 as Markdown."
     parts = []
-    for heading, text, notes in _panels(table):
+    for _, heading, text, notes in _panels(table):
         lines = [f'**{heading}**', '', markdown(text), *(f'{note}\n' for note in notes)]
         parts.append('\n'.join(lines))
     return '\n'.join(parts) + LEGEND
@@ -296,32 +317,97 @@ def _without_intervals(table):
     return table.drop(columns=[c for c in table if c.endswith(('_low', '_high'))])
 
 
-def _tex_panels(table, full):
-    "Heading, tabular and notes of the parts of a table for LaTeX."
+TEX_LOOKS = (  # size and column gap in points; the first that fits is taken
+    (r'\small', 2.1),
+    (r'\footnotesize', 2.1),
+)
+
+
+def _tabulars(part, stacked):
+    "The rows of a source as one tabular, or as one for each benchmark."
+    names, cells = _columns(part, 'Ext.')
+    parts = [part]
+    if stacked:
+        parts = [own for _, own in part.groupby('benchmark', sort=False)]
+    return [tabular(interval_table(own, names, cells, 'benchmark'), 'Ext.') for own in parts]
+
+
+def _fitted(table, width):
+    "Source -> its tabulars, and the look with which they fit; the narrowest with a warning if none does."
+    for stacked in (False, True):
+        made = {}
+        for source, part in table.groupby('source', sort=False):
+            made[source] = _tabulars(part, stacked)
+        texts = [text for own in made.values() for text in own]
+        for look in TEX_LOOKS:
+            if max(tabular_width(text, *look) for text in texts) <= width:
+                return made, look
+    warnings.warn(f'the table is wider than {width:g} inches, even with benchmarks stacked')
+    return made, look
+
+
+def _tex_panels(table, full, width):
+    "Source, heading, LaTeX and notes of the parts of a table."
     if full:  # scaled to the width of the text
-        for heading, text, notes in _panels(table):
-            yield heading, r'\resizebox{\linewidth}{!}{%', tabular(text) + '}', notes
+        for source, heading, text, notes in _panels(table):
+            resized = ['\\noindent', r'\resizebox{\linewidth}{!}{%', tabular(text) + '}']
+            yield source, heading, resized, notes
         return
     legend = 'Ext.: with external models; in bold the best of a group'
-    for heading, text, notes in _panels(_without_intervals(table), 'Ext.'):
-        heading = heading.replace('[95% interval]', legend)
-        yield heading, r'\small\setlength{\tabcolsep}{2.1pt}%', tabular(text, 'Ext.'), notes
+    table = _without_intervals(table)
+    made, (size, gap) = _fitted(table, width)
+    look = rf'{size}\setlength{{\tabcolsep}}{{{gap}pt}}%'
+    for source, part in table.groupby('source', sort=False):
+        heading, notes = _heading(part)
+        lines = []
+        for text in made[source]:
+            lines += ['\\noindent', look, text, r'\par\smallskip']
+        yield source, heading.replace('[95% interval]', legend), lines[:-1], notes
+
+
+def _selected(table, rows, sources):
+    "Some rows of `paper_table`. ValueError for a row or source that it does not have."
+    for row in rows or ():
+        one_of('row', row, list(table['label'].unique()))
+    for source in sources or ():
+        one_of('source', source, list(table['source'].unique()))
+    if rows:
+        table = table[table['label'].isin(rows)]
+    if sources:
+        table = table[table['source'].isin(sources)]
+    if table.empty:
+        raise ValueError('no row is left: the sources have none of these rows')
+    return table
 
 
 def to_tex(
     table,  # of `paper_table`
     full: bool = False,  # with intervals, scaled to the width of the text
+    rows=None,  # labels of rows to keep, such as "Ours"; None: all
+    sources=None,  # of `SOURCES`, such as ("this run",); None: all, the paper's among them
+    captions=None,  # source -> a heading of yours; "": no heading
+    notes: bool = True,  # write the notes below
+    width: float = 5.5,  # inches; in a narrow column a benchmark is below another
 ) -> str:
-    r"Table 1 or 2 for LaTeX, to be \input: two booktabs tabulars."
-    profile = table['profile'].iloc[0]
+    r"""Table 1 or 2 for LaTeX, to be \input: booktabs tabulars, at most so wide without scaling.
+
+    Widths are estimated for Computer Modern, about the widest font of articles.
+    """
+    table = _selected(table, rows, sources)
+    profile = table['profile'].dropna()
+    made_by = f', {profile.iloc[0]} profile' if len(profile) else ''
     lines = [
-        f'% generated by nbs/05_results.ipynb, {profile} profile; '
-        'needs booktabs, amsfonts and graphicx',
+        f'% generated by nbs/05_results.ipynb{made_by}; needs booktabs, amsfonts and graphicx',
         r'\begingroup',
     ]
-    for heading, width, text, notes in _tex_panels(table, full):
-        lines += [rf'\noindent\emph{{{tex(heading)}}}\par\smallskip', r'\noindent', width, text]
-        for note in notes:
-            lines.append(rf'\par\smallskip\noindent{{\footnotesize {tex(note)}}}')
+    for source in captions or ():
+        one_of('source of a caption', source, list(table['source'].unique()))
+    for source, heading, text, remarks in _tex_panels(table, full, width):
+        heading = (captions or {}).get(source, heading)
+        if heading:
+            lines.append(rf'\noindent\emph{{{tex(heading)}}}\par\smallskip')
+        lines += text
+        for remark in remarks if notes else ():
+            lines.append(rf'\par\smallskip\noindent{{\footnotesize {tex(remark)}}}')
         lines.append(r'\par\medskip')
     return '\n'.join([*lines, r'\endgroup', ''])

@@ -6,6 +6,7 @@ belongs in `report.figures` and `report.slider`.
 
 from pathlib import Path
 
+from ..base.tools import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
 from .writer import save_table
@@ -73,6 +74,39 @@ def read_points(
     first = pd.read_csv(tables / ('table2.csv' if suffix else 'table1.csv')).iloc[0]
     data['facts'] = {name: first[name] for name in ('profile', 'billing') if name in first}
     return data
+
+
+def add_curve(
+    points,  # DataFrame of `read_points` or `evaluate`
+    name: str,  # of the curve
+    cost_share,  # of its points, as shares of the large model's cost: .35 is 35 %
+    accuracy,  # of its points, as fractions
+    benchmark: str = '',  # '': the only one there is
+    on_escalate: str = 'append',
+):  # DataFrame
+    """The points with a curve of yours behind them, in the order given.
+
+    Draw it with the pair (name, on_escalate) among `methods`; `style` takes its colour and label.
+    """
+    import pandas as pd
+
+    there = list(points['benchmark'].unique())
+    if not benchmark and len(there) == 1:
+        benchmark = there[0]
+    one_of('benchmark', benchmark, there)
+    if len(cost_share) != len(accuracy) or not len(accuracy):
+        raise ValueError(
+            f'curve {name!r}: {len(cost_share)} costs and {len(accuracy)} accuracies; '
+            'give one of each for every point'
+        )
+    if name in set(points['method'][points['benchmark'] == benchmark]):
+        raise ValueError(f'{benchmark} has a method {name!r} already: choose another name')
+    curve = pd.DataFrame(dict(cost_share=cost_share, accuracy=accuracy)).astype(float)
+    of_benchmark = points[points['benchmark'] == benchmark].iloc[0]
+    curve['threshold'] = range(len(curve))
+    same = {column: of_benchmark[column] for column in ('n', 'unit', 'cost_in')}
+    names = dict(benchmark=benchmark, method=name, on_escalate=on_escalate, chosen=0)
+    return pd.concat([points, curve.assign(**names, **same)], ignore_index=True)
 
 
 def sweep_points(

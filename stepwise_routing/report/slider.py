@@ -4,17 +4,25 @@ Here belongs the figure with a slider, for a notebook and as a page. Figures tha
 in `report.figures`.
 """
 
+import math
 from pathlib import Path
 
 from ..base.tools import write_file
-from ..method.results import style_of
+from ..method.results import method_label, style_of
 from .figures import draw_accuracy_cost
 from .points import drawn_methods, read_points, sweep_points
 from .style import preview
 from .writer import PERCENT
 
-GREY = '#767676'
-FRONTIER_DASHES = {'small-large line': 'solid', 'random': 'dot', 'oracle': 'dash'}
+GREY = '#7a7a7a'  # of text and lines: it can be read on white and on black
+CLEAR = 'rgba(0,0,0,0)'
+CHOSEN = 'the chosen setting'  # on calibration
+DASHES = {'small-large line': 'solid', 'random': 'dot', 'oracle': 'dash'}
+CURVE_NAMES = {  # curve of `frontiers` -> what the legend calls it
+    'small-large line': 'chance, per problem',
+    'random': 'chance, per step',
+    'oracle': 'hindsight',
+}
 
 
 def _percent_of(points):
@@ -22,11 +30,12 @@ def _percent_of(points):
 
 
 def _add_curve(fig, panel, points, name, **look):
-    "Accuracy against cost of some points, in one panel."
+    "Accuracy against cost of some points, in one panel; the legend names it once."
     fig.add_scatter(
         x=_percent_of(points['cost_share']),
         y=_percent_of(points['accuracy']),
-        showlegend=False,
+        showlegend=panel == 1,
+        legendgroup=name,
         row=1,
         col=panel,
         name=name,
@@ -34,31 +43,87 @@ def _add_curve(fig, panel, points, name, **look):
     )
 
 
-def _stop(sweeps, threshold):
-    "Where the markers stand at a threshold, and the title that says so."
+def _stop(label, rows):  # rows: benchmark -> row of `evaluate`
+    "One place of the slider: its cost, its name, where the markers are, numbers above the panels."
     xs = []
     ys = []
-    numbers = []
-    for benchmark, sweep in sweeps.items():
-        nearest = sweep.iloc[(sweep['threshold'] - threshold).abs().argmin()]
-        cost = 100 * nearest['cost_share']
-        accuracy = 100 * nearest['accuracy']
+    titles = {}
+    for number, (benchmark, row) in enumerate(rows.items()):
+        cost = 100 * row['cost_share']
+        accuracy = 100 * row['accuracy']
         xs.append([round(cost, 3)])
         ys.append([round(accuracy, 3)])
-        numbers.append(f'{benchmark}: {PERCENT(accuracy)} % at {PERCENT(cost)} %')
-    return dict(x=xs, y=ys), '; '.join(numbers)
+        numbers = f'{PERCENT(accuracy)} % at {PERCENT(cost)} %'
+        titles[f'annotations[{number}].text'] = f'<b>{benchmark}</b><br>{numbers}'
+    cost = sum(row['cost_share'] for row in rows.values())
+    return cost, label, dict(x=xs, y=ys), titles
 
 
-def _stops(sweeps, markers):  # benchmark -> sweep; indices of the markers
-    "All places of the slider. They are numbered, as the seeds of ours have kappas of their own."
+def _chosen_label(rows):
+    "What the place of the chosen settings is called: their kappas, if they have some."
+    kappas = [row.get('kappa', float('nan')) for row in rows.values()]
+    if any(math.isnan(kappa) for kappa in kappas):
+        return CHOSEN
+    return f'{CHOSEN}: kappa {" / ".join(f"{kappa:.4g}" for kappa in kappas)}'
+
+
+def _nearest(sweep, threshold):
+    return sweep.iloc[(sweep['threshold'] - threshold).abs().argmin()]
+
+
+def _stops(sweeps, chosen):  # benchmark -> sweep; benchmark -> chosen row
+    """All places of the slider, the chosen settings where their cost belongs.
+
+    The others are numbered, as each training seed has a kappa of its own there.
+    """
     thresholds = sorted(set().union(*(sweep['threshold'] for sweep in sweeps.values())))
     stops = []
     for number, threshold in enumerate(thresholds, 1):
-        moved, title = _stop(sweeps, threshold)
-        arguments = [moved, {'title.text': title}, markers]
-        label = f'{number} of {len(thresholds)}'
-        stops.append(dict(label=label, method='update', args=arguments))
+        rows = {benchmark: _nearest(sweep, threshold) for benchmark, sweep in sweeps.items()}
+        stops.append(_stop(f'kappa number {number} of {len(thresholds)}', rows))
+    own = _stop(_chosen_label(chosen), chosen)
+    cheaper = [stop for stop in stops if stop[0] < own[0]]
+    stops.insert(len(cheaper), own)
     return stops
+
+
+def _bar(stops, markers):
+    "The slider itself, at the chosen settings."
+    steps = []
+    for _, label, moved, titles in stops:
+        steps.append(dict(label=label, method='update', args=[moved, titles, markers]))
+    active = [label.startswith(CHOSEN) for _, label, _, _ in stops].index(True)
+    value = dict(font=dict(size=12))
+    look = dict(font=dict(color=CLEAR), ticklen=0, minorticklen=0)  # no labels below the bar
+    return dict(steps=steps, active=active, pad=dict(t=60), currentvalue=value, **look)
+
+
+def _draw_panel(fig, panel, benchmark, sweep, frontiers, color):
+    curves = frontiers[frontiers['benchmark'] == benchmark]
+    for name, curve in curves.groupby('curve', sort=False):
+        line = dict(color=GREY, dash=DASHES[name], width=1)
+        _add_curve(fig, panel, curve, CURVE_NAMES[name], mode='lines', line=line)
+    _add_curve(fig, panel, sweep, 'the router at every kappa', mode='lines', line=dict(color=color))
+
+
+def _lay_out(fig, row, bar):
+    "Grey text on no background, for light and dark pages; margins for a narrow screen."
+    fig.update_xaxes(zeroline=False, automargin=True)
+    fig.update_xaxes(
+        title="cost, % of the large model's", col=(len(bar['steps'][0]['args'][1]) + 1) // 2
+    )
+    fig.update_yaxes(title='accuracy, %', col=1)
+    fig.update_annotations(font=dict(size=11))
+    return fig.update_layout(
+        template='none',
+        title=dict(text=f'{method_label(*row)}: drag kappa', font=dict(size=14), x=0.02),
+        font=dict(color=GREY, size=11),
+        paper_bgcolor=CLEAR,
+        plot_bgcolor=CLEAR,
+        legend=dict(orientation='h', yref='container', y=0, yanchor='bottom'),
+        margin=dict(l=45, r=12, t=90, b=160),
+        sliders=[bar],
+    )
 
 
 def slider(
@@ -68,35 +133,38 @@ def slider(
 ):  # plotly figure
     """Accuracy against cost of a sweep, a panel a benchmark, with a marker in each.
 
-    A slider moves the markers along the thresholds of the sweep.
+    A slider moves the markers along the thresholds of the sweep. It starts at the chosen setting.
     """
     from plotly.subplots import make_subplots
 
     own = points[(points['method'] == row[0]) & (points['on_escalate'] == row[1])]
     sweeps = {}
+    chosen = {}
     for benchmark, of_benchmark in own.groupby('benchmark', sort=False):
         sweeps[benchmark] = sweep_points(of_benchmark).sort_values('threshold')
-    fig = make_subplots(1, len(sweeps), subplot_titles=list(sweeps))
+        chosen[benchmark] = of_benchmark[of_benchmark['chosen'] == 1].iloc[0]
+    fig = make_subplots(1, len(sweeps), subplot_titles=list(sweeps), horizontal_spacing=0.09)
     color = style_of(row[0])['color']
     markers = []
     for panel, (benchmark, sweep) in enumerate(sweeps.items(), 1):
-        curves = frontiers[frontiers['benchmark'] == benchmark]
-        for name, curve in curves.groupby('curve', sort=False):
-            line = dict(color=GREY, dash=FRONTIER_DASHES[name], width=1)
-            _add_curve(fig, panel, curve, name, mode='lines', line=line)
-        _add_curve(fig, panel, sweep, 'all kappas', mode='lines', line=dict(color=color))
+        _draw_panel(fig, panel, benchmark, sweep, frontiers, color)
         markers.append(len(fig.data))
         star = dict(color=color, size=13, symbol='star')
-        _add_curve(fig, panel, sweep[:1], 'this kappa', mode='markers', marker=star)
-    middle = (len(sweeps) + 1) // 2
-    fig.update_xaxes(zeroline=False)
-    fig.update_xaxes(title="cost, % of the large model's", col=middle)
-    fig.update_yaxes(title='accuracy, %', col=1)
-    stops = _stops(sweeps, markers)
-    bar = dict(steps=stops, pad=dict(t=70), currentvalue=dict(prefix='kappa number '))
-    first_title = stops[0]['args'][1]['title.text']
-    title = dict(text=first_title, font=dict(size=13))
-    return fig.update_layout(sliders=[bar], template='none', title=title)
+        here = sweep[:0]
+        _add_curve(fig, panel, here, 'the router at this kappa', mode='markers', marker=star)
+    bar = _bar(_stops(sweeps, chosen), markers)
+    moved, titles, _ = bar['steps'][bar['active']]['args']
+    for marker, x, y in zip(markers, moved['x'], moved['y']):
+        fig.data[marker].update(x=x, y=y)
+    for annotation, text in zip(fig.layout.annotations, titles.values()):
+        annotation.update(text=text)
+    return _lay_out(fig, row, bar)
+
+
+PAGE_HEAD = (
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<meta name="color-scheme" content="light dark"><title>The threshold kappa as a slider</title>'
+)
 
 
 def slider_page(
@@ -106,10 +174,11 @@ def slider_page(
     "The slider as a page of its own, the same bytes for the same tables."
     data = read_points(tables)
     fig = slider(data['points'], data['frontiers'], drawn_methods(data['points'])[-1])
-    config = dict(displaylogo=False)
+    config = dict(displaylogo=False, responsive=True, displayModeBar=False)
     fig.write_html(path, include_plotlyjs='directory', div_id='slider', config=config)
     page = Path(path).read_text('utf-8')  # in a frame, margins would make it scroll
-    return write_file(path, page.replace('body {height: 100%;}', 'body {height: 100%; margin: 0;}'))
+    page = page.replace('body {height: 100%;}', 'body {height: 100%; margin: 0;}')
+    return write_file(path, page.replace('<head>', f'<head>{PAGE_HEAD}', 1))
 
 
 def show_slider(

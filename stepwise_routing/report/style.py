@@ -5,8 +5,9 @@ notebook. What a figure shows belongs in `report.figures` and `report.training`.
 """
 
 import io
+import warnings
 
-from ..base.tools import write_file
+from ..base.tools import nearest, write_file
 
 RC_PARAMETERS = {
     'font.family': 'STIXGeneral',
@@ -33,11 +34,50 @@ RC_PARAMETERS = {
 DATES = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  # left out of files
 
 
-def paper_style():
-    "Matplotlib settings of every figure, for the length of a `with` block."
+def check_font(font: str) -> None:
+    "ValueError naming the nearest font unless matplotlib finds this one here."
+    from matplotlib import font_manager
+
+    try:
+        font_manager.findfont(font, fallback_to_default=False)
+    except ValueError:
+        names = sorted({*font_manager.get_font_names(), *font_manager.font_family_aliases})
+        hint = nearest(font, names)
+        raise ValueError(
+            f'matplotlib finds no font {font!r} here{hint}; matplotlib.font_manager.'
+            'get_font_names() lists those it finds'
+        ) from None
+
+
+def warn_of_ignored_settings() -> None:
+    "One line if settings of matplotlib were changed, of which our figures have values of their own."
     import matplotlib
 
-    return matplotlib.rc_context(RC_PARAMETERS)
+    usual = matplotlib.rcParamsDefault
+    changed = [name for name in RC_PARAMETERS if matplotlib.rcParams[name] != usual[name]]
+    if changed:
+        warnings.warn(
+            f'the figure does not follow your rcParams {", ".join(changed)}: '
+            'give them as rc={name: value}',
+            stacklevel=3,
+        )
+
+
+def paper_style(
+    font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
+    rc=None,  # settings of matplotlib in the place of these, name -> value
+):
+    "Matplotlib settings of every figure, for the length of a `with` block. ValueError for unknown ones."
+    import matplotlib
+
+    settings = dict(RC_PARAMETERS)
+    if font:
+        check_font(font)
+        settings['font.family'] = font
+    for name in rc or ():
+        if name not in matplotlib.rcParams:
+            raise ValueError(f'unknown rcParam {name!r}{nearest(name, matplotlib.rcParams)}')
+    return matplotlib.rc_context(settings | dict(rc or {}))
 
 
 def new_figure(
@@ -46,11 +86,13 @@ def new_figure(
     nrows: int = 1,
     ncols: int = 1,
     sharex: bool = False,
+    font: str = '',  # of `paper_style`
+    rc=None,  # of `paper_style`
 ):  # matplotlib figure, axes [row, column]
     "An empty figure; no window and no state of pyplot knows it."
     from matplotlib.figure import Figure
 
-    with paper_style():
+    with paper_style(font, rc):
         fig = Figure(figsize=(width, height))
         return fig, fig.subplots(nrows, ncols, sharex=sharex, squeeze=False)
 

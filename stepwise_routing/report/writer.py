@@ -217,12 +217,25 @@ def _slug(text):
     return re.sub('[^a-z0-9]+', '_', text.lower()).strip('_')
 
 
+def _verdicts(path):
+    "How many claims hold for the paper's method, and how many do not, by name."
+    import pandas as pd
+
+    if not path.is_file():
+        return {}
+    verdicts = pd.read_csv(path)['verdict']
+    texts = {'claims.all': str(len(verdicts))}
+    for verdict, count in verdicts.value_counts().items():
+        texts[f'claims.{_slug(verdict)}'] = str(count)
+    return texts
+
+
 def numbers(
     folder,  # of tables
 ) -> dict:  # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
     """The numbers of evaluation*.csv and certain*.csv at the chosen settings, in percent, by name.
 
-    A name is file, benchmark, method, reading and column.
+    A name is file, benchmark, method, reading and column. The verdicts of claims.csv are counted.
     """
     import pandas as pd
 
@@ -233,4 +246,4 @@ def numbers(
             parts = [_slug(row[column]) for column in ('benchmark', 'method', 'on_escalate')]
             for metric in NAMED_SHARES:
                 texts['.'.join([path.stem, *parts, metric])] = PERCENT(100 * row[metric])
-    return texts
+    return texts | _verdicts(folder / 'claims.csv')

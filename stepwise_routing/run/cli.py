@@ -16,7 +16,7 @@ try:
     from pathlib import Path
 
     from .. import __version__
-    from ..base.tools import PACKAGE, find_project, write_file
+    from ..base.tools import PACKAGE, find_project
     from .config import Config, load_yaml, settings_of
     from .manifest import Manifest, files_in
     from .parser import Parser
@@ -130,9 +130,8 @@ def faults(options):
 
 
 def init(options):
-    """Copy the notebooks and profiles of an installed wheel to a new folder, to run and change them
-    there."""
-    from importlib.metadata import files
+    "Copy notebooks, profiles, tables and figures of an installed wheel to a new folder."
+    from .new_folder import make_folder, shared_files
 
     out = Path(options.project)
     clone = PACKAGE.parent
@@ -142,12 +141,9 @@ def init(options):
         raise ValueError(f'this is installed from the clone {clone}: work there')
     if (out / 'nbs').exists():
         raise ValueError(f'{out / "nbs"} is there already: choose a new folder')
-    for file in files('stepwise-routing'):
-        inside = file.as_posix().partition('share/stepwise-routing/')[2]
-        if inside:
-            write_file(out / inside, Path(file.locate()).read_bytes())
-    print(f'Notebooks and profiles: {out / "nbs"}')
-    print(f'Next: stepwise-routing reproduce {out} --profile smoke')
+    make_folder(out, shared_files())
+    print(f'Notebooks and profiles: {out / "nbs"}; committed results: {out / "tables"}')
+    print(f'Next: stepwise-routing reproduce {out} --profile smoke, or jupyter lab {out / "nbs"}')
 
 
 COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # they need no run
@@ -174,28 +170,21 @@ OPTION_KINDS = {  # type of a field of `Options` -> how argparse reads it
 }
 
 
-def build_parser() -> Parser:
-    "The command line of `stepwise-routing`: the commands, and the fields of `Options`."
+COMMAND_MEANINGS = dict(
+    reproduce='Run the numbered notebooks and keep the receipts.',
+    figures='Draw the figures again, from tables/ alone.',
+    demo='Route twenty problems between the shipped models, and show a transcript.',
+    test='With --faults: try what may go wrong, and write tables/faults.md. For a clone.',
+    init='Copy notebooks, profiles and committed results of an installed wheel to a new folder.',
+    serve='Put routers of yours behind the OpenAI protocol.',
+)
+
+
+def _add_options(parser):
+    "The options of `reproduce`: the fields of `Options`."
     from fastcore.docments import docments
 
     meaning = docments(Options)
-    parser = Parser(
-        'stepwise-routing',
-        description='Run the numbered notebooks and keep the receipts.',
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        'command',
-        choices=['reproduce', *COMMANDS, 'serve'],
-        help='run the notebooks; draw the figures again from tables/; route twenty problems; '
-        'try what may go wrong; copy notebooks and profiles to DIR; put routers of yours behind the '
-        'OpenAI protocol (serve --help)',
-    )
-    parser.add_argument(
-        'project', nargs='?', default=argparse.SUPPRESS, metavar='DIR', help='the same as --project'
-    )
-    parser.add_argument('--faults', action='store_true', help='of test: what survives which fault')
-    parser.add_argument('--version', action='version', version=f'stepwise-routing {__version__}')
     parser.add_argument(
         '--dry-run', action='store_true', help='print the plan, what it takes and what is missing'
     )
@@ -214,7 +203,43 @@ def build_parser() -> Parser:
         metavar='NAME=VALUE',
         help=meaning['changes'],
     )
+
+
+def _add_folder(parser):
+    parser.add_argument(
+        'project', nargs='?', default=argparse.SUPPRESS, metavar='DIR', help='the same as --project'
+    )
+
+
+def build_parser() -> Parser:
+    "The command line of `stepwise-routing`: the commands, and the fields of `Options`."
+    lines = [f'  {name:10} {meaning}' for name, meaning in COMMAND_MEANINGS.items()]
+    lines.append('`stepwise-routing COMMAND --help` says more about one.')
+    parser = Parser(
+        'stepwise-routing',
+        description='\n'.join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument('command', choices=list(COMMAND_MEANINGS))
+    _add_folder(parser)
+    parser.add_argument('--faults', action='store_true', help='of test: what survives which fault')
+    parser.add_argument('--version', action='version', version=f'stepwise-routing {__version__}')
+    _add_options(parser)
     return parser
+
+
+def command_help(command: str) -> str:
+    "The help page of one command."
+    description = COMMAND_MEANINGS[command]
+    parser = Parser(f'stepwise-routing {command}', description=description, allow_abbrev=False)
+    if command != 'demo':
+        _add_folder(parser)
+    if command == 'test':
+        parser.add_argument('--faults', action='store_true', help='what survives which fault')
+    if command == 'reproduce':
+        _add_options(parser)
+    return parser.format_help()
 
 
 def _check_unused(command, is_dry_run, options):
@@ -232,6 +257,9 @@ def run_command(argv) -> None:  # the words after `stepwise-routing`
         from .serve_command import serve
 
         serve(argv[1:])
+        return
+    if argv[:1] and argv[0] in COMMAND_MEANINGS and {'-h', '--help'} & {*argv[1:]}:
+        print(command_help(argv[0]), end='')
         return
     words = vars(build_parser().parse_args(argv))
     command = words.pop('command')

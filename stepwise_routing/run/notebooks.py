@@ -146,9 +146,9 @@ def failure_line(
     return f'{where}: {name}: {one_line[:300]}'
 
 
-def _print_progress(name, begin, folder, on_terminal):
-    "One line on stderr: seconds so far, and the notes that processes have left."
-    notes = [f'{time.time() - begin:.0f} s']
+def _print_progress(name, begin, folder, on_terminal, before):
+    "One line on stderr: seconds so far, what was done before, the notes that processes have left."
+    notes = [f'{time.time() - begin:.0f} s', *filter(None, [before])]
     notes += [path.read_text('utf-8') for path in sorted(folder.iterdir())]
     line = f'{name}: ' + ' | '.join(notes)
     if on_terminal:
@@ -162,6 +162,7 @@ def _print_progress(name, begin, folder, on_terminal):
 def progress_shown(
     name: str,  # of the notebook
     folder: Path,  # where processes note their progress
+    before: str = '',  # how much of the run was done when the notebook began
 ):
     "Say how far the running cell is: once a second on a terminal, else once a minute."
     ended = threading.Event()
@@ -170,7 +171,7 @@ def progress_shown(
 
     def watch():
         while not ended.wait(1 if on_terminal else 60):
-            _print_progress(name, begin, folder, on_terminal)
+            _print_progress(name, begin, folder, on_terminal, before)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -228,6 +229,7 @@ def execute(
     executed: Path,  # where its executed copy goes; log.txt beside that keeps what it prints
     folder: Path,  # where it runs
     parameters=None,  # name -> value; None: as the notebook has them
+    progress: str = '',  # how much of the run is done before it
 ) -> None:
     "Run a notebook in a kernel of its own. `NotebookFailed` if it stops."
     import papermill
@@ -237,7 +239,7 @@ def execute(
         open(executed.with_name('log.txt'), 'a', encoding='utf-8') as log,
         tempfile.TemporaryDirectory(prefix='stepwise-', ignore_cleanup_errors=True) as sockets,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as notes,
-        progress_shown(source.stem, Path(notes)),
+        progress_shown(source.stem, Path(notes), progress),
     ):
         print(now(), source.stem, file=log, flush=True)
         os.environ['STEPWISE_PROGRESS'] = notes

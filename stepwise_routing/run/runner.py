@@ -33,6 +33,15 @@ from .manifest import (
 )
 from .notebooks import NotebookFailed, execute, now, sole_runner, stage_names
 
+COLD_SHARES = {  # of the time of a run of the profile micro from nothing, measured on two cores
+    '01_confidence': 0.02,
+    '02_rollouts': 0.27,
+    '02b_outcomes': 0.03,
+    '03b_training': 0.19,
+    '04b_comparison': 0.45,
+    '05_results': 0.04,
+}
+MEAN_SHARE = 1 / 6
 RESERVED_NAMES = ('store', 'lessons')  # folders of runs/ that are no run
 WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.\w+\.part)?')
 
@@ -136,6 +145,12 @@ class Plan:
                 return f': took {seconds / 60:.1f} min in run {past.folder.name}'
         return ''
 
+    def share_done(self, finished) -> float:
+        "About which share of the work is done when these notebooks have run."
+        weights = {name: COLD_SHARES.get(name, MEAN_SHARE) for name in self.todo}
+        done = [weight for name, weight in weights.items() if name in finished]
+        return sum(done) / sum(weights.values()) if weights else 1.0
+
 
 def _finished_stages(project, run, options, fingerprints):
     """Notebook -> folder of a run that has it and all before it finished: this one if resumed, else
@@ -222,10 +237,23 @@ def begin(plan: Plan) -> Manifest:
     return manifest
 
 
+def progress_words(
+    share: float,  # of the work that is done
+    seconds: float,  # that it took
+) -> str:
+    "How much of a run is done, and about how long the rest takes at this pace; '' at its ends."
+    if not 0 < share < 1:
+        return ''
+    left = seconds * (1 - share) / share
+    unit = f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'
+    return f'about {100 * share:.0f} % of the run is done, about {unit} left'
+
+
 def run_stage(
     plan: Plan,
     name: str,  # of the notebook
     manifest: Manifest,  # of `begin`
+    progress: str = '',  # of `progress_words`
 ) -> None:
     "Run one notebook and enter it into the manifest. `NotebookFailed` if it stops."
     start = time.time()
@@ -239,7 +267,7 @@ def run_stage(
         run_dir=os.path.relpath(folder, nbs),
         changes=plan.options.changes,
     )
-    execute(nbs / f'{name}.ipynb', folder / f'{name}.ipynb', nbs, parameters)
+    execute(nbs / f'{name}.ipynb', folder / f'{name}.ipynb', nbs, parameters, progress)
     made = {}
     for file, path in stage_files(folder).items():
         if file not in there_before:
@@ -310,14 +338,21 @@ def run_plan(plan: Plan) -> Manifest:
     "Run what a plan says; a `NotebookFailed` or Ctrl-C leaves a run that can be resumed."
     with sole_runner(plan.run.store):
         manifest = begin(plan)
+        begin_time = time.time()
+        finished = []
+        progress = ''
         try:
             for i, name in enumerate(plan.stages, 1):
                 print(f'[{i}/{len(plan.stages)}] {name}{plan.why_not(name)}', flush=True)
                 if name in plan.taken:
                     take_over(plan, name, manifest)
                 elif name in plan.todo:
-                    run_stage(plan, name, manifest)
-                    print(f'{"":6}{manifest.stage(name)["seconds"]:.0f} s', flush=True)
+                    run_stage(plan, name, manifest, progress)
+                    finished.append(name)
+                    share = plan.share_done(finished)
+                    progress = progress_words(share, time.time() - begin_time)
+                    notes = [f'{manifest.stage(name)["seconds"]:.0f} s', *filter(None, [progress])]
+                    print(f'{"":6}{"; ".join(notes)}', flush=True)
         except (NotebookFailed, OSError, KeyboardInterrupt) as e:
             status = 'interrupted' if isinstance(e, KeyboardInterrupt) else 'failed'
             with contextlib.suppress(OSError):  # the disk may be full

@@ -177,8 +177,15 @@ def count_problems(setting: Setting, benchmark: str) -> int:
 
 
 def read_table(setting: Setting, benchmark: str, split: str) -> OutcomeTable:
-    "The outcome table that a run saved. Errors as of `OutcomeTable.load`."
-    return OutcomeTable.load(setting.files.outcomes(benchmark, split))
+    "The outcome table that a run saved. FileNotFoundError in one line if it has none yet."
+    path = setting.files.outcomes(benchmark, split)
+    if not path.is_file():
+        run = setting.run
+        raise FileNotFoundError(
+            f'run {run.folder.name} has no outcomes of {benchmark} yet: run all stages '
+            f'(stepwise-routing reproduce --profile {run.profile}), or the notebooks 02 and 02b, first'
+        )
+    return OutcomeTable.load(path)
 
 
 def read_tables(setting: Setting, benchmark: str, grade) -> tuple:  # `grade`: of `open_run_grader`
