@@ -119,6 +119,17 @@ def test_headers_say_who_wrote(served):
     status, _, head = post(served.url, body)
     assert (status, head['X-Stepwise-Handovers'], head['X-Stepwise-Last-Model']) == (200, '0', 'toy-1')
 
+def test_the_end_of_a_stream_says_what_its_head_cannot_know(served):
+    body = dict(model='mine', seed=0)
+    for question in QUESTIONS[:12]:
+        _, _, head = post(served.url, json.dumps(body | dict(messages=user(question))).encode())
+        whole, chunks = served.ask(question), served.ask(question, stream=True)
+        said = [c.stepwise_summary for c in chunks if getattr(c, 'stepwise_summary', None)]
+        assert said == [chunks[-1].stepwise_summary] == [whole.stepwise_summary]
+        assert said[0] == dict(handovers=int(head['X-Stepwise-Handovers']), last_model=head['X-Stepwise-Last-Model'])
+    status, raw, head = post(served.url, json.dumps(body | dict(messages=user('?'), stream=True)).encode())
+    assert status == 200 and not [name for name in head if name.startswith('X-Stepwise')]
+
 def test_models_alone_and_other_points(served):
     notes = {name: served.ask(QUESTIONS[3], model=name).stepwise for name in ('small', 'large', 'mine@alpha=0.1')}
     assert {s['model'] for s in notes['small']} == {'toy-0'} and {s['model'] for s in notes['large']} == {'toy-1'}
@@ -255,7 +266,7 @@ WRONG = [ # change of a request, the field that is named, a part of the line
     (dict(stop=3), 'stop', 'stop:'), (dict(stop=''), 'stop', 'stop:'), (dict(stop=['a', '']), 'stop', 'stop:'),
     (dict(stop=[*'abcde']), 'stop', 'up to 4'), (dict(stop=[3]), 'stop', 'stop:'), (dict(stop={}), 'stop', 'stop:'),
     (dict(logprobs=1), 'logprobs', 'logprobs is'), (dict(top_logprobs=21), 'top_logprobs', 'top_logprobs is'),
-    (dict(logprobs=True, top_logprobs=2), 'top_logprobs', 'without others'),
+    (dict(logprobs=True, top_logprobs=2), 'top_logprobs', 'not those of others'),
     (dict(frequency_penalty=.5), 'frequency_penalty', 'frequency_penalty is'),
     (dict(presence_penalty=-1), 'presence_penalty', 'presence_penalty is'),
     (dict(tools=[{}]), 'tools', 'does not serve'),
