@@ -669,7 +669,8 @@ def test_a_report_says_what_the_router_costs(opened, tmp_path):
     files = report(folder, tmp_path/'out', price='1/0.5/4')
     assert files == ['README.md', 'accuracy_cost.md', 'accuracy_cost.pdf', 'accuracy_cost.png']
     text = (tmp_path/'out'/'README.md').read_text()
-    for part in ('# A router: toy-0', '| alpha |', '| 0.05 |', 'large model alone', 'write the step again', '1/0.5/4'):
+    for part in ('# A router: toy-0', '| alpha |', '| 0.05 |', 'large model alone', 'write the step again', '1/0.5/4',
+                 '`collect` draws no such chains'):
         assert part in text
     rows = cache_rows(own_table(folder, 'calibration'), router.router, '1/0.5/4')
     cents = [(float(r['warm, cents']), float(r['cold, cents'])) for r in rows]
