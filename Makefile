@@ -4,6 +4,7 @@
 # make ablations   a policy per design choice and per-step policies, to tables/ablations/ and figures/ablations/
 # make bench       speed of the engine, of policy steps, of routed generation, and how cost grows; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
+# make clients     litellm and lm-eval in an environment of their own (.clients), and the tests that ask a server with them
 # make site        the documentation, to _docs/html; needs no network once installed
 # make notebooks   re-run all notebooks (micro profile) and store their outputs
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02b_outcomes|03b_training|04b_comparison|05_results
 
-.PHONY: reproduce ablations bench test fuzz smoke lessons hooks notebooks site
+.PHONY: reproduce ablations bench test fuzz smoke lessons hooks notebooks clients site
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
@@ -43,6 +44,11 @@ notebooks: $(STAMP)
 	$(BIN)/python .ci/lessons.py
 	$(BIN)/nbdev_clean
 	$(BIN)/python .ci/readme.py
+
+clients: $(STAMP)
+	test -x .clients/bin/python || $(PYTHON) -m venv .clients
+	.clients/bin/python -m pip install -q 'litellm' 'lm-eval[api]' -c constraints-clients.txt
+	$(BIN)/python -m pytest -m slow tests/test_clients.py
 
 site: $(STAMP)
 	$(BIN)/python -m pip install -q -e '.[dev,docs]' -c constraints.txt

@@ -26,7 +26,7 @@ Models and benchmarks that a profile names are downloaded from their publishers 
 
 ## What is checked
 
-Every direct dependency is pinned to an exact version in `constraints.txt` or, for the extra `[gpu]`, `constraints-gpu.txt`; `tests/test_sync.py` checks that. `pip-audit` asks a vulnerability service over the network, so it cannot run offline and is part of no check here: run `pip-audit -r constraints.txt` where there is a network.
+Every direct dependency is pinned to an exact version in `constraints.txt` or, for the extras `[gpu]` and `[clients]`, `constraints-gpu.txt` and `constraints-clients.txt`; `tests/test_sync.py` checks that. `pip-audit` asks a vulnerability service over the network, so it cannot run offline and is part of no check here: run `pip-audit -r constraints.txt` where there is a network.
 """
 
 def direct():

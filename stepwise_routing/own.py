@@ -35,6 +35,7 @@ from .method.offers import fingerprint, offers
 from .method.outcomes import OutcomeTable, outcome_table
 from .method.tree import RoutingTree, collect_rollouts
 from .models.answers import RouterService
+from .models.bills import set_caps
 from .models.metrics import Metrics
 from stepwise_routing.models.pair import (
     Access,
@@ -473,7 +474,8 @@ def serving(
     access: Access = Access(),  # where they are
     port: int = 0,  # 0: any that is free
     host: str = '127.0.0.1',  # another one than this machine takes a key
-    max_cents: float | None = None,  # that each router may spend on paid models while this lasts
+    max_cents: float | None = None,  # that all routers may spend on paid models while this lasts
+    max_cents_each: float | None = None,  # that each router may spend
     alphas=ALPHAS,  # points of the curve that can be asked for
     fall_back: bool = False,  # let the small model go on where the large one is away
     record=None,  # JSONL file that gets what is asked and answered; None: nothing is kept
@@ -492,11 +494,10 @@ def serving(
             router = stack.enter_context(open_router(folder, models, access, fall_back=fall_back))
             if router.bills is not None:
                 books.append(router.bills)
-                if max_cents is not None:
-                    router.bills.allow(max_cents)
             name = Path(folder).resolve().name
             points = _points(folder, _calibrated_policy(folder), alphas)
             served += offers(name, router, points, f'{name}/' if len(folders) > 1 else '')
+        set_caps(books, max_cents, max_cents_each)
         metrics = Metrics(lambda: sum(book.spent_now for book in books))
         service = RouterService(served, metrics, Recorder(record) if record else None)
         with running(service, port, host, os.environ.get(KEY_ENV, ''), limits, metrics) as url:

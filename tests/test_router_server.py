@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from faulty import Faulty
@@ -21,13 +22,14 @@ openai = pytest.importorskip('openai')
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.method.offers import offers
 from stepwise_routing.models.answers import RouterService, StopText
-from stepwise_routing.models.bills import Bills
+from stepwise_routing.models.bills import Bills, Purse, set_caps
 from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.ledger import CENT
 from stepwise_routing.models.metrics import Metrics
 from stepwise_routing.models.web import KEY_ENV, Limits, running
 from stepwise_routing.own import drift, open_router, own_table, report, serving
 from stepwise_routing.report.own_report import cache_rows
+from stepwise_routing.report.own_router import OwnRouter
 
 QUESTIONS = [p.question for p in toy_problems(60, seed=9)]
 KEY = 'sesame-street-123'
@@ -118,6 +120,17 @@ def test_headers_say_who_wrote(served):
     body = json.dumps(dict(model='large', messages=user('What is 3 + 4?'))).encode()
     status, _, head = post(served.url, body)
     assert (status, head['X-Stepwise-Handovers'], head['X-Stepwise-Last-Model']) == (200, '0', 'toy-1')
+
+def test_the_end_of_a_stream_says_what_its_head_cannot_know(served):
+    body = dict(model='mine', seed=0)
+    for question in QUESTIONS[:12]:
+        _, _, head = post(served.url, json.dumps(body | dict(messages=user(question))).encode())
+        whole, chunks = served.ask(question), served.ask(question, stream=True)
+        said = [c.stepwise_summary for c in chunks if getattr(c, 'stepwise_summary', None)]
+        assert said == [chunks[-1].stepwise_summary] == [whole.stepwise_summary]
+        assert said[0] == dict(handovers=int(head['X-Stepwise-Handovers']), last_model=head['X-Stepwise-Last-Model'])
+    status, raw, head = post(served.url, json.dumps(body | dict(messages=user('?'), stream=True)).encode())
+    assert status == 200 and not [name for name in head if name.startswith('X-Stepwise')]
 
 def test_models_alone_and_other_points(served):
     notes = {name: served.ask(QUESTIONS[3], model=name).stepwise for name in ('small', 'large', 'mine@alpha=0.1')}
@@ -255,7 +268,7 @@ WRONG = [ # change of a request, the field that is named, a part of the line
     (dict(stop=3), 'stop', 'stop:'), (dict(stop=''), 'stop', 'stop:'), (dict(stop=['a', '']), 'stop', 'stop:'),
     (dict(stop=[*'abcde']), 'stop', 'up to 4'), (dict(stop=[3]), 'stop', 'stop:'), (dict(stop={}), 'stop', 'stop:'),
     (dict(logprobs=1), 'logprobs', 'logprobs is'), (dict(top_logprobs=21), 'top_logprobs', 'top_logprobs is'),
-    (dict(logprobs=True, top_logprobs=2), 'top_logprobs', 'without others'),
+    (dict(logprobs=True, top_logprobs=2), 'top_logprobs', 'not those of others'),
     (dict(frequency_penalty=.5), 'frequency_penalty', 'frequency_penalty is'),
     (dict(presence_penalty=-1), 'presence_penalty', 'presence_penalty is'),
     (dict(tools=[{}]), 'tools', 'does not serve'),
@@ -529,6 +542,52 @@ def test_the_cap_of_the_process(opened):
             for i in range(400): served.ask(QUESTIONS[i % 60], model='large', seed=i, max_tokens=40)
         assert e.value.body['code'] == 'insufficient_quota' and book.units <= .02*CENT
 
+def test_routers_share_the_cap_of_the_process(opened):
+    "Two paid routers, asked at once: together they stay below the cap, and each below its own."
+    router = opened[0]
+    other = OwnRouter([*router.backends], router.router.policy, router.own)
+    def ask(served, i):
+        with contextlib.suppress(openai.RateLimitError):
+            return served.ask(QUESTIONS[i % 60], model='large', seed=i, max_tokens=40).usage.cost*100
+        return 0.
+    for together, each in ((.03, None), (.03, .02), (None, .02)):
+        with paid(router) as (s, book), paid(other) as (s2, book2), Served(router) as a, Served(other) as b:
+            set_caps([book, book2], together, each)
+            with ThreadPoolExecutor(8) as pool:
+                costs = [*pool.map(lambda i: ask((a, b)[i % 2], i), range(160))]
+            for one, server in ((book, s), (book2, s2)):
+                assert one.units == server.cents*CENT > 0 and (each is None or one.units <= each*CENT)
+            spent = book.units + book2.units
+            assert sum(costs)*CENT <= spent*1.000001 and (together is None or spent <= together*CENT)
+            assert book.purse is book2.purse and (together is None) == (book.purse is None)
+            if together: assert book.purse.reserved == 0 and book.purse.left == book.purse.cap - spent
+            with pytest.raises(openai.RateLimitError, match='cap reached'): # whoever is asked now hears why
+                for i in range(160): a.ask(QUESTIONS[i % 60], model='large', seed=i, max_tokens=40)
+    other.close()
+
+def test_a_purse_waits_for_calls_under_way():
+    purse = Purse('.001')
+    async def two():
+        await purse.take(purse.cap)
+        second = asyncio.ensure_future(purse.take(purse.cap // 2))
+        await asyncio.sleep(.1)
+        assert not second.done()
+        purse.settle(purse.cap, purse.cap // 2)
+        await second
+        purse.settle(purse.cap // 2, purse.cap // 2)
+        with pytest.raises(RuntimeError, match='cap reached: 0.0010 of 0.0010 cents are spent'): await purse.take(2)
+    run_async(two())
+
+def test_two_processes_with_one_book(tmp_path):
+    "The second one is refused in one line, and the first one goes on."
+    code = 'import sys; from stepwise_routing.models.bills import Bills; Bills(sys.argv[1])'
+    with Bills(tmp_path/'ledger.db', 1.) as book:
+        done = subprocess.run([sys.executable, '-c', code, tmp_path/'ledger.db'], capture_output=True, text=True)
+        assert done.returncode and 'ledger.db: somebody else books paid calls there' in done.stderr.splitlines()[-1]
+        call = asyncio.run_coroutine_threadsafe(book.reserve('', 5), book.loop).result(10)
+        asyncio.run_coroutine_threadsafe(book.settle(call, 3), book.loop).result(10)
+    with Bills(tmp_path/'ledger.db') as book: assert book.units == 3
+
 def test_the_cap_of_a_request(opened):
     with paid(opened[0]) as (server, book), Served(opened[0]) as served:
         for cap in (0, .001, .004, .02, .1):
@@ -610,7 +669,8 @@ def test_a_report_says_what_the_router_costs(opened, tmp_path):
     files = report(folder, tmp_path/'out', price='1/0.5/4')
     assert files == ['README.md', 'accuracy_cost.md', 'accuracy_cost.pdf', 'accuracy_cost.png']
     text = (tmp_path/'out'/'README.md').read_text()
-    for part in ('# A router: toy-0', '| alpha |', '| 0.05 |', 'large model alone', 'write the step again', '1/0.5/4'):
+    for part in ('# A router: toy-0', '| alpha |', '| 0.05 |', 'large model alone', 'write the step again', '1/0.5/4',
+                 '`collect` draws no such chains'):
         assert part in text
     rows = cache_rows(own_table(folder, 'calibration'), router.router, '1/0.5/4')
     cents = [(float(r['warm, cents']), float(r['cold, cents'])) for r in rows]

@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,9 @@ def local():
 def client(url, key=KEY): return openai.OpenAI(base_url=url, api_key=key, max_retries=0)
 def ask(url, messages=None, model='micro-small', key=KEY, **kwargs):
     messages = messages or chat_prompt(PROBLEMS[0].question)
-    with client(url, key) as c: return c.chat.completions.create(model=model, messages=messages, **kwargs)
+    with client(url, key) as c:
+        reply = c.chat.completions.create(model=model, messages=messages, **kwargs)
+        return [*reply] if kwargs.get('stream') else reply
 
 def test_the_model_and_its_weights(url):
     with client(url) as c: model, = c.models.list().data
@@ -138,7 +141,9 @@ TOOL = dict(role='tool', content='x', tool_call_id='1')
 
 def user(text): return [dict(role='user', content=text)]
 
-BAD = [(dict(n=2), 400, 'n=2'), (dict(stream=True), 400, 'stream=True'), (dict(stop='.'), 400, 'stop'),
+BAD = [(dict(n=2), 400, 'n=2'), (dict(stream_options=dict(include_usage=True)), 400, 'stream=true'),
+       (dict(stop='.'), 400, 'stop'), (dict(extra_body=dict(stream=1)), 400, 'stream=1'),
+       (dict(stream=True, stream_options=dict(use=True)), 400, 'unknown field stream_options.use'),
        (dict(temperature=3), 400, 'temperature=3'), (dict(top_p=0), 400, 'top_p=0'),
        (dict(max_tokens=0), 400, 'max_tokens=0'), (dict(top_logprobs=3), 400, 'needs logprobs'),
        (dict(logprobs=True, top_logprobs=21), 400, 'top_logprobs=21'),
@@ -192,6 +197,59 @@ def test_other_addresses_are_told(url):
     request = urllib.request.Request(url + '/embeddings', b'{}', {'Authorization': f'Bearer {KEY}'})
     with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(request)
     assert e.value.code == 404 and 'nothing is served at /v1/embeddings' in json.load(e.value)['error']['message']
+
+def streamed(url, **options):
+    chunks = ask(url, stream=True, stream_options=dict(include_usage=True), **options)
+    choices = [c.choices[0] for c in chunks[:-1]]
+    assert len({c.id for c in chunks}) == 1 and choices[0].delta.role == 'assistant' and not chunks[-1].choices
+    assert [c.finish_reason for c in choices[:-1]] == [None] * (len(choices) - 1)
+    return chunks, choices
+
+@pytest.mark.parametrize('options', [{}, dict(temperature=1.5), dict(stop='\n\n'), dict(max_tokens=9),
+                                     dict(logprobs=True, top_logprobs=3), dict(logprobs=True, stop='\n\n')], ids=str)
+def test_a_stream_says_what_the_whole_reply_says(url, options):
+    for seed in range(6):
+        messages = chat_prompt(PROBLEMS[seed].question)
+        whole = ask(url, messages, seed=seed, **options)
+        chunks, choices = streamed(url, messages=messages, seed=seed, **options)
+        want = whole.choices[0]
+        assert ''.join(c.delta.content or '' for c in choices) == want.message.content
+        assert choices[-1].finish_reason == want.finish_reason and choices[-1].stop_reason == want.stop_reason
+        shown = [t for c in choices if c.logprobs for t in c.logprobs.content]
+        assert shown == (want.logprobs.content if options.get('logprobs') else [])
+        names = 'prompt_tokens', 'completion_tokens', 'total_tokens'
+        assert [getattr(chunks[-1].usage, n) for n in names] == [getattr(whole.usage, n) for n in names]
+        texts = [c.delta.content for c in choices if c.delta.content]
+        if not options: assert len(texts) == want.message.content.count('\n\n') + 1 > 1 # a step each
+
+def test_a_stream_is_refused_with_a_status(url):
+    with pytest.raises(openai.BadRequestError, match='the context only 700'): ask(url, user('a ' * 900), stream=True)
+    assert all(c.choices for c in ask(url, seed=1, stream=True))
+
+def test_streams_that_are_left_stop(local):
+    "Closed after a step, a stream leaves the engine; what others are writing goes on."
+    chat = models_serve._Chat(local, 'micro-small')
+    def asked(seed, **more):
+        body = dict(model='micro-small', messages=chat_prompt(PROBLEMS[0].question), stream=True, seed=seed, **more)
+        return chat.read(json.dumps(body).encode())
+    async def part(seed, n):
+        text = ''
+        async with aclosing(chat.chunks(asked(seed))) as chunks:
+            async for c in chunks:
+                text += c['choices'][0]['delta'].get('content', '')
+                n -= bool(text)
+                if not n: break
+        return text
+    async def all_at_once():
+        texts = await asyncio.gather(*(part(i, 1 if i % 2 else -1) for i in range(16)))
+        for _ in range(20): await asyncio.sleep(0)
+        return texts, len(local.engine.rows), len(local.engine.waiting)
+    texts, *left = run_async(all_at_once())
+    assert left == [0, 0]
+    for i, text in enumerate(texts):
+        (reply, _), = [run_async(chat.complete(asked(i)))]
+        whole = reply['choices'][0]['message']['content']
+        assert whole.startswith(text) and (text == whole) == (not i % 2) and text
 
 def test_a_client_that_hangs_up_leaves_the_server_at_work(url):
     async def impatient():

@@ -106,11 +106,13 @@ def test_every_constraint_is_an_exact_pin_and_satisfies_pyproject():
     assert pins() and None not in pins()
     project = tomllib.loads((ROOT/'pyproject.toml').read_text('utf-8'))['project']
     extras = project['optional-dependencies']
-    assert all('==' in requirement for requirement in extras['gpu'])
-    for requirement in map(Requirement, project['dependencies'] + [r for e in extras if e != 'gpu' for r in extras[e]]):
-        versions = [m[2] for m in pins() if canonicalize_name(m[1]) == canonicalize_name(requirement.name)]
-        assert versions, f'{requirement.name} is not pinned'
-        assert all(requirement.specifier.contains(v) for v in versions), requirement
+    assert all('==' in requirement for extra in ('gpu', 'clients') for requirement in extras[extra])
+    common = project['dependencies'] + [r for e in extras if e not in ('gpu', 'clients') for r in extras[e]]
+    for file, requirements in (('constraints.txt', common), ('constraints-clients.txt', extras['clients'])):
+        for requirement in map(Requirement, requirements):
+            versions = [m[2] for m in pins(file) if canonicalize_name(m[1]) == canonicalize_name(requirement.name)]
+            assert versions, f'{requirement.name} is not pinned'
+            assert all(requirement.specifier.contains(v) for v in versions), requirement
 
 def test_the_licences_are_those_of_what_is_installed():
     pytest.importorskip('tomllib') # Python 3.11

@@ -2,6 +2,10 @@
 
 Here belongs what the answer says: text, who wrote it, usage, finish, log-probabilities. How steps come
 about belongs in `method.live`; what a request may say, in `models.chat_request`.
+
+A whole answer says in two headers how often it was handed over and who wrote its last step. The headers
+of a stream leave before that is known. So its last chunk says it, in `stepwise_summary`; the body of a
+whole answer has this field, too.
 """
 
 import contextlib
@@ -193,6 +197,11 @@ class Answer:
         return sum(note['decision'] in HANDED for note in self.notes)
 
     @property
+    def summary(self) -> dict:
+        "What is known at the end alone."
+        return dict(handovers=self.handovers, last_model=self.last.model)
+
+    @property
     def usage(self) -> dict:
         return usage_of(self.calls, self.served.owner.specs)
 
@@ -229,7 +238,7 @@ class Answer:
             logprobs=self.logprobs(),
         )
         body = self.head('chat.completion') | dict(choices=[choice], usage=self.usage)
-        return body | dict(stepwise=self.notes)
+        return body | dict(stepwise=self.notes, stepwise_summary=self.summary)
 
 
 class RouterService:
@@ -333,8 +342,8 @@ class RouterService:
                     break
         text += answer.rest()
         headers = {
-            'X-Stepwise-Handovers': str(answer.handovers),
-            'X-Stepwise-Last-Model': header_text(answer.last.model),
+            'X-Stepwise-Handovers': str(answer.summary['handovers']),
+            'X-Stepwise-Last-Model': header_text(answer.summary['last_model']),
         }
         return answer.body(text), headers
 
@@ -354,7 +363,8 @@ class RouterService:
         text = answer.rest()
         if text:
             yield answer.chunk(dict(content=text))
-        yield answer.chunk({}, answer.notes[told:], answer.finish)
+        end = answer.chunk({}, answer.notes[told:], answer.finish)
+        yield end | dict(stepwise_summary=answer.summary)
         if request.include_usage:
             yield answer.usage_chunk()
 

@@ -187,7 +187,10 @@ def read_request(raw: bytes) -> ChatRequest:
             raise Refused(400, line, param=name, code='missing_parameter')
     values = {name: read_value(name, body[name], KINDS[name]) for name in KINDS if name in body}
     if values.get('top_logprobs'):
-        line = 'top_logprobs: a router shows the tokens that were drawn, without others'
+        line = (
+            'top_logprobs: of each step only the probabilities of the drawn tokens are kept, '
+            'not those of others; leave it out, logprobs=true shows the drawn ones'
+        )
         raise Refused(400, line, param='top_logprobs', code='unsupported_parameter')
     options = read_parts('stream_options', body.get('stream_options', {}), STREAM_OPTIONS)
     if options and not values.get('stream'):

@@ -131,6 +131,9 @@ class Row:
         0  # tokens of the whole reply, which then goes on to the end token; 0: steps only
     )
     sampling: tuple = ()  # temperature and top_p, if they are not the engine's
+    heard: object = (
+        None  # called with each step as it ends, and the likeliest tokens in place of its own
+    )
     steps: list = field(default_factory=list)
     top_logprobs: list = field(default_factory=list)  # of `top`, a pair of arrays per written token
 
@@ -222,6 +225,8 @@ class Engine:
             return
         row.steps.append(step)
         row.ids += step.ids
+        if row.heard:
+            row.heard(step, row.top_logprobs[-len(step.ids) :])
         ended = step.finish != 'step' if row.max_reply else step.final
         written = len(request.steps) + len(row.steps)
         goes_on = request.to_end and not ended and written < request.max_steps

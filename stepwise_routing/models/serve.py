@@ -13,6 +13,7 @@ import secrets
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from ..base.records import Problem
 from ..base.tools import digest, nearest
+from .chat_request import STREAM_OPTIONS, read_parts
 from .engine import answer_request
 from .interface import Request
 from .replies import CONTINUE
@@ -92,10 +94,19 @@ _RANGES = dict(
     seed=(-1 << 63, 1 << 63),
     logprobs=(False, True),
     top_logprobs=(0, 20),
-    stream=(False, False),
+    stream=(False, True),
 )
 
-_FIELDS = ['model', 'messages', 'stop', *_RANGES]
+_FIELDS = ['model', 'messages', 'stop', 'stream_options', *_RANGES]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    "A checked request."
+
+    body: dict  # its fields, without those that are null
+    stream: bool
+    include_usage: bool  # at the end of a stream
 
 
 def _check_field(name, value):
@@ -132,6 +143,8 @@ def _checked(raw, name):
         raise Refused(400, r'stop: "\n\n" (one step) or none (to the end)')
     if 'top_logprobs' in body and not body.get('logprobs'):
         raise Refused(400, 'top_logprobs needs logprobs=true')
+    if 'stream_options' in body and not body.get('stream'):
+        raise Refused(400, 'stream_options: give it with stream=true alone')
     turns = body.get('messages')
     model = body.get('model')
     if not (isinstance(turns, list) and turns and all(map(_is_turn, turns))):
@@ -141,16 +154,18 @@ def _checked(raw, name):
             'half characters',
         )
     if model == name:
-        return body
+        options = read_parts('stream_options', body.get('stream_options', {}), STREAM_OPTIONS)
+        return _Asked(body, body.get('stream', False), options.get('include_usage', False))
     raise Refused(404, f'no model {model!r} here{nearest(model, [name])}; this server has {name!r}')
 
 
-async def _written(backend, body, ids):
+def _decoded(text, ids):
+    "The text of tokens, without an end token."
+    return text.decode([i for i in ids if i not in text.eos])
+
+
+async def _written(backend, body, ids, heard=None):
     "(ids of the reply to a prompt, its text, why it ended, the stop string it met, log-probabilities of its tokens)."
-
-    def decoded(ids):
-        return backend.text.decode([i for i in ids if i not in backend.text.eos])
-
     room = backend.context - len(ids)
     stop = 'stop' in body
     if room < 1:
@@ -164,16 +179,15 @@ async def _written(backend, body, ids):
     request = Request(Problem('', '', '', ''), seed=seed, to_end=not stop, max_steps=1 << 30)
     sampling = body.get('temperature', 1.0), body.get('top_p', 1.0)
     top = max(body.get('top_logprobs', 0), 1) if body.get('logprobs') else 0
-    steps, alternatives = await answer_request(
-        backend, ids, request=request, max_reply=max_reply, sampling=sampling, top=top
-    )
+    options = dict(max_reply=max_reply, sampling=sampling, top=top, heard=None if stop else heard)
+    steps, alternatives = await answer_request(backend, ids, request=request, **options)
     reply = [i for s in steps for i in s.ids]
-    text = decoded(reply)
+    text = _decoded(backend.text, reply)
     finish = 'length' if steps[-1].finish == 'length' else 'stop'
     token_probs = [p for s in steps for p in s.prob], alternatives
     if not stop or '\n\n' not in text:
         return reply, text, finish, None, token_probs
-    while '\n\n' in decoded(reply[:-1]):
+    while '\n\n' in _decoded(backend.text, reply[:-1]):
         reply.pop()  # one that begins with blank lines ends there
     return reply, text[: text.index('\n\n')], 'stop', '\n\n', token_probs
 
@@ -212,6 +226,29 @@ def cached_tokens(ids, beginnings):
     return cached
 
 
+class _Part:
+    "What a stream has shown of a reply."
+
+    def __init__(self, text, top):
+        self.text = text  # a `StepTokenizer`
+        self.top = top  # alternatives per token
+        self.ids = []
+        self.shown = ''
+
+    def more(self, step, alternatives):
+        "(The text of a further step that may be shown now, its tokens' log-probabilities)."
+        self.ids += step.ids
+        whole = _decoded(self.text, self.ids).rstrip('\ufffd')  # half a character waits
+        new, self.shown = whole[len(self.shown) :], whole
+        return new, _logprobs(self.text, step.ids, step.prob, alternatives, self.top)
+
+    def rest(self, reply, text, token_probs):
+        "The same for what a finished reply has beyond that."
+        n = len(self.ids)
+        probs = [values[n:] for values in token_probs]
+        return text[len(self.shown) :], _logprobs(self.text, reply[n:], *probs, self.top)
+
+
 class _Chat:
     "A backend under a `continuing` template, behind the protocol: a `Service` of `models.web`."
 
@@ -235,38 +272,79 @@ class _Chat:
     def read(self, raw):
         return _checked(raw, self.name)
 
-    async def complete(self, body):
-        "The reply to a checked request, and no headers."
-        ids = await asyncio.to_thread(_prompt_ids, self.backend, body['messages'])
-        logprobs = None  # others go on
-        reply, text, finish, stop, token_probs = await _written(self.backend, body, ids)
-        if body.get('logprobs'):
-            logprobs = dict(
-                content=_logprobs(
-                    self.backend.text, reply, *token_probs, body.get('top_logprobs', 0)
-                )
-            )
-        usage = dict(
+    def head(self, kind):
+        "What each reply and each chunk begins with."
+        name = f'chatcmpl-{secrets.token_hex(12)}'
+        return dict(id=name, object=kind, created=int(time.time()), model=self.name)
+
+    def usage(self, ids, reply):
+        "Tokens of a prompt and of its reply."
+        return dict(
             prompt_tokens=len(ids),
             completion_tokens=len(reply),
             total_tokens=len(ids) + len(reply),
             prompt_tokens_details=dict(cached_tokens=cached_tokens(ids, self.beginnings)),
         )
+
+    async def complete(self, asked):
+        "The reply to a checked request, and no headers."
+        body = asked.body
+        ids = await asyncio.to_thread(_prompt_ids, self.backend, body['messages'])
+        logprobs = None  # others go on
+        reply, text, finish, stop, token_probs = await _written(self.backend, body, ids)
+        if body.get('logprobs'):
+            top = body.get('top_logprobs', 0)
+            logprobs = dict(content=_logprobs(self.backend.text, reply, *token_probs, top))
         choice = dict(
             index=0,
             message=dict(role='assistant', content=text),
             finish_reason=finish,
             stop_reason=stop,
+            logprobs=logprobs,
         )
-        reply = dict(
-            id=f'chatcmpl-{secrets.token_hex(12)}',
-            object='chat.completion',
-            created=int(time.time()),
-            model=self.name,
-            choices=[choice | dict(logprobs=logprobs)],
-            usage=usage,
+        usage = self.usage(ids, reply)
+        return self.head('chat.completion') | dict(choices=[choice], usage=usage), {}
+
+    async def chunks(self, asked):
+        "The reply in chunks, a step each; a single step, which ends at a stop string, in one."
+        body = asked.body
+        head = self.head('chat.completion.chunk')
+        if asked.include_usage:
+            head['usage'] = None
+
+        def chunk(delta, logprobs=(), finish=None, **more):
+            choice = dict(index=0, delta=delta, finish_reason=finish, logprobs=None, **more)
+            if body.get('logprobs') and logprobs:
+                choice['logprobs'] = dict(content=logprobs)
+            return head | dict(choices=[choice])
+
+        ids = await asyncio.to_thread(_prompt_ids, self.backend, body['messages'])
+        part = _Part(self.backend.text, body.get('top_logprobs', 0))
+        steps = asyncio.Queue()  # and None at the end
+        writing = asyncio.ensure_future(
+            _written(self.backend, body, ids, lambda *step: steps.put_nowait(step))
         )
-        return reply, {}
+        writing.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            step = await steps.get()
+            if step:
+                yield chunk(dict(role='assistant', content=''))
+            while step:
+                text, logprobs = part.more(*step)
+                yield chunk(dict(content=text), logprobs)
+                step = await steps.get()
+            reply, text, finish, stop, token_probs = await writing
+        finally:
+            writing.cancel()
+            await asyncio.wait({writing})
+        if not part.ids:
+            yield chunk(dict(role='assistant', content=''))
+        text, logprobs = part.rest(reply, text, token_probs)
+        if text or logprobs:
+            yield chunk(dict(content=text), logprobs)
+        yield chunk({}, finish=finish, stop_reason=stop)
+        if asked.include_usage:
+            yield head | dict(choices=[], usage=self.usage(ids, reply))
 
 
 def _open_served(name, context):

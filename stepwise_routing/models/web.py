@@ -38,6 +38,7 @@ class Limits(Section):
     header: Count = 1 << 16  # bytes of its head
     at_once: Count = 256  # requests that are being answered
     waiting: Whole = 256  # requests that wait for their turn
+    connections: Count = 4096  # open at once; fewer where the system allows fewer
     ping: Positive = 5.0  # seconds after which a stream shows that it is alive
     patience: Positive = 60.0  # seconds for a client to send its request, or to read on
     grace: Positive = 30.0  # seconds for calls under way, after the server was told to stop
@@ -313,6 +314,59 @@ def handler_class():
     return Handler
 
 
+SPARE = 128  # files that a process needs besides its connections
+FULL = Refused(503, 'too many open connections: try again', code='too_many_connections')
+
+
+def most_connections(limits: Limits) -> int:
+    "How many connections may be open, so that the process can still open its files."
+    try:
+        import resource
+    except ImportError:  # Windows
+        return limits.connections
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(limits.connections, files - SPARE))
+
+
+def raw_reply(refused: Refused) -> bytes:
+    "An error as bytes, for a connection that gets no handler."
+    body = json.dumps(error_body(refused)).encode()
+    head = (
+        f'HTTP/1.1 {refused.status} Service Unavailable\r\nContent-Type: application/json\r\n'
+        f'Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n'
+    )
+    return head.encode() + body
+
+
+def door_class():
+    "An HTTP server that turns connections away when too many are open."
+    from tornado.httpserver import HTTPServer
+    from tornado.iostream import StreamClosedError
+
+    class Door(HTTPServer):
+        room = 1  # open connections
+        inside = 0  # of these, open now
+        metrics = None
+
+        def handle_stream(self, stream, address):
+            if self.inside >= self.room:
+                self.metrics.error(FULL.code)
+                return self.turn_away(stream)
+            self.inside += 1
+            super().handle_stream(stream, address)
+
+        def on_close(self, connection):
+            super().on_close(connection)
+            self.inside -= 1
+
+        async def turn_away(self, stream):
+            with contextlib.suppress(StreamClosedError):
+                await stream.write(raw_reply(FULL))
+            stream.close()
+
+    return Door
+
+
 def event(value: dict) -> str:
     return f'data: {json.dumps(value)}\n\n'
 
@@ -321,19 +375,19 @@ class Server:
     "A server that listens. Make it in the loop that it runs in."
 
     def __init__(self, service, sockets, key='', limits=Limits(), is_local=True, metrics=None):
-        from tornado.httpserver import HTTPServer
-
         self.limits = limits
         self.gate = Gate(limits, key, is_local)
         self.metrics = metrics or Metrics()
         self.application = make_application(service, self.gate, self.metrics)
-        self.http = HTTPServer(
+        self.http = door_class()(
             self.application,
             max_body_size=1 << 62,
             max_header_size=limits.header,
             idle_connection_timeout=limits.patience,
             body_timeout=limits.patience,
         )
+        self.http.room = most_connections(limits)
+        self.http.metrics = self.metrics
         self.http.add_sockets(sockets)
 
     async def stop(self) -> None:

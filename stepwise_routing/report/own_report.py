@@ -39,7 +39,8 @@ CACHE = """An application that has talked to the large model before may find its
 hand-over after a chain of the small model may not. So these are the two ends, per problem, at the
 prices of `{price}`: everything that the large model reads is in the cache (warm), or nothing is (cold).
 A router hands over at most once per problem, so it pays for one cold prompt at most. What the small
-model costs is left out.
+model costs is left out. The table has no router that takes back the chain after each step of the large
+model: `collect` draws no such chains, so nothing is known of their cost and answers.
 
 {rows}
 """
