@@ -68,7 +68,7 @@ SIDES = ('train', 'calibration')
 
 def own_split(
     problems,
-    share: float,  # of the problems that the threshold is chosen on
+    share: float,  # of the problems that are set aside for calibration
 ) -> dict:  # side -> `Problem`s
     "Problems for training and problems for calibration: the hash of a question decides."
     sides = {side: [] for side in SIDES}
@@ -83,12 +83,12 @@ FORMAT = 'stepwise-routing own 4'
 
 
 class Own(Section):
-    "What a folder is made for. Nothing in it says where a model, a server or a key is."
+    "The settings that a folder is made for. It has no path, server or key."
 
     models: Annotated[tuple[str, str], FROM_LIST]  # public names of the small and the large one
     name: str = 'own'  # of the problems; part of the seeds
     max_steps: Count = 30  # steps of a chain at most
-    calibration: Probability = 0.4  # share of the problems that the threshold is chosen on
+    calibration: Probability = 0.4  # share of the problems that are set aside for calibration
     sampling: Sampling = Sampling()  # how the models write
 
 # %% ../nbs/06_your_own_models.ipynb #read-own
@@ -99,7 +99,7 @@ def _as_json(own):
 
 
 def read_own(folder) -> Own:
-    "What own.json says. FileNotFoundError or ValueError in one line."
+    "Read own.json. FileNotFoundError or ValueError, in one line."
     file = Path(folder) / 'own.json'
     if not file.is_file():
         neighbours = [path.parent.name for path in file.parent.parent.glob('*/own.json')]
@@ -120,7 +120,7 @@ def read_own(folder) -> Own:
 
 # %% ../nbs/06_your_own_models.ipynb #collect
 def _all_problems(folder, problems, own):
-    "The problems of a call and of earlier ones. ValueError: those were for something else."
+    "The problems of this call and of earlier ones. ValueError: the folder has other settings."
     new = own_problems(problems, own.name)
     if not (folder / 'own.json').is_file():
         return new
@@ -133,7 +133,7 @@ def _all_problems(folder, problems, own):
 
 
 def _write_tables(folder, problems, tables):
-    "What a folder knows now. Until then it stays as it was."
+    "Write tables and problems, at the end of a call; until then a folder stays as it was."
     for table in tables:
         table.save(folder / f'{table.split}.npz')
     rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in problems]
@@ -145,7 +145,7 @@ def _percent(shares):
 
 
 def collect(
-    folder,  # what is drawn and learnt is kept here; made if there is none
+    folder,  # everything is kept here; it is made if there is none
     problems,  # JSONL file with "question" and "answer", or rows, see `own_problems`
     models,  # the small and the large one: names as for `open_models`, `Model`s, or two backends
     sampling: Sampling = Sampling(),  # how they write
@@ -154,11 +154,11 @@ def collect(
     max_cents: float | None = None,  # never spend more on paid models, earlier calls included
     name: str = 'own',  # of the problems, part of the seeds; a registered `Benchmark` says how to ask and grade
     max_steps: int = 30,  # steps of a chain at most
-    calibration: float = 0.4,  # share of the problems that the threshold is chosen on
+    calibration: float = 0.4,  # share of the problems that are set aside
 ) -> dict:  # problems per side, right answers of each model alone (%), steps drawn now
-    """Draw and grade what a router learns from. Call it again to go on, or to add problems.
+    """Draw and grade the outcomes that a router learns from. Call it again to go on, or to add problems.
 
-    The result also counts answers that grading gave up. ValueError for what cannot work.
+    The result also counts answers that grading gave up. ValueError if it cannot work.
     """
     folder = Path(folder)
     pair = two_models(models)
@@ -214,7 +214,7 @@ def own_table(
 
 
 def _own_inputs(table):  # (features, unit of cost)
-    "What the policy sees, and the unit of cost: what the models' interfaces give."
+    "The features that the models' interfaces give, and the unit of cost."
     from stepwise_routing.method.policy import FULL_FEATURES
 
     is_missing = np.isnan(table.obs[table.inside]).any(0)
@@ -224,7 +224,7 @@ def _own_inputs(table):  # (features, unit of cost)
 
 # %% ../nbs/06_your_own_models.ipynb #train
 def _own_policy(policy, alpha, steps, n):  # -> `Policy`
-    "The hyper-parameters of a call; what is None is left as it is."
+    "The hyper-parameters of a call; None changes nothing."
     if policy is None:
         batch = None if n <= 500 else 500
         policy = Policy(estimator='exact', batch=batch, steps=80)
@@ -244,11 +244,11 @@ def train(
     steps: int | None = None,  # policy steps; None: 80
     seeds: int = 3,  # policies of a class; they differ in weights, batches and actions
     policy: Policy | None = None,  # all hyper-parameters; None: exact gradients, 80 steps
-):  # DataFrame, a row a candidate: what it comes to on the training problems, in %
-    """Train the candidates. What the same call has trained before is left as it is.
+):  # DataFrame, a row per candidate: its numbers on the training problems, in %
+    """Train the candidates. Those that the same call has trained before are kept.
 
-    Nothing is deployed: `calibrate` does that. Beside `policy`, None stands for its alpha and its
-    steps. ValueError for what cannot work.
+    Nothing is deployed: `calibrate` does that. With `policy`, alpha and steps are those of the
+    policy if they are None. ValueError if it cannot work.
     """
     import pandas as pd
 
@@ -295,7 +295,7 @@ def _training_row(model_class, seed, result):
 
 # %% ../nbs/06_your_own_models.ipynb #choose
 def _candidates(folder):  # -> list of `Candidate`
-    "Everything that `train` has left. FileNotFoundError, or ValueError for a damaged list."
+    "All candidates that `train` made. FileNotFoundError, or ValueError for a damaged list."
     from stepwise_routing.method.candidates import Candidate, HeldOut
     from stepwise_routing.method.cpo import TableEnv
     from stepwise_routing.method.policy import load_policy
@@ -380,8 +380,8 @@ def curve(
     folder,  # of `collect` and `train`
     target: str = 'certain',  # as for `calibrate`
     alphas=ALPHAS,  # accuracy that may be lost, or misses
-):  # DataFrame, a row an alpha; `needed`: calibration problems that would do, where nothing saves
-    "What `calibrate` would choose. This is a look: nothing is deployed or changed."
+):  # DataFrame, a row per alpha; `needed`: calibration problems for a router that saves cost
+    "The choice of `calibrate` at each alpha. This is a look: nothing is deployed or changed."
     import pandas as pd
 
     share = read_own(folder).calibration
@@ -398,11 +398,11 @@ def open_router(
     models=None,  # names of your small and large model, as for `open_models`; needed
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, `collect` included
-    fall_back: bool = False,  # let the small model go on where the large one is away
+    fall_back: bool = False,  # let the small model go on if the large one does not answer
 ):  # `OwnRouter`
     """The router and its models, for the time of a `with` block. The folder says how they write.
 
-    Of paid calls the amounts are kept, in the folder's `ledger.db`, and nothing else of a question.
+    Amounts of paid calls are kept in the folder's `ledger.db`; nothing else of a question is.
     ValueError in one line: router and models do not fit together.
     """
     folder = Path(folder)
@@ -450,7 +450,7 @@ def _router(policy, kappa):
 
 
 def _points(folder, policy, alphas):
-    "Alpha -> the router calibrated for it; of a folder without candidates, the deployed one alone."
+    "Alpha -> the router calibrated for it. A folder without candidates has the deployed one only."
     from stepwise_routing.method.candidates import check_enough
 
     calibration = policy.config['calibration']
@@ -477,14 +477,14 @@ def serving(
     max_cents: float | None = None,  # that all routers may spend on paid models while this lasts
     max_cents_each: float | None = None,  # that each router may spend
     alphas=ALPHAS,  # points of the curve that can be asked for
-    fall_back: bool = False,  # let the small model go on where the large one is away
-    record=None,  # JSONL file that gets what is asked and answered; None: nothing is kept
+    fall_back: bool = False,  # let the small model go on if the large one does not answer
+    record=None,  # JSONL file for questions and answers; None: nothing is kept
     limits: Limits = Limits(),  # what the server takes
 ):  # base_url
     """An OpenAI-compatible server for the time of a `with` block.
 
     The environment variable STEPWISE_ROUTING_KEY holds the key that requests must show, if there is one.
-    ValueError as of `open_router`, or for an open door without a key.
+    ValueError as `open_router`, or if other machines could connect without a key.
     """
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
     served = []
@@ -505,7 +505,7 @@ def serving(
 
 
 def serve(folders, models, access: Access = Access(), port: int = 8000, **options) -> None:
-    "As `serving`, until Ctrl-C or a signal to terminate; then calls under way may end."
+    "As `serving`, until Ctrl-C or a signal to terminate; calls under way may still end."
     from stepwise_routing.base.tools import until_told
 
     with until_told() as told, serving(folders, models, access, port, **options) as url:
@@ -515,7 +515,7 @@ def serve(folders, models, access: Access = Access(), port: int = 8000, **option
 # %% ../nbs/06_your_own_models.ipynb #drift
 def drift(
     folder,  # of `collect`, `train` and `calibrate`
-    file,  # that `serving` has recorded
+    file,  # JSONL, recorded by `serving`
     models,  # names of the small and the large model, as for `open_models`
     access: Access = Access(),  # where they are
 ) -> Drift:
@@ -570,7 +570,7 @@ def report(
     | None = None,  # of the large model, for the cache table: a row of PRICES, or one's own
     licence: str = 'not stated',  # of the router, for the model card
 ) -> list:  # names of the files
-    "Write card, figure and tables about the deployed router. This is a look: nothing is deployed."
+    "Write a card, a figure and tables about the deployed router. Nothing is deployed."
     own, policy, candidates = read_own(folder), _calibrated_policy(folder), _candidates(folder)
     config, target = policy.config, policy.config['calibration']['target']
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:

@@ -116,7 +116,7 @@ def test_four_calls(tmp_path, toys):
     folder = tmp_path/'mine'
     got = collect(folder, rows(), PAIR)
     assert got['train'] + got['calibration'] == 120 and got['new steps'] > 240
-    assert got['small right'] < got['large right']
+    assert got['small right'] < got['large right'] and len(own_table(folder, 'train')) == got['train']
     seen = train(folder, .1, steps=20)
     assert [*zip(seen['class'], seen['seed'])] == [('score_prob', 0), ('score_logit', 0), *(
         (name, seed) for name in ('paper', 'full') for seed in range(3))]
@@ -344,6 +344,7 @@ def test_order_of_the_calls(tmp_path, toys):
     for call in (calibrate, curve, lambda f: route(f, 'What?', PAIR)):
         with pytest.raises(FileNotFoundError, match='nothing is trained yet'): call(folder)
     train(folder, .1, steps=5, seeds=1)
+    with pytest.raises(FileNotFoundError, match='nothing is trained'): load_policy(folder/'policy')
     with pytest.raises(ValueError, match='not calibrated yet'): route(folder, 'What?', PAIR)
 
 def test_too_few_problems_for_the_promise(tmp_path, toys):
@@ -398,6 +399,7 @@ def test_bad_arguments(tmp_path, toys):
     (Sampling, dict(temprature=.1), "unknown setting 'temprature' (did you mean 'temperature'?)"),
     (Sampling, dict(temperature=-1), 'temperature is -1: it should be'), (Sampling, dict(top_p=0), 'top_p is 0'),
     (Sampling, dict(max_tokens=1.5), 'max_tokens is 1.5'), (Sampling, dict(base_url='http://h/v1'), 'unknown setting'),
+    (Policy, dict(step=10), "unknown setting 'step' (did you mean 'steps'?)"),
     (Access, dict(key_evn='KEY'), "unknown setting 'key_evn' (did you mean 'key_env'?)"),
     (Access, dict(temperature=.1), "unknown setting 'temperature'"),
     (Access, dict(memory_shares=[.5, 2]), 'memory_shares is [0.5, 2]')])

@@ -3,6 +3,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -48,6 +49,9 @@ from stepwise_routing.report.gains import (
 from stepwise_routing.report.routed import Routed
 from stepwise_routing.report.tables import ablation_markdown
 from stepwise_routing.report.transcripts import Line, Transcript
+from stepwise_routing.run.notebooks import notebook_cells
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 # ---- what a sweep wins ----------------------------------------------------------------------------------------------
@@ -323,6 +327,24 @@ def test_the_sign_of_kappas_update(claims):
     check, = (check for source, _, _, check in claims.CLAIMS if source == 'Erratum, eq. 5')
     numbers, said = claims.verdict(check, facts['ours'])
     assert said == 'does not hold' and numbers.startswith('micro-gsm: 0.0 % at the least kappa, ')
+
+def test_the_verdict_of_chapter_05_is_that_of_the_tables():
+    "It is typed: costs of certain settings, and how many claims hold."
+    text = next(c['source'] for c in notebook_cells(ROOT/'nbs'/'05_results.ipynb') if c['id'] == 'title')
+    certain = pd.read_csv(ROOT/'tables'/'certain.csv').query('on_escalate == "regenerate"')
+    def costs(method, n):
+        own = certain[certain['method'] == method].sort_values('benchmark')['cost_share']
+        return ' / '.join(f'{100*cost:.1f}' for cost in own[:n])
+    assert f'it costs {costs("Ours (nested)", 3)} % of the large model' in text
+    assert f'that threshold costs {costs("Bare threshold (probability)", 2)} %' in text
+    omni = certain[certain['benchmark'] == 'micro-omni'].set_index('method')['cost_share'].map('{:.1%}'.format)
+    assert f'is certain at {omni["TRIM-Agg"][:-1]} %, our best row at {omni["Ours (nested)"][:-1]} %' in text
+    table = pd.read_csv(ROOT/'tables'/'claims.csv')
+    ours, best = table['verdict'].value_counts(), table['best_verdict'].value_counts()
+    tested = len(table) - ours['cannot be tested here']
+    assert f'We turned {len(table)} sentences of the paper into [claims](../tables/claims.md). {tested} of them' in text
+    assert f'{ours["holds"]} hold for *Ours*, {ours["does not hold"]} do not' in text
+    assert f'{best["holds"]} claims hold for it' in text
 
 # ---- ablations ------------------------------------------------------------------------------------------------------
 def test_ablations_show_intervals_and_seeds(with_ours):

@@ -13,8 +13,12 @@ from stepwise_routing.method.comparison import COLUMNS, at_thresholds, grid_sear
 from stepwise_routing.method.outcomes import replay, toy_table, undominated
 from stepwise_routing.method.results import (
     METHOD_STYLE,
+    REWRITES,
     ablation_table,
+    cost_unit,
     headline,
+    method_label,
+    method_rank,
     read_rows,
     with_intervals,
 )
@@ -181,6 +185,7 @@ def test_ablations_come_from_their_file(with_ours, run):
 def test_a_run_has_one_setting_or_two(run):
     results = load_run(run.run)
     assert list(results) == ['open', 'api'] and results['api'].large == 'toy large'
+    assert [results[name].suffix for name in results] == ['', '_api'] and cost_unit(toy_table(2)) == 1e6
     costs = {name: set(r.results['cost_in']) for name, r in results.items()}
     assert costs == dict(open={'paper_flops'}, api={'cents'})
     first = results['open'].parts['toy']
@@ -217,6 +222,12 @@ def test_the_cheapest_variant_on_calibration_is_printed():
                     'Ours, best': ('Ours (nested)', 'append')}
     assert family(('Ours', 'append', 3), ('Ours (full)', 'append', 4)) == {'Ours': ('Ours', 'append')}
     assert family(('short', 'append', 3)) == {}
+
+def test_rows_have_names_and_an_order():
+    assert sorted(['RSD', 'short', 'Random'], key=method_rank) == ['Random', 'RSD', 'short']
+    names = [('STEER (rest)', 'append'), ('STEER (rest)', 'regenerate'), ('RSD', 'regenerate')]
+    assert [method_label(*name) for name in names] == ['STEER (rest)', 'STEER (rest), regenerate', 'RSD']
+    assert [METHOD_STYLE[m]['external'] for m in REWRITES] == ['no', 'no', 'yes']
 
 def test_a_variant_is_the_same_on_all_benchmarks():
     "The mean over benchmarks decides: 4 and 4 against 1 and 8."
