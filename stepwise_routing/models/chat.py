@@ -20,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
-from ..base.tools import digest, nearest
+from ..base.tools import digest, nearest, one_line
 from ..data.benchmarks import find_benchmark
 from . import replies
 from .hub import check_sampling
@@ -250,7 +250,7 @@ class OpenAIBackend:
         wait = None
         if isinstance(body, dict):
             body = body.get('message')
-        reason = self.masked(' '.join(_printable(body or 'no reason').split()))[:200]
+        reason = self.masked(' '.join(one_line(body or 'no reason').split()))[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status in (401, 403):
             line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
@@ -268,7 +268,7 @@ class OpenAIBackend:
             names = []
             with contextlib.suppress(Exception):
                 names = [
-                    _printable(m.id)[:60]
+                    one_line(m.id)[:60]
                     for m in (await self.clients[0].models.list(timeout=10)).data
                 ]
             hint = nearest(self.model, names)
@@ -456,10 +456,6 @@ class _Outcome(NamedTuple):
         0.0  # seconds the server asked to wait, at most a minute; None: another attempt has no point
     )
     answer: str = ''  # what was paid for and is no reply, as evidence
-
-
-def _printable(text):
-    return ''.join(c if c.isprintable() else ' ' for c in str(text))  # no escape codes
 
 
 def _most_prompt(body) -> int:

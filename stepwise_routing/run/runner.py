@@ -31,7 +31,7 @@ from .manifest import (
     installed_packages,
     shipped_files,
 )
-from .notebooks import NotebookFailed, execute, now, sole_runner, stage_names
+from .notebooks import NotebookFailed, ends_soon, execute, now, sole_runner, stage_names
 
 RESERVED_NAMES = ('store', 'lessons')  # folders of runs/ that are no run
 WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.\w+\.part)?')
@@ -308,7 +308,7 @@ def how_to_continue(
 
 def run_plan(plan: Plan) -> Manifest:
     "Run what a plan says; a `NotebookFailed` or Ctrl-C leaves a run that can be resumed."
-    with sole_runner(plan.run.store):
+    with sole_runner(plan.run.store), ends_soon():
         manifest = begin(plan)
         try:
             for i, name in enumerate(plan.stages, 1):
