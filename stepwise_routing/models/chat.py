@@ -185,7 +185,6 @@ def api_client(
 
 
 OWN_WORDS = 4096  # tokens that a server may add to a prompt or a reply, such as a prompt of its own
-OVERBILLED = 100  # times the most a call can cost: what a server bills beyond that is no bill
 _CONNECTIONS = 16  # of a client: it looks at all that are idle before each request
 
 
@@ -287,8 +286,8 @@ class OpenAIBackend:
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
         if usage and not _is_possible(usage, body):
-            line = f'{self.model}: the server counts more tokens than it was asked for'
-            return _Outcome(line, None, units, None, text)
+            line = _too_many(self.model, usage, body)
+            return _Outcome(line, wait=None, answer=text, claimed=usage | dict(units=units))
         try:
             reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS)
         except ValueError as e:
@@ -323,7 +322,10 @@ class OpenAIBackend:
             return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
     async def _billed(self, key, body):
-        "One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost."
+        """One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost.
+
+        What a server counts and was not asked for is its error: such a call stays booked at the most
+        that it can cost, and what was claimed is kept beside it."""
         worst = _units(self.spec.price, _most_prompt(body), body['max_tokens'])
         outcome = _Outcome('interrupted')
         call = await self.ledger.reserve(key, worst)
@@ -339,7 +341,7 @@ class OpenAIBackend:
         finally:
             if not sent and outcome.units is None:
                 outcome = _Outcome(f'no connection to {self.host}', units=0)
-            units = worst if outcome.units is None else min(outcome.units, OVERBILLED * worst)
+            units = worst if outcome.units is None else outcome.units
             await self.ledger.settle(
                 call,
                 units,
@@ -347,15 +349,22 @@ class OpenAIBackend:
                 why=outcome.why,
                 answer=outcome.answer[: 1 << 16],
                 uncertain=outcome.units is None,
+                claimed=outcome.claimed,
             )
-        if units <= worst:
+        is_claimed = bool(outcome.claimed and worst)
+        if units <= worst and not is_claimed:
             return outcome
-        self.ledger.stop(
-            RuntimeError(
-                f'{self.model}: the server bills more than {worst / CENT:.4f} cents for a call that '
-                'could cost no more; no new call is made, those in flight end and are kept'
-            )
+        line = (
+            f'{self.model}: the server bills more than {worst / CENT:.4f} cents for a call that '
+            'could cost no more'
         )
+        if is_claimed:
+            line = (
+                f'{outcome.why}; the call is booked at the most it can cost, {worst / CENT:.4f} cents, '
+                'and the claim is kept in the ledger'
+            )
+        end = 'no new call is made, those in flight end and are kept'
+        self.ledger.stop(RuntimeError(f'{line}; {end}'))
         raise self.ledger.broken
 
     async def _reply_with_retries(self, key, body):
@@ -366,14 +375,15 @@ class OpenAIBackend:
             for attempt in range(retries):
                 if closing.is_set():
                     raise RuntimeError(f'{self.model}: closed before it answered')
-                why, reply, _, wait, _ = await self._billed(key, body)
-                if reply:
-                    return reply
-                if wait is None:
+                outcome = await self._billed(key, body)
+                why = outcome.why
+                if outcome.reply:
+                    return outcome.reply
+                if outcome.wait is None:
                     raise RuntimeError(why)
                 if attempt + 1 == retries:
                     break
-                pause = wait + random.uniform(0, min(self.options.pause * 2**attempt, 30))
+                pause = outcome.wait + random.uniform(0, min(self.options.pause * 2**attempt, 30))
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(closing.wait(), pause)
             raise RuntimeError(
@@ -456,6 +466,7 @@ class _Outcome(NamedTuple):
         0.0  # seconds the server asked to wait, at most a minute; None: another attempt has no point
     )
     answer: str = ''  # what was paid for and is no reply, as evidence
+    claimed: dict | None = None  # usage that a server counts and was not asked for, and its cost
 
 
 def _most_prompt(body) -> int:
@@ -464,11 +475,25 @@ def _most_prompt(body) -> int:
     return 64 + sum(len(text) + 16 for text in texts)
 
 
+def _most_tokens(body) -> tuple:  # of the prompt, of the reply
+    "What a server that was asked for this can count. There is room for its own words."
+    return _most_prompt(body) + OWN_WORDS, body['max_tokens'] + OWN_WORDS
+
+
 def _is_possible(usage, body) -> bool:
-    "Can a server that was asked for this have counted so many tokens? There is room for its own words."
-    most_prompt = _most_prompt(body) + OWN_WORDS
-    most_generated = body['max_tokens'] + OWN_WORDS
+    "Can a server that was asked for this have counted so many tokens?"
+    most_prompt, most_generated = _most_tokens(body)
     return usage['prompt'] <= most_prompt and usage['generated'] <= most_generated
+
+
+def _too_many(model, usage, body) -> str:
+    "The line about a server that counts more than it was asked for."
+    counted = [f'{usage[part]:,}'[:30] for part in ('prompt', 'generated')]
+    most = [f'{number:,}' for number in _most_tokens(body)]
+    return (
+        f'{model}: the server counts more tokens than it was asked for: {counted[0]} of the prompt, '
+        f'{counted[1]} of the reply, where {most[0]} and {most[1]} are the most there can be'
+    )
 
 
 def _units(price, prompt, generated, cached=0):
