@@ -17,6 +17,7 @@ from typing import Annotated
 
 import numpy as np
 
+from .base.records import READINGS, UNITS
 from stepwise_routing.base.settings import (
     FROM_LIST,
     Count,
@@ -31,7 +32,7 @@ from .data.benchmarks import find_benchmark
 from .data.grading import graded, is_right
 from .data.questions import own_problems
 from .data.sources import file_rows
-from .method.certain import Calibration
+from .method.certain import TARGETS, Calibration
 from .method.offers import fingerprint, offers
 from .method.outcomes import OutcomeTable, outcome_table
 from .method.tree import RoutingTree, collect_rollouts
@@ -359,6 +360,33 @@ def calibrate(
     return choice
 
 
+def _wrong_entry(config) -> str:
+    "Name of an entry of config.json that `calibrate` did not write; '' where it did. A folder may come from anybody."
+    calibration = config.get('calibration')
+    numbers = calibration if isinstance(calibration, dict) else {}
+    weights = config.get('model_weights', [None, None])
+    fits = dict(
+        on_escalate=config.get('on_escalate') in READINGS,
+        unit=config.get('unit') in UNITS,
+        mode=config['mode'] == 'absorbing' and config['n_models'] == 2,
+        model_class=config['model_class'] in [*CLASSES, LARGE_ALONE],
+        models=_are_names(config.get('models'), str),
+        model_weights=_are_names(weights, (str, type(None))),
+        costs=isinstance(config.get('costs'), dict),
+        n_train=type(config.get('n_train')) is int,
+    )
+    names = [field.name for field in fields(Calibration) if field.name != 'target']
+    are_numbers = all(isinstance(numbers.get(name), (int, float)) for name in names)
+    fits['calibration'] = are_numbers and numbers.get('target') in TARGETS
+    return next((name for name, fit in fits.items() if not fit), '')
+
+
+def _are_names(values, kinds) -> bool:
+    return (
+        isinstance(values, list) and len(values) == 2 and all(isinstance(v, kinds) for v in values)
+    )
+
+
 def _calibrated_policy(folder):
     "The policy that is deployed. ValueError: none is yet."
     from stepwise_routing.method.policy import load_policy
@@ -370,6 +398,12 @@ def _calibrated_policy(folder):
     policy = load_policy(folder / 'policy')
     if 'model_class' not in policy.config:
         raise ValueError(f'{folder}: the router is of another version; call train and calibrate')
+    wrong = _wrong_entry(policy.config)
+    if wrong:
+        raise ValueError(
+            f'{folder}: {wrong} in policy/config.json is not what calibrate writes; '
+            'call calibrate again, or take another router'
+        )
     return policy
 
 # %% ../nbs/06_your_own_models.ipynb #curve

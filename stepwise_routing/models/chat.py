@@ -45,14 +45,19 @@ def plain_address(base_url: str) -> str:
         raise ValueError(
             'base_url: leave out user, password and query; a key belongs into an environment variable'
         )
-    url = urlsplit(base_url)
-    if url.scheme not in ('http', 'https') or not url.hostname:
+    try:
+        url = urlsplit(base_url)
+        port = url.port
+    except ValueError:  # of a port or an IPv6 address that is none
+        url = None
+    is_plain = base_url.isprintable() and ' ' not in base_url
+    if not url or not is_plain or url.scheme not in ('http', 'https') or not url.hostname:
         raise ValueError(f'base_url={base_url!r}: give an address like http://127.0.0.1:8000/v1')
     host = url.hostname
     usual = dict(http=80, https=443)[url.scheme]
     if is_loopback(base_url):
         host = '127.0.0.1'
-    port = '' if url.port in (None, usual) else f':{url.port}'
+    port = '' if port in (None, usual) else f':{port}'
     return f'{url.scheme}://{host}{port}{url.path.rstrip("/")}'
 
 
@@ -178,7 +183,13 @@ def api_client(
     "OpenAI's own client, without retries."
     import openai
 
-    http = _http_client()(trust_env=not is_loopback(base_url), follow_redirects=False)
+    try:
+        http = _http_client()(trust_env=not is_loopback(base_url), follow_redirects=False)
+    except Exception as error:  # its text may hold a password
+        raise ValueError(
+            f'a proxy that the environment names cannot be used ({type(error).__name__}): look at '
+            'HTTP_PROXY, HTTPS_PROXY and ALL_PROXY'
+        ) from None
     http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
     return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)

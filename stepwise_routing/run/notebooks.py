@@ -112,7 +112,7 @@ def sole_runner(
         yield
 
 
-LAST_SECONDS = 7.0  # that processes have after a signal to terminate, or to hang up
+LAST_SECONDS = 5.0  # that processes have after a signal to terminate, or to hang up
 
 
 def _end_all():
@@ -122,7 +122,7 @@ def _end_all():
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             process.kill()
-    time.sleep(1)  # until what waits for them has said how to continue
+    time.sleep(2)  # until what waits for them has said how to continue
     os._exit(1)
 
 
