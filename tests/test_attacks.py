@@ -61,8 +61,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make):
 
 # ---- tables, stores and ledgers with checksums that fit
 
-CHANGES = dict(n_steps=lambda a: a + 10**6, correct=lambda a: a + 7, large_tokens=np.negative, small_cents=lambda a: a - 1,
-               obs=lambda a: np.where(np.isnan(a), a, np.inf), large_cents=lambda a: a*np.nan, problem_id=lambda a: a[:-1],
+CHANGES = dict(n_steps=lambda a: a + 10**6, correct=lambda a: a + 7, large_tokens=np.negative,
+               small_cents=lambda a: a - 1, obs=lambda a: np.where(np.isnan(a), a, np.inf), large_cents=lambda a: a*np.nan,
+               problem_id=lambda a: a[:-1],
                large_steps=lambda a: a[:, :-1], again=lambda a: a[:3], features=lambda a: a[:1], small_tokens=np.ravel)
 
 @pytest.mark.parametrize('name', CHANGES)
@@ -121,7 +122,7 @@ def test_what_is_no_address_is_one_line(url):
     says(lambda: plain_address(url), 'base_url=.*: give an address like')
     says(lambda: OpenAIBackend('toy-model', **OPTIONS | dict(base_url=url)), 'base_url=.*: give an address like')
 
-@pytest.mark.parametrize('proxy', ['::::', 'socks5://user:PASSW0RD@127.0.0.1:9']))
+@pytest.mark.parametrize('proxy', ['::::', 'socks5://user:PASSW0RD@127.0.0.1:9'])
 def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(monkeypatch, proxy):
     for name in ('HTTP_PROXY', 'HTTPS_PROXY', 'ALL_PROXY'): monkeypatch.setenv(name, proxy)
     with pytest.raises(ValueError, match='a proxy that the environment names cannot be used') as e:

@@ -94,8 +94,10 @@ def test_a_server_that_bills_too_much_stops_the_run():
     with Faulty(lambda body: 'overbilled', delay=.2) as server:
         backend = api(server, concurrency=128, max_cents=50)
         out = closing(backend, *map(request, range(400)))
-        assert {type(e) for e in out} == {RuntimeError} and all('more tokens than it was asked for' in str(e) for e in out)
-        assert len(server.seen) <= 128 and not backend.ledger.reserved and 0 < backend.ledger.units <= backend.ledger.cap
+        assert {type(e) for e in out} == {RuntimeError}
+        assert all('more tokens than it was asked for' in str(e) for e in out)
+        assert len(server.seen) <= 128 and not backend.ledger.reserved
+        assert 0 < backend.ledger.units <= backend.ledger.cap
 
 def test_a_reservation_counts():
     async def second(book):

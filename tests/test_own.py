@@ -658,7 +658,7 @@ def test_an_export_passes_no_entry_on_that_nobody_knows(tmp_path, toys):
     file.write_text(json.dumps(config | dict(checksum=config_checksum(config))))
     export(tmp_path/'mine', tmp_path/'out')
     text = ''.join(path.read_text('latin-1') for path in (tmp_path/'out').rglob('*') if path.is_file())
-    assert '1234567890' not in text and '10.1.2.3' not in text and 'key' not in load_policy(tmp_path/'out'/'policy').config
+    assert '1234567890' not in text and '10.1.2.3' not in text and '"key"' not in text
     assert route(tmp_path/'out', 'What is 3 + 4?', PAIR) == route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
 
 def test_a_folder_may_move(tmp_path, toys):

@@ -714,6 +714,11 @@ def test_ctrl_c_says_how_to_continue(toy):
     line = interrupted(toy, '--profile', 'toy')
     assert line.startswith('stepwise-routing: run r interrupted; continue with: ') and line.endswith(again)
 
+def still_there(processes, seconds=1):
+    "Those that go on; one that has ended may wait for somebody to take note of it."
+    left = psutil.wait_procs(processes, seconds)[1]
+    return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
 STUBBORN = """
 import os, pathlib, signal, subprocess, sys, time
 for name in ('SIGINT', 'SIGTERM', 'SIGHUP'): signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -735,9 +740,20 @@ def test_no_process_holds_the_terminal_for_long_after_a_signal_to_end(tmp_path, 
     begin = time.monotonic()
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    assert len(below) >= 1 and psutil.wait_procs(below, 1)[1] == [] and time.monotonic() - begin < 10
+    assert len(below) >= 1 and still_there(below) == [] and time.monotonic() - begin < 10
     assert status in (None, process.returncode) and 'Traceback' not in err
     assert 'run r interrupted; continue with: ' in err.strip().splitlines()[-1]
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('wait', [.1, .3])
+def test_a_kernel_that_starts_leaves_nothing_behind(toy, number, wait):
+    process = start(toy, 'reproduce', '--run-id', 'r', '--profile', 'toy')
+    while not (kernels := [p for p in psutil.Process(process.pid).children() if 'ipykernel_launcher' in p.cmdline()]):
+        time.sleep(.02)
+    time.sleep(wait)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert 'Traceback' not in err and still_there(kernels) == []
 
 def test_nohup_is_heeded(toy):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -793,7 +809,8 @@ def test_leftovers_of_an_interrupted_notebook_are_not_published(whole):
 
 def test_an_error_line_is_one_line_without_escape_codes(tmp_path, capsys):
     "Names of files, and what a model wrote, may hold any character."
-    with pytest.raises(SystemExit): cli.main(['reproduce', '--profile', 'x\x1b]0;t\x07\nstepwise-routing: all is well\x9b2J'])
+    name = 'x\x1b]0;t\x07\nstepwise-routing: all is well\x9b2J'
+    with pytest.raises(SystemExit): cli.main(['reproduce', '--profile', name])
     err = capsys.readouterr().err
     assert err.count('\n') == 1 and err[:-1].isprintable() and 'all is well' in err
 

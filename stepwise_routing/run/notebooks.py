@@ -266,6 +266,28 @@ def _without_fields(path) -> str:
     return str(path).replace('{', '{{').replace('}', '}}')
 
 
+def _kernels() -> set:
+    "The kernels that this process has started."
+    import psutil
+
+    kernels = set()
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if 'ipykernel_launcher' in process.cmdline():
+                kernels.add(process)
+    return kernels
+
+
+def _end_kernels(before: set) -> None:
+    "End a kernel that is left: an interrupt while it starts comes before papermill knows it."
+    import psutil
+
+    for process in _kernels() - before:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+            process.wait(5)
+
+
 def execute(
     source: Path,  # the notebook
     executed: Path,  # where its executed copy goes; log.txt beside that keeps what it prints
@@ -284,6 +306,7 @@ def execute(
     ):
         print(now(), source.stem, file=log, flush=True)
         os.environ['STEPWISE_PROGRESS'] = notes
+        before = _kernels()
         try:
             papermill.execute_notebook(
                 _without_fields(source),
@@ -302,3 +325,5 @@ def execute(
             )
         except Exception as e:
             raise NotebookFailed(failure_line(source, executed, e)) from None
+        finally:
+            _end_kernels(before)

@@ -24,7 +24,8 @@ from stepwise_routing.models.ledger import CENT, Ledger
 
 FAULTS = { # what the server does, or what is done to the process; the line that ends a run, where one ends
     '429': '', '500': '', 'reset': '', 'closed': '', 'malformed': '', 'drip': '', 'gzip': '', 'nan': '', 'above': '',
-    'surrogate': '', 'listed': '', 'overbilled': 'counts more tokens than it was asked for', 'no-usage': 'no usage record',
+    'surrogate': '', 'listed': '', 'overbilled': 'counts more tokens',
+    'no-usage': 'no usage record',
     'no-logprobs': 'no log-probabilities', 'kill -9': '', 'disk full': 'full|disk I/O'}
 SIGNALS = 'kill -9', 'disk full'
 STAGES = 'training', 'tables' # they call nobody; rollouts and walks do: chains to their end, and step by step
