@@ -58,6 +58,7 @@ from stepwise_routing.report.card import (
     router_card,
     simplest_class,
 )
+from .report.entries import public_entries, wrong_entry
 from .report.own_report import write_report
 from .report.own_router import OwnRouter
 from .report.traffic import Drift, Recorder, compare, first_scores
@@ -370,6 +371,12 @@ def _calibrated_policy(folder):
     policy = load_policy(folder / 'policy')
     if 'model_class' not in policy.config:
         raise ValueError(f'{folder}: the router is of another version; call train and calibrate')
+    wrong = wrong_entry(policy.config)
+    if wrong:
+        raise ValueError(
+            f'{folder}: {wrong} in policy/config.json is not what calibrate writes; '
+            'call calibrate again, or take another router'
+        )
     return policy
 
 # %% ../nbs/06_your_own_models.ipynb #curve
@@ -555,9 +562,9 @@ def export(
         raise ValueError(f'{out} is not empty: choose another folder')
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
         weights = weights_of(store.settings)
-    config = policy.config | dict(models=own.models, model_weights=weights)
-    del config['key']  # of the training run
-    save_policy(out / 'policy', policy, **config)
+    config = policy.config
+    entries = public_entries(config) | dict(models=own.models, model_weights=weights)
+    save_policy(out / 'policy', policy, **entries | dict(kappa=policy.kappa))
     write_file(out / 'own.json', _as_json(own))
     write_file(out / 'README.md', _card(own, config, weights, licence))
     return sorted(p.relative_to(out).as_posix() for p in out.rglob('*') if p.is_file())

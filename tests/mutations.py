@@ -22,6 +22,9 @@ LEDGER = f'tests/test_api.py tests/test_faults.py -k "({PAID}) and not test_a_fa
 WALKS = 'tests/test_walks.py tests/test_tree.py'
 CPO = 'tests/test_cpo.py -k "clipped or weighs"'
 TRAINING = 'tests/test_training.py -k "temperature_falls or stays_below_one"'
+CHOICE = ('tests/test_baselines.py tests/test_own.py -k "not collect and (class or nested or grid or chosen or shown '
+          'or fitted or random or oracle or steer or trim or cheap)"')
+SWEEP = 'tests/test_training.py tests/test_profiles.py -k "sweep or planned or job or seed or ablation or paper"'
 FAIR = 'tests/test_baselines.py -k "are_fitted_on or random_spends"'
 OWN = ('tests/test_own.py -k "received or link or exported or public or own_json or twice or ledger or fewer or says '
        'or question"')
@@ -31,7 +34,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('base/store.py', '            if is_new:', '            if True:'), # a second draw is remembered
         ('base/store.py', 'if len(self.recent) > REMEMBERED', 'if False'), # the memory of records never shrinks
         ('base/store.py', 'if crc != checksum(row)', 'if False'),
-        ('base/store.py', '                if not readonly:\n                    self.lock = one_writer(path)\n', ''),
+        ('base/store.py', 'if not readonly and not lent:', 'if False:'), # two writers
         ('base/store.py', 'if file_format != own_format:', 'if False:'),
         ('base/store.py', '        check_settings(self.path, self.settings, settings)\n', '        pass\n'),
         ('base/store.py', "            self.db.execute('BEGIN IMMEDIATE')\n", ''), # no transaction
@@ -45,18 +48,22 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('base/store.py', 'elif type(old) is type(new) and old == new', 'elif old == new'),
         ('base/store.py', 'journal_mode=WAL', 'journal_mode=DELETE')],
     LEDGER: [
-        ('models/ledger.py', '+ sum(most for _, most in self.reserved.values())', ''), # a reservation does not count
-        ('models/ledger.py', 'if self.closing.is_set(): coro.close(); raise', 'if False: coro.close(); raise'),
+        ('models/ledger.py', '+ sum(max_units for _, max_units in self.reserved.values())', ''), # reservations
+        ('models/ledger.py', '        if self.closing.is_set():', '        if False:'),
         ('models/ledger.py', '    self.units += units\n', ''),
-        ('models/ledger.py', 'most if units is None else units', '0 if units is None else units'), # unsettled is free
+        ('models/ledger.py', 'max_units if units is None else units', '0 if units is None else units'), # is free
         ('models/ledger.py', 'ORDER BY call DESC', 'ORDER BY call'), # the first reply to a request counts
-        ('models/ledger.py', 'await self.record(call, *most, None, {})', 'pass'),
+        ('models/ledger.py', 'await self.record(call, key, max_units, None, {})', 'pass'),
         ('models/ledger.py', 'reply=filter(None, replies)', 'reply=()'),
         ('models/ledger.py', 'if key not in self.pending:', 'if True:'), # one request, many calls
-        ('models/ledger.py', "'ledger', 'FULL'", "'ledger', 'OFF'"),
-        ('models/openai.py', 'min(float(after), 60.)', 'min(float(after), 600.)'), # Retry-After up to ten minutes
-        ('models/openai.py', 'if units <= worst: return outcome', 'return outcome'), # billed above the worst case
-        ('models/openai.py', 'units = worst if outcome.units is None', 'units = 0 if outcome.units is None')],
+        ('models/ledger.py', "sync = 'FULL'", "sync = 'OFF'"),
+        ('models/chat.py', 'min(float(after), 60.0)', 'min(float(after), 600.0)'), # Retry-After up to ten minutes
+        ('models/chat.py', 'if units <= worst and not is_claimed:', 'if True:'), # billed above the worst case
+        ('models/chat.py', 'claimed=outcome.claimed,', ''), # what a server claims is forgotten
+        ('models/chat.py', 'if usage and not _is_possible(usage, body):', 'if False:'), # all that it counts is paid
+        ('models/chat.py', '(prompt - cached, row.input)', '(prompt, row.input)'), # cached tokens are paid twice
+        ('models/chat.py', '(cached, row.cached)', '(cached, row.input)'),
+        ('models/chat.py', 'units = worst if outcome.units is None', 'units = 0 if outcome.units is None')],
     GRADING: [
         ('data/algebra.py', 'EQUAL_NUMBERS = 1e-6', 'EQUAL_NUMBERS = 1e-2'), # tolerance of the veto
         ('data/algebra.py', 'EQUAL_FORMULAS = 1e-12', 'EQUAL_FORMULAS = 1e-2'),
@@ -76,21 +83,86 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('data/answers.py', 'ROUNDED = 6', 'ROUNDED = 2'),
         ('data/answers.py', 'if max(len(reference), len(answer)) > MAX_ANSWER', 'if False')],
     POLICY: [
-        ('policy.py', 'pi >= kappa', 'pi > kappa'),
-        ('policy.py', '[..., ESCALATE] >= self.kappa', '[..., ESCALATE] > self.kappa'),
-        ('policy.py', 'clamp(max=rho_bar)', 'clamp(max=2*rho_bar)'),
-        ('policy.py', "kappa + step if s.sign == 'printed' else kappa - step", 'kappa + step'),
-        ('policy.py', 'k**-s.kappa_decay', 'k**s.kappa_decay'),
-        ('policy.py', "rho.clamp(max=s.c_bar)*inside", 'rho*inside'),
-        ('policy.py', '1 - (1 - right)*large_right', 'right*large_right'),
-        ('policy.py', '.clip(1e-4, 1 - 1e-4)', '.clip(1e-2, 1 - 1e-2)'),
-        ('policy.py', '0 <= kappa <= 1 or kappa == LARGE_ONLY', 'True'),
-        ('policy.py', 'not numbers.isfinite().all() or', ''),
-        ('policy.py', 'min(scaler.std) <= 0', 'False'),
-        ('policy.py', '!= same: raise', '== 0: raise'),
-        ('policy.py', "masked_fill(log_pi == -torch.inf, -torch.inf)", 'clone()')],
+        ('method/policy.py', 'return pi >= kappa', 'return pi > kappa'),
+        ('method/policy.py', 'allowed[..., ::-1].argmax(-1)', 'allowed.argmax(-1)'), # the smallest model allowed
+        ('method/policy.py', 'clamp(max=rho_bar)', 'clamp(max=2 * rho_bar)'),
+        ('method/policy.py', "kappa + step if s.sign == 'printed' else kappa - step", 'kappa + step'),
+        ('method/policy.py', 'k**-s.kappa_decay', 'k**s.kappa_decay'),
+        ('method/policy.py', 'rho.clamp(max=s.c_bar) * inside', 'rho * inside'),
+        ('method/policy.py', '1 - (1 - right) * large_right', 'right * large_right'),
+        ('method/policy.py', '0 <= kappa <= 1 or kappa == LARGE_ONLY', 'True'),
+        ('method/policy.py', 'not numbers.isfinite().all() or', ''),
+        ('method/policy.py', 'min(scaler.std) <= 0', 'False'),
+        ('method/policy.py', "config.get('weights', same := digest(weights.hex())) != same", 'False'),
+        ('method/policy.py', "config.get('checksum', same := config_checksum(config)) != same", 'False'),
+        ('method/policy.py', 'np.nan_to_num(', '('), # padding is no number
+        ('method/policy.py', 'return self.policy.n_models - 1 if self.kappa < 0 else 0', 'return 0')],
+    'tests/test_certain.py tests/test_own.py -k "certain or enough or safe or loses or bound or problems_would"': [
+        ('method/certain.py', 'np.asarray(large_right, float) - np.asarray(right, float)',
+         'np.asarray(right, float) - np.asarray(large_right, float)'),
+        ('method/certain.py', 'loss.std(ddof=1)', 'loss.std()'),
+        ('method/certain.py', 'loss.mean() + quantile(1 - delta)', 'loss.mean() + quantile(1 - 2 * delta)'),
+        ('method/certain.py', 'if len(loss) < FEW:', 'if False:'), # few problems are tested as many
+        ('method/certain.py', 'variance_before = np.roll(variance, 1, -1)', 'variance_before = variance'), # the future
+        ('method/certain.py', '.max() >= 1 / delta', '.max() >= 0.5 / delta'),
+        ('method/certain.py', 'limit = (alpha + 1) / 2', 'limit = (2 * alpha + 1) / 2'),
+        ('method/certain.py', '            break\n', '            continue\n'), # a setting after one that is not safe
+        ('method/certain.py', 'quantile(1 - delta) + quantile(power)', 'quantile(1 - delta)'),
+        ('method/certain.py', 'if mean >= alpha:', 'if mean > 1:')],
+    'tests/test_uncertainty.py': [
+        ('method/uncertainty.py', 'resamples(len(calibration), n_boot, seed + 1)',
+         'np.ones((1 + n_boot, len(calibration)))'), # calibration is not drawn again
+        ('method/uncertainty.py', 'resamples(len(test), n_boot, seed)[:, place]', 'resamples(len(test), n_boot, seed)'),
+        ('method/uncertainty.py', 'np.where(keeps, cost, np.inf).argmin(1)', 'cost.argmin(1)'),
+        ('method/uncertainty.py', '* n / (n - 1)', ''),
+        ('method/uncertainty.py', 'np.logical_and.accumulate(safe, axis=1)', 'safe'), # gaps are passed over
+        ('method/uncertainty.py', '    goes_on[active] = passed == len(block)\n', '    pass\n'),
+        ('method/uncertainty.py', "np.where(is_cheap, certain, n_settings)", 'certain'),
+        ('method/uncertainty.py', 'seed_shares[:, k] * at_choice\n', 'at_choice / chosen.shape[1]\n'),
+        ('method/uncertainty.py', 'seed_shares[:, k] * at_choice / cost[:, -1]', 'seed_shares[:, k] * at_choice'),
+        ('method/uncertainty.py', 'columns[metric] = values[taken, resample]', 'columns[metric] = values[taken[0]]'),
+        ('method/uncertainty.py', "missed=table.large_again * wrong", "missed=table.correct[:, 0] * wrong")],
+    'tests/test_outcomes.py tests/test_core.py tests/test_independent.py': [
+        ('method/outcomes.py', 'large_accuracy - alpha - _ROUNDING', 'large_accuracy - 2 * alpha'),
+        ('method/outcomes.py', 'large_accuracy - alpha - _ROUNDING', 'large_accuracy - alpha + _ROUNDING'),
+        ('method/outcomes.py', 'np.where(keeps_accuracy(accuracy, large_accuracy, alpha), cost, np.inf)', 'cost + 0.0'),
+        ('method/outcomes.py', 'written = np.where(never, n_steps, t + 1)', 'written = tau'), # drafts are free
+        ('method/outcomes.py', "(t == n_steps - 1) | (on_escalate == 'regenerate')", "(on_escalate == 'regenerate')"),
+        ('method/outcomes.py', "charged['steps'] = tau + ", "charged['steps'] = written + "),
+        ('method/outcomes.py', "charged['small_cents'] + charged['large_cents']", "charged['large_cents']"),
+        ('method/outcomes.py', 'np.c_[self.correct[:, 0], self.large_redraws_right].mean(1)', 'self.correct[:, 0]'),
+        ('method/outcomes.py', 'loss[order] < lowest_before', 'loss[order] <= lowest_before'),
+        ('method/outcomes.py', 'call.prompt - call.cached for call', 'call.prompt for call'), # the cache is paid
+        ('method/outcomes.py', 'hits = np.asarray(hits) & np.asarray(inside)', 'hits = np.asarray(hits)')],
+    'tests/test_results.py tests/test_tables.py tests/test_report.py -k "not compile"': [
+        ('method/results.py', '(1 - 0.975, 0.975)', '(1 - 0.95, 0.95)'), # an interval of 90 %
+        ('method/results.py', 'np.quantile(draws[1:]', 'np.quantile(draws[:1]'),
+        ('method/results.py', "missed=rows['large_again'] * wrong", "missed=rows['large_correct'] * wrong"),
+        ('method/results.py', 'np.where(c[\'cost\'] == 0, np.nan, c[\'cost\'])', "c['cost'] + 1e-9"),
+        ('method/results.py', "cost=grid['cost'] / large", "cost=grid['cost']"),
+        ('method/results.py', 'if problems != first[1] or', 'if False and'), # methods on other problems
+        ('report/gains.py', 'is_sure = p_cost < 0.05', 'is_sure = p_cost < 0.2'),
+        ('report/gains.py', '>= -alpha - ROUNDING', '>= -2 * alpha - ROUNDING')],
+    CHOICE: [
+        ('method/comparison.py', 'NEARLY = 0.05', 'NEARLY = 0.5'),
+        ('method/comparison.py', 'if last is not None and shares[last] < 1:', 'if last is not None:'),
+        ('method/comparison.py', "not_test(table, 'choosing a threshold')", 'pass'), # chosen on test
+        ('method/comparison.py', 'pairs.append((method, by_cost(method, train, cost)))',
+         'pairs.append((method, by_cost(method, calibration, cost)))'),
+        ('method/comparison.py', 'cheapest_within(accuracy, costs, accuracy[-1], alpha)',
+         'cheapest_within(accuracy, costs, max(accuracy), alpha)'),
+        ('method/comparison.py', 'order = sorted(routers, reverse=True) if order', 'order = sorted(routers) if order'),
+        ('method/comparison.py', "by_cost(trims, read['train']", "by_cost(trims, read['test']"),
+        ('method/comparison.py', 'rows += outcome_rows(each[0], table, table.large_only(), LARGE)', 'pass'),
+        ('method/comparison.py', 'grid.cost[grid.chosen] / grid.cost[-1] for grid', 'grid.cost[grid.chosen] for grid')],
+    SWEEP: [
+        ('run/sweep.py', 'env.scaler)\n    if tree:', ')\n    if tree:'), # calibration is scaled by itself
+        ('run/sweep.py', 'steps=min(training.steps, config.sweep.most_steps)', 'steps=training.steps'),
+        ('run/sweep.py', '[config.seed + i for i in range(sweep.seeds', '[config.seed for i in range(sweep.seeds'),
+        ('run/sweep.py', 'asdict(job)),\n', "job.seed),\n"), # the key of a policy forgets how it is trained
+        ('run/sweep.py', "config['least'] > config['alpha'] + 1e-9", 'False')],
     WALKS: [
-        ('method/walks.py', 'len(current.steps) + 1 >= tree.max_steps', 'len(current.steps) >= tree.max_steps'),
+        ('method/walks.py', 'len(current.steps) + 1 >= max_steps', 'len(current.steps) >= max_steps'),
         ('method/walks.py', "kind='draft'", "kind='step'"),
         ('method/walks.py', 'current.processed |= cached_without_step | {writer: step.prompt}', 'pass'),
         ('method/walks.py', '= first.prompt + generated', '= first.prompt'),
@@ -147,8 +219,9 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('own.py', "work_folder = folder if is_collected else Path(empty)", 'work_folder = folder'),
         ('own.py', "is_collected = (folder / 'draws.db').is_file()", 'is_collected = False'),
         ('own.py', 'sampling = Sampling(**values.pop(', 'sampling = dict(**values.pop('),
-        ('own.py', 'if None not in (was, now) and was != now:', 'if False:'),
-        ('own.py', 'models=[public_name(model) for model in names]', 'models=names'),
+        ('models/pair.py', 'if None not in (was, now) and was != now:', 'if False:'),
+        ('own.py', 'models=[public_name(model) for model in pair]', 'models=[str(model) for model in pair]'),
+        ('own.py', 'public_entries(config) | ', 'config | '), # unknown entries are given away
         ('own.py', 'own.sampling, access, ledger', 'Sampling(), access, ledger'),
         ('own.py', 'check_questions(problems, backends)', 'pass'),
         ('base/tools.py', 'if file.is_symlink():', 'if False:')]}

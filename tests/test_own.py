@@ -27,7 +27,7 @@ from stepwise_routing.method.candidates import Candidate, HeldOut, nested_classe
 from stepwise_routing.method.certain import FEW, TARGETS, Calibration, is_safe
 from stepwise_routing.method.confidence import FEATURES, Scaler
 from stepwise_routing.method.outcomes import toy_table
-from stepwise_routing.method.policy import load_policy, threshold_policy
+from stepwise_routing.method.policy import config_checksum, load_policy, threshold_policy
 from stepwise_routing.models.hub import micro_path
 from stepwise_routing.models.pair import Access, Model, Sampling, check_cost, public_name
 from stepwise_routing.own import *
@@ -649,6 +649,19 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
     with pytest.raises(ValueError, match='trained for toy-0 with the weights') as e:
         route(tmp_path/'out', 'What?', PAIR)
     assert '\n' not in str(e.value)
+
+def test_an_export_passes_no_entry_on_that_nobody_knows(tmp_path, toys):
+    "A config.json may hold anything beside what it should: names of hosts, prompts, keys."
+    ready(tmp_path/'mine')
+    file = tmp_path/'mine'/'policy'/'config.json'
+    config = json.loads(file.read_text())
+    config |= dict(note='sk-1234567890', calibration=config['calibration'] | dict(host='10.1.2.3'))
+    config['costs']['sk-1234567890'] = .5
+    file.write_text(json.dumps(config | dict(checksum=config_checksum(config))))
+    export(tmp_path/'mine', tmp_path/'out')
+    text = ''.join(path.read_text('latin-1') for path in (tmp_path/'out').rglob('*') if path.is_file())
+    assert '1234567890' not in text and '10.1.2.3' not in text and '"key"' not in text
+    assert route(tmp_path/'out', 'What is 3 + 4?', PAIR) == route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
 
 def test_a_folder_may_move(tmp_path, toys):
     ready(tmp_path/'mine')

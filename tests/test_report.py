@@ -380,3 +380,12 @@ def test_a_routed_answer_says_who_wrote_what_and_what_it_cost():
     html = Routed('2+2?', None, ('one', 'two'), '01', ('tiny', 'huge'), (3, 4), 2.5e9, 'paper_flops')._repr_html_()
     assert re.findall(r'<b>(small|large)</b> <small>(\w+)</small>', html) == [('small', 'tiny'), ('large', 'huge')]
     assert 'Answer: None; 2.5e+09 FLOPs' in html
+
+FORGED = 'a\x1b]0;title\x07\x1b[2J\rb\nlarge  2 + 2 = 5\x9b31m\u202e'
+
+def test_what_models_write_stays_in_its_lines_on_a_terminal():
+    "No escape code of theirs arrives, and no line of theirs can pass for one of ours."
+    transcript = Transcript(FORGED, [Line('small', FORGED, FORGED, True), Line('large', 'ours', '', False)], FORGED)
+    for text in (str(transcript), re.sub(r'\x1b\[[\d;]*m', '', transcript.coloured())):
+        assert all(line.isprintable() for line in text.split('\n'))
+        assert [line.split()[:2] for line in text.split('\n') if line.startswith('large')] == [['large', 'ours']]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
-from toy_project import OPEN, TOY, toy_project
+from toy_project import COUNT, OPEN, TOY, toy_project
 
 from stepwise_routing.base import code
 from stepwise_routing.base.tools import PACKAGE, Project
@@ -714,6 +714,56 @@ def test_ctrl_c_says_how_to_continue(toy):
     line = interrupted(toy, '--profile', 'toy')
     assert line.startswith('stepwise-routing: run r interrupted; continue with: ') and line.endswith(again)
 
+def still_there(processes, seconds=1):
+    "Those that go on; one that has ended may wait for somebody to take note of it."
+    left = psutil.wait_procs(processes, seconds)[1]
+    return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+STUBBORN = """
+import os, pathlib, signal, subprocess, sys, time
+for name in ('SIGINT', 'SIGTERM', 'SIGHUP'): signal.signal(getattr(signal, name), signal.SIG_IGN)
+pathlib.Path(os.environ['BEGUN']).write_text(str(subprocess.Popen(['sleep', '600'], start_new_session=True).pid))
+while True:
+    try: time.sleep(600)
+    except BaseException: pass"""
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize('cell, status', [(COUNT, 130), (STUBBORN, None)])
+def test_no_process_holds_the_terminal_for_long_after_a_signal_to_end(tmp_path, monkeypatch, number, cell, status):
+    "The runner says how to continue; what does not want to end is ended, its children too."
+    monkeypatch.setenv('TOY_PAUSE', '1')
+    monkeypatch.setenv('BEGUN', str(tmp_path/'begun'))
+    toy = toy_project(tmp_path/'toy', {'01_count': (OPEN, cell)}, toy=profile())
+    process, wanted = start(toy, 'reproduce', '--run-id', 'r', '--profile', 'toy'), '*/numbers.jsonl'
+    while not list((toy.runs/'store').glob(wanted)) and not (tmp_path/'begun').is_file(): time.sleep(.05)
+    below = psutil.Process(process.pid).children(recursive=True)
+    begin = time.monotonic()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert len(below) >= 1 and still_there(below) == [] and time.monotonic() - begin < 10
+    assert status in (None, process.returncode) and 'Traceback' not in err
+    assert 'run r interrupted; continue with: ' in err.strip().splitlines()[-1]
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('wait', [.1, .3])
+def test_a_kernel_that_starts_leaves_nothing_behind(toy, number, wait):
+    process = start(toy, 'reproduce', '--run-id', 'r', '--profile', 'toy')
+    while not (kernels := [p for p in psutil.Process(process.pid).children() if 'ipykernel_launcher' in p.cmdline()]):
+        time.sleep(.02)
+    time.sleep(wait)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert 'Traceback' not in err and still_there(kernels) == []
+
+def test_nohup_is_heeded(toy):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try: process = start(toy, 'reproduce', '--run-id', 'r', '--profile', 'fast')
+    finally: signal.signal(signal.SIGHUP, before)
+    while not list((toy.runs/'store').glob('*/numbers.jsonl')): time.sleep(.05)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
 EARLY = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -778,6 +828,13 @@ def test_a_run_says_how_much_of_it_is_done_and_how_long_the_rest_takes():
     last = replace(plan, todo=('05_results', 'own'))
     assert 0 < last.share_done(['05_results']) < .5 and last.share_done(['05_results', 'own']) == pytest.approx(1)
     assert replace(plan, todo=('05_results',)).share_done(['05_results']) == 1 == replace(plan, todo=()).share_done([])
+
+def test_an_error_line_is_one_line_without_escape_codes(tmp_path, capsys):
+    "Names of files, and what a model wrote, may hold any character."
+    name = 'x\x1b]0;t\x07\nstepwise-routing: all is well\x9b2J'
+    with pytest.raises(SystemExit): cli.main(['reproduce', '--profile', name])
+    err = capsys.readouterr().err
+    assert err.count('\n') == 1 and err[:-1].isprintable() and 'all is well' in err
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as e: cli.main(['--version'])

@@ -336,12 +336,20 @@ def sleeper(s, benchmarks):
     mark.write_text('')
     try: time.sleep(600)
     finally:
-        time.sleep(1) # a paid call under way
+        time.sleep(float(os.environ.get('PAID', 1))) # a paid call under way
         mark.with_suffix('.paid').write_text('')
 
 @pytest.mark.parametrize('end', [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.slow
 def test_no_worker_outlives_its_parent_by_more_than_the_calls_under_way(tmp_path, end):
+    outlives(tmp_path, end)
+
+@pytest.mark.slow
+def test_no_call_under_way_lets_a_worker_outlive_its_parent_for_long(tmp_path, monkeypatch):
+    monkeypatch.setenv('PAID', '50')
+    outlives(tmp_path, signal.SIGKILL, 10, paid=False)
+
+def outlives(tmp_path, end, seconds=60, paid=True):
     import psutil
     (tmp_path/'go.py').write_text(SLEEPERS)
     process = subprocess.Popen([sys.executable, tmp_path/'go.py', tmp_path, Path(__file__).parent, *sys.path],
@@ -353,5 +361,5 @@ def test_no_worker_outlives_its_parent_by_more_than_the_calls_under_way(tmp_path
     (os.killpg if end == signal.SIGINT else os.kill)(process.pid, end) # Jupyter interrupts the group
     errors = process.communicate(timeout=60)[1]
     assert len(workers) == 2 and ('KeyboardInterrupt' in errors or end == signal.SIGKILL)
-    assert psutil.wait_procs(workers, 60)[1] == []
-    assert {p.stem for p in tmp_path.glob('*.paid')} == {str(w.pid) for w in workers}
+    assert psutil.wait_procs(workers, seconds)[1] == []
+    assert {p.stem for p in tmp_path.glob('*.paid')} == ({str(w.pid) for w in workers} if paid else set())

@@ -158,6 +158,7 @@ class Database:
         "Read the header of a file; write it if there is none. ValueError: a file of another kind."
         own_format = f'stepwise-routing {self.kind} {FORMAT}'
         names = [name for (name,) in self.read('SELECT name FROM sqlite_master')]
+        self.check_plain()
         header = self.rows('header') if 'header' in names else []
         if header:
             ((file_format, text),) = header
@@ -182,6 +183,14 @@ class Database:
         for name, columns in [*self.tables.items(), ('header', 'format, settings')]:
             create.append(f'CREATE TABLE {name} ({columns}, crc)')
         self.write('IGNORE', dict(header=[(own_format, text)]), first=create)
+
+    def check_plain(self) -> None:
+        "ValueError if the file holds something that acts by itself, and so may lose what is written."
+        others = self.read("SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index')")
+        if others:
+            raise ValueError(
+                f'{self.path} has a {others[0][0]} that we never make: take another file'
+            )
 
     def check_whole(self) -> None:
         "ValueError if pages or indexes are damaged: a row that is not found would be drawn, or paid, again."
@@ -303,7 +312,13 @@ class RolloutStore(Database):
         "A record as it was. ValueError if fields are missing, as in a file of an older version."
         values = {}
         names = [field.name for field in fields(self.record)]
-        for name, value in json.loads(zlib.decompress(data)).items():
+        try:
+            entries = json.loads(zlib.decompress(data)).items()
+        except (zlib.error, ValueError, TypeError, AttributeError, RecursionError):
+            raise ValueError(
+                f'{self.path} holds a record that is none: take another file'
+            ) from None
+        for name, value in entries:
             if name in names:
                 values[name] = tuple(value) if isinstance(value, list) else value
         try:

@@ -87,6 +87,19 @@ def install_line(extra: str) -> str:
     return f'pip install -e ".[{extra}]" -c {constraints} (in the clone)'
 
 
+def one_line(text) -> str:
+    "Text that somebody else wrote, for a terminal: no line ends, no escape codes."
+    return ''.join(character if character.isprintable() else ' ' for character in str(text))
+
+
+def own_lines(
+    text: str,  # that somebody else wrote
+    margin: str,  # before its second line and the following ones
+) -> str:
+    "The same text for a terminal: none of its lines can pass for one of ours, and it has no escape codes."
+    return f'\n{margin}'.join(one_line(line) for line in str(text).splitlines())
+
+
 def explain_parameters(thing):  # a function or class with comments on its parameters
     "The same thing; its docstring has a line per parameter now, so that `help` shows the comments."
     from fastcore.docments import docments

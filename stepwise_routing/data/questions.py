@@ -4,6 +4,7 @@ Here belongs what is wrong with a row that somebody else wrote. The public bench
 `data.sources`.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from .sources import fifth_of, file_rows, make_problem
 def answer_text(answer) -> str:
     "An answer as text. ValueError: it is neither text nor a number."
     is_value = isinstance(answer, (str, int, float)) and not isinstance(answer, bool)
+    if isinstance(answer, float) and not math.isfinite(answer):  # json reads NaN and 1e999
+        raise ValueError(f"field 'answer' is {answer}, which is no number")
     if not is_value or not str(answer).strip():
         raise ValueError("field 'answer' is neither text nor a number")
     return str(answer).strip()

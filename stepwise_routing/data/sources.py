@@ -115,6 +115,16 @@ def hub_rows(source: Source) -> list:
     return rows
 
 
+def each_once(pairs) -> dict:
+    "An object of JSON. ValueError: a name stands twice, and which value is meant nobody knows."
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f'{twice[:60]!r} stands there twice')
+    return values
+
+
 def file_rows(path) -> list:
     "Rows of a JSONL file, mostly dicts. FileNotFoundError or ValueError naming file and row."
     path = Path(path)
@@ -127,7 +137,7 @@ def file_rows(path) -> list:
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            rows.append(json.loads(line, object_pairs_hook=each_once))
         except (ValueError, RecursionError) as error:
             reason = f'not a JSON object ({error}); is the file cut off?'
             raise bad_row(path, number, reason) from None

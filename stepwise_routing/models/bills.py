@@ -110,7 +110,7 @@ class Bills(Ledger):
 
     async def record(self, call, key, max_units, units, notes, reply=None):
         "Put a call on file: neither its request, nor its reply, nor what was no reply."
-        plain = {name: value for name, value in notes.items() if name == 'uncertain'}
+        plain = {name: value for name, value in notes.items() if name in ('uncertain', 'claimed')}
         await super().record(call, '', max_units, units, plain)
 
     async def once(self, key, draw):

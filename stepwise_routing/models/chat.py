@@ -20,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
-from ..base.tools import digest, nearest
+from ..base.tools import digest, nearest, one_line
 from ..data.benchmarks import find_benchmark
 from . import replies
 from .hub import check_sampling
@@ -45,14 +45,19 @@ def plain_address(base_url: str) -> str:
         raise ValueError(
             'base_url: leave out user, password and query; a key belongs into an environment variable'
         )
-    url = urlsplit(base_url)
-    if url.scheme not in ('http', 'https') or not url.hostname:
+    try:
+        url = urlsplit(base_url)
+        port = url.port
+    except ValueError:  # of a port or an IPv6 address that is none
+        url = None
+    is_plain = base_url.isprintable() and ' ' not in base_url
+    if not url or not is_plain or url.scheme not in ('http', 'https') or not url.hostname:
         raise ValueError(f'base_url={base_url!r}: give an address like http://127.0.0.1:8000/v1')
     host = url.hostname
     usual = dict(http=80, https=443)[url.scheme]
     if is_loopback(base_url):
         host = '127.0.0.1'
-    port = '' if url.port in (None, usual) else f':{url.port}'
+    port = '' if port in (None, usual) else f':{port}'
     return f'{url.scheme}://{host}{port}{url.path.rstrip("/")}'
 
 
@@ -178,14 +183,19 @@ def api_client(
     "OpenAI's own client, without retries."
     import openai
 
-    http = _http_client()(trust_env=not is_loopback(base_url), follow_redirects=False)
+    try:
+        http = _http_client()(trust_env=not is_loopback(base_url), follow_redirects=False)
+    except Exception as error:  # its text may hold a password
+        raise ValueError(
+            f'a proxy that the environment names cannot be used ({type(error).__name__}): look at '
+            'HTTP_PROXY, HTTPS_PROXY and ALL_PROXY'
+        ) from None
     http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
     return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
 
 
 OWN_WORDS = 4096  # tokens that a server may add to a prompt or a reply, such as a prompt of its own
-OVERBILLED = 100  # times the most a call can cost: what a server bills beyond that is no bill
 _CONNECTIONS = 16  # of a client: it looks at all that are idle before each request
 
 
@@ -250,7 +260,7 @@ class OpenAIBackend:
         wait = None
         if isinstance(body, dict):
             body = body.get('message')
-        reason = self.masked(' '.join(_printable(body or 'no reason').split()))[:200]
+        reason = self.masked(' '.join(one_line(body or 'no reason').split()))[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status in (401, 403):
             line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
@@ -268,7 +278,7 @@ class OpenAIBackend:
             names = []
             with contextlib.suppress(Exception):
                 names = [
-                    _printable(m.id)[:60]
+                    one_line(m.id)[:60]
                     for m in (await self.clients[0].models.list(timeout=10)).data
                 ]
             hint = nearest(self.model, names)
@@ -287,8 +297,8 @@ class OpenAIBackend:
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
         if usage and not _is_possible(usage, body):
-            line = f'{self.model}: the server counts more tokens than it was asked for'
-            return _Outcome(line, None, units, None, text)
+            line = _too_many(self.model, usage, body)
+            return _Outcome(line, wait=None, answer=text, claimed=usage | dict(units=units))
         try:
             reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS)
         except ValueError as e:
@@ -323,7 +333,10 @@ class OpenAIBackend:
             return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
     async def _billed(self, key, body):
-        "One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost."
+        """One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost.
+
+        What a server counts and was not asked for is its error: such a call stays booked at the most
+        that it can cost, and what was claimed is kept beside it."""
         worst = _units(self.spec.price, _most_prompt(body), body['max_tokens'])
         outcome = _Outcome('interrupted')
         call = await self.ledger.reserve(key, worst)
@@ -339,7 +352,7 @@ class OpenAIBackend:
         finally:
             if not sent and outcome.units is None:
                 outcome = _Outcome(f'no connection to {self.host}', units=0)
-            units = worst if outcome.units is None else min(outcome.units, OVERBILLED * worst)
+            units = worst if outcome.units is None else outcome.units
             await self.ledger.settle(
                 call,
                 units,
@@ -347,15 +360,22 @@ class OpenAIBackend:
                 why=outcome.why,
                 answer=outcome.answer[: 1 << 16],
                 uncertain=outcome.units is None,
+                claimed=outcome.claimed,
             )
-        if units <= worst:
+        is_claimed = bool(outcome.claimed and worst)
+        if units <= worst and not is_claimed:
             return outcome
-        self.ledger.stop(
-            RuntimeError(
-                f'{self.model}: the server bills more than {worst / CENT:.4f} cents for a call that '
-                'could cost no more; no new call is made, those in flight end and are kept'
-            )
+        line = (
+            f'{self.model}: the server bills more than {worst / CENT:.4f} cents for a call that '
+            'could cost no more'
         )
+        if is_claimed:
+            line = (
+                f'{outcome.why}; the call is booked at the most it can cost, {worst / CENT:.4f} cents, '
+                'and the claim is kept in the ledger'
+            )
+        end = 'no new call is made, those in flight end and are kept'
+        self.ledger.stop(RuntimeError(f'{line}; {end}'))
         raise self.ledger.broken
 
     async def _reply_with_retries(self, key, body):
@@ -366,14 +386,15 @@ class OpenAIBackend:
             for attempt in range(retries):
                 if closing.is_set():
                     raise RuntimeError(f'{self.model}: closed before it answered')
-                why, reply, _, wait, _ = await self._billed(key, body)
-                if reply:
-                    return reply
-                if wait is None:
+                outcome = await self._billed(key, body)
+                why = outcome.why
+                if outcome.reply:
+                    return outcome.reply
+                if outcome.wait is None:
                     raise RuntimeError(why)
                 if attempt + 1 == retries:
                     break
-                pause = wait + random.uniform(0, min(self.options.pause * 2**attempt, 30))
+                pause = outcome.wait + random.uniform(0, min(self.options.pause * 2**attempt, 30))
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(closing.wait(), pause)
             raise RuntimeError(
@@ -456,10 +477,7 @@ class _Outcome(NamedTuple):
         0.0  # seconds the server asked to wait, at most a minute; None: another attempt has no point
     )
     answer: str = ''  # what was paid for and is no reply, as evidence
-
-
-def _printable(text):
-    return ''.join(c if c.isprintable() else ' ' for c in str(text))  # no escape codes
+    claimed: dict | None = None  # usage that a server counts and was not asked for, and its cost
 
 
 def _most_prompt(body) -> int:
@@ -468,11 +486,25 @@ def _most_prompt(body) -> int:
     return 64 + sum(len(text) + 16 for text in texts)
 
 
+def _most_tokens(body) -> tuple:  # of the prompt, of the reply
+    "What a server that was asked for this can count. There is room for its own words."
+    return _most_prompt(body) + OWN_WORDS, body['max_tokens'] + OWN_WORDS
+
+
 def _is_possible(usage, body) -> bool:
-    "Can a server that was asked for this have counted so many tokens? There is room for its own words."
-    most_prompt = _most_prompt(body) + OWN_WORDS
-    most_generated = body['max_tokens'] + OWN_WORDS
+    "Can a server that was asked for this have counted so many tokens?"
+    most_prompt, most_generated = _most_tokens(body)
     return usage['prompt'] <= most_prompt and usage['generated'] <= most_generated
+
+
+def _too_many(model, usage, body) -> str:
+    "The line about a server that counts more than it was asked for."
+    counted = [f'{usage[part]:,}'[:30] for part in ('prompt', 'generated')]
+    most = [f'{number:,}' for number in _most_tokens(body)]
+    return (
+        f'{model}: the server counts more tokens than it was asked for: {counted[0]} of the prompt, '
+        f'{counted[1]} of the reply, where {most[0]} and {most[1]} are the most there can be'
+    )
 
 
 def _units(price, prompt, generated, cached=0):

@@ -11,6 +11,7 @@ import threading
 from fractions import Fraction
 
 from ..base.store import Database
+from ..base.tools import bad_row
 
 CENT = 10**10  # units
 
@@ -66,6 +67,10 @@ class Ledger(Database):
         Database.begin(self, settings)
         self.read('CREATE INDEX IF NOT EXISTS by_key ON reply (key)')
         calls = self.rows('call')
+        for call, _, max_units, units, _ in calls:
+            for amount in (max_units, 0 if units is None else units):
+                if type(amount) is not int or amount < 0:  # it would be money to spend
+                    raise bad_row(self.path, f'{call} of call', 'its amount is none: take a copy')
         self.units = sum(
             max_units if units is None else units for _, _, max_units, units, _ in calls
         )

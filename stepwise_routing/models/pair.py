@@ -21,6 +21,7 @@ from ..base.settings import (
     Whole,
     checked,
 )
+from ..base.tools import one_line
 from .hub import prefix_ids, room_left
 from .interface import Request
 from .model_name import ModelName
@@ -174,6 +175,8 @@ def check_weights(
     for name, was, now in zip(names, known, weights_of(settings)):
         if None not in (was, now) and was != now:
             raise ValueError(
-                f'{folder}: trained for {name} with the weights {was}; '
-                f'those of the model given are {now}'
+                one_line(
+                    f'{folder}: trained for {name} with the weights {was}; '
+                    f'those of the model given are {now}'
+                )
             )

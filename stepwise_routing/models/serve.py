@@ -377,7 +377,7 @@ import os, signal, subprocess, sys, threading, time
 def end():
     sys.stdin.read()
     server.terminate() # asks first
-    time.sleep(15)
+    time.sleep(8)
     os.killpg(0, signal.SIGKILL)
 server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
 threading.Thread(target=end, daemon=True).start()

@@ -4,6 +4,7 @@ Here belong the file of recorded answers and the comparison. Which router it is,
 """
 
 import json
+import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,10 @@ def first_scores(path, fingerprint: str) -> np.ndarray:
         if not isinstance(row, dict) or not isinstance(row.get('scores'), list):
             raise ValueError(f'{path}, row {number}: not a row of a recorder')
         if row.get('fingerprint') == fingerprint and row['scores']:
-            scores.append(float(row['scores'][0]))
+            score = row['scores'][0]
+            if type(score) not in (int, float) or not math.isfinite(score):
+                raise ValueError(f'{path}, row {number}: its first score is no number')
+            scores.append(float(score))
     return np.array(scores)
 
 

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from ..base.records import walk_cost
 from ..base.store import RolloutStore, tree_settings
+from ..base.tools import one_line, own_lines
 from ..data.benchmarks import load_problems
 from ..method.routers import ScoreRouter
 from ..method.tree import RoutingTree
@@ -18,6 +19,7 @@ from ..method.walks import LargeOnly, SmallOnly, State, walk
 from ..models.names import open_models
 
 WRITERS = 'small', 'large'
+MARGIN = ' ' * 7  # of lines that go on: where a step begins
 
 _CODES = dict(small='\x1b[36m', large='\x1b[33m', draft='\x1b[9;36m')
 
@@ -37,6 +39,10 @@ class Line:
     note: str  # how sure the router was
     draft: bool  # thrown away: the other model wrote it again
 
+    def shown(self) -> str:
+        "Writer and text, for a terminal."
+        return f'{self.writer:6} {own_lines(self.text, MARGIN)}'
+
 
 @dataclass(frozen=True)
 class Transcript:
@@ -47,8 +53,14 @@ class Transcript:
     end: str  # what came out, and what it cost
 
     def __str__(self):
-        lines = [f'{s.writer:6} {s.text}' + ' (thrown away)' * s.draft for s in self.steps]
-        return '\n'.join([self.question, *lines, self.end])
+        lines = []
+        for step in self.steps:
+            lines.append(step.shown() + ' (thrown away)' * step.draft)
+        return self.page(lines)
+
+    def page(self, lines) -> str:
+        "Question, steps and end, for a terminal."
+        return '\n'.join([own_lines(self.question, MARGIN), *lines, one_line(self.end)])
 
     def _repr_html_(self):
         from jinja2 import Template
@@ -58,11 +70,11 @@ class Transcript:
 
     def coloured(self) -> str:
         "For a terminal."
-        lines = [
-            f'{_CODES["draft" if s.draft else s.writer]}{s.writer:6} {s.text}\x1b[0m  {s.note}'
-            for s in self.steps
-        ]
-        return '\n'.join([self.question, *lines, self.end])
+        lines = []
+        for step in self.steps:
+            code = _CODES['draft' if step.draft else step.writer]
+            lines.append(f'{code}{step.shown()}\x1b[0m  {one_line(step.note)}')
+        return self.page(lines)
 
 
 def verdict(walk):

@@ -16,7 +16,7 @@ try:
     from pathlib import Path
 
     from .. import __version__
-    from ..base.tools import PACKAGE, find_project
+    from ..base.tools import PACKAGE, find_project, one_line, write_file
     from .config import Config, load_yaml, settings_of
     from .manifest import Manifest, files_in
     from .parser import Parser
@@ -30,7 +30,7 @@ except KeyboardInterrupt:  # Ctrl-C before there is a command to interrupt
 def _settings_line(config):
     "The settings that are not the defaults."
     defaults = settings_of(Config())
-    changed = [f'{k}={v}' for k, v in settings_of(config).items() if v != defaults[k]]
+    changed = [one_line(f'{k}={v}') for k, v in settings_of(config).items() if v != defaults[k]]
     text = f'settings {", ".join(changed) or "the defaults"}'
     return textwrap.fill(text, 110, subsequent_indent=' ' * 9)
 
@@ -58,7 +58,7 @@ def dry_run(plan) -> list:  # the lines that begin with "needs"
     with working_directory(plan.project.nbs):  # that of the notebooks
         lines += report(run)
         missing = needs(run)
-    print(*lines, *missing, sep='\n')
+    print(*map(one_line, '\n'.join([*lines, *missing]).split('\n')), sep='\n')
     return missing
 
 
@@ -298,5 +298,5 @@ def main(argv=None):  # words of the command line; None: those of this process
     except (RuntimeError, ImportError, OSError) as e:
         line = str(e)
         status = 1
-    print(f'stepwise-routing: {line}', file=sys.stderr)
+    print(f'stepwise-routing: {one_line(line)}', file=sys.stderr)
     raise SystemExit(status)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -17,6 +18,8 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 from unittest import mock
+
+from ..base.tools import one_line
 
 ONE_THREAD = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
 
@@ -109,6 +112,46 @@ def sole_runner(
         yield
 
 
+LAST_SECONDS = 5.0  # that processes have after a signal to terminate, or to hang up
+
+
+def _end_all():
+    "End this process and all that it has begun."
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    time.sleep(2)  # until what waits for them has said how to continue
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def ends_soon():
+    """Take a signal to terminate, or to hang up, for Ctrl-C; but no process goes on for long after it.
+
+    Ctrl-C lets paid calls end, however long they take; whoever sends one of these does not wait."""
+
+    def interrupt(*_):
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        timer = threading.Timer(LAST_SECONDS, _end_all)
+        timer.daemon = True
+        timer.start()
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}:
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
+                before[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class NotebookFailed(RuntimeError):
     "A notebook stopped; the message is one line that says where and why."
 
@@ -142,15 +185,15 @@ def failure_line(
     if cell_id:
         ids = [cell.get('id') for cell in notebook_cells(source)]
         where += f', cell {ids.index(cell_id)} ({cell_id})'
-    one_line = ' '.join(str(reason).split())
-    return f'{where}: {name}: {one_line[:300]}'
+    reason = one_line(' '.join(str(reason).split()))
+    return f'{where}: {name}: {reason[:300]}'
 
 
 def _print_progress(name, begin, folder, on_terminal, before):
     "One line on stderr: seconds so far, what was done before, the notes that processes have left."
     notes = [f'{time.time() - begin:.0f} s', *filter(None, [before])]
     notes += [path.read_text('utf-8') for path in sorted(folder.iterdir())]
-    line = f'{name}: ' + ' | '.join(notes)
+    line = one_line(f'{name}: ' + ' | '.join(notes))
     if on_terminal:
         width = shutil.get_terminal_size().columns - 1
         print(f'\r\x1b[K{line[:width]}', end='', file=sys.stderr, flush=True)
@@ -224,6 +267,28 @@ def _without_fields(path) -> str:
     return str(path).replace('{', '{{').replace('}', '}}')
 
 
+def _kernels() -> set:
+    "The kernels that this process has started."
+    import psutil
+
+    kernels = set()
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if 'ipykernel_launcher' in process.cmdline():
+                kernels.add(process)
+    return kernels
+
+
+def _end_kernels(before: set) -> None:
+    "End a kernel that is left: an interrupt while it starts comes before papermill knows it."
+    import psutil
+
+    for process in _kernels() - before:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+            process.wait(5)
+
+
 def execute(
     source: Path,  # the notebook
     executed: Path,  # where its executed copy goes; log.txt beside that keeps what it prints
@@ -243,6 +308,7 @@ def execute(
     ):
         print(now(), source.stem, file=log, flush=True)
         os.environ['STEPWISE_PROGRESS'] = notes
+        before = _kernels()
         try:
             papermill.execute_notebook(
                 _without_fields(source),
@@ -261,3 +327,5 @@ def execute(
             )
         except Exception as e:
             raise NotebookFailed(failure_line(source, executed, e)) from None
+        finally:
+            _end_kernels(before)

@@ -31,7 +31,7 @@ from .manifest import (
     installed_packages,
     shipped_files,
 )
-from .notebooks import NotebookFailed, execute, now, sole_runner, stage_names
+from .notebooks import NotebookFailed, ends_soon, execute, now, sole_runner, stage_names
 
 COLD_SHARES = {  # of the time of a run of the profile micro from nothing, measured on two cores
     '01_confidence': 0.02,
@@ -336,7 +336,7 @@ def how_to_continue(
 
 def run_plan(plan: Plan) -> Manifest:
     "Run what a plan says; a `NotebookFailed` or Ctrl-C leaves a run that can be resumed."
-    with sole_runner(plan.run.store):
+    with sole_runner(plan.run.store), ends_soon():
         manifest = begin(plan)
         begin_time = time.time()
         finished = []

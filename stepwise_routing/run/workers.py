@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -21,6 +22,7 @@ from ..models.model_name import ModelName
 # memory of a process with the micro models: it took 0.6 GiB to draw 100 problems, 1.4 to walk 450
 WORKER_GIB = 1.5
 PATIENCE = 60  # seconds that a job gets to end the paid calls under way
+ORPHANED = 6  # the same where the process that began it has ended
 ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1')
 
 
@@ -36,7 +38,9 @@ def wanted_by(
     parent: int,  # process number of who waits for the job
     flag,  # a folder that the parent removes when it wants no answer any more
 ):
-    "Interrupt a job of a worker process when nobody waits for it; it has a minute to end the calls under way."
+    """Interrupt a job of a worker process when nobody waits for it; it has a minute to end the calls under way.
+
+    Where the parent has ended, some seconds: whoever ended it may wait for the terminal."""
     done = threading.Event()
     job = threading.get_ident()
 
@@ -46,7 +50,12 @@ def wanted_by(
                 return
         if not done.is_set():
             signal.pthread_kill(job, signal.SIGUSR1)
-        if not done.wait(PATIENCE) or os.getppid() != parent:
+        begin = time.monotonic()
+        while not done.wait(0.5):
+            patience = PATIENCE if os.getppid() == parent else ORPHANED
+            if time.monotonic() - begin > patience:
+                os._exit(1)
+        if os.getppid() != parent:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

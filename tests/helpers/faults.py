@@ -24,7 +24,8 @@ from stepwise_routing.models.ledger import CENT, Ledger
 
 FAULTS = { # what the server does, or what is done to the process; the line that ends a run, where one ends
     '429': '', '500': '', 'reset': '', 'closed': '', 'malformed': '', 'drip': '', 'gzip': '', 'nan': '', 'above': '',
-    'surrogate': '', 'listed': '', 'overbilled': 'for a call that could cost', 'no-usage': 'no usage record',
+    'surrogate': '', 'listed': '', 'overbilled': 'counts more tokens',
+    'no-usage': 'no usage record',
     'no-logprobs': 'no log-probabilities', 'kill -9': '', 'disk full': 'full|disk I/O'}
 SIGNALS = 'kill -9', 'disk full'
 STAGES = 'training', 'tables' # they call nobody; rollouts and walks do: chains to their end, and step by step
@@ -89,7 +90,7 @@ def try_fault(fault, folder, n=12):
             row['runs'], row['hung'], full = row['runs'] + 1, row['hung'] + (done is None), 'room' in first
             if done is None: break
             chains, line, status = done
-            book.check(faults.good, ended=status >= 0 and not full and 'for a call' not in line)
+            book.check(faults.good, ended=status >= 0 and not full and 'counts more' not in line)
             first, lines = {}, lines + [line] * bool(line)
             if status == 0: break
         good = [] if done is None else [c == wanted(k) for k, c in enumerate(chains)]
@@ -132,8 +133,8 @@ def try_stage(fault, stage, folder, n=2):
 
 def soak(folder, calls=60, kills=2, seed=0, honest=False):
     """Many calls through a server that fails in every way, with kill -9s and a full disk in between; one row. The cap
-    is low, and raised each time it is reached; `over`: cents billed above it at the worst moment, `window`: what the
-    calls in flight can be billed."""
+    is low, and raised each time it is reached; `over`: cents due above it at the worst moment, `window`: what the
+    calls in flight can be due."""
     r, kinds = random.Random(seed), ('429', '500', 'reset', 'malformed', 'drip', *['overbilled']*(not honest))
     pick = lambda body, hits: r.choice(kinds) if r.random() < .05*len(kinds) else 'ok'
     faults, book, runs, cap, over, ends = Once(pick), Book(Path(folder)/'ledger.db'), 0, 1, 0., Counter()
@@ -146,7 +147,7 @@ def soak(folder, calls=60, kills=2, seed=0, honest=False):
             done = run(server, book.path, calls, **first, limit=600, timeout=4, max_cents=cap)
             over = max(over, float(server.cents) - cap)
             if done is None: break
-            book.check(faults.good, ended=done[2] >= 0 and not first and 'for a call' not in done[1])
+            book.check(faults.good, ended=done[2] >= 0 and not first and 'counts more' not in done[1])
             if 'cap reached' in done[1]: cap += 4 if honest else 20
             end = 'kill' if done[2] == -9 else 'full' if 'disk' in done[1] else ''
             ends[end] += 1
@@ -191,8 +192,8 @@ SOAK = """
 The first attempt of each request meets each of 429, 500, reset, bad JSON, a slow drip and (but for the honest server)
 overbilling with probability 5 %; in between kill -9s and a full disk. Survived are the chains that an undisturbed
 server gives: a table is a function of them. The cap begins at one cent and is raised each time it is reached, up to
-what is under Cap; Over: cents billed above the cap of that time, at the worst moment; Window: what four calls in flight
-can be billed. All three are US cents.
+what is under Cap; Over: cents due above the cap of that time, at the worst moment; Window: what four calls in flight
+can be due. What the server claims beyond what it was asked for is not due. All three are US cents.
 """
 def write(part, when, text):
     "Put a part of tables/faults.md in its place; the other stays."

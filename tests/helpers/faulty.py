@@ -56,6 +56,7 @@ class Faulty:
         self.faults = faults if callable(faults) else list(faults)
         self.key, self.models, self.delay, self.port = key, models, delay, port
         self.book, self.seen = [], []    # (digest of the request, cents); bodies
+        self.claims = []                 # cents that it claims beyond what it was asked for
         self.busy, self.busiest = 0, 0   # calls in flight
 
     @property
@@ -142,11 +143,13 @@ class Faulty:
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
         if fault == 'escape': return await self._send(writer, 400, error('\x1b[31mred\x07 \x9b2J'))
         reply = self._reply(fault, body, shown)
-        if fault == 'overbilled': reply['usage']['completion_tokens'] = 20*body['max_tokens']
         usage, name = reply['usage'], hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         cached = usage['prompt_tokens_details']['cached_tokens']
         self.book.append((name, cents(usage['prompt_tokens'], cached, usage['completion_tokens'])))
         if fault in WRONG: WRONG[fault](reply)
+        if fault == 'overbilled':
+            self.claims.append(cents(0, 0, 20*body['max_tokens'] - usage['completion_tokens']))
+            usage['completion_tokens'] = 20*body['max_tokens']
         if fault == 'stall': await asyncio.sleep(30); return False
         if fault == 'closed': return False
         if fault == 'no-usage': del reply['usage']

@@ -1,0 +1,60 @@
+"""What the config.json of a calibrated router may hold, and what of it is given away.
+
+Here belong the checks of a folder that may come from anybody. How a policy is saved and read belongs
+in `method.policy`; what `calibrate` writes, in `own`.
+"""
+
+from dataclasses import fields
+
+from ..base.records import READINGS, UNITS
+from ..base.settings import Policy
+from ..method.certain import TARGETS, Calibration
+from .card import CLASSES, LARGE_ALONE
+
+PUBLIC = 'model_class', 'costs', 'on_escalate', 'unit', 'n_train', 'seed', 'calibration'
+
+
+def _are_names(values, kinds) -> bool:
+    "Is this a list of two values of these kinds?"
+    is_pair = isinstance(values, list) and len(values) == 2
+    return is_pair and all(isinstance(value, kinds) for value in values)
+
+
+def _is_calibration(entries) -> bool:
+    "Are these the fields of a `Calibration`?"
+    if not isinstance(entries, dict) or entries.get('target') not in TARGETS:
+        return False
+    names = [field.name for field in fields(Calibration) if field.name != 'target']
+    return all(isinstance(entries.get(name), (int, float)) for name in names)
+
+
+def wrong_entry(
+    config: dict,  # of a policy that `load_policy` has read
+) -> str:
+    "Name of an entry that `calibrate` did not write; '' if it did."
+    weights = config.get('model_weights', [None, None])
+    fits = dict(
+        on_escalate=config.get('on_escalate') in READINGS,
+        unit=config.get('unit') in UNITS,
+        mode=config['mode'] == 'absorbing' and config['n_models'] == 2,
+        model_class=config.get('model_class') in [*CLASSES, LARGE_ALONE],
+        models=_are_names(config.get('models'), str),
+        model_weights=_are_names(weights, (str, type(None))),
+        costs=isinstance(config.get('costs'), dict),
+        n_train=type(config.get('n_train')) is int,
+        calibration=_is_calibration(config.get('calibration')),
+    )
+    return next((name for name, fit in fits.items() if not fit), '')
+
+
+def public_entries(
+    config: dict,  # without a `wrong_entry`
+) -> dict:
+    "The entries that a stranger needs; one that nobody knows may hold anything."
+    names = [*PUBLIC, *(field.name for field in fields(Policy))]
+    entries = {name: config[name] for name in names if name in config}
+    points = entries['calibration']
+    entries['calibration'] = {field.name: points[field.name] for field in fields(Calibration)}
+    costs = entries['costs']
+    entries['costs'] = {name: costs[name] for name in CLASSES if name in costs}
+    return entries

@@ -1,0 +1,131 @@
+"""What a stranger may hand over or break: files, folders, addresses. Each is one line that names what is wrong, before
+anything is lost. The kinds were found by trials that the code's authors did not think of."""
+import json
+import os
+import shutil
+import socket
+import sqlite3
+
+import numpy as np
+import pytest
+from asker import OPTIONS
+from test_own import PAIR, ready, rows, toys # noqa: F401
+
+from stepwise_routing.base.store import RolloutStore, checksum
+from stepwise_routing.data.questions import own_problems
+from stepwise_routing.method.outcomes import OutcomeTable, toy_table
+from stepwise_routing.method.policy import config_checksum
+from stepwise_routing.models.chat import OpenAIBackend, api_client, plain_address
+from stepwise_routing.models.ledger import Ledger
+from stepwise_routing.own import *
+from stepwise_routing.report.traffic import first_scores
+
+def says(call, words, error=ValueError):
+    with pytest.raises(error, match=words) as e: call()
+    assert str(e.value).isprintable() and len(str(e.value)) < 700
+
+# ---- rows
+
+@pytest.mark.parametrize('row, said', [
+    ('{"question": "a", "answer": NaN}', 'answer.* is nan, which is no number'),
+    ('{"question": "a", "answer": 1e999}', 'answer.* is inf'), ('{"question": "a", "answer": -Infinity}', 'is -inf'),
+    ('{"question": "a", "answer": "1", "answer": "2"}', "'answer' stands there twice"),
+    ('{"question": "\\ud800", "answer": "1"}', 'half a character'), ('{"question": ' + '['*10**5, 'not a JSON object'),
+    ('{"question": "a", "answer": ' + '9'*5000 + '}', 'not a JSON object'), ('{"question": "a"}\0', 'not a JSON'),
+    ('{"question": "a", "answer": "1"}\r{"question": "b", "answer": "1"}', 'not a JSON object')])
+def test_a_row_that_nobody_can_mean_is_named(tmp_path, row, said):
+    file = tmp_path/'q.jsonl'
+    file.write_text('{"question": "What?", "answer": 1}\r\n' + row + '\n', newline='')
+    says(lambda: own_problems(file), f'q.jsonl, row 2: .*{said}')
+
+@pytest.mark.parametrize('score', ['NaN', '1e999', 'null', '[1]', '"a"', 'true'])
+def test_a_recorded_score_is_a_number(tmp_path, score):
+    file = tmp_path/'r'
+    file.write_text(f'{{"fingerprint": "x", "scores": [{score}]}}\n')
+    says(lambda: first_scores(file, 'x'), 'r, row 1: its first score is no number')
+
+# ---- files of another kind
+
+FIFO = os.mkfifo
+LOOP = lambda path: path.symlink_to(path)
+FOLDER = lambda path: path.mkdir()
+SOCKET = lambda path: socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))
+
+@pytest.mark.parametrize('make', [FIFO, LOOP, FOLDER, SOCKET])
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path) # the path of a socket is short
+    make(tmp_path/'x')
+    for call in (own_problems, OutcomeTable.load, Ledger, lambda x: first_scores(x, '')):
+        says(lambda: call(tmp_path/'x'), 'x', (ValueError, OSError, RuntimeError))
+
+# ---- tables, stores and ledgers with checksums that fit
+
+CHANGES = dict(n_steps=lambda a: a + 10**6, correct=lambda a: a + 7, large_tokens=np.negative,
+               small_cents=lambda a: a - 1, obs=lambda a: np.where(np.isnan(a), a, np.inf), large_cents=lambda a: a*np.nan,
+               problem_id=lambda a: a[:-1],
+               large_steps=lambda a: a[:, :-1], again=lambda a: a[:3], features=lambda a: a[:1], small_tokens=np.ravel)
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_a_table_that_no_run_can_make_is_refused(tmp_path, name):
+    toy_table(20).save(tmp_path/'t.npz')
+    with np.load(tmp_path/'t.npz') as file: arrays = dict(file)
+    np.savez(tmp_path/'t.npz', **arrays | {name: CHANGES[name](arrays[name])})
+    says(lambda: OutcomeTable.load(tmp_path/'t.npz'), r't\.npz is damaged \(column \w+\): run notebook 02b again')
+
+@pytest.mark.parametrize('what', ['CREATE TRIGGER t AFTER INSERT ON edge BEGIN DELETE FROM edge; END',
+                                  'CREATE VIEW v AS SELECT * FROM edge'])
+def test_a_store_that_acts_by_itself_is_refused(tmp_path, what):
+    RolloutStore(tmp_path/'d', {}).close()
+    with sqlite3.connect(tmp_path/'d') as db: db.execute(what)
+    says(lambda: RolloutStore(tmp_path/'d', {}), 'd has a (trigger|view) that we never make')
+
+@pytest.mark.parametrize('data', ['[1', '', b'', b'x', '{"text": 1}'])
+def test_a_record_that_is_none_is_one_line(tmp_path, data):
+    with RolloutStore(tmp_path/'d', {}) as store:
+        store.write('REPLACE', dict(edge=[(json.dumps(['p', 0, '', 0]), data)]))
+        says(lambda: store.get('p', 0, '', 0), 'd holds a record that is none')
+
+@pytest.mark.parametrize('most, units', [(5, -10**12), (-1, None), (5, 'abc'), (5, 1.5), ('5', 1)])
+def test_a_ledger_gives_no_money_away(tmp_path, most, units):
+    "A negative amount, with a checksum that fits, would raise the cap of whoever uses the folder."
+    Ledger(tmp_path/'l').close()
+    row = 1, 'k', most, units, '{}'
+    with sqlite3.connect(tmp_path/'l') as db: db.execute('INSERT INTO call VALUES (?,?,?,?,?,?)', (*row, checksum(row)))
+    says(lambda: Ledger(tmp_path/'l', 1), 'l, row 1 of call: its amount is none')
+
+# ---- a received router
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory): return tmp_path_factory.mktemp('made')
+
+WRONG = dict(on_escalate='explode', unit='euros', mode='per_step', model_class=['evil'], models=7, model_weights=5,
+             costs='x', n_train='many', calibration=None)
+
+@pytest.mark.parametrize('name', WRONG)
+def test_an_entry_that_calibrate_never_writes_is_named(made, tmp_path, toys, name): # noqa: F811
+    if not (made/'mine').exists(): ready(made/'mine', 60)
+    folder = shutil.copytree(made/'mine', tmp_path/'mine')
+    file = folder/'policy'/'config.json'
+    config = json.loads(file.read_text()) | {name: WRONG[name]}
+    file.write_text(json.dumps(config | dict(checksum=config_checksum(config))))
+    for call in (lambda: route(folder, 'What is 1 + 2?', PAIR), lambda: export(folder, tmp_path/'out')):
+        says(call, f'mine: {name} in policy/config.json is not what calibrate writes')
+    assert not (tmp_path/'out').exists()
+
+# ---- addresses and proxies
+
+@pytest.mark.parametrize('url', [
+    'http://127.0.0.1:99999/v1', 'http://127.0.0.1:abc/v1', 'http://127.0.0.1:1/v1\r\nX: y', 'http://[::1/v1', '',
+    'http://127.0.0.1:1/\0', 'http://127.0.0.1/v 1', 'file:///etc/passwd', 'http://', '//127.0.0.1/v1'])
+def test_what_is_no_address_is_one_line(url):
+    says(lambda: plain_address(url), 'base_url=.*: give an address like')
+    says(lambda: OpenAIBackend('toy-model', **OPTIONS | dict(base_url=url)), 'base_url=.*: give an address like')
+
+@pytest.mark.parametrize('proxy', ['::::', 'socks5://user:PASSW0RD@127.0.0.1:9'])
+def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(monkeypatch, proxy):
+    for name in ('HTTP_PROXY', 'HTTPS_PROXY', 'ALL_PROXY'): monkeypatch.setenv(name, proxy)
+    with pytest.raises(ValueError, match='a proxy that the environment names cannot be used') as e:
+        api_client('sk-0123456789', 'https://llm.invalid/v1', 1)
+    assert 'PASSW0RD' not in str(e.value)
+    api_client('', 'http://127.0.0.1:1/v1', 1) # nobody asks a proxy for this machine
