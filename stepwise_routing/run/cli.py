@@ -16,7 +16,7 @@ try:
     from pathlib import Path
 
     from .. import __version__
-    from ..base.tools import PACKAGE, find_project, one_line, write_file
+    from ..base.tools import PACKAGE, find_project, one_line
     from .config import Config, load_yaml, settings_of
     from .manifest import Manifest, files_in
     from .parser import Parser
