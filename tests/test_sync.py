@@ -138,7 +138,8 @@ def test_both_nbdevs_read_the_same_settings():
     tomllib = pytest.importorskip('tomllib')
     tool = tomllib.loads((ROOT/'pyproject.toml').read_text('utf-8'))['tool']['nbdev']
     ini = (ROOT/'settings.ini').read_text('utf-8')
-    assert tool['allowed_cell_metadata_keys'] == ['tags'] and 'allowed_cell_metadata_keys = tags\n' in ini
+    assert tool['allowed_cell_metadata_keys'] == ['tags', 'jupyter']
+    assert 'allowed_cell_metadata_keys = tags jupyter\n' in ini
     assert f'tst_flags = {tool["tst_flags"]}\n' in ini
 
 def test_the_router_of_contributing_is_one():
