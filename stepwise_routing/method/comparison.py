@@ -47,7 +47,7 @@ from .walks import LargeOnly, SmallOnly
 
 # %% ../../nbs/04b_comparison.ipynb #choose
 THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(11))  # of the baselines' authors
-WALKED = 40  # thresholds + 1 to choose from, where each takes walks
+WALKED = 40  # thresholds + 1 to choose from, as each takes walks
 LARGE = float('inf')  # in files, the threshold of a method that falls back on the large model alone
 
 # %% ../../nbs/04b_comparison.ipynb #certain
@@ -108,7 +108,7 @@ _FIELDS = [c.replace('threshold', 'thresholds') for c in GRID_COLUMNS]
 class Grid(namedtuple('Grid', [*_FIELDS, 'certain', 'needed', 'order'])):
     """A method on n calibration problems: accuracy and cost (a problem, in FLOPs or US cents) at each of its
     thresholds, the large model alone last, and the index of the chosen one. `certain`: the threshold that is certain
-    to lose at most alpha; `needed`: calibration problems that would do where it is the large model alone, or None;
+    to lose at most alpha; `needed`: calibration problems that would do if it is the large model alone, or None;
     `order`: thresholds from safe to cheap."""
 
     @property
@@ -351,7 +351,7 @@ CLASSES = (
     'Ours (full)',
 )  # rows, the simplest class first
 NESTED = 'Ours (nested)'
-NEARLY = 0.05  # share of the cost that a simpler class may be dearer
+NEARLY = 0.05  # share of the cost that a simpler class may cost more
 CLASS_COLUMNS = ('benchmark', 'on_escalate', 'method', 'cost', 'taken')
 
 

@@ -81,7 +81,7 @@ def _peak(top, bottom, low, high):  # (lambda, value)
 
 
 def _best_multipliers(q, r, s, c, delta):  # (lam_star, nu_star)
-    "Maximise the dual of the step in cases 1 and 2: f_a where lambda*c > r, f_b elsewhere."
+    "Maximise the dual of the step in cases 1 and 2: f_a if lambda*c > r, else f_b."
     below = (0.0, r / c)
     above = (max(r / c, 0.0), np.inf)
     on_a, on_b = (above, below) if c >= 0 else (below, above)
@@ -320,7 +320,7 @@ def _hazards(
 def deploy(
     self: TableEnv, policy, kappa, rows=None, pi=None
 ):  # dict of arrays [row]: stop, cost, right, miss
-    "Gamma on the problems `rows` (None: on all); pi(escalate) of their states is computed where it is not given."
+    "Gamma on the problems `rows` (None: on all); pi(escalate) of their states is computed unless it is given."
     rows = np.arange(len(self)) if rows is None else rows
     allowed = is_allowed(_hazards(self, policy, rows, pi), kappa)
     stop = torch.as_tensor(first_escalation(allowed, self.inside[rows]))

@@ -296,7 +296,7 @@ LARGE_ONLY = (
 
 @dataclass(frozen=True)
 class PolicyRouter:
-    "A trained policy as a `Router`: it escalates where $\\pi(\\text{escalate}) \\ge \\kappa$ (paper, eq. 6)."
+    "A trained policy as a `Router`: it escalates if $\\pi(\\text{escalate}) \\ge \\kappa$ (paper, eq. 6)."
 
     policy: RoutingPolicy
     kappa: float  # threshold, see `calibrate`

@@ -234,7 +234,7 @@ class Mixture:
 
     @property
     def turn(self):
-        "The score at which the log-odds turn; None where they are a straight line."
+        "The score at which the log-odds turn; None if they are a straight line."
         (m0, m1), (s0, s1) = self.mean, self.std
         p0 = s0**-2
         p1 = s1**-2
@@ -298,7 +298,7 @@ def is_degenerate(mixture, scores) -> bool:
 class STEER(ThresholdRouter):
     "Posterior of the confident component at the step's index (Lee et al., 2025)."
 
-    mixtures: tuple  # `Mixture` per step index, None where the pooled one serves
+    mixtures: tuple  # `Mixture` per step index, None: the pooled one serves
     pooled: Mixture  # of all steps
     scope: str = 'rest'  # "rest": absorbing; "next": the score decides who writes the next step
     on_escalate: str = 'append'
@@ -381,7 +381,7 @@ class AskingRouter(ThresholdRouter):
         return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
 
     async def answer(self, state):
-        "The answer about the last step of a chain; LookupError where it is not there and nobody can be asked."
+        "The answer about the last step of a chain; LookupError: it is missing and nobody can be asked."
         key = self.key(state)
         if self.store.get(*key) is None:
             await self.under_way.once(key, lambda: self.keep(key, state))

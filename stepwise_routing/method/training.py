@@ -55,7 +55,7 @@ from .walks import LargeOnly, grade_answers, walk, walk_one
 class TreeEnv(Environment):
     "Live walks on the routing trees of some problems: both modes, any number of models."
 
-    max_thresholds = 25  # thresholds worth trying, where each one takes walks
+    max_thresholds = 25  # thresholds worth trying, as each one takes walks
 
     def __init__(
         self,
