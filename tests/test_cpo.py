@@ -461,6 +461,19 @@ def test_line_search_distrusts_nan():
         assert line_search(f64([3.]), step_to([1.], 2), lambda theta: bad if theta[0] > 3 else (0., 0., 0.),
                            -1.)[1] == 0.
 
+@pytest.mark.parametrize('slack, moves', [(0., False), (.01, True)])
+def test_on_the_boundary_of_a_curved_constraint_only_slack_lets_a_step_pass(slack, moves):
+    curved = lambda theta: (0., -theta[0].item(), theta[0].item()**2/100)
+    assert (line_search(f64([0.]), step_to([.1], 2), curved, 0., slack=slack)[1] > 0) == moves
+
+def test_chances_after_a_step_are_those_of_the_policy():
+    env = toy_env(60)
+    policy = fitted_policy(env)
+    estimate = exact_estimate(policy, env, np.arange(60), .25, .1)
+    assert policy_step(policy, estimate, .1, rng=np.random.default_rng(0))['accepted']
+    want = policy(env.x[env.inside])[:, 1].exp().detach()
+    assert torch.allclose(chances_now(policy, estimate), want, atol=1e-5)
+
 @pytest.mark.parametrize('seed', range(4))
 def test_a_policy_step_stays_in_the_trust_region_and_helps(seed):
     env = toy_env(60)

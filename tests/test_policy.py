@@ -146,6 +146,10 @@ def test_a_model_that_may_not_be_chosen_stays_out():
             S = log_threshold_probs(log_pi, kappa, temp).exp()
             assert (S[:, 0] == 0).all() and S[1].tolist() == [0, 0, 1] and torch.isfinite(S).all()
 
+def test_an_absorbing_policy_never_goes_back():
+    log_pi = tiny_policy(3)(torch.ones(2, 2).double(), torch.tensor([1, 2]))
+    assert log_pi.isinf().tolist() == [[True, False, False], [True, True, False]]
+
 # --- kappa
 def miss_curve(kappa): return .12/(1 + np.exp(-(kappa - .3)/.06)) # rises with kappa: who escalates less, misses more
 

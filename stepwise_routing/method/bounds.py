@@ -37,7 +37,7 @@ def random_frontier(
     cost='paper_flops',  # one of `UNITS`
     weights=None,  # [resample, problem], rows that sum to 1; None: the problems themselves
 ) -> dict:  # cost and accuracy a problem [resample, hazard]; [hazard] without weights
-    "What escalating by chance comes to."
+    "Cost and accuracy of escalating by chance."
     o = random_outcome(table, p, on_escalate)
 
     def mean(x):
@@ -47,7 +47,7 @@ def random_frontier(
 
 # %% ../../nbs/04a_bounds.ipynb #cost-matched
 def cost_matched(table, cost: float, unit: str = 'paper_flops') -> float:
-    "The smallest p at which the random router costs this much a problem; with a warning, the nearest where none does."
+    "The smallest p at which the random router costs this much a problem. If none does: the nearest, with a warning."
     p = np.linspace(0, 1, 201)
     costs = table.grid()[unit]
 
@@ -65,6 +65,7 @@ def cost_matched(table, cost: float, unit: str = 'paper_flops') -> float:
             f'(p from 0 to 1: {cost + side.min():.4g} to {cost + side.max():.4g}); taking the nearest'
         )
         return float(p[near])
+    # the grid encloses the crossing, bisection finds it
     low = p[cross[0]]
     high = p[cross[0] + 1]
     for _ in range(50):
@@ -84,7 +85,7 @@ def mixing_line(table, cost='paper_flops') -> dict:
 
 # %% ../../nbs/04a_bounds.ipynb #oracle-times
 def oracle_times(table, on_escalate='append', cost='paper_flops'):
-    "The cheapest time that is right, int [problem]; never where none is, and where staying is as cheap."
+    "The cheapest time that is right, int [problem]; never if none is right, or if staying is as cheap."
     grid = table.grid(on_escalate)
     price = np.where(table.reach & (grid['correct'] == 1), grid[cost], np.inf)[:, ::-1]
     latest = price.shape[1] - 1 - price.argmin(1)

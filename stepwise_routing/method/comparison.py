@@ -47,7 +47,7 @@ from .walks import LargeOnly, SmallOnly
 
 # %% ../../nbs/04b_comparison.ipynb #choose
 THRESHOLDS = tuple(round(0.1 * i, 1) for i in range(11))  # of the baselines' authors
-WALKED = 40  # thresholds + 1 to choose from, where each takes walks
+WALKED = 40  # thresholds + 1 to choose from, as each takes walks
 LARGE = float('inf')  # in files, the threshold of a method that falls back on the large model alone
 
 # %% ../../nbs/04b_comparison.ipynb #certain
@@ -60,6 +60,7 @@ def certain_and_cheap(
     alpha: float,  # accuracy that may be lost
 ) -> tuple:  # (index or None, how many problems would do or None)
     "The last setting that is certain, if it saves anything."
+    # If no setting is both certain and cheaper, ask how many problems would do for the first that saves a tenth.
     last = certain_setting(loss, alpha)
     if last is not None and shares[last] < 1:
         return last, None
@@ -68,7 +69,7 @@ def certain_and_cheap(
 
 
 def by_cost(method, table, cost: str, run=replay) -> list:
-    "The thresholds of a method, dearest first, on problems that nothing is chosen on (train)."
+    "The thresholds of a method, the most expensive first, on problems that nothing is chosen on (train)."
     routers = at_thresholds(method)
     means = {x: float(mean_outcome(each, table, run)[cost].mean()) for x, each in routers.items()}
     return sorted(means, key=means.get, reverse=True)
@@ -80,7 +81,7 @@ def at_thresholds(method, thresholds=THRESHOLDS) -> dict:
 
 
 def mean_outcome(routers, table, run=replay) -> dict:
-    "What routers that differ in their seed come to on average, arrays [problem]."
+    "The mean outcome of routers that differ in their seed, arrays [problem]."
     each = [run(r, table) for r in routers]
     return {k: np.mean([o[k] for o in each], 0) for k in each[0]}
 
@@ -107,7 +108,7 @@ _FIELDS = [c.replace('threshold', 'thresholds') for c in GRID_COLUMNS]
 class Grid(namedtuple('Grid', [*_FIELDS, 'certain', 'needed', 'order'])):
     """A method on n calibration problems: accuracy and cost (a problem, in FLOPs or US cents) at each of its
     thresholds, the large model alone last, and the index of the chosen one. `certain`: the threshold that is certain
-    to lose at most alpha; `needed`: calibration problems that would do where it is the large model alone, or None;
+    to lose at most alpha; `needed`: calibration problems that would do if it is the large model alone, or None;
     `order`: thresholds from safe to cheap."""
 
     @property
@@ -350,7 +351,7 @@ CLASSES = (
     'Ours (full)',
 )  # rows, the simplest class first
 NESTED = 'Ours (nested)'
-NEARLY = 0.05  # share of the cost that a simpler class may be dearer
+NEARLY = 0.05  # share of the cost that a simpler class may cost more
 CLASS_COLUMNS = ('benchmark', 'on_escalate', 'method', 'cost', 'taken')
 
 
@@ -361,7 +362,7 @@ def simplest_class(costs) -> int:  # cost on calibration of each class, the simp
 
 
 def shown_of_sweep(method) -> list:  # thresholds of `at_sweep`
-    "What a curve of ours shows on test: its own point, every second one of the sweep, and the last one."
+    "The points of our curves on test: its own, every second one of the sweep, and the last one."
     own, *sweep = method
     return [own, *sweep[::2], *sweep[-1:]]
 
@@ -387,7 +388,7 @@ def seed_rows(policies, table, alpha: float = 0.02, run=replay) -> list:
 # %% ../../nbs/04b_comparison.ipynb #case
 @dataclass
 class Case:
-    "A benchmark of a setting: what the methods need, and what they come to."
+    "A benchmark of a setting: the inputs of the methods, and their outcomes."
 
     setting: str  # "open" or "api"
     benchmark: str
@@ -416,7 +417,7 @@ def choose(self: Case, method, run=replay, fixed=None, order=None) -> Grid:
 
 @patch
 def add_points(self: Case, method, grid, run=replay, shown=None, fixed=False):
-    "What a method comes to in resamples that choose again, see `points_of`; its cost on calibration there."
+    "Points of a method in resamples that choose again, see `points_of`; returns its cost on calibration there."
     if self.samples is None:
         return None
     points, cost = points_of(method, grid, self.tables, self.samples, run, shown, fixed)
@@ -550,7 +551,7 @@ def add_trim(case: Case, problems: dict, tree, rsd):  # split -> `Problem`s
 
 # %% ../../nbs/04b_comparison.ipynb #walk-all
 def asked_scores(router, problems, tree) -> list | None:  # [chain][step]
-    "What a router that asks says about the small chains of some problems; None: it does not ask."
+    "The scores of a router that asks, on the small chains of some problems; None: it does not ask."
     if hasattr(router, 'chain_scores'):
         chains = [router.chain_scores(p, tree) for p in problems]
         return run_async(gather_progress(chains, 'scores'))

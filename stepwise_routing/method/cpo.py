@@ -72,7 +72,7 @@ def cpo_direction(
 
 # %% ../../nbs/03a_cpo.ipynb #dual
 def _peak(top, bottom, low, high):  # (lambda, value)
-    "Where $-\\frac{1}{2}(top/\\lambda + bottom\\,\\lambda)$ is largest between `low` and `high`."
+    "The lambda between `low` and `high` at which $-\\frac{1}{2}(top/\\lambda + bottom\\,\\lambda)$ is largest."
     if high <= low:
         return low, -np.inf
     free = np.sqrt(top / bottom) if bottom > 0 else np.inf
@@ -81,7 +81,7 @@ def _peak(top, bottom, low, high):  # (lambda, value)
 
 
 def _best_multipliers(q, r, s, c, delta):  # (lam_star, nu_star)
-    "Maximise the dual of the step in cases 1 and 2: f_a where lambda*c > r, f_b elsewhere."
+    "Maximise the dual of the step in cases 1 and 2: f_a if lambda*c > r, else f_b."
     below = (0.0, r / c)
     above = (max(r / c, 0.0), np.inf)
     on_a, on_b = (above, below) if c >= 0 else (below, above)
@@ -105,7 +105,7 @@ def weights_of(
 def log_odds(
     weights, x
 ):  # states [state, feature] -> (u [model - 1, state], inputs [state, unit] of the layers)
-    "The network, of whose logits only differences to the first model count."
+    "The network up to its log-odds: the logits minus that of the first model."
     inputs, (W, b) = [x], weights[-1]
     for layer in weights[:-1]:
         inputs.append(F.linear(inputs[-1], *layer).mul_(2).sigmoid_().mul_(2).sub_(1))  # tanh
@@ -196,15 +196,15 @@ def line_search(
 
 # %% ../../nbs/03a_cpo.ipynb #table-env
 class Environment:
-    """Problems and what happens on them; has mode, n_models, features, scaler, on_escalate and, [problem], large_right,
-    `large_again`, which misses are counted against (the share of the large model's other draws that are right), and
-    `large_share` (the same of all its draws)."""
+    """Problems and their outcomes. It has mode, n_models, features, scaler, on_escalate and three arrays [problem]:
+    `large_right`; `large_again`, the share of the large model's other draws that are right, against which misses are
+    counted; `large_share`, the same share of all its draws."""
 
     def __len__(self):
         return len(self.large_right)
 
     def risk_curve(self, policy, kappas):  # dict of arrays [threshold]: miss, right, cost
-        "Means over all problems of what every threshold comes to."
+        "Means over all problems at every threshold."
         outcomes = [self.deploy(policy, kappa) for kappa in kappas]
         return {
             k: np.array([float(o[k].mean()) for o in outcomes]) for k in ('miss', 'right', 'cost')
@@ -255,6 +255,7 @@ class TableEnv(Environment):
         self.large_right = torch.as_tensor(table.correct[:, 0])
         self.large_again = torch.as_tensor(table.large_again)
         self.large_share = table.large_share
+        # Independent draws: to hand over at once with "regenerate" is the first draw itself and would never miss.
         self.miss = 1 - covered(self.right, self.large_again[:, None])
 
     def fixed_times(self, policy=None):
@@ -319,7 +320,7 @@ def _hazards(
 def deploy(
     self: TableEnv, policy, kappa, rows=None, pi=None
 ):  # dict of arrays [row]: stop, cost, right, miss
-    "Gamma on the problems `rows` (None: on all); pi(escalate) of their states is computed where it is not given."
+    "Gamma on the problems `rows` (None: on all); pi(escalate) of their states is computed unless it is given."
     rows = np.arange(len(self)) if rows is None else rows
     allowed = is_allowed(_hazards(self, policy, rows, pi), kappa)
     stop = torch.as_tensor(first_escalation(allowed, self.inside[rows]))
@@ -339,7 +340,7 @@ def highest(self: TableEnv, policy):  # largest pi(escalate) of every small chai
 # %% ../../nbs/03a_cpo.ipynb #curve
 @patch
 def risk_curve(self: TableEnv, policy, kappas):  # dict of arrays [threshold]: miss, right, cost
-    "Means over all problems of what every threshold comes to, by one sort."
+    "Means over all problems at every threshold, by one sort."
     highest = _hazards(self, policy, slice(None)).cummax(1).values[self.inside]
     order = highest.argsort()
     passed = torch.searchsorted(
@@ -377,7 +378,7 @@ def _gradients(
 class Estimate:
     """Cost, misses and their gradients at a policy's parameters.
 
-    `measure` says what cost and misses become at other parameters, and how far S moves.
+    `measure` tells cost, misses and the divergence from S at other parameters.
     """
 
     policy: RoutingPolicy

@@ -27,7 +27,7 @@ from .confidence import FEATURES, Scaler, last_scored, observe
 def covered(
     right, large_right
 ):  # R of the router; R of the large model, or its share of right draws [problem, ...]
-    "The event whose probability the constraint bounds (paper, eq. 3), or its chance over independent draws."
+    "Is a problem covered (paper, eq. 3)? With a share of right draws: the chance that it is."
     return 1 - (1 - right) * large_right
 
 # %% ../../nbs/03_policy.ipynb #inputs
@@ -40,7 +40,7 @@ def policy_inputs(
     names,  # of the columns
     features,  # columns wanted, in this order
 ):  # float array [..., feature]
-    "What a policy looks at; `score_prob` as log-odds between 1e-4 and 1 - 1e-4. ValueError for an unknown feature."
+    "Inputs of a policy. `score_prob` becomes log-odds, cut to [1e-4, 1 - 1e-4]. ValueError: unknown feature."
     for f in features:
         one_of('feature', f, names)
     x = np.asarray(obs, float)[..., [names.index(f) for f in features]]
@@ -51,7 +51,7 @@ def policy_inputs(
 
 
 def state_inputs(state, features):  # float [feature]
-    "The same of the step that a walk has just written, from its `State`; without tokens it shows the scores before."
+    "The inputs for the step that a walk has just written. A step without tokens keeps the scores of the last one."
     scored = find_benchmark(state.problem.benchmark).scored
     obs = observe((last_scored(state.steps), state.steps[-1]), scored)[-1]
     obs[FEATURES.index('index')] = len(state.steps) - 1
@@ -63,6 +63,7 @@ ESCALATE = 1
 
 
 def tanh(x):
+    # in double precision, torch's own tanh takes five times as long
     return 2 * torch.sigmoid(2 * x) - 1
 
 
@@ -76,6 +77,7 @@ def _mlp(
 ):  # units of every layer, seed of the weights, factor on the last layer's
     "Linear layers with tanh between them."
     generator = torch.Generator().manual_seed(seed)
+    # double precision: with few decisions in a batch, the step of 03a divides by small numbers
     layers = []
     for i, (a, b) in enumerate(zip(sizes, sizes[1:])):
         layer = torch.nn.utils.skip_init(
@@ -112,7 +114,7 @@ class RoutingPolicy(torch.nn.Module):
         scaler: Scaler,  # of the features that it looks at, from the training split
         n_models: int = 2,  # K, ordered small to large
         hidden: tuple = (64, 64),  # units of the hidden layers
-        p_escalate: float = 0.1,  # what a fresh policy gives to all larger models together
+        p_escalate: float = 0.1,  # probability of all larger models together in a fresh policy
         mode: str = 'absorbing',  # "absorbing": never back to a smaller model; "per_step": any model may be next
         seed: int = 0,  # of the weights
     ):
@@ -122,6 +124,8 @@ class RoutingPolicy(torch.nn.Module):
         self.n_models = n_models
         self.hidden = tuple(hidden)
         self.mode = mode
+        # The last layer starts small, so that all steps start at p_escalate. A policy that starts at 1/2 hands
+        # over almost every chain and learns nothing about the later steps.
         self.net = _mlp((len(self.features), *hidden, n_models), seed, last=0.1)
         start = [1 - p_escalate] + [p_escalate / (n_models - 1)] * (n_models - 1)
         self.net[-1].bias.data = torch.from_numpy(np.log(start))
@@ -175,7 +179,7 @@ def is_allowed(pi, kappa):
 def escalate(
     pi, kappa, current_model=0
 ):  # probabilities [..., model], threshold, current model [...] -> model that goes on [...]
-    "$\\Gamma$ (paper, eq. 6): the largest model at or above the threshold, the current one where there is none."
+    "$\\Gamma$ (paper, eq. 6): the largest model at or above the threshold; if there is none, the current one."
     pi = np.asarray(pi, float)
     allowed = is_allowed(pi, kappa) & (pi > 0)
     largest = pi.shape[-1] - 1 - allowed[..., ::-1].argmax(-1)
@@ -185,7 +189,8 @@ def escalate(
 def importance_ratio(
     target, behaviour, rho_bar=2.0
 ):  # what S and pi give to the action taken [...] -> rho [...]
-    "$\\rho_t$, clipped at `rho_bar`; zero where the action is outside the set."
+    "$\\rho_t$, clipped at `rho_bar`; zero for an action outside the set."
+    # 2 is the ratio of two actions that pi thinks equally likely, if one of them is outside the set
     return (target / behaviour).clamp(max=rho_bar)
 
 # %% ../../nbs/03_policy.ipynb #vtrace
@@ -211,7 +216,9 @@ def vtrace(
 def update_threshold(
     kappa, miss, k, s=Policy(), high=0.5
 ):  # share of misses now; step, from 1; kappa's upper end
-    "One step of the online threshold (paper, eq. 5); a miss lowers kappa, so that escalating comes easier."
+    "One step of the online threshold (paper, eq. 5). A miss lowers kappa, so the router escalates more often."
+    # The theory asks for steps whose sum is infinite and whose squares have a finite sum. A constant step breaks
+    # the second condition; 0.1 k^-0.6 keeps both. Above 1/K, no model need be allowed at all, so kappa stays below.
     step = s.kappa_step * k**-s.kappa_decay * (miss - s.alpha)
     return float(np.clip(kappa + step if s.sign == 'printed' else kappa - step, 0.0, high))
 
@@ -219,7 +226,8 @@ def update_threshold(
 def locally_verified(
     verdicts, went_on
 ):  # V, and whether the router went on there, both bool [problem, step] -> [problem]
-    "For all t: $V(o_t, y_t) = 1$ or escalate is in the set."
+    "Did the verifier accept every step after which the router went on?"
+    # The paper also accepts a rejected step if escalate is in the set: for a deployed router, the hand-over.
     return (np.asarray(verdicts, bool) | ~np.asarray(went_on, bool)).all(-1)
 
 # %% ../../nbs/03_policy.ipynb #rollouts
@@ -260,6 +268,7 @@ def decider(
     policy,
 ):  # (inputs [..., feature] of `policy_inputs`, current model [...] or None) -> pi [..., model]
     "The policy as a plain function of numpy arrays, for decisions one by one."
+    # calling PyTorch for a few thousand multiplications costs more than the multiplications
     *layers, last = [
         (m.weight.detach().numpy().T.copy(), m.bias.detach().numpy().copy())
         for m in policy.net[::2]
@@ -287,7 +296,7 @@ LARGE_ONLY = (
 
 @dataclass(frozen=True)
 class PolicyRouter:
-    "A trained policy as a `Router`: it escalates where $\\pi(\\text{escalate}) \\ge \\kappa$ (paper, eq. 6)."
+    "A trained policy as a `Router`: it escalates if $\\pi(\\text{escalate}) \\ge \\kappa$ (paper, eq. 6)."
 
     policy: RoutingPolicy
     kappa: float  # threshold, see `calibrate`
@@ -364,7 +373,7 @@ def config_checksum(
 
 def save_policy(
     folder, policy, kappa, **provenance
-):  # what else to keep in config.json: alpha, models, seed, ...
+):  # further entries of config.json: alpha, models, seed, ...
     "Write `model.safetensors` and `config.json`."
     from safetensors.torch import save
 
@@ -392,9 +401,9 @@ def save_policy(
 def load_policy(
     folder,  # of `save_policy`
     models: tuple
-    | None = None,  # names of the models at hand; a ValueError where it was trained for others
+    | None = None,  # names of the models at hand; ValueError: it was trained for others
 ) -> RoutingPolicy:  # with `.kappa` and `.config`
-    "Read a policy; FileNotFoundError or ValueError say in one line what is wrong with the files."
+    "Read a policy. FileNotFoundError or ValueError: one line about the fault in the files."
     from safetensors.torch import load
 
     for file in (Path(folder) / 'config.json', Path(folder) / 'model.safetensors'):

@@ -35,7 +35,7 @@ from ..models.interface import Reward
 
 # %% ../../nbs/04_baselines.ipynb #router
 class Router(Protocol):
-    "Anything that says after each step whether a larger model takes over."
+    "A router decides after each step whether a larger model takes over."
 
     name: str  # row of the tables
     mode: str  # "absorbing": who escalates never returns; "per_step": each answer is for the next step only
@@ -53,7 +53,7 @@ class Router(Protocol):
 
 
 class ThresholdRouter:
-    "Escalates where its score is below its `threshold`; `family` is the same for routers that differ in nothing else."
+    "It escalates if its score is below its `threshold`. `family` is equal for routers that differ in nothing else."
 
     mode = 'absorbing'
     on_escalate = 'append'
@@ -134,7 +134,7 @@ class ScoreRouter(ThresholdRouter):
 
 
 def not_test(table, purpose, splits=('train', 'calibration')):
-    "ValueError where something would be fitted or chosen on a split that it must not see."
+    "ValueError: something would be fitted or chosen on a split that it must not see."
     if table.split not in splits:
         raise ValueError(
             f'{purpose} on {table.benchmark} was handed the {table.split} split: '
@@ -165,7 +165,7 @@ def chain_thresholds(
 # %% ../../nbs/04_baselines.ipynb #two
 @dataclass(frozen=True)
 class TwoNumbers(ScoreRouter):
-    "A bare threshold, but it never escalates where the score of the first step is below `hopeless`."
+    "A bare threshold, but it never escalates if the score of the first step is below `hopeless`."
 
     feature: str = 'score_prob'
     hopeless: float = -np.inf
@@ -234,7 +234,7 @@ class Mixture:
 
     @property
     def turn(self):
-        "The score at which the log-odds turn; None where they are a straight line."
+        "The score at which the log-odds turn; None if they are a straight line."
         (m0, m1), (s0, s1) = self.mean, self.std
         p0 = s0**-2
         p1 = s1**-2
@@ -298,7 +298,7 @@ def is_degenerate(mixture, scores) -> bool:
 class STEER(ThresholdRouter):
     "Posterior of the confident component at the step's index (Lee et al., 2025)."
 
-    mixtures: tuple  # `Mixture` per step index, None where the pooled one serves
+    mixtures: tuple  # `Mixture` per step index, None: the pooled one serves
     pooled: Mixture  # of all steps
     scope: str = 'rest'  # "rest": absorbing; "next": the score decides who writes the next step
     on_escalate: str = 'append'
@@ -362,15 +362,15 @@ def fit_steer(table, scope: str = 'rest', on_escalate: str = 'append', seed: int
 
 # %% ../../nbs/04_baselines.ipynb #asking
 def asking_settings(benchmark: str, model) -> dict:
-    "What the answers of a judge (a `Backend`) or `RewardModel` depend on: settings of a `RolloutStore`."
+    "Settings of a `RolloutStore` for the answers of a judge (a `Backend`) or `RewardModel`."
     return dict(benchmark=benchmark, spec=asdict(model.spec), **model.settings())
 
 
 class AskingRouter(ThresholdRouter):
     """Asks a model about every draft; answers are kept, once per problem and chain.
 
-    A subclass says what an answer is (`record`), how it is asked for (`ask(state)`), and which score and
-    `Call` it comes to (`judged(answer, state)`).
+    A subclass defines the class of an answer (`record`), how to ask for it (`ask(state)`), and its score and
+    `Call` (`judged(answer, state)`).
     """
 
     mode = 'per_step'
@@ -381,7 +381,7 @@ class AskingRouter(ThresholdRouter):
         return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
 
     async def answer(self, state):
-        "The answer about the last step of a chain; LookupError where it is not there and nobody can be asked."
+        "The answer about the last step of a chain; LookupError: it is missing and nobody can be asked."
         key = self.key(state)
         if self.store.get(*key) is None:
             await self.under_way.once(key, lambda: self.keep(key, state))

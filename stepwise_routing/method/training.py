@@ -55,7 +55,7 @@ from .walks import LargeOnly, grade_answers, walk, walk_one
 class TreeEnv(Environment):
     "Live walks on the routing trees of some problems: both modes, any number of models."
 
-    max_thresholds = 25  # thresholds worth trying, where each one takes walks
+    max_thresholds = 25  # thresholds worth trying, as each one takes walks
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class TreeEnv(Environment):
 # %% ../../nbs/03b_training.ipynb #walker
 @patch
 def inputs(self: TreeEnv, state):  # float [feature]
-    "The policy's raw inputs at a node, computed once. ValueError where one of them is not there."
+    "The policy's raw inputs at a node, computed once. ValueError: one of them is missing."
     key = state.problem.id, state.path
     if key not in self.observed:
         self.observed[key] = state_inputs(state, self.features)
@@ -215,7 +215,7 @@ def _critic_step(
 
 
 def _lost(env, rows, deployed, constraint, verdicts):  # deployed: what `deploy` returns
-    "What the constraint bounds, on the batch: accuracy lost, or misses; with a verifier, where it found an error."
+    "Accuracy lost, or misses, on the batch. With a verifier, only problems with a step that it rejects count."
     lost = deployed['miss']
     if constraint == 'gap':
         lost = np.asarray(env.large_right)[rows] - deployed['right']
@@ -247,7 +247,7 @@ def least_risk(env, policy, constraint='gap'):  # "gap": accuracy lost, "joint":
 
 
 def _check_feasible(env, policy, s):  # -> `least_risk`
-    "Warn where training could only chase a constraint out of reach."
+    "Warn if training could only chase a constraint out of reach."
     least = least_risk(env, policy, s.constraint)
     if least > s.alpha + 1e-9:
         lost = 'misses' if s.constraint == 'joint' else 'loses accuracy'
@@ -291,7 +291,7 @@ def train(
     verdicts=None,  # bool [problem, step] of a verifier, for the paper's local check; None: answers only
     progress: bool | None = None,  # progress bar; None shows it on a terminal only
 ) -> Trained:
-    "Threshold-constrained policy optimisation (paper, section 4). ValueError, or a warning, for what cannot work."
+    "Threshold-constrained policy optimisation (paper, section 4). ValueError or warning: these settings cannot work."
     from tqdm.auto import trange
 
     _check_training(env, s, verdicts)
@@ -313,6 +313,7 @@ def train(
         rows = (
             np.arange(len(env)) if s.batch is None else rng.choice(len(env), s.batch, replace=False)
         )
+        # below some temperature no state is near the threshold, gradients vanish, and the policy no longer moves
         temp = s.temp[0] * (s.temp[1] / s.temp[0]) ** min(1.0, 2 * k / s.steps)
         if s.estimator == 'exact':
             estimate = exact_estimate(policy, env, rows, kappa, temp, s.constraint)
@@ -346,7 +347,7 @@ def train(
 # %% ../../nbs/03b_training.ipynb #thresholds
 @torch.no_grad()
 def candidate_thresholds(policy, env):  # [threshold], ascending
-    "Thresholds between the values that pi(escalate) takes on the problems of `env`, `env.max_thresholds` at most."
+    "Thresholds between the values of pi(escalate) on the problems of `env`; `env.max_thresholds` at most."
     x, current_model = env.visited(policy)
     pi = 1 - policy(x, current_model)[..., CONTINUE].exp().numpy()
     pi = np.unique(pi.round(12))  # two roundings of one value are one value
@@ -394,10 +395,10 @@ def calibrate(
     alpha: float = 0.02,  # accuracy that may be lost against the large model, or misses
     path=None,  # thresholds in the order to try, see `threshold_path`; None: from 0 upwards
 ) -> Calibration:
-    """The last word on kappa. Certain: the last of a walk from safe to cheap, see `certain_setting`; the large model
-    alone where nothing is certain, or where that saves nothing. Accuracy is a plain point criterion. The bound on
-    misses (conformal risk control) is a theorem only where they never fall along the path; where not even the first
-    one keeps it, that one, with a warning. ValueError for an alpha that is no share."""
+    """The last word on kappa. "accuracy": a plain point criterion. "certain": the last threshold of a walk from safe
+    to cheap, see `certain_setting`; the large model alone if nothing is certain or nothing is saved. "miss": a bound
+    by conformal risk control, a theorem only if misses never fall along the path; if not even the first threshold
+    keeps it, the first one, with a warning. ValueError: alpha is no share."""
     one_of('target', target, TARGETS)
     if not 0 < alpha < 1:
         raise ValueError(f'alpha={alpha!r}: choose a share between 0 and 1, without the ends')
@@ -434,7 +435,7 @@ def calibrate(
 
 # %% ../../nbs/03b_training.ipynb #train-save
 def training_key(*parts) -> str:
-    "What identifies a training run: its inputs, and all code that training can reach."
+    "The name of a training run: a digest of its inputs and of all code that training can reach."
     code = code_fingerprint('stepwise_routing.method.training')
     return digest(code, json.dumps(parts, default=str))
 
@@ -458,7 +459,7 @@ def fit(
     alpha=0.02,  # accuracy that calibration may lose, and misses that its bound allows
     **provenance,  # for config.json, with the `key` of this training run
 ) -> dict:  # config.json of the saved policy
-    "Train, calibrate, save; a policy with the same key is left as it is."
+    "Train, calibrate, save. A policy with the same key stays as it is."
     import pandas as pd
 
     file = Path(folder) / 'config.json'

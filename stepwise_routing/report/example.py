@@ -14,7 +14,7 @@ from ..base.records import Problem
 from ..base.settings import Policy
 from ..base.store import RolloutStore, tree_settings
 from ..base.tools import run_async
-from ..data.benchmarks import find_benchmark
+from ..data.benchmarks import find_benchmark, load_problems
 from ..data.recorded import SUFFIX, read_recorded
 from ..method.confidence import logprob_confidence, math_token_mask
 from ..method.outcomes import outcome_table
@@ -107,14 +107,22 @@ def read_example(
     )
 
 
-def running_example() -> Example:
-    "Sam's apples with all outcomes, written by the shipped micro models: some seconds."
+@contextmanager
+def running_tree(n: int = 0):  # training problems beside Sam's
+    "The first n training problems, Sam's as the last one, and the `RoutingTree` of the micro models with all outcomes."
+    problems = [*(load_problems(BENCHMARK, 'train', n) if n else []), PROBLEM]
     with TemporaryDirectory() as folder, open_models(['micro-small', 'micro-large']) as models:
         settings = tree_settings(BENCHMARK, models)
         with RolloutStore(f'{folder}/draws.db', settings) as store:
             tree = RoutingTree(models, store)
-            collect_rollouts([PROBLEM], tree)
-            return read_example(PROBLEM, tree)
+            collect_rollouts(problems, tree)
+            yield problems, tree
+
+
+def running_example() -> Example:
+    "Sam's apples with all outcomes, written by the shipped micro models: some seconds."
+    with running_tree() as (_, tree):
+        return read_example(PROBLEM, tree)
 
 
 @contextmanager
