@@ -24,7 +24,7 @@ from stepwise_routing.models import serve as models_serve
 from stepwise_routing.models.bills import Bills
 from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.ledger import CENT
-from stepwise_routing.models.web import Limits, running
+from stepwise_routing.models.web import SPARE, Limits, most_connections, running
 from stepwise_routing.own import export
 
 HEAD = b'POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n'
@@ -146,6 +146,11 @@ def test_ten_thousand_connections(opened):
         for s in sockets: s.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert n > room
+
+@pytest.mark.parametrize('files, room', [(1024, 1024 - SPARE), (10**6, 4096), (9, 1), (resource.RLIM_INFINITY, 4096)])
+def test_a_process_keeps_files_for_itself(monkeypatch, files, room):
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (files, files))
+    assert most_connections(Limits()) == room
 
 def test_a_connection_too_many_is_told_to_come_again(opened):
     with Served(opened[0], connections=2) as served:

@@ -325,6 +325,8 @@ def most_connections(limits: Limits) -> int:
     except ImportError:  # Windows
         return limits.connections
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits.connections
     return max(1, min(limits.connections, files - SPARE))
 
 
