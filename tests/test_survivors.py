@@ -15,7 +15,8 @@ def pair(p_cost, low=0.):
 
 @pytest.mark.parametrize('p, low, win', [(.04, 0., True), (.06, 0., False), (.15, 0., False), (.01, -.019, True),
                                          (.01, -.03, False)])
-def test_a_win_is_sure_and_keeps_the_accuracy(p, low, win): assert judged(pd.DataFrame([pair(p, low)]), .02).win[0] == win
+def test_a_win_is_sure_and_keeps_the_accuracy(p, low, win):
+    assert judged(pd.DataFrame([pair(p, low)]), .02).win[0] == win
 
 def test_the_bound_divides_by_one_problem_less():
     loss = np.array([0., 1, 0, 0])
