@@ -58,7 +58,7 @@ from stepwise_routing.report.card import (
     router_card,
     simplest_class,
 )
-from .report.entries import public_entries, wrong_entry
+from .report.entries import check_entries, public_entries
 from .report.own_report import write_report
 from .report.own_router import OwnRouter
 from .report.traffic import Drift, Recorder, compare, first_scores
@@ -371,12 +371,7 @@ def _calibrated_policy(folder):
     policy = load_policy(folder / 'policy')
     if 'model_class' not in policy.config:
         raise ValueError(f'{folder}: the router is of another version; call train and calibrate')
-    wrong = wrong_entry(policy.config)
-    if wrong:
-        raise ValueError(
-            f'{folder}: {wrong} in policy/config.json is not what calibrate writes; '
-            'call calibrate again, or take another router'
-        )
+    check_entries(folder, policy.config)
     return policy
 
 # %% ../nbs/06_your_own_models.ipynb #curve

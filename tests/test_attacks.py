@@ -62,7 +62,8 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make):
 # ---- tables, stores and ledgers with checksums that fit
 
 CHANGES = dict(n_steps=lambda a: a + 10**6, correct=lambda a: a + 7, large_tokens=np.negative,
-               small_cents=lambda a: a - 1, obs=lambda a: np.where(np.isnan(a), a, np.inf), large_cents=lambda a: a*np.nan,
+               small_cents=lambda a: a - 1, obs=lambda a: np.where(np.isnan(a), a, np.inf),
+               large_cents=lambda a: a*np.nan,
                problem_id=lambda a: a[:-1],
                large_steps=lambda a: a[:, :-1], again=lambda a: a[:3], features=lambda a: a[:1], small_tokens=np.ravel)
 

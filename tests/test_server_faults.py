@@ -283,8 +283,7 @@ def test_a_process_that_is_told_to_stop_under_load(opened, tmp_path):
             early, late = run_async(all_of_them())
             out, errors = process.communicate(timeout=60)
         assert (process.returncode, out, errors) == (0, '', '')
-        said = [s for s in early if s] # accepted before the end
-        assert len(said) > 10 and all(is_told(s) or b'"choices"' in s for s in said)
+        assert len(early) == 60 and all(is_told(s) or b'"choices"' in s for s in early) # an empty one is nothing told
         assert all(not s or is_told(s) or b'"choices"' in s for s in late)
         with Bills(ledger) as book: assert book.units == server.cents*CENT > 0
         bodies = [json.dumps(b, sort_keys=True) for b in server.seen]

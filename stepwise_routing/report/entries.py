@@ -28,10 +28,11 @@ def _is_calibration(entries) -> bool:
     return all(isinstance(entries.get(name), (int, float)) for name in names)
 
 
-def wrong_entry(
+def check_entries(
+    folder,  # for the message
     config: dict,  # of a policy that `load_policy` has read
-) -> str:
-    "Name of an entry that `calibrate` did not write; '' if it did."
+) -> None:
+    "ValueError naming an entry that `calibrate` does not write."
     weights = config.get('model_weights', [None, None])
     fits = dict(
         on_escalate=config.get('on_escalate') in READINGS,
@@ -44,11 +45,16 @@ def wrong_entry(
         n_train=type(config.get('n_train')) is int,
         calibration=_is_calibration(config.get('calibration')),
     )
-    return next((name for name, fit in fits.items() if not fit), '')
+    for name, fit in fits.items():
+        if not fit:
+            raise ValueError(
+                f'{folder}: {name} in policy/config.json is not what calibrate writes; '
+                'call calibrate again, or take another router'
+            )
 
 
 def public_entries(
-    config: dict,  # without a `wrong_entry`
+    config: dict,  # that `check_entries` accepts
 ) -> dict:
     "The entries that a stranger needs; one that nobody knows may hold anything."
     names = [*PUBLIC, *(field.name for field in fields(Policy))]
