@@ -306,14 +306,20 @@ def to_markdown(
     return '\n'.join(parts) + LEGEND
 
 
+def as_kept(value) -> float:
+    "A number as a CSV file keeps it: two that differ by rounding alone are one."
+    return float(f'{value:.10g}')
+
+
 def _without_intervals(table):
     "As the paper prints it: groups by external models, a column's best of a group is marked."
     marks = list(EXTERNAL_MARKS)
     table = table.sort_values('external', key=lambda column: column.map(marks.index), kind='stable')
-    groups = table.groupby(['source', 'benchmark', 'external'])
     for metric, better in dict(accuracy='max', cost='min', ac='max').items():
-        differ = groups[metric].transform('nunique') > 1  # else none is better
-        table[f'{metric}_best'] = (table[metric] == groups[metric].transform(better)) & differ
+        kept = table[metric].map(as_kept)
+        groups = kept.groupby([table.source, table.benchmark, table.external])
+        differ = groups.transform('nunique') > 1  # else none is better
+        table[f'{metric}_best'] = (kept == groups.transform(better)) & differ
     return table.drop(columns=[c for c in table if c.endswith(('_low', '_high'))])
 
 
