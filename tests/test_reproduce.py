@@ -728,6 +728,14 @@ while True:
     try: time.sleep(600)
     except BaseException: pass"""
 
+@pytest.fixture
+def hangs_up():
+    "These tests may themselves run under nohup, which children inherit."
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+@pytest.mark.usefixtures('hangs_up')
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize('cell, status', [(COUNT, 130), (STUBBORN, None)])
 def test_no_process_holds_the_terminal_for_long_after_a_signal_to_end(tmp_path, monkeypatch, number, cell, status):
@@ -741,7 +749,7 @@ def test_no_process_holds_the_terminal_for_long_after_a_signal_to_end(tmp_path, 
     begin = time.monotonic()
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    assert len(below) >= 1 and still_there(below) == [] and time.monotonic() - begin < 10
+    assert len(below) >= 1 and still_there(below) == [] and time.monotonic() - begin < 25
     assert status in (None, process.returncode) and 'Traceback' not in err
     assert 'run r interrupted; continue with: ' in err.strip().splitlines()[-1]
 

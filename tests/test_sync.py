@@ -41,7 +41,8 @@ def test_the_verdict_of_the_readme_is_that_of_the_claims():
     verdicts = pd.read_csv(ROOT/'tables'/'claims.csv')['verdict'].tolist()
     text, counts = (ROOT/'README.md').read_text('utf-8'), {v: verdicts.count(v) for v in set(verdicts)}
     assert set(counts) == {'holds', 'does not hold', 'cannot be tested here'}
-    for words in (f"Of the paper's {len(verdicts)} claims, {counts['does not hold']} do not hold",
+    for words in (f'We turned {len(verdicts)} sentences of the paper into claims',
+                  f"{counts['does not hold']} are not confirmed for *Ours*",
                   f"{counts['holds']} hold, {counts['cannot be tested here']} cannot be tested"): assert words in text
     assert text.index('**The verdict.**') < 800 and 'jupyter lab' in text
 
@@ -67,7 +68,8 @@ def test_the_papers_numbers_in_the_readme_are_those_of_its_table_1():
              'STEER': 'STEER', 'Ours': 'Ours'}
     text = (ROOT/'README.md').read_text('utf-8')
     labels = list(pd.read_csv(ROOT/'tables'/'table1.csv').query('source == "this run"')['label'].unique())
-    assert re.findall(r'^\| (.+?) \| [\d.]+ at ', text, re.M) == labels # the variants that Table 1 prints
+    found = re.findall(r'^\| (.+?) \| [\d.]+ at ', text, re.M)
+    assert [label for label in found if label != 'Bare threshold, regenerate'] == labels # the variants of Table 1
     for label, name in zip(labels, names.values()):
         assert label.startswith(next(k for k, v in names.items() if v == name))
         typed = re.findall(r'([\d.]+) at ([\d.]+)', re.search(rf'^\| {re.escape(label)} \|.*', text, re.M)[0])[3:]

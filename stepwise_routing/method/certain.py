@@ -72,7 +72,7 @@ def is_safe(
 
 # %% ../../nbs/02c_certain.ipynb #certain-setting
 # Fixed sequence testing (Angelopoulos et al., Learn then Test, 2021): the order is fixed before anybody looks at the
-# calibration problems. A walk that goes too far has passed the first setting that is not safe. It passes this one at
+# calibration problems. To go too far, a walk must pass the first setting that is not safe. This happens at
 # most one time in ten.
 def certain_setting(
     loss,  # [setting, problem] or one [problem] after the other, the safest setting first; see `losses`
