@@ -27,7 +27,10 @@ def notebook(path):
     names, above = ('id', 'cell_type', 'metadata', 'source', 'outputs', 'execution_count'), path.stem
     for cell in cells: # a picture's alternative text is what was said to see in it
         if cell.cell_type == 'markdown': above = re.sub(r'\]\([^)]*\)|[#>*`$\[\]\n]', ' ', cell.source)[-300:].strip()
-        else: cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=told(cell) or above)))
+        else:
+            cell['metadata'] = dict(cell.metadata, mystnb=dict(image=dict(alt=told(cell) or above)))
+            if cell.metadata.get('jupyter', {}).get('source_hidden'): # folded in JupyterLab, and so on the site
+                cell['metadata']['tags'] = [*cell.metadata.get('tags', ()), 'hide-input']
         for output in cell.get('outputs', ()): # the slider of a notebook is the page of its own, which has the script
             if output.get('data', {}).pop('application/vnd.plotly.v1+json', None):
                 up = '../'*len(path.relative_to(find_project().nbs).parts)

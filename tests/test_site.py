@@ -107,6 +107,13 @@ def test_a_wide_table_has_the_columns_that_matter_and_a_link_to_all():
         large = next(row for row in rows if row[1] == 'Large only')
         assert large[heads.index('cost_share')].startswith('1.00<br>')
 
+def test_cells_that_are_folded_in_jupyterlab_are_folded_on_the_site():
+    path = ROOT/'nbs'/'03_policy.ipynb'
+    folded = {c['id'] for c in notebook_cells(path) if c['metadata'].get('jupyter', {}).get('source_hidden')}
+    shown = {c['id']: c['metadata'].get('tags', []) for c in site_script().notebook(path)['cells']}
+    assert {'imports', 'picture'} <= folded
+    assert {id for id, tags in shown.items() if 'hide-input' in tags} == folded & set(shown) != set(shown)
+
 def test_results_are_in_the_readers_order():
     pages = ['tables/ablations/table1', 'tables/certain', 'tables/levels', 'tables/table1', 'tables/claims']
     assert site_script().in_order(pages) == ['tables/table1', 'tables/claims', 'tables/certain', 'tables/levels',
