@@ -1,4 +1,5 @@
 "The pictures of the ideas: legible on light and dark ground, told to who cannot see them, the same bytes every time."
+import base64
 import re
 from xml.etree import ElementTree
 
@@ -55,6 +56,11 @@ def test_it_has_a_drawing_and_an_alternative_text(drawing):
 def test_the_same_numbers_give_the_same_bytes(drawing):
     one, other = drawing().svg, drawing().svg
     assert one == other and b'date' not in one and len(one) < 70_000
+
+def test_pixels_stand_beside_the_vectors_for_notebooks_that_are_not_trusted(drawing):
+    picture = drawing()
+    pixels = base64.b64decode(picture._repr_mimebundle_()['image/png'])
+    assert pixels == drawing().png and pixels[1:4] == b'PNG' and len(pixels) < 60_000
 
 def test_letters_are_large_enough_in_print(drawing):
     figure = drawing().figure

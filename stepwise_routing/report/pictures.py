@@ -4,6 +4,7 @@ Here belongs how an idea is drawn, and what is said about it to somebody who can
 belongs in `report.example`; figures of results belong in `report.figures`.
 """
 
+import base64
 import html
 import io
 import re
@@ -18,6 +19,7 @@ from .style import new_figure
 
 WIDTH = 5.5  # inches, as wide as a page of the paper
 FONT = 7  # points
+DPI = 140  # of the pixels beside the vectors
 # every colour is as far from white as from black: contrast of at least 4 with either ground
 INK = '#767676'  # of text and thin lines
 SMALL = '#047ac9'  # the small model
@@ -70,8 +72,20 @@ class Picture:
         text = text.replace('<svg ', label, 1)
         return text.encode()
 
+    @property
+    def png(self) -> bytes:
+        "The picture as pixels. JupyterLab shows no vectors of a notebook that it does not trust, such as a fresh clone."
+        import matplotlib
+
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(LOOK):
+            metadata = {'Software': None}  # the same bytes every time
+            self.figure.savefig(buffer, format='png', dpi=DPI, transparent=True, metadata=metadata)
+        return buffer.getvalue()
+
     def _repr_mimebundle_(self, include=None, exclude=None):
-        return {'image/svg+xml': self.svg.decode(), 'text/plain': self.alt}
+        pixels = base64.b64encode(self.png).decode()
+        return {'image/svg+xml': self.svg.decode(), 'image/png': pixels, 'text/plain': self.alt}
 
 
 def percent(share) -> str:
