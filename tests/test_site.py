@@ -281,6 +281,13 @@ def test_a_browser_draws_tables_and_equation_4(site, tmp_path):
     for letter, index in boxes:
         assert index['left'] >= letter['right'] - 1 and index['top'] > letter['top']
 
+def test_the_value_of_the_slider_can_be_seen():
+    data = read_points(ROOT/'tables')
+    pytest.importorskip('plotly')
+    bar, = slider(data['points'], data['frontiers'], drawn_methods(data['points'])[-1]).layout.sliders
+    assert bar.currentvalue.font.color not in (None, bar.font.color)
+    assert 'kappa' in bar.steps[bar.active].label and bar.font.color == 'rgba(0,0,0,0)'
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not shutil.which('chromium'), reason='no chromium here')

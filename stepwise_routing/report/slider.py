@@ -93,8 +93,9 @@ def _bar(stops, markers):
     for _, label, moved, titles in stops:
         steps.append(dict(label=label, method='update', args=[moved, titles, markers]))
     active = [label.startswith(CHOSEN) for _, label, _, _ in stops].index(True)
-    value = dict(font=dict(size=12))
-    look = dict(font=dict(color=CLEAR), ticklen=0, minorticklen=0)  # no labels below the bar
+    value = dict(font=dict(color=GREY, size=12))
+    # labels below the bar cannot be left out; so they take no room and are not seen
+    look = dict(font=dict(color=CLEAR, size=1), ticklen=0, minorticklen=0)
     return dict(steps=steps, active=active, pad=dict(t=60), currentvalue=value, **look)
 
 
