@@ -74,7 +74,7 @@ class Picture:
 
     @property
     def png(self) -> bytes:
-        "The picture as pixels. JupyterLab shows no vectors of a notebook that it does not trust, such as a fresh clone."
+        "The picture as pixels: JupyterLab shows no vectors of a notebook that it does not trust, as in a fresh clone."
         import matplotlib
 
         buffer = io.BytesIO()
