@@ -718,7 +718,12 @@ def test_ctrl_c_says_how_to_continue(toy):
 def still_there(processes, seconds=1):
     "Those that go on; one that has ended may wait for somebody to take note of it."
     left = psutil.wait_procs(processes, seconds)[1]
-    return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in left if is_running(p)]
+
+def is_running(child):
+    "A zombie does not run; a child may end while it is asked."
+    try: return child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess: return False
 
 STUBBORN = """
 import os, pathlib, signal, subprocess, sys, time
@@ -753,11 +758,16 @@ def test_no_process_holds_the_terminal_for_long_after_a_signal_to_end(tmp_path, 
     assert status in (None, process.returncode) and 'Traceback' not in err
     assert 'run r interrupted; continue with: ' in err.strip().splitlines()[-1]
 
+def is_kernel(child):
+    "A child may have ended before it is asked."
+    try: return 'ipykernel_launcher' in child.cmdline()
+    except psutil.NoSuchProcess: return False
+
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize('wait', [.1, .3])
 def test_a_kernel_that_starts_leaves_nothing_behind(toy, number, wait):
     process = start(toy, 'reproduce', '--run-id', 'r', '--profile', 'toy')
-    while not (kernels := [p for p in psutil.Process(process.pid).children() if 'ipykernel_launcher' in p.cmdline()]):
+    while not (kernels := [p for p in psutil.Process(process.pid).children() if is_kernel(p)]):
         time.sleep(.02)
     time.sleep(wait)
     process.send_signal(number)
