@@ -6,11 +6,14 @@ import pytest
 
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import PACKAGE, run_async
+from stepwise_routing.data import recorded as records
 from stepwise_routing.data.benchmarks import find_benchmark
 from stepwise_routing.data.grading import is_right
 from stepwise_routing.data.recorded import FOLDER, SUFFIX, read_recorded, recorded_names
 from stepwise_routing.data.sources import SPLITS
+from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.report.example import recorded_tree
 from stepwise_routing.run.config import read_run
 from stepwise_routing.run.stages import open_tree
 
@@ -105,3 +108,10 @@ def test_three_problems_drawn_again_are_right_as_often(again, tmp_path):
     now = again.draw_again('gsm8k', problems, MODELS, tmp_path, sample=1)
     counts = again.compare('gsm8k', problems, past, now)
     assert again.sign_test(counts['gained'], counts['lost']) > .01
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_recorded_benchmark_is_replayed_up_to_the_limit_of_its_drawing(name):
+    assert records.MAX_STEPS == MAX_STEPS
+    assert read_run('recorded').config.data.max_steps == {f'{b}-recorded': n for b, n in MAX_STEPS.items()}
+    with recorded_tree(name) as (problems, tree):
+        assert len(outcome_table(problems, tree, 'train')) == len(problems)

@@ -16,6 +16,7 @@ from ..base.tools import PACKAGE, write_file
 from .sources import SPLITS
 
 FOLDER = PACKAGE / 'recorded'
+MAX_STEPS = {'gsm8k': 16, 'mbpp': 40}  # of a chain, as it was drawn
 SUFFIX = '-recorded'  # of the names of such benchmarks
 PUT_AT_ONCE = 500  # edges in a transaction
 

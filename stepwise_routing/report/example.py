@@ -15,7 +15,7 @@ from ..base.settings import Policy
 from ..base.store import RolloutStore, tree_settings
 from ..base.tools import run_async
 from ..data.benchmarks import find_benchmark, load_problems
-from ..data.recorded import SUFFIX, read_recorded
+from ..data.recorded import MAX_STEPS, SUFFIX, read_recorded
 from ..method.confidence import logprob_confidence, math_token_mask
 from ..method.outcomes import outcome_table
 from ..method.tree import RoutingTree, collect_rollouts
@@ -34,7 +34,6 @@ REAL_BENCHMARK = 'gsm8k'
 REAL_PROBLEM = (
     'gsm8k-00d3850eebca'  # Megan's wages, a training problem that only the large model solves
 )
-MAX_STEPS = 16  # of a solution, as the real pair was drawn
 THRESHOLD = 0.5  # of the simplest router, as in the README
 
 
@@ -133,7 +132,7 @@ def recorded_tree(benchmark: str):  # a recorded one
         recorded.fill(f'{folder}/draws.db')
         with RolloutStore(f'{folder}/draws.db', readonly=True) as store:
             right = find_benchmark(benchmark + SUFFIX).right
-            tree = RoutingTree(None, store, max_steps=MAX_STEPS, grade=right)
+            tree = RoutingTree(None, store, max_steps=MAX_STEPS[benchmark], grade=right)
             yield recorded.problems['train'], tree
 
 

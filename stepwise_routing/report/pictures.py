@@ -151,6 +151,11 @@ def arrow(axes, start: tuple, end: tuple, color=INK, width: float = 1):
     axes.annotate('', end, start, arrowprops=style)
 
 
+def judged(example: Example, t: int) -> tuple:  # (word, colour)
+    "Is the answer right after hand-over t?"
+    return ('right', RIGHT) if example.right[t] else ('wrong', WRONG)
+
+
 # ---- a: the method on one page
 
 
@@ -206,17 +211,9 @@ def draw_method(example: Example) -> Picture:
     for i, step in enumerate(rest):
         x = last + i * pitch
         box(axes, x, 0.52, 0.94 * pitch, 0.22, LARGE, short(step), fontsize=6.5)
-    verdict = 'right' if example.right[t] else 'wrong'
+    verdict, color = judged(example, t)
     end = last + len(rest) * pitch
-    write(
-        axes,
-        end + 0.05,
-        0.63,
-        verdict,
-        RIGHT if example.right[t] else WRONG,
-        ha='left',
-        weight='bold',
-    )
+    write(axes, end + 0.05, 0.63, verdict, color, ha='left', weight='bold')
     write(axes, left, 0.36, '5  The bill', ha='left', weight='bold')
     draw_bill(axes, example, t, left, 0.08)
     alt = (
@@ -279,9 +276,8 @@ def draw_chain(axes, places: list, y: float, color: str, width: float):
 
 def draw_ending(axes, example: Example, t: int, x: float, y: float):
     "Is the answer right, and at what cost?"
-    right = example.right[t]
-    word = 'right' if right else 'wrong'
-    box(axes, x, y - 0.085, 0.5, 0.17, RIGHT if right else WRONG, word, fontsize=6.5)
+    word, color = judged(example, t)
+    box(axes, x, y - 0.085, 0.5, 0.17, color, word, fontsize=6.5)
     write(axes, x + 0.56, y, f'at {percent(example.cost[t])}', ha='left')
 
 
@@ -306,12 +302,11 @@ def draw_outcomes(example: Example) -> Picture:
     pitch = (WIDTH - 0.16) / n
     write(axes, 0.08, 1.03, 'Hand over after this step of the small model:', ha='left')
     words = []
-    for t, (right, cost) in enumerate(zip(example.right, example.cost)):
+    for t, cost in enumerate(example.cost):
         x = 0.08 + t * pitch
         label = step_label(example, t)
-        word = 'right' if right else 'wrong'
+        word, color = judged(example, t)
         write(axes, x + pitch / 2, 0.83, label, fontsize=6.5)
-        color = RIGHT if right else WRONG
         box(axes, x, 0.28, 0.94 * pitch, 0.42, color, f'{word}\n{percent(cost)}')
         words.append(f'{label}: {word} at {percent(cost)}')
     x = 0.08 + example.hand_over * pitch
