@@ -614,7 +614,7 @@ def test_a_case_gathers_its_rows(tmp_path):
     case.policies = [coin(0, .9, 'ablation-short', name='short'), coin(0, .9), coin(1, .8), per_step, full]
     case.add_own()
     assert [(r[1], r[-1]) for r in case.singles[::60]] == [('short', 0), ('Ours', 0), ('Ours', 1), ('Ours (full)', 0)]
-    methods = ['Ours', 'Ours (full)', 'Ours (online kappa)', 'Ours (bound)']
+    methods = ['Ours', 'Ours (online kappa)', 'Ours (bound)', 'Ours (full)']
     assert not case.classes, 'one class a reading: nothing to choose'
     assert [g.method for g in case.grids[grids:]] == list(dict.fromkeys(r[1] for r in case.rows[n:])) == methods
     assert {(g.threshold, g.on_escalate == 'append') for g in case.grids[grids:]} == {(.02, True), (.02, False)}
@@ -694,6 +694,23 @@ def test_all_cuts_are_all_that_thresholds_can_do(chains):
     cuts = chain_thresholds(chains)
     assert {stops(x) for x in cuts} == {stops(x) for x in np.arange(-1, 7, .5)}
     assert len({stops(x) for x in cuts}) == len(cuts)
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_all_cuts_of_a_router_that_hands_back(chains):
+    "Every threshold rejects the steps that one of the cuts rejects."
+    def rejected(x): return tuple(s < x for c in chains for s in c)
+    cuts = chain_thresholds(chains, mode='per_step')
+    assert {rejected(x) for x in cuts} == {rejected(x) for x in np.arange(-1, 7, .5)}
+    assert len({rejected(x) for x in cuts}) == len(cuts)
+
+def test_a_router_that_hands_back_may_reject_nearly_all_steps():
+    "One bad step a chain says nothing about the others: a list that ends at the chains' lowest scores ends too early."
+    chains = np.random.default_rng(0).random((100, 8))
+    x = chain_thresholds(chains, 40, 'per_step')
+    assert np.allclose([(chains < t).mean() for t in x], np.arange(41) / 40, atol=.002)
+    absorbing = chain_thresholds(chains, 40)
+    assert np.allclose([(chains < t).any(1).mean() for t in absorbing], np.arange(41) / 40, atol=.011)
+    assert (chains < absorbing[-1]).mean() < .6
 
 # ---- files and imports ----
 def test_rows_round_trip_and_are_the_same_bytes(tmp_path):

@@ -461,7 +461,7 @@ def add_own(self: Case):
         grid = self.choose(method, fixed=alpha)
         self.add(method, grid, shown_thresholds=shown_of_sweep(method))
         cost = self.add_points(method, grid, fixed=True)
-        for which in KAPPAS if first.name == 'Ours (full)' else ():
+        for which in KAPPAS if first.name == 'Ours' else ():
             method = at_kappa(policies, which, alpha)
             grid = self.choose(method, fixed=alpha)
             self.add(method, grid, shown_thresholds=shown_of_sweep(method))

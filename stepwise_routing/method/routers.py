@@ -146,20 +146,25 @@ def score_thresholds(router, table, n=None):
     "Ascending thresholds, one for every way to cut a table's small chains; see `chain_thresholds` for `n`."
     not_test(table, 'choosing thresholds')
     chains = [scores[np.isfinite(scores)] for scores in router.table_score(table)]
-    return chain_thresholds(chains, n)
+    return chain_thresholds(chains, n, router.mode)
 
 
 def chain_thresholds(
     chains,  # the scores of the steps of each small chain
-    n: int
-    | None = None,  # at most n + 1 thresholds, at which 0, 1/n, ..., nearly all chains escalate; None: all
+    n: int | None = None,  # at most n + 1 thresholds, see below; None: all
+    mode: str = 'absorbing',  # of the router, or "per_step"
 ) -> np.ndarray:  # [threshold], ascending
-    "Thresholds for scores of chains. A chain escalates at its first score below the threshold."
+    """Thresholds for scores of chains.
+
+    An absorbing router escalates at the first score of a chain below its threshold: 0, 1/n, ..., nearly all chains
+    escalate. A router per step rejects every step below it: 0, 1/n, ..., nearly all steps are rejected."""
     chains = [scores for scores in chains if len(scores)]
+    absorbing = mode == 'absorbing'
     if n is not None:
-        lowest = [min(scores) for scores in chains]
-        return np.unique(np.quantile(lowest, np.linspace(0, 1, n + 1)))
-    cuts = np.unique(np.concatenate([np.minimum.accumulate(scores) for scores in chains]))
+        deciding = [min(scores) for scores in chains] if absorbing else np.concatenate(chains)
+        return np.unique(np.quantile(deciding, np.linspace(0, 1, n + 1)))
+    reached = np.minimum.accumulate if absorbing else np.asarray
+    cuts = np.unique(np.concatenate([reached(scores) for scores in chains]))
     return np.append(cuts, np.nextafter(cuts[-1], np.inf))  # the last one: all chains, at once
 
 # %% ../../nbs/04_baselines.ipynb #two

@@ -116,8 +116,8 @@ independent draws of it, its *excess* is over the misses of the large model itse
 on the paper's observation, *(full)* one that also sees the score from token probabilities, *(probability)* and
 *(logit)* see one score alone; *(nested)* is the simplest of these classes that is nearly the cheapest on calibration.
 *(as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the smallest
-batch that was stable (50); the other rows use exact gradients. *(online kappa)* keeps the threshold of training,
-*(bound)* bounds the misses, *(per step)* decides about every step anew. A row of ours is the mean over the training
+batch that was stable (50); the other rows use exact gradients. On the paper's observation, *(online kappa)* keeps the
+threshold of training and *(bound)* bounds the misses; *(per step)* decides about every step anew. A row of ours is the mean over the training
 seeds, problem by problem. Intervals: 95 %; test problems, calibration problems with the choice, and training seeds
 are drawn again (for *online kappa*, *bound* and single yardsticks: test problems alone).
 """

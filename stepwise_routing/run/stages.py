@@ -368,7 +368,7 @@ def walking_methods(
     routers: list,  # of `walking_routers`
     asked: list,  # of each router, of `asked_scores`
 ) -> list:  # (method, its fixed threshold or None) pairs
-    "All methods that walk; a baseline has 41 quantiles of its scores of the small calibration chains."
+    "All methods that walk; a baseline has 41 quantiles of its scores of the small calibration steps."
     baselines = setting.run.config.baselines
     calibration = case.tables['calibration']
     methods = []
@@ -376,7 +376,7 @@ def walking_methods(
         if chains is None:
             thresholds = score_thresholds(router, calibration, WALKED)
         else:
-            thresholds = chain_thresholds(chains, WALKED)
+            thresholds = chain_thresholds(chains, WALKED, router.mode)
         methods.append((at_thresholds(router, thresholds), None))
     points = None if shows_curves(setting) else 0
     for policies in own_walkers(setting, case):
