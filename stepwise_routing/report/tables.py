@@ -117,9 +117,9 @@ on the paper's observation, *(full)* one that also sees the score from token pro
 *(logit)* see one score alone; *(nested)* is the simplest of these classes that is nearly the cheapest on calibration.
 *(as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the smallest
 batch that was stable (50); the other rows use exact gradients. On the paper's observation, *(online kappa)* keeps the
-threshold of training and *(bound)* bounds the misses; *(per step)* decides about every step anew. A row of ours is the mean over the training
-seeds, problem by problem. Intervals: 95 %; test problems, calibration problems with the choice, and training seeds
-are drawn again (for *online kappa*, *bound* and single yardsticks: test problems alone).
+threshold of training and *(bound)* bounds the misses; *(per step)* decides about every step anew. A row of ours is
+the mean over the training seeds, problem by problem. Intervals: 95 %; test problems, calibration problems with the
+choice, and training seeds are drawn again (for *online kappa*, *bound* and single yardsticks: test problems alone).
 """
 
 NOTES = dict(
