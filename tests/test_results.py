@@ -321,9 +321,23 @@ def test_a_router_of_ones_own_gets_into_tables_and_figures_by_one_call(tmp_path)
     router = Patience()
     want = grid_search(at_thresholds(router, score_thresholds(router, calibration)), calibration, .02)
     assert rows.query('chosen == 1')['threshold'].tolist() == [want.threshold], 'by the rule that chose all others'
-    for file in ('full.md', 'metrics.md'): assert 'Patience' in (s.run.tables/file).read_text()
+    for file in ('full.md', 'metrics.md', 'certain.md'): assert 'Patience' in (s.run.tables/file).read_text()
+    certain = results['open'].parts['toy'].certain
+    assert certain.query('method == "Patience"')['threshold'].tolist() == [want.certain]
     assert 'Patience' in (s.run.tables/'evaluation.csv').read_text()
     assert (s.run.figures/'accuracy_cost_full.pdf').is_file()
+
+def test_a_router_may_be_fitted_to_each_benchmark(tmp_path):
+    s = setting(tmp_path)
+    save_methods(s)
+    save_methods(setting(tmp_path, 'api'), 'cents')
+    for each in s.run.settings: toy_table(60, 'train').save(each.files.outcomes('toy', 'train'))
+    splits = []
+    def fitted(table):
+        splits.append((table.benchmark, table.split))
+        return Patience()
+    results = add_router(s.run, fitted)
+    assert set(splits) == {('toy', 'train')} and 'Patience' in set(results['open'].results['method'])
 
 def test_a_router_that_cannot_stand_in_a_table_is_refused_in_one_line(tmp_path):
     s = setting(tmp_path)

@@ -6,6 +6,7 @@ methods; how tables are written, in `report`.
 
 from ..base.tools import save_rows
 from ..method.comparison import (
+    CERTAIN_COLUMNS,
     COLUMNS,
     GRID_COLUMNS,
     at_thresholds,
@@ -52,42 +53,52 @@ def rows_of(
     return method_rows(method, test, grid.threshold), grid, points
 
 
-def without(frame, router) -> list:  # of tuples
-    "The rows of other routers."
+def replace_rows(path, read, columns, router, rows) -> None:
+    "Write a router's rows into a file, behind those of other routers; its earlier rows go."
+    frame = read(path, columns)
     is_same = (frame['method'] == router.name) & (frame['on_escalate'] == router.on_escalate)
-    return list(frame[~is_same].itertuples(index=False, name=None))
+    others = frame[~is_same].itertuples(index=False, name=None)
+    save_rows(path, [*others, *rows], columns)
+
+
+def add_to_benchmark(setting: Setting, benchmark: str, router) -> None:  # as of `add_router`
+    "A router's rows, calibration grid, certain setting and points, in the files of a benchmark."
+    files = setting.files
+    if callable(router):
+        router = router(read_table(setting, benchmark, 'train'))
+    own = read_rows(files.methods(benchmark))
+    check_router(router, set(zip(own['method'], own['on_escalate'])))
+    rows, grid, points = rows_of(setting, benchmark, router)
+    replace_rows(files.methods(benchmark, '-own'), read_rows, COLUMNS, router, rows)
+    parts = (
+        ('-own-grid', GRID_COLUMNS, grid_rows([grid])),
+        ('-own-certain', CERTAIN_COLUMNS, [grid.certain_row()]),
+    )
+    for part, columns, part_rows in parts:
+        replace_rows(files.methods(benchmark, part), read_csv, columns, router, part_rows)
+    path = files.points(benchmark, '-own')
+    own_points = read_points(path, setting.run.config.results.n_boot)
+    own_points |= {(p.method, p.on_escalate, p.target): p for p in points}
+    save_points(path, own_points.values())
 
 
 def add_router(
     run: Run,  # finished up to chapter 04b, as of `open_run`
-    router,  # a `Router` with a `name` of its own and `table_score`, such as a `ThresholdRouter`
+    router,  # a `Router` with a `name` of its own and `table_score`, or a function of a training table that makes one
 ) -> dict:  # "open", "api" -> `SettingResults`, with the new rows
-    """Put a router of yours into the tables and figures of a run, by the rule that chose all others.
+    """Put a router of yours into the tables and figures of a run, by the rules that chose all others.
 
-    The same name replaces its earlier rows. The main figure shows six methods; for yours, draw
+    A function is called for every benchmark and setting with its `OutcomeTable` of training problems, so a router can
+    be fitted to each. The same name replaces its earlier rows. The main figure shows six methods; for yours, draw
     `draw_accuracy_cost(**points, methods=[...])`. ValueError for a router that cannot be replayed.
     """
     for setting in run.settings:
         for benchmark in setting.benchmarks:
-            files = setting.files
-            own = read_rows(files.methods(benchmark))
-            check_router(router, set(zip(own['method'], own['on_escalate'])))
-            rows, grid, points = rows_of(setting, benchmark, router)
-            earlier = without(read_rows(files.methods(benchmark, '-own')), router)
-            earlier_grids = without(
-                read_csv(files.methods(benchmark, '-own-grid'), GRID_COLUMNS), router
-            )
-            save_rows(files.methods(benchmark, '-own'), [*earlier, *rows], COLUMNS)
-            grids = [*earlier_grids, *grid_rows([grid])]
-            save_rows(files.methods(benchmark, '-own-grid'), grids, GRID_COLUMNS)
-            own_points = read_points(
-                files.points(benchmark, '-own'), setting.run.config.results.n_boot
-            )
-            own_points |= {(p.method, p.on_escalate, p.target): p for p in points}
-            save_points(files.points(benchmark, '-own'), own_points.values())
+            add_to_benchmark(setting, benchmark, router)
     results = load_run(run)
     report_paper(results)
-    report(results, 'metrics')
+    for name in ('certain', 'comparison', 'metrics'):
+        report(results, name)
     for r in results.values():
         report_accuracy_cost(r)
     return results

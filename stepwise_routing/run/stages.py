@@ -540,7 +540,7 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
         at_points=at_points,
         results=results,
         classes=read_csv(file('-classes'), CLASS_COLUMNS),
-        certain=read_csv(file('-certain'), CERTAIN_COLUMNS),
+        certain=with_own(read_csv, CERTAIN_COLUMNS, file('-certain'), file('-own-certain')),
         levels=read_levels(setting, benchmark),
     )
 
