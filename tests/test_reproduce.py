@@ -841,8 +841,8 @@ def test_a_run_says_how_much_of_it_is_done_and_how_long_the_rest_takes():
     shares = [plan.share_done([*stages][:i]) for i in range(7)]
     assert shares == sorted(shares) and shares[0] == 0 and shares[6] == pytest.approx(1)
     assert plan.share_done(['02_rollouts']) == pytest.approx(.27)
-    assert runner.progress_words(.25, 100) == 'about 25 % of the run is done, about 5 min left'
-    assert runner.progress_words(.5, 60) == 'about 50 % of the run is done, about 60 s left'
+    assert runner.progress_words(.25, 100) == 'about 25 % of the run done, about 5 min left'
+    assert runner.progress_words(.5, 60) == 'about 50 % of the run done, about 60 s left'
     assert runner.progress_words(0, 1) == runner.progress_words(1, 9) == ''
     last = replace(plan, todo=('05_results', 'own'))
     assert 0 < last.share_done(['05_results']) < .5 and last.share_done(['05_results', 'own']) == pytest.approx(1)

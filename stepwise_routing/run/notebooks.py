@@ -191,7 +191,9 @@ def failure_line(
 
 def _print_progress(name, begin, folder, on_terminal, before):
     "One line on stderr: seconds so far, what was done before, the notes that processes have left."
-    notes = [f'{time.time() - begin:.0f} s', *filter(None, [before])]
+    notes = [f'{time.time() - begin:.0f} s']
+    if before:
+        notes.append(f'when it began: {before}')
     notes += [path.read_text('utf-8') for path in sorted(folder.iterdir())]
     line = one_line(f'{name}: ' + ' | '.join(notes))
     if on_terminal:

@@ -246,7 +246,7 @@ def progress_words(
         return ''
     left = seconds * (1 - share) / share
     unit = f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'
-    return f'about {100 * share:.0f} % of the run is done, about {unit} left'
+    return f'about {100 * share:.0f} % of the run done, about {unit} left'
 
 
 def run_stage(
