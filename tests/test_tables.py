@@ -542,3 +542,19 @@ def test_answers_that_grading_gave_up_are_said_under_the_tables(tmp_path):
     keep_given_up('outcome tables', [(s, [('3', '10^{10}')]), (s, [('4', 'x')])])
     keep_given_up('walks', [(s, [('4', 'x'), ('5', 'x')])])
     assert notes() == ['- toy: grading gave up on answers, which count as wrong: 3.']*2
+
+# ---- a fresh clone --------------------------------------------------------------------------------------------------
+def test_without_a_run_the_committed_tables_are_shown(tmp_path):
+    "Chapter 05 in a fresh clone: nothing is computed, and nothing is written."
+    from stepwise_routing.report.figures import committed_figures
+    from stepwise_routing.run.config import Config, Run
+    from stepwise_routing.run.training_report import report_training
+    run = Run('micro', Config(), tmp_path/'micro', tmp_path/'store')
+    assert not run.has_results
+    for stem in ('certain', 'metrics'):
+        shown = report({}, stem)
+        for suffix in ('', '_api'): assert (ROOT/'tables'/f'{stem}{suffix}.md').read_text() in shown
+    assert report({}, 'levels') == (ROOT/'tables'/'levels.md').read_text()
+    assert (ROOT/'tables'/'table2.md').read_text() in report_paper({})
+    assert len(committed_figures()) == 2 and len(report_training(run)) == 2
+    assert not list(tmp_path.iterdir())

@@ -444,6 +444,13 @@ def save_and_show(
     return pictures
 
 
+def committed_figures() -> list:  # IPython Images
+    "The main figures, drawn from the committed tables; nothing is written."
+    tables = find_project().root / 'tables'
+    drawn = accuracy_figures(tables) | accuracy_figures(tables, '_api')
+    return [preview(fig, 130) for stem, (fig, _) in drawn.items() if not stem.endswith('_full')]
+
+
 def report_accuracy_cost(
     r,  # `SettingResults`
 ) -> list:  # IPython Images

@@ -43,6 +43,7 @@ from .writer import (
     PERCENT,
     POINTS,
     Report,
+    committed,
     in_points,
     interval,
     interval_table,
@@ -278,11 +279,13 @@ REPORTS = {  # stem of the files: rows of `SettingResults`, how they are written
 
 
 def report(
-    results: dict,  # of `load_run`
+    results: dict,  # of `load_run`; empty: show the committed table
     stem: str,  # one of `REPORTS`
 ) -> Report:
     "Write a table of every setting that has it, and show it; a line if there is nothing to show."
     one_of('table', stem, REPORTS)
+    if not results:
+        return committed(stem, f'{stem}_api')
     rows_of, to_text, settings = REPORTS[stem]
     texts = []
     for name in settings:
@@ -327,16 +330,20 @@ def _report_setting(r) -> str:
 
 
 def report_paper(
-    results: dict,  # of `load_run`
+    results: dict,  # of `load_run`; empty: show the committed tables
 ) -> Report:
     "Write Tables 1 and 2 and the full tables with all they leave out; show the former."
+    if not results:
+        return committed('table1', 'table2')
     return Report('\n'.join(_report_setting(r) for r in results.values()))
 
 
 def report_shortfalls(
-    results: dict,  # of `load_run`
+    results: dict,  # of `load_run`; empty: the committed tables say it themselves
 ) -> Report:
     "What falls short in all settings, folded."
+    if not results:
+        return Report('It stands under Tables 1 and 2 above.')
     sentences = []
     for name in ('open', 'api'):
         if name not in results:

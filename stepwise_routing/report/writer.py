@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.tools import write_file
+from ..base.tools import find_project, write_file
 from ..method.results import method_label
 
 # ---- numbers
@@ -195,6 +195,15 @@ def save_table(
     numbers = frame[[column for column in frame if not column.endswith('_text')]]
     csv = numbers.to_csv(index=False, lineterminator='\n', float_format='%.10g')
     return [write_file(f'{stem}.{ending}', text) for ending, text in dict(csv=csv, **texts).items()]
+
+
+def committed(
+    *stems: str,  # of tables, e.g. "certain"
+) -> 'Report':
+    "What a fresh clone shows before it has results of its own: tables of the repository, as they are."
+    folder = find_project().root / 'tables'
+    paths = [folder / f'{stem}.md' for stem in stems]
+    return Report('\n\n'.join(path.read_text('utf-8') for path in paths if path.is_file()))
 
 
 class Report(str):

@@ -312,6 +312,15 @@ class Run:
         both = Setting(self, 'open'), Setting(self, 'api')
         return tuple(setting for setting in both if setting.models)
 
+    @property
+    def has_results(self) -> bool:
+        "Has chapter 04b compared any methods in this run?"
+        return any(
+            setting.files.methods(benchmark).is_file()
+            for setting in self.settings
+            for benchmark in setting.benchmarks
+        )
+
 
 @dataclass(frozen=True)
 class Setting:
