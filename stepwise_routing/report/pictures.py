@@ -1,7 +1,7 @@
-"""Pictures of the ideas, drawn from real outcomes: vectors that are legible on light and on dark ground.
+"""Pictures of the ideas, drawn from real outcomes. They are vectors, legible on light and on dark pages.
 
-Here belongs how an idea is drawn, and what is said about it to somebody who cannot see it. What the pictures show
-belongs in `report.example`; figures of results belong in `report.figures`.
+Here belong the drawing of each idea and its alternative text for readers who cannot see it. The content of the
+pictures belongs in `report.example`. Figures of results belong in `report.figures`.
 """
 
 import base64
@@ -19,8 +19,8 @@ from .style import new_figure
 
 WIDTH = 5.5  # inches, as wide as a page of the paper
 FONT = 7  # points
-DPI = 140  # of the pixels beside the vectors
-# every colour is as far from white as from black: contrast of at least 4 with either ground
+DPI = 140  # dots per inch of the pixels beside the vectors
+# every colour has a contrast of at least 4 with white and with black
 INK = '#767676'  # of text and thin lines
 SMALL = '#047ac9'  # the small model
 LARGE = '#c65200'  # the large model
@@ -31,18 +31,18 @@ LOOK = {
     'font.family': 'DejaVu Sans',
     'mathtext.fontset': 'dejavusans',
     'font.size': FONT,
-    'svg.hashsalt': 'stepwise-routing',  # the same names inside of the file every time
+    'svg.hashsalt': 'stepwise-routing',  # the same names inside the file every time
     'svg.fonttype': 'path',
 }
 
 
 def compact_path(path: str) -> str:
-    "The corners of a path on one line, to a hundredth of a point."
+    "A path on one line, rounded to a hundredth of a point."
     return re.sub(r'\s*\n', ' ', re.sub(r'(\.\d\d)\d+', r'\1', path))
 
 
 def compact(svg: str) -> str:
-    "A drawing with a text on one line, short names of letters, no indents: a third fewer bytes in a notebook."
+    "The same drawing with shorter text: names of letters, spaces and line ends. It saves a third of the bytes."
     svg = re.sub(r'\n +', '\n', svg).replace('DejaVuSans-', 'D')
     svg = svg.replace('/>\n<use', '/><use')
     svg = re.sub(r'(translate\(\d+\.\d\d)\d+', r'\1', svg)
@@ -54,14 +54,14 @@ NO_METADATA = dict.fromkeys(('Date', 'Creator', 'Format', 'Type'))  # the same b
 
 @dataclass(frozen=True)
 class Picture:
-    "A picture and its alternative text; a notebook shows the drawing."
+    "A picture and its alternative text. A notebook shows the picture."
 
     figure: object  # of matplotlib
     alt: str
 
     @property
     def svg(self) -> bytes:
-        "The picture as a file without a ground and without a date: the same bytes every time."
+        "The picture as an SVG file, without background and date: the same bytes every time."
         import matplotlib
 
         buffer = io.BytesIO()
@@ -74,7 +74,7 @@ class Picture:
 
     @property
     def png(self) -> bytes:
-        "The picture as pixels: JupyterLab shows no vectors of a notebook that it does not trust, as in a fresh clone."
+        "The picture as a PNG file. JupyterLab shows no SVG of a notebook that it does not trust yet."
         import matplotlib
 
         buffer = io.BytesIO()
@@ -89,12 +89,12 @@ class Picture:
 
 
 def percent(share) -> str:
-    "A share as readers see it."
+    "A share as text in percent."
     return f'{100 * share:.0f} %'
 
 
 def short(step: str) -> str:
-    "A step in a few characters: its answer, or its last calculation."
+    "A short label for a step: its answer, or its last calculation."
     answer = extract_boxed(step)
     if answer is not None:
         return f'answer {answer}'
@@ -106,7 +106,7 @@ def short(step: str) -> str:
 
 
 def canvas(height: float):  # inches; figure and axes whose unit is an inch
-    "An empty drawing."
+    "(Figure, axes) of an empty drawing. The unit of the axes is an inch."
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -120,13 +120,13 @@ def canvas(height: float):  # inches; figure and axes whose unit is an inch
 
 
 def write(axes, x: float, y: float, text: str, color=INK, **style):
-    "Text, centred unless `style` says otherwise."
+    "Write text, centred unless `style` says otherwise."
     style = dict(ha='center', va='center', fontsize=FONT, family='DejaVu Sans') | style
     axes.text(x, y, text, color=color, **style)
 
 
 def box(axes, x: float, y: float, width: float, height: float, color: str, text='', **style):
-    "A filled box with text in it; x and y are its lower left corner."
+    "Draw a filled box with text in it. x and y are its lower left corner, in inches."
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((x, y), width, height, fc=color, ec=color, lw=0.5, clip_on=False))
@@ -135,7 +135,7 @@ def box(axes, x: float, y: float, width: float, height: float, color: str, text=
 
 
 def frame(axes, x: float, y: float, width: float, height: float, **style):
-    "An empty box."
+    "Draw an empty box."
     from matplotlib.patches import Rectangle
 
     axes.add_patch(
@@ -146,13 +146,13 @@ def frame(axes, x: float, y: float, width: float, height: float, **style):
 
 
 def arrow(axes, start: tuple, end: tuple, color=INK, width: float = 1):
-    "An arrow between two points."
+    "Draw an arrow between two points."
     style = dict(arrowstyle='-|>', color=color, lw=width, shrinkA=0, shrinkB=0, mutation_scale=7)
     axes.annotate('', end, start, arrowprops=style)
 
 
 def judged(example: Example, t: int) -> tuple:  # (word, colour)
-    "Is the answer right after hand-over t?"
+    "The verdict on the answer after hand-over t, as a word and a colour."
     return ('right', RIGHT) if example.right[t] else ('wrong', WRONG)
 
 
@@ -160,7 +160,7 @@ def judged(example: Example, t: int) -> tuple:  # (word, colour)
 
 
 def draw_looks(axes, doubts, left: float, bottom: float, pitch: float, height: float):
-    "A bar for each small step, as high as its doubt, and the threshold across."
+    "Draw a bar for each small step, as high as its doubt, and the threshold as a line."
     for t, doubt in enumerate(doubts):
         color = LARGE if doubt >= THRESHOLD else SMALL
         x = left + t * pitch + 0.2 * pitch
@@ -172,7 +172,7 @@ def draw_looks(axes, doubts, left: float, bottom: float, pitch: float, height: f
 
 
 def draw_method(example: Example) -> Picture:
-    "The method on one page: question, small steps, a look at each, hand-over, bill."
+    "Picture of the method on one page: question, small steps, a look at each, hand-over, bill."
     figure, axes = canvas(3.0)
     t = example.hand_over
     rest = example.rests[t]
@@ -226,7 +226,7 @@ def draw_method(example: Example) -> Picture:
 
 
 def draw_bill(axes, example: Example, t: int, left: float, bottom: float):
-    "What both models cost, against the large one alone."
+    "Draw the cost of both models beside the cost of the large model alone."
     whole = 2.4  # inches: the large model alone
     small = whole * example.small_cost[t]
     large = whole * example.large_cost[t]
@@ -241,7 +241,7 @@ def draw_bill(axes, example: Example, t: int, left: float, bottom: float):
 
 
 def draw_tree(example: Example) -> Picture:
-    "What there is to choose from: the small chain, and the large model's rest from each of its steps."
+    "Picture of the routing tree: the small chain, and the large model's rest from each of its steps."
     n = len(example.steps)
     row, left, pitch = 0.24, 0.4, 0.56
     figure, axes = canvas(row * (n + 1) + 0.42)
@@ -270,12 +270,12 @@ def draw_tree(example: Example) -> Picture:
 
 
 def draw_chain(axes, places: list, y: float, color: str, width: float):
-    "A line of steps, each a dot."
+    "Draw a chain as a line with a dot per step."
     axes.plot(places, [y] * len(places), 'o-', color=color, lw=width, ms=6, mew=0, clip_on=False)
 
 
 def draw_ending(axes, example: Example, t: int, x: float, y: float):
-    "Is the answer right, and at what cost?"
+    "Write the verdict and the cost at the end of a branch."
     word, color = judged(example, t)
     box(axes, x, y - 0.085, 0.5, 0.17, color, word, fontsize=6.5)
     write(axes, x + 0.56, y, f'at {percent(example.cost[t])}', ha='left')
@@ -284,11 +284,11 @@ def draw_ending(axes, example: Example, t: int, x: float, y: float):
 # ---- c: the row of outcomes
 
 
-LONGEST = 40  # characters of a step that still has a label of its own
+LONGEST = 40  # a step with more characters is labelled by its number
 
 
 def step_label(example: Example, t: int) -> str:
-    "Above the outcome of handing over after step t: its equation, or its number if it is long; or never."
+    "The label above an outcome: the equation of step t, or its number if the step is long, or \"never\"."
     if t == len(example.steps):
         return 'never'
     step = example.steps[t]
@@ -296,7 +296,7 @@ def step_label(example: Example, t: int) -> str:
 
 
 def draw_outcomes(example: Example) -> Picture:
-    "One problem of an outcome table: had we handed over here, the answer would be right, at this cost."
+    "Picture of one row of an outcome table: the verdict and the cost of each possible hand-over."
     figure, axes = canvas(1.12)
     n = len(example.right)
     pitch = (WIDTH - 0.16) / n
@@ -328,7 +328,7 @@ def draw_outcomes(example: Example) -> Picture:
 
 
 def draw_threshold(watched: Watched) -> Picture:
-    "The threshold moves through the probabilities of handing over while both are trained."
+    "Picture of a training: the threshold moves through the probabilities of handing over."
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -363,7 +363,7 @@ def draw_threshold(watched: Watched) -> Picture:
 
 
 def style_axes(axes, xlabel: str, ylabel: str):
-    "Axes that are legible on every ground."
+    "Make axes legible on every background."
     for side in axes.spines.values():
         side.set_color(INK)
     axes.tick_params(colors=INK, labelsize=6.5, labelfontfamily='DejaVu Sans')
@@ -375,7 +375,7 @@ def style_axes(axes, xlabel: str, ylabel: str):
 
 
 def draw_unsure_step(example: Example) -> Picture:
-    "The probabilities of the tokens of the step that the router doubts."
+    "Picture of the tokens of the step that the router doubts, with their probabilities."
     figure, axes = canvas(1.05)
     t = example.hand_over
     tokens = example.tokens[t]
@@ -426,7 +426,7 @@ CASES = (  # what the plane does, gradient of the misses, how far they are above
 
 
 def draw_cpo() -> Picture:
-    "The step of equation 4 with two parameters, in three cases."
+    "Picture of the step of equation 4 with two parameters, in three cases."
     import torch
     from matplotlib.patches import Circle, Polygon
 
@@ -463,7 +463,7 @@ def draw_cpo() -> Picture:
 
 
 def cut(corners: list, normal: tuple, offset: float) -> list:
-    "The corners of the part of a polygon in which normal . point + offset <= 0."
+    "Cut a polygon: the corners of its part with normal . point + offset <= 0."
     kept = []
     for start, end in zip(corners, corners[1:] + corners[:1]):
         low = np.dot(normal, start) + offset
