@@ -57,8 +57,9 @@ def test_a_soak(honest, tmp_path):
 
 def test_the_table_of_faults_needs_a_clone(tmp_path, capsys):
     (tmp_path/'nbs'/'params').mkdir(parents=True)
-    words = {('test',): 'write: stepwise-routing test --faults', ('demo', '--faults'): 'write: stepwise-routing test',
-             ('test', '--faults', '--project', str(tmp_path)): f'{tmp_path} has no tests: run this command in a clone of the repository'}
+    words = {('test',): 'belong together: stepwise-routing test --faults',
+             ('demo', '--faults'): 'belong together: stepwise-routing test',
+             ('test', '--faults', '--project', str(tmp_path)): f'{tmp_path} has no tests: run this command in a clone'}
     for line, message in words.items():
         with pytest.raises(SystemExit) as e: cli.main(line)
         assert e.value.code == 2 and message in capsys.readouterr().err

@@ -454,7 +454,7 @@ def test_options_of_each_model(tmp_path, toys):
     assert options['each'] == [dict(base_url='http://10.0.0.1:8000/v1'), dict(price='1/0.5/4', params=7e9)]
     assert '10.0.0.1' not in (tmp_path/'mine'/'own.json').read_text()
     for wrong, said in ((dict(temperature=1), 'unknown setting'), (dict(params=0), 'params is 0'),
-                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'belong to both models')):
+                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'belong to both')):
         with pytest.raises(ValueError, match=said): Model('toy-0', **wrong)
 
 def test_options_of_each_model_reach_it(monkeypatch):

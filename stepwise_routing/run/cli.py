@@ -273,7 +273,9 @@ def run_command(argv) -> None:  # the words after `stepwise-routing`
     command = words.pop('command')
     is_dry_run = words.pop('dry_run')
     if words.pop('faults') != (command == 'test'):
-        raise ValueError('the command test needs its option: stepwise-routing test --faults')
+        raise ValueError(
+            '--faults and the command test belong together: stepwise-routing test --faults'
+        )
     words['changes'] = dict(words['changes'])
     options = Options(**words)
     if command in COMMANDS:
