@@ -172,7 +172,7 @@ def uniforms(seed: int, n: int) -> np.ndarray:  # [token] in [0, 1)
 def draw_tokens(
     logits,  # raw logits $z$ [row, vocabulary], a torch tensor
     u,  # uniform numbers [row]
-    temperature: float = 1.0,  # $\tau$; 0 = greedy
+    temperature: float = 1.0,  # of sampling; 0 = greedy
     top_p: float = 1.0,  # keep the likeliest tokens up to this mass
 ):  # token ids [row]
     "Sample a token in each row by inverse transform, from one uniform number per row."
