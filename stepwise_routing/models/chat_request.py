@@ -83,16 +83,25 @@ def read_body(raw: bytes) -> dict:
         raise Refused(400, line, code='invalid_json') from None
 
 
+def bad_field(param: str, line: str, code: str = 'invalid_value') -> Refused:
+    "The error about a field of a request. The caller raises it."
+    return Refused(400, line, param=param, code=code)
+
+
 def check_name(name: str) -> None:
     "`Refused` for a field that is not served. For an unknown field, it names the nearest one."
     served = [*KINDS, *OTHERS, *IGNORED]
     if name in served:
         return
     if name in openai_fields():
-        line = f'field {name!r}: routers do not support it; leave it out'
-        raise Refused(400, line, param=name, code='unsupported_parameter')
-    line = f'unknown field {name[:60]!r}{nearest(name[:60], served)}'
-    raise Refused(400, line, param=name[:60], code='unknown_parameter')
+        raise bad_field(
+            name,
+            f'field {name!r}: routers do not support it; leave it out',
+            'unsupported_parameter',
+        )
+    raise bad_field(
+        name[:60], f'unknown field {name[:60]!r}{nearest(name[:60], served)}', 'unknown_parameter'
+    )
 
 
 def read_value(name: str, value, kind, where: str = ''):
@@ -100,19 +109,21 @@ def read_value(name: str, value, kind, where: str = ''):
     try:
         return checked(where + name, value, kind)
     except (ValueError, TypeError) as error:
-        line = str(error).splitlines()[0][:300]
-        raise Refused(400, line, param=where + name, code='invalid_value') from None
+        raise bad_field(where + name, str(error).splitlines()[0][:300]) from None
 
 
 def read_parts(name: str, value, kinds: dict) -> dict:
     "Read an object with known fields, without null ones. `Refused` for an unknown field."
     if not isinstance(value, dict):
-        raise Refused(400, f'{name} should be a JSON object', param=name, code='invalid_value')
+        raise bad_field(name, f'{name} should be a JSON object')
     parts = {}
     for part, given in value.items():
         if part not in kinds:
-            line = f'unknown field {name}.{part[:60]}{nearest(part[:60], kinds)}'
-            raise Refused(400, line, param=name, code='unknown_parameter')
+            raise bad_field(
+                name,
+                f'unknown field {name}.{part[:60]}{nearest(part[:60], kinds)}',
+                'unknown_parameter',
+            )
         if given is not None:
             parts[part] = read_value(part, given, kinds[part], f'{name}.')
     return parts
@@ -124,8 +135,7 @@ def read_stop(value) -> tuple:
     if isinstance(stops, list) and len(stops) <= STOPS:
         if all(isinstance(stop, str) and stop for stop in stops):
             return tuple(stops)
-    line = f'stop: give a text, or up to {STOPS} texts'
-    raise Refused(400, line, param='stop', code='invalid_value')
+    raise bad_field('stop', f'stop: give a text, or up to {STOPS} texts')
 
 
 def text_of(content, where: str) -> str:
@@ -137,42 +147,45 @@ def text_of(content, where: str) -> str:
     for part in parts if isinstance(parts, list) else [None]:
         is_text = isinstance(part, dict) and part.get('type') == 'text'
         if not is_text or not isinstance(part.get('text'), str):
-            line = f'{where}.content should be a text, or parts of type "text"'
-            raise Refused(400, line, param=where, code='invalid_value')
+            raise bad_field(where, f'{where}.content should be a text, or parts of type "text"')
         texts.append(part['text'])
     text = ''.join(texts)
     if HALF.search(text):
-        line = f'{where}.content holds half a character (a lone surrogate): send whole characters'
-        raise Refused(400, line, param=where, code='invalid_value')
+        raise bad_field(
+            where,
+            f'{where}.content holds half a character (a lone surrogate): send whole characters',
+        )
     return text
 
 
 def read_message(message, where: str) -> dict:
     "Role and text of a message."
     if not isinstance(message, dict):
-        raise Refused(400, f'{where} should be a JSON object', param=where, code='invalid_value')
+        raise bad_field(where, f'{where} should be a JSON object')
     role = message.get('role')
     if not isinstance(role, str) or role not in ROLES:
         hint = nearest(str(role)[:60], ROLES)
-        line = f'{where}.role is {role!r:.60}{hint}: it should be one of {", ".join(ROLES)}'
-        raise Refused(400, line, param=where, code='invalid_value')
+        raise bad_field(
+            where, f'{where}.role is {role!r:.60}{hint}: it should be one of {", ".join(ROLES)}'
+        )
     for name, value in message.items():
         if name not in ('role', 'content', *SILENT) and value not in EMPTY:
-            line = f'{where}.{name[:60]}: routers do not support it; leave it out'
-            raise Refused(400, line, param=where, code='unsupported_parameter')
+            raise bad_field(
+                where,
+                f'{where}.{name[:60]}: routers do not support it; leave it out',
+                'unsupported_parameter',
+            )
     return dict(role=ROLES[role], content=text_of(message.get('content'), where))
 
 
 def read_messages(value) -> list:
     "The messages of the conversation. `Refused` unless the last one is by the user."
     if not isinstance(value, list) or not value:
-        line = 'messages: give a list of messages'
-        raise Refused(400, line, param='messages', code='invalid_value')
+        raise bad_field('messages', 'messages: give a list of messages')
     messages = [read_message(message, f'messages[{i}]') for i, message in enumerate(value)]
     last = messages[-1]
     if last['role'] != 'user' or not last['content'].strip():
-        line = 'messages: the last one should be a question of the user'
-        raise Refused(400, line, param='messages', code='invalid_value')
+        raise bad_field('messages', 'messages: the last one should be a question of the user')
     return messages
 
 
@@ -183,19 +196,17 @@ def read_request(raw: bytes) -> ChatRequest:
         check_name(name)
     for name in ('model', 'messages'):
         if name not in body:
-            line = f'field {name!r} is missing: add it'
-            raise Refused(400, line, param=name, code='missing_parameter')
+            raise bad_field(name, f'field {name!r} is missing: add it', 'missing_parameter')
     values = {name: read_value(name, body[name], KINDS[name]) for name in KINDS if name in body}
     if values.get('top_logprobs'):
         line = (
             'top_logprobs: a router keeps the probabilities of the drawn tokens only; leave it out: '
             'logprobs=true shows those of the drawn tokens'
         )
-        raise Refused(400, line, param='top_logprobs', code='unsupported_parameter')
+        raise bad_field('top_logprobs', line, 'unsupported_parameter')
     options = read_parts('stream_options', body.get('stream_options', {}), STREAM_OPTIONS)
     if options and not values.get('stream'):
-        line = 'stream_options is allowed with stream=true only'
-        raise Refused(400, line, param='stream_options', code='invalid_value')
+        raise bad_field('stream_options', 'stream_options is allowed with stream=true only')
     parts = read_parts('stepwise', body.get('stepwise', {}), STEPWISE)
     return ChatRequest(
         model=values['model'],

@@ -175,7 +175,9 @@ def draw_method(example: Example) -> Picture:
     "Picture of the method on one page: question, small steps, a look at each, hand-over, bill."
     figure, axes = canvas(3.0)
     t = example.hand_over
-    rest = example.rests[t]
+    never = t == len(example.steps)
+    rest = [] if never else example.rests[t]
+    looks = example.doubts[: t + 1]
     left, pitch = 0.08, (WIDTH - 0.16) / (t + 1 + len(rest))
     question = textwrap.fill(example.question, 95)
     write(axes, left, 2.9, '1  A question', ha='left', weight='bold')
@@ -186,9 +188,10 @@ def draw_method(example: Example) -> Picture:
     for i, step in enumerate(example.steps[:t]):
         box(axes, left + i * pitch, 2.04, 0.94 * pitch, 0.22, SMALL, short(step), fontsize=6.5)
     last = left + t * pitch
-    frame(axes, last, 2.04, 0.94 * pitch, 0.22, ec=SMALL, ls='--')
-    write(axes, last + 0.47 * pitch, 2.15, short(example.steps[t]), SMALL, fontsize=6.5)
-    write(axes, last + pitch, 2.15, 'thrown away', ha='left')
+    if not never:
+        frame(axes, last, 2.04, 0.94 * pitch, 0.22, ec=SMALL, ls='--')
+        write(axes, last + 0.47 * pitch, 2.15, short(example.steps[t]), SMALL, fontsize=6.5)
+        write(axes, last + pitch, 2.15, 'thrown away', ha='left')
     write(
         axes,
         left,
@@ -197,30 +200,30 @@ def draw_method(example: Example) -> Picture:
         ha='left',
         weight='bold',
     )
-    draw_looks(axes, example.doubts[: t + 1], left, 1.1, pitch, 0.62)
-    write(
-        axes,
-        left,
-        0.87,
-        '4  Over the threshold: the large model takes over',
-        LARGE,
-        ha='left',
-        weight='bold',
-    )
-    arrow(axes, (last + 0.45 * pitch, 1.06), (last + 0.45 * pitch, 0.75), LARGE, 1.5)
+    draw_looks(axes, looks, left, 1.1, pitch, 0.62)
+    what, color = '4  Over the threshold: the large model takes over', LARGE
+    if never:
+        what, color = '4  Never over the threshold: never handed over', SMALL
+    write(axes, left, 0.87, what, color, ha='left', weight='bold')
+    if rest:
+        arrow(axes, (last + 0.45 * pitch, 1.06), (last + 0.45 * pitch, 0.75), LARGE, 1.5)
     for i, step in enumerate(rest):
         x = last + i * pitch
         box(axes, x, 0.52, 0.94 * pitch, 0.22, LARGE, short(step), fontsize=6.5)
     verdict, color = judged(example, t)
-    end = last + len(rest) * pitch
+    end = left if never else last + len(rest) * pitch
     write(axes, end + 0.05, 0.63, verdict, color, ha='left', weight='bold')
     write(axes, left, 0.36, '5  The bill', ha='left', weight='bold')
     draw_bill(axes, example, t, left, 0.08)
+    doubted = f'No doubt reaches the threshold {THRESHOLD}: the problem is never handed over.'
+    if not never:
+        doubted = (
+            f'It doubts step {t + 1} ({example.steps[t]}): {looks[t]:.2f} is above the threshold {THRESHOLD}. '
+            'The large model writes this step again and the rest.'
+        )
     alt = (
-        f'The method on the question "{example.question}" The small model writes {t + 1} steps. The router looks '
-        f'at each. It doubts step {t + 1} ({example.steps[t]}): {example.doubts[t]:.2f} is above the threshold '
-        f'{THRESHOLD}. The large model writes this step again and the rest. The answer is {verdict}. The bill is '
-        f'{percent(example.cost[t])} of the large model alone.'
+        f'The method on the question "{example.question}" The small model writes {len(looks)} steps. The router looks '
+        f'at each. {doubted} The answer is {verdict}. The bill is {percent(example.cost[t])} of the large model alone.'
     )
     return Picture(figure, alt)
 
@@ -260,11 +263,11 @@ def draw_tree(example: Example) -> Picture:
         axes.plot([bend, bend, places[0]], [top, y, y], color=LARGE, lw=width)
         draw_chain(axes, places, y, LARGE, width)
         draw_ending(axes, example, t, left + pitch * (n - 0.5), y)
-    wrong = [t for t, right in enumerate(example.right) if not right]
+    taken = example.hand_over
     alt = (
         f'A tree. The small model writes {n} steps. Before each of them a branch goes off, on which the large model '
-        f'writes the rest. {len(example.right) - len(wrong)} of {len(example.right)} endings are right. The router '
-        f'takes the branch at step {example.hand_over + 1}.'
+        f'writes the rest. {sum(example.right)} of {len(example.right)} endings are right. The router '
+        + ('never hands over.' if taken == n else f'takes the branch at step {taken + 1}.')
     )
     return Picture(figure, alt)
 
@@ -311,9 +314,9 @@ def draw_outcomes(example: Example) -> Picture:
         words.append(f'{label}: {word} at {percent(cost)}')
     x = 0.08 + example.hand_over * pitch
     frame(axes, x - 0.03, 0.24, 0.94 * pitch + 0.06, 0.5, lw=1.5)
-    never = example.hand_over == n - 1
-    meaning = 'the router never hands over' if never else 'the router hands over here'
-    if never:
+    meaning = 'the router hands over here'
+    if example.hand_over == n - 1:
+        meaning = 'the router never hands over'
         write(axes, WIDTH - 0.08, 0.1, meaning, ha='right')
     else:
         write(axes, x + 0.47 * pitch, 0.1, meaning)
@@ -339,12 +342,9 @@ def draw_threshold(watched: Watched) -> Picture:
     levels = np.linspace(0, 1, 6)
     fifths = np.array([np.quantile(chances, levels) for chances in watched.chances]).T
     lowest, *_, highest = fifths
-    axes.fill_between(
-        rounds, lowest, np.clip(kappas, lowest, highest), color=SMALL, alpha=0.35, lw=0
-    )
-    axes.fill_between(
-        rounds, np.clip(kappas, lowest, highest), highest, color=LARGE, alpha=0.35, lw=0
-    )
+    border = np.clip(kappas, lowest, highest)
+    axes.fill_between(rounds, lowest, border, color=SMALL, alpha=0.35, lw=0)
+    axes.fill_between(rounds, border, highest, color=LARGE, alpha=0.35, lw=0)
     axes.plot(rounds, fifths.T, color=INK, lw=0.4)
     axes.plot(rounds, kappas, color=INK, lw=2)
     style_axes(axes, 'round of training', r'$\pi$(escalate) of the small steps')
@@ -367,20 +367,36 @@ def style_axes(axes, xlabel: str, ylabel: str):
     for side in axes.spines.values():
         side.set_color(INK)
     axes.tick_params(colors=INK, labelsize=6.5, labelfontfamily='DejaVu Sans')
-    axes.set_xlabel(xlabel, color=INK, fontsize=FONT, family='DejaVu Sans')
-    axes.set_ylabel(ylabel, color=INK, fontsize=FONT, family='DejaVu Sans')
+    look = dict(color=INK, fontsize=FONT, family='DejaVu Sans')
+    axes.set_xlabel(xlabel, look)
+    axes.set_ylabel(ylabel, look)
 
 
 # ---- e: the tokens of a wrong step
 
 
+MOST_TOKENS = 12  # of a longer step, only those around the least sure token are drawn
+
+
 def draw_unsure_step(example: Example) -> Picture:
-    "Picture of the tokens of the step that the router doubts, with their probabilities."
+    """Picture of the tokens of the step that the router doubts, with their probabilities.
+
+    If the problem is never handed over, it shows the step that the router doubts most.
+    """
     figure, axes = canvas(1.05)
-    t = example.hand_over
+    t, word, note = example.hand_over, 'wrong', ''
+    if t == len(example.steps):
+        t, word, note = (
+            np.argmax(example.doubts),
+            'most doubted',
+            ', below the threshold: never handed over',
+        )
     tokens = example.tokens[t]
+    counted = [token for token in tokens if token.is_math] or tokens
+    least = min(counted, key=lambda token: token.prob)
+    first = max(0, tokens.index(least) - MOST_TOKENS + 2)
+    tokens = tokens[first : first + MOST_TOKENS]
     pitch = (WIDTH - 0.16) / len(tokens)
-    least = min((token for token in tokens if token.is_math), key=lambda token: token.prob)
     write(
         axes,
         0.08,
@@ -403,14 +419,14 @@ def draw_unsure_step(example: Example) -> Picture:
                 axes,
                 x + 0.46 * pitch,
                 0.14,
-                f'least sure: the doubt is {example.doubts[t]:.2f}',
+                f'least sure: the doubt is {example.doubts[t]:.2f}{note}',
                 LARGE,
-                ha='right',
+                ha='right' if x > WIDTH / 2 else 'left',
             )
     alt = (
-        f'The tokens of the wrong step "{example.steps[t]}" with their probabilities: '
+        f'The tokens of the {word} step "{example.steps[t]}" with their probabilities: '
         + ', '.join(f'{token.text.strip() or "blank"} {token.prob:.2f}' for token in tokens)
-        + f'. The least sure one is {least.text.strip()}.'
+        + f'. The least sure one is {least.text.strip()}{note}.'
     )
     return Picture(figure, alt)
 
@@ -418,11 +434,12 @@ def draw_unsure_step(example: Example) -> Picture:
 # ---- f: one step of CPO
 
 
-CASES = (  # what the plane does, gradient of the misses, how far they are above the limit
-    ('all of the ball is allowed', (-1.0, 0.3), -1.4),
-    ('the plane cuts the ball', (-1.0, 0.3), 0.5),
-    ('nothing in the ball is allowed', (-1.0, 0.3), 1.3),
-)
+MISSES = (-1.0, 0.3)  # gradient of the misses
+CASES = {  # what the plane does -> how far the misses are above the limit
+    'all of the ball is allowed': -1.4,
+    'the plane cuts the ball': 0.5,
+    'nothing in the ball is allowed': 1.3,
+}
 
 
 def draw_cpo() -> Picture:
@@ -434,13 +451,13 @@ def draw_cpo() -> Picture:
 
     figure, axes = canvas(2.15)
     cost, delta, scale = torch.tensor([1.0, 0.4]).double(), 0.5, 0.52
-    for i, (title, misses, above) in enumerate(CASES):
-        b = torch.tensor(misses).double()
+    b = torch.tensor(MISSES).double()
+    for i, (title, above) in enumerate(CASES.items()):
         step = cpo_direction(cost, b, above, lambda v: v, delta).y.numpy() * scale
         x, y = 0.95 + 1.8 * i, 1.0
         frame(axes, x - 0.85, y - 0.8, 1.7, 1.6)
         corners = [(-0.85, -0.8), (0.85, -0.8), (0.85, 0.8), (-0.85, 0.8)]
-        allowed = cut(corners, misses, above * scale)
+        allowed = cut(corners, MISSES, above * scale)
         axes.add_patch(Polygon([(x + u, y + v) for u, v in allowed], fc=RIGHT, alpha=0.3, lw=0))
         axes.add_patch(Circle((x, y), scale, fill=False, ec=INK, lw=1))
         arrow(axes, (x, y), (x + step[0], y + step[1]), LARGE, 2)

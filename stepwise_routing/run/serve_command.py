@@ -35,9 +35,7 @@ def serve_parser() -> Parser:
 def serve(argv) -> None:  # the words after `stepwise-routing serve`
     "Serve until Ctrl-C or SIGTERM. Errors as of `own.serve`."
     words = vars(serve_parser().parse_args(argv))
-    names = 'base_url', 'key_env', 'price'
-    given = {name: words.pop(name) for name in names}
-    access = Access(**{name: value for name, value in given.items() if value is not None})
+    access = Access(**{name: words.pop(name) for name in ('base_url', 'key_env', 'price')})
     from ..own import serve
 
     serve(words.pop('folders'), words.pop('models'), access, **words)
