@@ -1,5 +1,5 @@
-"""Writes LICENCES.md: the licences of all direct dependencies as their own metadata says them, and of what is shipped:
-`python .ci/licences.py`. A package that is not installed here keeps the line that it has."""
+"""Writes LICENCES.md: `python .ci/licences.py`. It lists the licences of all direct dependencies, from their own metadata,
+and the licences of all that is shipped. A package that is not installed here keeps its old line."""
 import re, tomllib
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
@@ -22,22 +22,22 @@ SHIPPED = """
 | Weights and tokenisers of the micro models | `stepwise_routing/micro_models` | Apache-2.0, this project: trained from nothing by `nbs/labs`, on problems that `data/families` generates |
 | Test problems of GSM8K, MATH-500, Omni-MATH | `tests/data` | of their authors, see [tests/data/README.md](tests/data/README.md); twenty records each, all MIT |
 
-Models and benchmarks that a profile names are downloaded from their publishers when it runs, under the publishers' terms; none of them is part of this repository.
+If a profile names other models or benchmarks, a run downloads them from their publishers, under the publishers' terms. None of them is part of this repository.
 
 ## What is checked
 
-Every direct dependency is pinned to an exact version in `constraints.txt` or, for the extras `[gpu]` and `[clients]`, `constraints-gpu.txt` and `constraints-clients.txt`; `tests/test_sync.py` checks that. `pip-audit` asks a vulnerability service over the network, so it cannot run offline and is part of no check here: run `pip-audit -r constraints.txt` where there is a network.
+Every direct dependency is pinned to an exact version in `constraints.txt`. The extras `[gpu]` and `[clients]` have `constraints-gpu.txt` and `constraints-clients.txt`. `tests/test_sync.py` checks the pins. No check here looks for known vulnerabilities, because that needs a network: run `pip-audit -r constraints.txt` on a machine that has one.
 """
 
 def direct():
-    "Name of every direct dependency -> extras that ask for it, none for all; in the order of pyproject.toml."
+    "Name of every direct dependency -> extras that need it ('' for all users), in the order of pyproject.toml."
     project, out = tomllib.loads((ROOT/'pyproject.toml').read_text('utf-8'))['project'], {}
     for extra, requirements in {'': project['dependencies'], **project['optional-dependencies']}.items():
         for r in requirements: out.setdefault(re.match(r'[\w.-]+', r)[0], []).append(extra)
     return out
 
 def licence(package):
-    "What a package's metadata says; PackageNotFoundError where it is not installed."
+    "The licence in a package's metadata. PackageNotFoundError if the package is not installed."
     about = metadata(package)
     classes = [c.split(' :: ')[-1] for c in about.get_all('Classifier', []) if c.startswith('License ::')]
     return about['License-Expression'] or '; '.join(classes) or (about['License'] or 'not said').split('\n')[0]

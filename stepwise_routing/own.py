@@ -69,9 +69,9 @@ SIDES = ('train', 'calibration')
 
 def own_split(
     problems,
-    share: float,  # of the problems that are set aside for calibration
+    share: float,  # share of the problems that is set aside for calibration, 0 to 1
 ) -> dict:  # side -> `Problem`s
-    "Problems for training and problems for calibration: the hash of a question decides."
+    "Split problems into training and calibration. The hash of a question decides its side."
     sides = {side: [] for side in SIDES}
     for problem in problems:
         for_calibration = int(digest('own', problem.id), 16) < share * 2**64
@@ -84,17 +84,17 @@ FORMAT = 'stepwise-routing own 4'
 
 
 class Own(Section):
-    "The settings that a folder is made for. It has no path, server or key."
+    "The settings of a folder. They hold no path, server or key."
 
     models: Annotated[tuple[str, str], FROM_LIST]  # public names of the small and the large one
-    name: str = 'own'  # of the problems; part of the seeds
-    max_steps: Count = 30  # steps of a chain at most
+    name: str = 'own'  # of the benchmark; it is part of all seeds
+    max_steps: Count = 30  # most steps of a chain
     calibration: Probability = 0.4  # share of the problems that are set aside for calibration
     sampling: Sampling = Sampling()  # how the models write
 
 # %% ../nbs/06_your_own_models.ipynb #read-own
 def _as_json(own):
-    "An `Own` as own.json has it."
+    "The text of own.json for an `Own`."
     values = dict(format=FORMAT) | asdict(own)
     return json.dumps(values, indent=1) + '\n'
 
@@ -121,7 +121,7 @@ def read_own(folder) -> Own:
 
 # %% ../nbs/06_your_own_models.ipynb #collect
 def _all_problems(folder, problems, own):
-    "The problems of this call and of earlier ones. ValueError: the folder has other settings."
+    "The problems of this call and of earlier calls. ValueError if the folder has other settings."
     new = own_problems(problems, own.name)
     if not (folder / 'own.json').is_file():
         return new
@@ -134,7 +134,7 @@ def _all_problems(folder, problems, own):
 
 
 def _write_tables(folder, problems, tables):
-    "Write tables and problems, at the end of a call; until then a folder stays as it was."
+    "Write tables and problems at the end of a call. An interrupted call leaves the folder as it was."
     for table in tables:
         table.save(folder / f'{table.split}.npz')
     rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in problems]
@@ -146,20 +146,20 @@ def _percent(shares):
 
 
 def collect(
-    folder,  # everything is kept here; it is made if there is none
+    folder,  # keeps everything; made if missing
     problems,  # JSONL file with "question" and "answer", or rows, see `own_problems`
     models,  # the small and the large one: names as for `open_models`, `Model`s, or two backends
     sampling: Sampling = Sampling(),  # how they write
-    access: Access = Access(),  # where they are; not kept
+    access: Access = Access(),  # where they are and which key is used; it is not kept
     grade=is_right,  # (`Problem`, parsed answer) -> bool
-    max_cents: float | None = None,  # never spend more on paid models, earlier calls included
-    name: str = 'own',  # of the problems, part of the seeds; a registered `Benchmark` says how to ask and grade
-    max_steps: int = 30,  # steps of a chain at most
-    calibration: float = 0.4,  # share of the problems that are set aside
+    max_cents: float | None = None,  # most US cents for paid models, earlier calls included
+    name: str = 'own',  # of the benchmark, part of all seeds; if it is registered, its prompt and grading are used
+    max_steps: int = 30,  # most steps of a chain
+    calibration: float = 0.4,  # share of the problems that is set aside for calibration
 ) -> dict:  # problems per side, right answers of each model alone (%), steps drawn now
-    """Draw and grade the outcomes that a router learns from. Call it again to go on, or to add problems.
+    """Draw and grade the outcomes that a router learns from. Call it again to continue, or to add problems.
 
-    The result also counts answers that grading gave up. ValueError if it cannot work.
+    If grading gives up on answers, the result has their number. ValueError for input that cannot work.
     """
     folder = Path(folder)
     pair = two_models(models)
@@ -202,20 +202,20 @@ def own_table(
     folder,  # of `collect`
     side: str,  # "train" or "calibration"
 ) -> OutcomeTable:
-    "An outcome table of a folder. ValueError: there is none, or none yet."
+    "Read an outcome table of a folder. ValueError if there is none yet."
     read_own(folder)
     check_links(folder)
     file = Path(folder) / f'{side}.npz'
     if file.is_file():
         return OutcomeTable.load(file)
     raise ValueError(
-        f'{folder}: no problem is for {side}, or collect has not finished; '
-        'call it again, or with more'
+        f'{folder} has no problems for {side}: collect has not finished, or had too few; '
+        'call it again, or with more problems'
     )
 
 
 def _own_inputs(table):  # (features, unit of cost)
-    "The features that the models' interfaces give, and the unit of cost."
+    "The features that both models' interfaces provide, and the unit of cost."
     from stepwise_routing.method.policy import FULL_FEATURES
 
     is_missing = np.isnan(table.obs[table.inside]).any(0)
@@ -225,7 +225,7 @@ def _own_inputs(table):  # (features, unit of cost)
 
 # %% ../nbs/06_your_own_models.ipynb #train
 def _own_policy(policy, alpha, steps, n):  # -> `Policy`
-    "The hyper-parameters of a call; None changes nothing."
+    "The hyper-parameters of a call to `train`. An argument that is None changes nothing."
     if policy is None:
         batch = None if n <= 500 else 500
         policy = Policy(estimator='exact', batch=batch, steps=80)
@@ -241,15 +241,15 @@ def _candidate_folder(folder, model_class, seed):
 def train(
     folder,  # of `collect`
     alpha: float | None = None,  # accuracy that may be lost, as a share of the problems; None: 0.02
-    on_escalate: str = 'regenerate',  # the unsure step is written again; "append": the next one
+    on_escalate: str = 'regenerate',  # the large model writes the unsure step again; "append": the next
     steps: int | None = None,  # policy steps; None: 80
-    seeds: int = 3,  # policies of a class; they differ in weights, batches and actions
+    seeds: int = 3,  # policies per class; they differ in weights, batches and actions
     policy: Policy | None = None,  # all hyper-parameters; None: exact gradients, 80 steps
-):  # DataFrame, a row per candidate: its numbers on the training problems, in %
-    """Train the candidates. Those that the same call has trained before are kept.
+):  # DataFrame, a row per candidate: its results on the training problems, in %
+    """Train the candidates. Candidates of an earlier, equal call are kept.
 
-    Nothing is deployed: `calibrate` does that. With `policy`, alpha and steps are those of the
-    policy if they are None. ValueError if it cannot work.
+    Nothing is deployed yet: `calibrate` does that. If `policy` is given, alpha and steps default to
+    its own. ValueError for input that cannot work.
     """
     import pandas as pd
 
@@ -296,7 +296,7 @@ def _training_row(model_class, seed, result):
 
 # %% ../nbs/06_your_own_models.ipynb #choose
 def _candidates(folder):  # -> list of `Candidate`
-    "All candidates that `train` made. FileNotFoundError, or ValueError for a damaged list."
+    "All candidates that `train` made. FileNotFoundError before `train`, ValueError for a damaged list."
     from stepwise_routing.method.candidates import Candidate, HeldOut
     from stepwise_routing.method.cpo import TableEnv
     from stepwise_routing.method.policy import load_policy
@@ -339,12 +339,12 @@ def _choose(candidates, target, alpha, share):  # -> (`Candidate`, `Choice`)
 # %% ../nbs/06_your_own_models.ipynb #calibrate-call
 def calibrate(
     folder,  # of `collect` and `train`
-    target: str = 'certain',  # "certain", "miss": promises for new problems; "accuracy": on these
+    target: str = 'certain',  # "certain" and "miss" promise for new problems, "accuracy" for these only
     alpha: float = 0.05,  # accuracy that may be lost against the large model, or misses
 ) -> Choice:
-    """Choose class and threshold on the problems set aside, deploy them, and print why.
+    """Choose class and threshold on the problems set aside, deploy them, and print the reason.
 
-    ValueError: too few problems for a bound.
+    ValueError if there are too few problems for a bound.
     """
     from stepwise_routing.method.candidates import check_enough
     from stepwise_routing.method.policy import save_policy
@@ -361,16 +361,16 @@ def calibrate(
 
 
 def _calibrated_policy(folder):
-    "The policy that is deployed. ValueError: none is yet."
+    "The deployed policy. ValueError if none is deployed yet."
     from stepwise_routing.method.policy import load_policy
 
     folder = Path(folder)
     is_trained = (folder / 'candidates.json').is_file()
     if is_trained and not (folder / 'policy').is_dir():
-        raise ValueError(f'{folder}: the threshold is not calibrated yet; call calibrate')
+        raise ValueError(f'{folder}: no router is deployed yet; call calibrate')
     policy = load_policy(folder / 'policy')
     if 'model_class' not in policy.config:
-        raise ValueError(f'{folder}: the router is of another version; call train and calibrate')
+        raise ValueError(f'{folder}: the router is of another version; train and calibrate again')
     check_entries(folder, policy.config)
     return policy
 
@@ -383,7 +383,7 @@ def curve(
     target: str = 'certain',  # as for `calibrate`
     alphas=ALPHAS,  # accuracy that may be lost, or misses
 ):  # DataFrame, a row per alpha; `needed`: calibration problems for a router that saves cost
-    "The choice of `calibrate` at each alpha. This is a look: nothing is deployed or changed."
+    "What `calibrate` would choose at each alpha. Nothing is deployed or changed."
     import pandas as pd
 
     share = read_own(folder).calibration
@@ -402,10 +402,10 @@ def open_router(
     max_cents: float | None = None,  # never spend more on paid models, `collect` included
     fall_back: bool = False,  # let the small model go on if the large one does not answer
 ):  # `OwnRouter`
-    """The router and its models, for the time of a `with` block. The folder says how they write.
+    """Open the router and its models, for a `with` block. The folder says how the models write.
 
-    Amounts of paid calls are kept in the folder's `ledger.db`; nothing else of a question is.
-    ValueError in one line: router and models do not fit together.
+    The folder's `ledger.db` keeps the amounts of paid calls, and nothing else about a question.
+    ValueError in one line if router and models do not fit together.
     """
     folder = Path(folder)
     own = read_own(folder)
@@ -417,7 +417,7 @@ def open_router(
     pair = two_models(models)
     policy = _calibrated_policy(folder)
     is_collected = (folder / 'draws.db').is_file()
-    with TemporaryDirectory() as empty:  # of `export`: nothing is read there, and nothing put there
+    with TemporaryDirectory() as empty:  # in place of a folder of `export`, which is only read
         work_folder = folder if is_collected else Path(empty)
         check_links(work_folder)
         ledger = work_folder / 'ledger.db'
@@ -440,7 +440,7 @@ def route(
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, `collect` included
 ):  # `Routed`, or a list
-    "Answer questions with a router opened for this call; a program that asks often: `open_router`."
+    "Answer questions with a router that is opened for this call. To ask often, use `open_router`."
     with open_router(folder, models, access, max_cents) as router:
         return router.route(questions)
 
@@ -452,7 +452,7 @@ def _router(policy, kappa):
 
 
 def _points(folder, policy, alphas):
-    "Alpha -> the router calibrated for it. A folder without candidates has the deployed one only."
+    "Alpha -> the router calibrated for it. Without candidates, only the deployed router."
     from stepwise_routing.method.candidates import check_enough
 
     calibration = policy.config['calibration']
@@ -474,19 +474,19 @@ def serving(
     folders,  # one router's folder, or a list of them
     models,  # names of the small and the large model, as for `open_models`
     access: Access = Access(),  # where they are
-    port: int = 0,  # 0: any that is free
-    host: str = '127.0.0.1',  # another one than this machine takes a key
-    max_cents: float | None = None,  # that all routers may spend on paid models while this lasts
-    max_cents_each: float | None = None,  # that each router may spend
-    alphas=ALPHAS,  # points of the curve that can be asked for
+    port: int = 0,  # 0: any free one
+    host: str = '127.0.0.1',  # address to listen on; any other than 127.0.0.1 needs a key
+    max_cents: float | None = None,  # most US cents for paid models, all routers together
+    max_cents_each: float | None = None,  # most US cents for each router
+    alphas=ALPHAS,  # alphas that requests can ask for
     fall_back: bool = False,  # let the small model go on if the large one does not answer
     record=None,  # JSONL file for questions and answers; None: nothing is kept
-    limits: Limits = Limits(),  # what the server takes
+    limits: Limits = Limits(),  # sizes, counts and times that the server allows
 ):  # base_url
-    """An OpenAI-compatible server for the time of a `with` block.
+    """An OpenAI-compatible server, for a `with` block.
 
-    The environment variable STEPWISE_ROUTING_KEY holds the key that requests must show, if there is one.
-    ValueError as `open_router`, or if other machines could connect without a key.
+    If the environment variable STEPWISE_ROUTING_KEY is set, requests must send its value as their key.
+    ValueError as of `open_router`, or if other machines could connect without a key.
     """
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
     served = []
@@ -507,7 +507,7 @@ def serving(
 
 
 def serve(folders, models, access: Access = Access(), port: int = 8000, **options) -> None:
-    "As `serving`, until Ctrl-C or a signal to terminate; calls under way may still end."
+    "Serve as `serving` does, until Ctrl-C or SIGTERM. Calls under way may still end."
     from stepwise_routing.base.tools import until_told
 
     with until_told() as told, serving(folders, models, access, port, **options) as url:
@@ -521,13 +521,13 @@ def drift(
     models,  # names of the small and the large model, as for `open_models`
     access: Access = Access(),  # where they are
 ) -> Drift:
-    "Are recorded questions like the calibration problems? ValueError: the router sees no scores."
+    "Do recorded questions resemble the calibration problems? ValueError if the router uses no scores."
     table = own_table(folder, 'calibration')
     with open_router(folder, models, access) as router:
         deployed = router.router
         mark = fingerprint(router, deployed)
     if deployed.start:
-        raise ValueError(f'{folder}: the large model answers alone, so there are no scores')
+        raise ValueError(f'{folder}: the large model answers alone, so it has no scores')
     found = compare(first_scores(file, mark), deployed.table_chances(table)[:, 0])
     print(found)
     return found
@@ -544,9 +544,9 @@ def export(
     out,  # new or empty folder
     licence: str = 'not stated',  # of the router, for the model card
 ) -> list:  # names of the files
-    """Write policy, settings and model card, without paths, hosts, names of keys or problems.
+    """Write policy, settings and model card, without paths, hosts, names of keys, or problems.
 
-    ValueError in one line: not calibrated yet, or the folder is not empty.
+    ValueError in one line if the router is not calibrated yet, or the folder is not empty.
     """
     from stepwise_routing.method.policy import save_policy
 
@@ -569,10 +569,10 @@ def report(
     folder,  # of `collect`, `train` and `calibrate`
     out,  # new or empty folder
     price: str
-    | None = None,  # of the large model, for the cache table: a row of PRICES, or one's own
+    | None = None,  # of the large model, for the cache table: a row of PRICES, or your own
     licence: str = 'not stated',  # of the router, for the model card
 ) -> list:  # names of the files
-    "Write a card, a figure and tables about the deployed router. Nothing is deployed."
+    "Write a card, a figure and tables about the deployed router. The router does not change."
     own, policy, candidates = read_own(folder), _calibrated_policy(folder), _candidates(folder)
     config, target = policy.config, policy.config['calibration']['target']
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:

@@ -107,7 +107,7 @@ JUNK = [None, [], {}, dict(choices=None), dict(choices=[None]), dict(choices=[di
 
 @pytest.mark.parametrize('junk', JUNK)
 def test_junk_is_no_reply(junk):
-    with pytest.raises(ValueError, match='a reply without choices'): read_reply(junk)
+    with pytest.raises(ValueError, match='the reply has no choices'): read_reply(junk)
 
 BAD_USAGE = [None, 3, {}, dict(prompt_tokens=1), dict(prompt_tokens=-1, completion_tokens=2),
              dict(prompt_tokens=True, completion_tokens=2), dict(prompt_tokens=1., completion_tokens=2),
@@ -377,7 +377,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing_that_was_stored(
         assert len(out) - len(failed) == len(server.seen) - 1 > 0 # what was paid for is returned, and no more asked
         assert all('disk is full' in str(e) and '\n' not in str(e) for e in failed)
         assert not backend.ledger.reserved # nobody waits for ever
-        with pytest.raises(OSError, match='paid replies are not on file: .* disk is full'): run_async(backend.close())
+        with pytest.raises(OSError, match='paid replies could not be written to the file: .* disk is full'):
+            run_async(backend.close())
         again = api(server, ledger=path, max_cents=50)
         assert closing(again, ask(1)) == [steps] and again.ledger.units <= 50*CENT
 

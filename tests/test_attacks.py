@@ -126,7 +126,7 @@ def test_what_is_no_address_is_one_line(url):
 @pytest.mark.parametrize('proxy', ['::::', 'socks5://user:PASSW0RD@127.0.0.1:9'])
 def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(monkeypatch, proxy):
     for name in ('HTTP_PROXY', 'HTTPS_PROXY', 'ALL_PROXY'): monkeypatch.setenv(name, proxy)
-    with pytest.raises(ValueError, match='a proxy that the environment names cannot be used') as e:
+    with pytest.raises(ValueError, match='the proxy in the environment cannot be used') as e:
         api_client('sk-0123456789', 'https://llm.invalid/v1', 1)
     assert 'PASSW0RD' not in str(e.value)
     api_client('', 'http://127.0.0.1:1/v1', 1) # nobody asks a proxy for this machine

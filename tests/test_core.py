@@ -278,12 +278,12 @@ def test_bad_names_and_numbers(tmp_path):
     with pytest.raises(ValueError, match=r"unknown benchmark 'micro-gsn' \(did you mean 'micro-gsm'\?\)"):
         load_problems('micro-gsn', 'test', n=3)
     with pytest.raises(ValueError, match=r"unknown split 'cal'"): load_problems('gsm8k', 'cal')
-    with pytest.raises(ValueError, match='gsm8k test has 20 problems, n=21'):
+    with pytest.raises(ValueError, match='gsm8k test has 20 problems: n=21'):
         load(tmp_path, 'gsm8k', 'test', rows('gsm8k'), n=21)
     with pytest.raises(ValueError, match='at least 1'): load_problems('gsm8k', 'test', n=0)
     with pytest.raises(FileNotFoundError, match=r"gsm8k.json is not a file \(did you mean 'gsm8k.jsonl'\?\)"):
         data_sources.file_rows(DATA/'gsm8k.json')
-    with pytest.raises(ValueError, match='micro-gsm test has .* problems, n=1000000 were asked for'):
+    with pytest.raises(ValueError, match='micro-gsm test has .* problems: n=1000000 is too many'):
         load_problems('micro-gsm', 'test', 10**6)
 
 def test_without_datasets_the_extra_is_named(monkeypatch):

@@ -57,8 +57,9 @@ def test_a_soak(honest, tmp_path):
 
 def test_the_table_of_faults_needs_a_clone(tmp_path, capsys):
     (tmp_path/'nbs'/'params').mkdir(parents=True)
-    words = {('test',): 'write: stepwise-routing test --faults', ('demo', '--faults'): 'write: stepwise-routing test',
-             ('test', '--faults', '--project', str(tmp_path)): f'there are no tests in {tmp_path}: it is no clone'}
+    words = {('test',): 'belong together: stepwise-routing test --faults',
+             ('demo', '--faults'): 'belong together: stepwise-routing test',
+             ('test', '--faults', '--project', str(tmp_path)): f'{tmp_path} has no tests: run this command in a clone'}
     for line, message in words.items():
         with pytest.raises(SystemExit) as e: cli.main(line)
         assert e.value.code == 2 and message in capsys.readouterr().err
@@ -205,14 +206,14 @@ def test_a_token_is_checked_before_it_is_built(values, tmp_path):
     with hostile(first_token(**values)) as server:
         backend = api(server, ledger=tmp_path/'l', retries=2)
         error, = closing(backend, ask())
-        assert 'no reply after 2 attempts; the last one: a reply without choices' in str(error)
+        assert 'no reply after 2 attempts; the last one: the reply has no choices' in str(error)
         assert backend.ledger.units == server.cents*CENT # booked by its usage
 
 def test_a_reply_of_more_tokens_than_were_asked_for_is_none(tmp_path):
     "They are matched with its text, which takes long for many."
     many = lambda reply: reply['choices'][0]['logprobs'].update(content=[dict(token='x', logprob=-1.)] * 20_000)
     with hostile(many) as server: error, = closing(api(server, retries=1), ask())
-    assert 'a reply without choices' in str(error)
+    assert 'the reply has no choices' in str(error)
 
 COUNTS = dict(completion_tokens=10**400), dict(prompt_tokens=10**9), dict(completion_tokens=5 * 10**12)
 

@@ -173,7 +173,7 @@ def test_a_conversation_is_the_whole_prompt():
 @pytest.mark.parametrize('bad', [[], TURNS[:2], [dict(role='tool', content='x')], [dict(role='user', content=3)], [3],
                                  [dict(role='user', content=' ')], None, 3, '', ' '])
 def test_what_is_no_question(router, bad):
-    with pytest.raises(ValueError, match='a question is a text|a message has a role|the last message') as e:
+    with pytest.raises(ValueError, match='a question should be text|a message needs a role|the last message') as e:
         router.problem(bad)
     assert '\n' not in str(e.value)
 

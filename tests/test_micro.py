@@ -200,7 +200,7 @@ def test_the_shipped_files_are_made_by_the_lab():
         assert benchmark_file(b) == (PACKAGE/'micro_problems'/f'{b}.jsonl.xz').read_bytes()
 
 def test_no_more_problems_than_there_are():
-    with pytest.raises(ValueError, match='has 1000 problems, n=1001 were asked for'):
+    with pytest.raises(ValueError, match='has 1000 problems: n=1001 is too many'):
         load_problems('micro-gsm', 'test', 1001)
 
 def test_problems_are_deterministic_and_prefixes_of_each_other():

@@ -345,7 +345,7 @@ def test_order_of_the_calls(tmp_path, toys):
         with pytest.raises(FileNotFoundError, match='nothing is trained yet'): call(folder)
     train(folder, .1, steps=5, seeds=1)
     with pytest.raises(FileNotFoundError, match='nothing is trained'): load_policy(folder/'policy')
-    with pytest.raises(ValueError, match='not calibrated yet'): route(folder, 'What?', PAIR)
+    with pytest.raises(ValueError, match='no router is deployed yet'): route(folder, 'What?', PAIR)
 
 def test_too_few_problems_for_the_promise(tmp_path, toys):
     collect(tmp_path/'mine', rows(60), PAIR)
@@ -390,7 +390,7 @@ def test_bad_arguments(tmp_path, toys):
     with pytest.raises(ValueError, match="did you mean 'certain'"): calibrate(tmp_path/'mine', 'certian')
     calibrate(tmp_path/'mine')
     for q in ('', ' ', None, 3):
-        with pytest.raises(ValueError, match='a question is a text'): route(tmp_path/'mine', [q], PAIR)
+        with pytest.raises(ValueError, match='a question should be text'): route(tmp_path/'mine', [q], PAIR)
     for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
         with pytest.raises(ValueError, match='a small and a large model are needed'):
             route(tmp_path/'mine', 'What?', models)
@@ -454,7 +454,7 @@ def test_options_of_each_model(tmp_path, toys):
     assert options['each'] == [dict(base_url='http://10.0.0.1:8000/v1'), dict(price='1/0.5/4', params=7e9)]
     assert '10.0.0.1' not in (tmp_path/'mine'/'own.json').read_text()
     for wrong, said in ((dict(temperature=1), 'unknown setting'), (dict(params=0), 'params is 0'),
-                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'of both models')):
+                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'belong to both')):
         with pytest.raises(ValueError, match=said): Model('toy-0', **wrong)
 
 def test_options_of_each_model_reach_it(monkeypatch):
@@ -627,7 +627,7 @@ def test_an_exported_router_tells_nothing_private_and_answers_alike(tmp_path, to
     access = Access(base_url='http://10.1.2.3:8000/v1', key_env='SECRET_VARIABLE')
     collect(tmp_path/'mine', rows(), PAIR, access=access)
     train(tmp_path/'mine', .1, steps=20, seeds=1)
-    with pytest.raises(ValueError, match='not calibrated yet'): export(tmp_path/'mine', tmp_path/'out')
+    with pytest.raises(ValueError, match='no router is deployed yet'): export(tmp_path/'mine', tmp_path/'out')
     choice = calibrate(tmp_path/'mine', 'miss', .1)
     done = choice.calibration
     files = export(tmp_path/'mine', tmp_path/'out', licence='CC0-1.0')
@@ -711,7 +711,7 @@ def test_a_killed_collect_goes_on(tmp_path, toys):
                           capture_output=True, text=True)
     assert died.returncode == -signal.SIGKILL, died.stderr
     begun = content(folder)
-    with pytest.raises(ValueError, match='collect has not finished; call it again'): train(folder)
+    with pytest.raises(ValueError, match='collect has not finished.*; call it again'): train(folder)
     got = collect(folder, rows(), PAIR)
     collect(tmp_path/'whole', rows(), PAIR)
     assert 0 < len(begun) < len(content(folder)) == len(begun) + got['new steps']

@@ -1,6 +1,7 @@
 "The pictures of the ideas: legible on light and dark ground, told to who cannot see them, the same bytes every time."
 import base64
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -67,8 +68,9 @@ def test_letters_are_large_enough_in_print(drawing):
     assert figure.get_size_inches()[0] == WIDTH == 5.5
     assert min(text.get_fontsize() for text, _ in texts(figure)) >= 6.5
 
-def test_texts_are_inside_and_cover_no_other(drawing):
-    figure = drawing().figure
+def test_texts_are_inside_and_cover_no_other(drawing): assert_texts_have_room(drawing().figure)
+
+def assert_texts_have_room(figure):
     placed = texts(figure)
     outside = [text.get_text() for text, place in placed if place.x0 < 0 or place.y0 < 0
                or place.x1 > figure.bbox.x1 or place.y1 > figure.bbox.y1]
@@ -125,3 +127,17 @@ def test_a_real_problem_whose_wrong_step_is_not_doubted_enough():
     assert 'step 3: wrong at 95 %' in picture.alt and picture.alt.endswith('the router never hands over.')
     label, = [text for text, place in texts(picture.figure) if text.get_text() == 'the router never hands over']
     assert label.get_window_extent().x1 <= picture.figure.bbox.x1
+
+@pytest.fixture(params=['micro', 'real'])
+def never(request, shown):
+    "A problem that is never handed over: Sam's without doubts above the threshold, and Megan's."
+    (sam,) = shown['method']
+    return real_example() if request.param == 'real' else replace(sam, doubts=tuple(d/2 for d in sam.doubts))
+
+@pytest.mark.parametrize('name', ['method', 'tree', 'unsure_step'])
+def test_a_problem_that_is_never_handed_over_is_drawn(name, never):
+    picture = getattr(pictures, f'draw_{name}')(never)
+    assert never.hand_over == len(never.steps)
+    assert 'never hand' in picture.alt and 'takes over' not in picture.alt and len(picture.alt) < 700
+    if name != 'tree': assert any('never handed over' in text.get_text() for text, _ in texts(picture.figure))
+    assert_texts_have_room(picture.figure)

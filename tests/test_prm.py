@@ -255,7 +255,7 @@ def test_steps_may_be_texts_or_steps(qwen):
     assert a == b
 
 def test_no_step_no_reward(qwen):
-    with pytest.raises(ValueError, match="'p0'.*there is none"): asked(SHARED['prm'], (PROBLEMS[0], []))
+    with pytest.raises(ValueError, match="'p0'.*nothing to reward"): asked(SHARED['prm'], (PROBLEMS[0], []))
 
 def test_a_chain_beyond_the_context_is_one_clear_line_and_harms_nobody(qwen):
     prm = reward.load_prm(qwen, context=100)

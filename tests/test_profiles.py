@@ -87,7 +87,7 @@ def test_a_section_takes_what_yaml_reads_and_is_frozen():
     (lambda: Data(max_steps=dict(default=0)),
      "max_steps is {'default': 0}: 0 should be greater than or equal to 1"),
     (lambda: Api(models=('micro-small',)),
-     "models is ('micro-small',): it should be a small and a large model, or none")])
+     "models is ('micro-small',): it should be a list of a small and a large model, or []")])
 def test_a_section_refuses_a_wrong_value_in_one_line(make, message):
     with pytest.raises(ValueError) as e: make()
     assert str(e.value) == message
@@ -226,17 +226,17 @@ def test_the_api_profile_runs_as_written(ready):
     'store=../../x', 'store=/tmp/x', 'store=.', 'policy.alpha=&a [*a]'])
 def test_a_setting_that_cannot_work_is_refused_by_a_dry_run(capsys, change):
     status, lines = dry(PROJECT, capsys, '--profile', 'smoke', '-p', change)
-    assert status == 2 and change.partition('=')[0] in lines[-1] or 'is no value' in lines[-1]
+    assert status == 2 and change.partition('=')[0] in lines[-1] or 'cannot be read as a value' in lines[-1]
 
 BOMB = 'policy:\n  alpha: [&a0 [x,x,x,x,x,x,x,x,x,x]' + ''.join(
     f', &a{i} [{",".join([f"*a{i - 1}"]*10)}]' for i in range(1, 9)) + ']\n'
 
 @pytest.mark.parametrize('text, said', [
     (BOMB, r'aliases \(\*name\) are not read'), ('policy: &p\n  alpha: *p\n', 'aliases'),
-    ('policy:\n  alpha: .1\npolicy:\n  steps: 2\n', "'policy' stands there twice"),
-    ('policy: {alpha: .1, alpha: .2}', "'alpha' stands there twice"), ('? [1]\n: 1\n', 'unhashable'),
+    ('policy:\n  alpha: .1\npolicy:\n  steps: 2\n', "'policy' occurs twice"),
+    ('policy: {alpha: .1, alpha: .2}', "'alpha' occurs twice"), ('? [1]\n: 1\n', 'unhashable'),
     ('policy:\n  alpha: ' + '['*5000 + ']'*5000, 'recursion'), ('policy:\n  alpha: 2026-99-99', 'month'),
-    ('#' * 10**6, 'bytes: it is no profile'), ('policy:\n  alpha: ' + 'x'*50_000, 'alpha is .* should be')])
+    ('#' * 10**6, 'bytes: it is not a profile'), ('policy:\n  alpha: ' + 'x'*50_000, 'alpha is .* should be')])
 def test_yaml_of_somebody_else_is_one_short_line(tmp_path, text, said):
     (tmp_path/'bad.yaml').write_text(text)
     with pytest.raises(ValueError, match=said) as e: read_run(tmp_path/'bad.yaml', project=PROJECT)

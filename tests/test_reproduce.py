@@ -79,7 +79,8 @@ def kernels_of(pids):
     ('reproduce --profile fast -p run_dir=x', r"unknown setting 'run_dir'"),
     ('reproduce --profile fast -p open.n_test', r'write NAME=VALUE'),
     ('reproduce --profile fast -p models=[micro-small]', r"unknown setting 'models' \(did you mean 'open.models'\?\)"),
-    ('reproduce --profile fast -p open.models=[micro-small]', r'it should be a small and a large model, or none'),
+    ('reproduce --profile fast -p open.models=[micro-small]',
+     r'it should be a list of a small and a large model, or \[\]'),
     ('reproduce --profile fast -p open.models=[1,2]', r'open.models is \[1, 2\]: 1 should be a valid string'),
     ('reproduce --profile fast --dry-run -p open.n_test=-3',
      r'open.n_test is -3: it should be greater than or equal to 1'),
@@ -90,9 +91,9 @@ def kernels_of(pids):
     ('reproduce --profile fast --dry-run -p data.max_steps=0',
      r'data.max_steps is 0: it should be greater than or equal to 1'),
     ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: it should be a finite number'),
-    ('reproduce --profile fast -p open.n_test=[1', r'is no value'),
+    ('reproduce --profile fast -p open.n_test=[1', r'cannot be read as a value'),
     ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
-    ('reproduce --profile fast --only 05', r'reads what 01_count wrote, .* --run-id, .* --resume'),
+    ('reproduce --profile fast --only 05', r'needs the results of 01_count, .* --run-id, .* --resume'),
     ('reproduce --profile fast --run-id ../x', r"'../x' cannot name a run"),
     ('reproduce --profile fast --run-id=-x', r"'-x' cannot name a run"),
 ])
@@ -664,7 +665,7 @@ def test_write_back_copies_outputs_and_refuses_another_source(whole):
     assert all(c['execution_count'] is None for c in cells) and 'injected' not in source.read_text()
     changed = source.read_text().replace('decimals', 'digits')
     source.write_text(changed)
-    with pytest.raises(ValueError, match='05_table.ipynb, cell cell-2: changed since it was executed'):
+    with pytest.raises(ValueError, match='05_table.ipynb, cell cell-2 has changed since it was executed'):
         publish.write_back(noise, source)
     assert source.read_text() == changed
     source.write_text(before)

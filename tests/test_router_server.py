@@ -583,7 +583,7 @@ def test_two_processes_with_one_book(tmp_path):
     code = 'import sys; from stepwise_routing.models.bills import Bills; Bills(sys.argv[1])'
     with Bills(tmp_path/'ledger.db', 1.) as book:
         done = subprocess.run([sys.executable, '-c', code, tmp_path/'ledger.db'], capture_output=True, text=True)
-        assert done.returncode and 'ledger.db: somebody else books paid calls there' in done.stderr.splitlines()[-1]
+        assert done.returncode and 'ledger.db: another process books paid calls there' in done.stderr.splitlines()[-1]
         call = asyncio.run_coroutine_threadsafe(book.reserve('', 5), book.loop).result(10)
         asyncio.run_coroutine_threadsafe(book.settle(call, 3), book.loop).result(10)
     with Bills(tmp_path/'ledger.db') as book: assert book.units == 3

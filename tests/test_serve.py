@@ -190,7 +190,8 @@ def test_a_long_prompt_is_refused_before_it_is_tokens(url, local):
 @pytest.mark.parametrize('head', [dict(Host='evil.example'), dict(Origin='http://evil.example'), dict(Origin='null')])
 def test_a_web_page_is_refused(url, head):
     body = json.dumps(dict(model='micro-small', messages=user('?'), max_tokens=2)).encode()
-    assert post(url, body, **head) == (403, 'this server answers programs on its own machine, and no web page')
+    assert post(url, body, **head) == (403, 'this server answers no web pages: call it from a program, '
+                                       'at its own address')
     assert post(url, body, Origin='http://localhost:8888')[0] == 200
 
 def test_other_addresses_are_told(url):

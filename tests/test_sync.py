@@ -232,7 +232,7 @@ def test_a_wheel_brings_notebooks_and_profiles_to_a_folder_outside_of_a_clone(tm
         return subprocess.run([sys.executable, '-c', code, *args], cwd=outside, capture_output=True, text=True,
                               env=os.environ | dict(PYTHONPATH=str(site)))
     assert 'stepwise-routing init DIR' in command('reproduce', '--dry-run').stderr
-    assert command('init').stderr == 'stepwise-routing: say where to: stepwise-routing init DIR\n'
+    assert command('init').stderr == 'stepwise-routing: name the new folder: stepwise-routing init DIR\n'
     made = command('init', 'mine')
     assert made.returncode == 0, made.stderr
     there = {p.relative_to(outside/'mine').as_posix() for p in (outside/'mine').rglob('*') if p.is_file()}
@@ -241,9 +241,10 @@ def test_a_wheel_brings_notebooks_and_profiles_to_a_folder_outside_of_a_clone(tm
     assert drawn.returncode == 0 and len(drawn.stdout.splitlines()) > 10, drawn.stderr
     planned = command('reproduce', 'mine', '--profile', 'smoke', '--dry-run')
     assert planned.returncode == 0 and 'run      05_results' in planned.stdout.splitlines(), planned.stderr
-    assert 'is there already' in command('init', 'mine').stderr
+    assert 'exists already' in command('init', 'mine').stderr
 
 def test_in_a_clone_there_is_nothing_to_copy(tmp_path, capsys):
     from stepwise_routing.run.cli import main
     with pytest.raises(SystemExit): main(['init', str(tmp_path/'mine')])
-    assert capsys.readouterr().err == f'stepwise-routing: this is installed from the clone {ROOT}: work there\n'
+    assert capsys.readouterr().err == f'stepwise-routing: the package is installed from the clone {ROOT}: '\
+        'work in the clone, it needs no init\n'

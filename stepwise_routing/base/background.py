@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for what belongs to one loop and is asked from anywhere.
+"""An event loop in a thread of its own, for objects that belong to one loop and have many callers.
 
-Here belongs how a caller of any thread or task waits for work in that loop. What the work is belongs
-in the modules that bring it.
+Here belongs how a caller in any thread or task waits for work in that loop. The work itself belongs
+in the modules that submit it.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ class LoopThread:
         self.thread.start()
 
     def submit(self, coroutine):
-        "The coroutine's future, for any thread."
+        "Start a coroutine in the loop, from any thread. Returns its `concurrent.futures.Future`."
         if self.is_closed:
             coroutine.close()
             raise RuntimeError('the router is closed')
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def result(self, coroutine):
-        "What a coroutine returns. An interrupt of the caller cancels it."
+        "Wait for a coroutine and return its result. Ctrl-C in the caller cancels the coroutine."
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -41,9 +41,9 @@ class LoopThread:
         self,
         source,  # an async generator, not begun yet; it runs in this loop
     ):
-        """What the generator yields, for the loop of the caller. Closing this one closes the other.
+        """Yields the generator's items in the caller's loop. Closing this generator closes the other.
 
-        It goes on when the next item is asked for, so nothing is worked out that nobody wants.
+        The generator runs on only when the next item is asked for, so no item is made in vain.
         """
         here = asyncio.get_running_loop()
         queue = asyncio.Queue()
@@ -86,7 +86,7 @@ class LoopThread:
                 await _until_end(queue)
 
     def close(self) -> None:
-        "Cancel what is under way, wait for its end, and stop."
+        "Cancel all running work, wait for its end, and stop the loop."
         if self.is_closed:
             return
         self.is_closed = True
@@ -97,14 +97,14 @@ class LoopThread:
 
 
 def _as_error(error):
-    "An error that the caller may see: it was not the caller who was cancelled."
+    "The error for the caller: our own cancellation becomes a RuntimeError, as the caller was not cancelled."
     if isinstance(error, asyncio.CancelledError):
         return RuntimeError('the router was closed before it answered')
     return error
 
 
 async def _until_end(queue):
-    "Wait until cancelled work has come to its end."
+    "Read the queue until its last item, which cancelled work puts there when it has ended."
 
     async def drain():
         while (await queue.get())[0] is not END:

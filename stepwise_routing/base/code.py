@@ -1,7 +1,7 @@
 """Fingerprints of code: syntax trees without comments, docstrings and positions
 
-Here belongs how code is compared with the code that made something earlier. Which stage of a run is
-made of which code belongs in `run.fingerprints`.
+Here belongs how today's code is compared with the code that made an earlier result. Which code a
+stage of a run uses belongs in `run.fingerprints`.
 """
 
 import ast
@@ -18,8 +18,8 @@ WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDe
 def module_files(
     package: Path = PACKAGE,  # folder of the package
 ) -> dict:  # full name of the module -> its file
-    """All modules of a package, but for nbdev's index and the package's own `__init__`, which hold
-    no method."""
+    """All modules of a package, without nbdev's index and the package's own `__init__`: neither
+    holds a method."""
     files = {}
     for path in sorted(package.rglob('*.py')):
         parts = path.relative_to(package.parent).with_suffix('').parts
@@ -31,8 +31,8 @@ def module_files(
 
 
 def statements(tree: ast.Module):  # the tree itself and all its statements
-    """Everything that can hold an import or a docstring; expressions, which are most of a tree, are
-    left out."""
+    """All nodes that can hold an import or a docstring. Expressions are left out: they hold neither,
+    and they are most of a tree."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -53,9 +53,9 @@ def without_docstrings(
 
 def imported_names(
     tree: ast.Module,  # of a module, or of a notebook's code
-    package: str = '',  # the package that relative imports start from; '' where there are none
+    package: str = '',  # the package that relative imports start from; '': there are none
 ) -> set:  # full names; of `from a import b` both "a" and "a.b", since b may be a module
-    "What code imports, also inside of functions."
+    "The modules and names that code imports, inside of functions too."
     names = set()
     for node in statements(tree):
         if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def imported_names(
 
 @lru_cache
 def read_module(path: Path, name: str) -> tuple:  # (text of its syntax tree, names it imports)
-    "The syntax tree of a module, and what it imports."
+    "The syntax tree of a module as text, without docstrings, and the names that it imports."
     tree = without_docstrings(ast.parse(path.read_text('utf-8')))
     package = name if path.name == '__init__.py' else name.rpartition('.')[0]
     return ast.dump(tree), imported_names(tree, package)
@@ -82,8 +82,8 @@ def reachable_modules(
     names,  # full names of what is imported
     files: dict,  # of `module_files`
 ) -> list:  # full names of modules, sorted
-    """All modules of the package that these imports can reach; whoever imports the package itself
-    reaches everything."""
+    """All modules of the package that these imports can reach. An import of the package itself
+    reaches every module."""
     top = next(iter(files), '').partition('.')[0]
     reached = set()
     waiting = list(names)
@@ -102,7 +102,7 @@ def code_fingerprint(
     *names: str,  # full names of modules, such as "stepwise_routing.method.training"
     package: Path = PACKAGE,
 ) -> str:
-    "What identifies the code of some modules and of all that they import from the package."
+    "A digest of the code of some modules and of all modules of the package that they import."
     files = module_files(package)
     modules = reachable_modules(names, files)
     return digest(*(f'{name} {read_module(files[name], name)[0]}' for name in modules))

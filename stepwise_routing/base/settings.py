@@ -1,7 +1,7 @@
 """Sections of settings: frozen records whose values are checked when they are made.
 
-Here belong what every section has in common, the kinds of values, and the hyper-parameters of
-training, which the method needs without a run. All other sections belong in `run.config`.
+Here belong the base class of all sections, the kinds of values, and the hyper-parameters of
+training, which the method also needs outside of a run. All other sections belong in `run.config`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def error_line(
     kind,  # its annotated type
     details: list,  # pydantic's errors on it, as dicts
 ) -> str:
-    "The name, the value, and what it should be; of a tuple or dict also the part that is wrong."
+    "One line: name, value, and the values allowed. For a tuple or dict it names the wrong part."
     if details[0]['type'] in ('missing', 'too_long'):  # of Annotated[tuple[A, B], ...]
         (annotated, *_) = get_args(kind)
         return f'{name} is {value!r:.80}: it should be a list of {len(get_args(annotated))}'
@@ -70,7 +70,7 @@ def checked(
     value,
     kind,  # its annotated type
 ):
-    "The value as its type wants it. ValueError in one line."
+    "The value, converted to its type. ValueError in one line if that is not possible."
     try:
         return TypeAdapter(kind, config=CHECKS).validate_python(value)
     except ValidationError as error:
@@ -81,7 +81,7 @@ def checked(
 
 
 def plain_signature(section: type) -> inspect.Signature:
-    "The fields and defaults of a section, their types without what is checked: for `help`."
+    "The signature that `help` shows: fields, plain types without the checks, and defaults."
     kinds = get_type_hints(section)
     parameters = []
     for field in fields(section):
@@ -98,8 +98,8 @@ def plain_signature(section: type) -> inspect.Signature:
 class Section:
     """A frozen record of settings: a subclass becomes a pydantic dataclass.
 
-    Fields are given by name. ValueError in one line for a wrong value or an unknown name. In a notebook
-    a section is a table of name, value and meaning, which is the comment on the field.
+    Give fields by name. ValueError in one line for a wrong value or an unknown name. A notebook shows
+    a section as a table of name, value and meaning. The meaning is the comment on the field.
     """
 
     def __init_subclass__(cls):

@@ -1,7 +1,7 @@
 """Resampling: how sure we are of a mean over problems.
 
-The only bootstrap of the library belongs here, and nothing that knows of routers or tables.
-Everybody who needs an interval draws the counts here, so that all methods share the same draws.
+The library's only bootstrap belongs here. It knows nothing of routers or tables.
+All intervals use the counts drawn here, so all methods share the same resamples.
 """
 
 import numpy as np

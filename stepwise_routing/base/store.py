@@ -1,7 +1,7 @@
-"""Files that keep what was drawn or asked, for ever: one writer, any number of readers, no damage.
+"""Files that keep every drawn step for good: one writer, any number of readers, damage is noticed.
 
 Here belong the SQLite file with checksums (`Database`), the settings that its content depends on,
-and the file of drawn steps (`RolloutStore`). The book of paid calls is such a file, too, in
+and the file of drawn steps (`RolloutStore`). The ledger of paid calls is a `Database` too; it is in
 `models.ledger`.
 """
 
@@ -26,7 +26,7 @@ REMEMBERED = 1 << 13  # records of a store that stay in memory
 
 @contextlib.contextmanager
 def errors_in_one_line(path):
-    "SQLite's errors: OSError if a file cannot be used now, ValueError if it never can."
+    "Turns SQLite's errors into OSError (the file cannot be used now) or ValueError (it never can)."
     try:
         yield
     except sqlite3.ProgrammingError as error:
@@ -42,7 +42,7 @@ def errors_in_one_line(path):
 
 
 def one_writer(path) -> sqlite3.Connection:
-    "The right to write a file, until it is closed. BlockingIOError: somebody has it."
+    "A lock: the right to write a file, until it is closed. BlockingIOError if another process has it."
     file = os.path.realpath(path) + '.lock'
     lock = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
     try:
@@ -51,21 +51,21 @@ def one_writer(path) -> sqlite3.Connection:
         if 'locked' not in str(error):
             raise
         raise BlockingIOError(
-            f'{path} is already open for writing, here or in another process: close it'
+            f'{path} is already open for writing, here or in another process: close it there first'
         ) from None
     return lock
 
 
 def checksum(row) -> int:
-    "Of the values of a row and their types."
+    "CRC of a row: of its values and of their types."
     return zlib.crc32(repr(tuple(row)).encode())
 
 
 class Database:
     """A file with one writer and any number of readers; a context manager, for any thread.
 
-    The writer may lend its right to other processes for as long as it keeps the file open: each of
-    their writes is one transaction, and SQLite lets one after the other in.
+    The writer may lend its right to write to other processes while it keeps the file open. Each of
+    their writes is one transaction, and SQLite admits one transaction at a time.
 
     A subclass names its tables. Each row ends with its checksum, so that a damaged row is noticed
     when it is read; the writer finds damaged pages and indexes when it opens the file.
@@ -81,7 +81,7 @@ class Database:
         path,  # made if there is none; None: in memory only
         settings,  # JSON for the header of a new file
         readonly: bool = False,  # read beside a writer
-        lent: bool = False,  # write beside others, while who has the right to write keeps the file open
+        lent: bool = False,  # write too, while the process that holds the right keeps the file open
     ):
         self.path = path
         self.readonly = readonly
@@ -116,7 +116,7 @@ class Database:
             self.lock.close()
 
     def read(self, query: str, values=()) -> list:
-        "The rows of a query, unchecked."
+        "The rows of a query. Their checksums are not looked at."
         with errors_in_one_line(self.path):
             return self.db.execute(query, values).fetchall()
 
@@ -139,7 +139,7 @@ class Database:
         self,
         how: str,  # if a key is there already: "IGNORE" the new row, or "REPLACE" the old one
         tables: dict,  # name -> rows
-        first=(),  # statements to begin with
+        first=(),  # SQL statements that run before
     ) -> list:  # per row: 1, or 0 if it was ignored
         "Put rows into tables, in one transaction."
         counts = []
@@ -155,7 +155,7 @@ class Database:
         return counts
 
     def begin(self, settings) -> None:
-        "Read the header of a file; write it if there is none. ValueError: a file of another kind."
+        "Read the file's header, or write one into a new file. ValueError if the file is of another kind."
         own_format = f'stepwise-routing {self.kind} {FORMAT}'
         names = [name for (name,) in self.read('SELECT name FROM sqlite_master')]
         self.check_plain()
@@ -185,22 +185,22 @@ class Database:
         self.write('IGNORE', dict(header=[(own_format, text)]), first=create)
 
     def check_plain(self) -> None:
-        "ValueError if the file holds something that acts by itself, and so may lose what is written."
+        "ValueError if the file holds a trigger or a view: it could change what we write."
         others = self.read("SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index')")
         if others:
             raise ValueError(
-                f'{self.path} has a {others[0][0]} that we never make: take another file'
+                f'{self.path} has a {others[0][0]}, and our files have none: take another file'
             )
 
     def check_whole(self) -> None:
-        "ValueError if pages or indexes are damaged: a row that is not found would be drawn, or paid, again."
+        "ValueError if pages or indexes are damaged. Else a row that is not found would be paid for again."
         ((first, *_), *_) = self.read('PRAGMA integrity_check(1)')
         if first != 'ok':
             reason = ' '.join(first.split())[:100]
             raise ValueError(f'{self.path} is damaged ({reason}): restore a copy of the file')
 
     def close(self) -> None:
-        "Let go of the file; if nobody else reads it, it is one plain file again."
+        "Close the file. When the last reader has gone, all is in one plain file again."
         if self.lock:
             # a reader is left, or the disk is full: the log stays beside the file
             with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
@@ -216,9 +216,9 @@ class Database:
 def tree_settings(
     benchmark: str,
     backends,  # models, small to large
-    draws=(),  # what else they depend on, a dict: of a `Benchmark`
+    draws=(),  # dict of what else they depend on, see `Benchmark.draws`
 ) -> dict:
-    "What the draws of a tree depend on, as JSON: benchmark, and of each model all that matters."
+    "All that the draws of a tree depend on, as JSON: the benchmark, and the settings of each model."
     models = [dict(spec=asdict(backend.spec), **backend.settings()) for backend in backends]
     return dict(benchmark=benchmark, models=models, **dict(draws))
 
@@ -226,7 +226,7 @@ def tree_settings(
 def settings_difference(
     old,  # values of JSON
     new,
-    where: str = 'settings',  # name of the two
+    where: str = 'settings',  # the name of both values, for the error line
 ) -> tuple | None:  # (where, old, new)
     "The first place at which two values differ; None if they are equal."
     if type(old) is type(new) is dict:
@@ -251,9 +251,9 @@ def settings_difference(
 def check_settings(
     path,  # for the error line
     old,  # settings that a store was made with; None: it is empty
-    new,  # settings that it shall be used with; None: any
+    new,  # settings that it is to be used with; None: any
 ) -> None:
-    "ValueError unless a store may be used with these settings."
+    "ValueError if a store was made with other settings than these, or is empty."
     if old is None:
         raise ValueError(f'{path} is empty; run notebook 02 first')
     if new is None:
@@ -271,10 +271,10 @@ def check_settings(
 
 
 class RolloutStore(Database):
-    """A file of steps, one per edge of a routing tree: (problem, sample, path, model).
+    """A file of steps, one per edge of a routing tree. An edge is (problem, sample, path, model).
 
-    Another record than `Step` can be kept as well: any dataclass of numbers, texts and tuples.
-    ValueError: other settings, other records, or a damaged file; BlockingIOError: a second writer.
+    The record is a `Step`, or any other dataclass of numbers, texts and tuples. ValueError for other
+    settings, other records, or a damaged file. BlockingIOError for a second writer.
     """
 
     kind = 'rollout store'
@@ -286,8 +286,8 @@ class RolloutStore(Database):
         path,  # made if there is none
         settings=None,  # what the draws depend on, see `tree_settings`; None: those of the file
         readonly: bool = False,  # read beside a writer
-        record: type = Step,  # what it keeps
-        lent: bool = False,  # write beside others, while who has the right to write keeps it open
+        record: type = Step,  # class of its records
+        lent: bool = False,  # write too, while the process that holds the right keeps the file open
     ):
         self.recent = {}  # the records put or read last
         self.record = record
@@ -316,7 +316,7 @@ class RolloutStore(Database):
             entries = json.loads(zlib.decompress(data)).items()
         except (zlib.error, ValueError, TypeError, AttributeError, RecursionError):
             raise ValueError(
-                f'{self.path} holds a record that is none: take another file'
+                f'{self.path} holds a record that cannot be read: take another file'
             ) from None
         for name, value in entries:
             if name in names:
@@ -339,9 +339,9 @@ class RolloutStore(Database):
 
     def put_many(
         self,
-        edges,  # (key, record) pairs; those that are there already stay as they are
+        edges,  # (key, record) pairs; a record that the file has already is not replaced
     ) -> None:
-        "Put records of several edges, in one transaction."
+        "Store the records of several edges, in one transaction."
         edges = list(edges)
         rows = ((json.dumps(key), self.packed(record)) for key, record in edges)
         counts = self.write('IGNORE', dict(edge=rows))
@@ -350,7 +350,7 @@ class RolloutStore(Database):
                 self.remember(key, record)
 
     def put(self, problem_id, sample, path, model, record) -> None:
-        "Put the record of an edge, unless there is one."
+        "Store the record of an edge, unless the file has one already."
         self.put_many([((problem_id, sample, path, model), record)])
 
     def __len__(self):

@@ -1,7 +1,7 @@
-"""Small helpers that every room uses: lines about bad input, files, coroutines, a clone's folders.
+"""Small helpers that every folder uses: lines about bad input, files, coroutines, a clone's folders.
 
-Here belongs code that knows nothing about routing and imports nothing of the package. A subject of
-its own has a module of its own: settings, stores, statistics, fingerprints of code.
+Here belongs code that knows nothing about routing and imports nothing from the package. Settings,
+stores, statistics and fingerprints of code have modules of their own.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def digest(
-    *parts,  # whatever has a text
+    *parts,  # objects; `str` of each is hashed
     size: int = 8,  # bytes, two digits each
 ) -> str:
     "Hexadecimal blake2b of the parts, joined by the unit separator."
@@ -43,9 +43,9 @@ def unknown_name(
     kind: str,  # of thing that is named, such as "benchmark"
     name,
     options,  # the names there are
-    more: str = '',  # end of the line: what else may be given
+    more: str = '',  # end of the line: other things that may be given
 ) -> str:
-    "The error line about a name that is none of the options."
+    "The error line about a name that is not among the options."
     choices = ', '.join(str(option) for option in options)
     return f'unknown {kind} {name!r}{nearest(name, options)}; choose one of: {choices}{more}'
 
@@ -55,7 +55,7 @@ def one_of(
     name,
     options,  # the names there are
 ) -> None:
-    "ValueError naming the nearest option unless the name is one of them."
+    "ValueError, with the nearest option, if the name is not among the options."
     if name not in options:
         raise ValueError(unknown_name(kind, name, options))
 
@@ -64,7 +64,7 @@ def require_fields(
     row,  # of a file of JSON objects
     needed,  # names of fields
 ) -> None:
-    "ValueError naming the nearest field unless a row is an object with all the fields."
+    "ValueError if a row is not an object or lacks a field; it names the nearest field."
     if not isinstance(row, dict):
         raise ValueError('not a JSON object')
     for name in needed:
@@ -77,31 +77,31 @@ def bad_row(
     row,  # its number, from 1
     reason,  # text or an error
 ) -> ValueError:
-    "The error about a row of a file, to be raised."
+    "The error about a row of a file. The caller raises it."
     return ValueError(f'{file}, row {row}: {reason}')
 
 
 def install_line(extra: str) -> str:
-    "The command that installs an extra in a clone, at the versions tried."
+    "The command that installs an extra in a clone, at the versions that were tested."
     constraints = 'constraints-gpu.txt' if extra == 'gpu' else 'constraints.txt'
     return f'pip install -e ".[{extra}]" -c {constraints} (in the clone)'
 
 
 def one_line(text) -> str:
-    "Text that somebody else wrote, for a terminal: no line ends, no escape codes."
+    "Text from elsewhere as one line for a terminal, without line ends and escape codes."
     return ''.join(character if character.isprintable() else ' ' for character in str(text))
 
 
 def own_lines(
-    text: str,  # that somebody else wrote
+    text: str,  # from elsewhere, such as a model
     margin: str,  # before its second line and the following ones
 ) -> str:
-    "The same text for a terminal: none of its lines can pass for one of ours, and it has no escape codes."
+    "The text for a terminal, indented so that no line looks like one of ours, without escape codes."
     return f'\n{margin}'.join(one_line(line) for line in str(text).splitlines())
 
 
 def explain_parameters(thing):  # a function or class with comments on its parameters
-    "The same thing; its docstring has a line per parameter now, so that `help` shows the comments."
+    "Adds a line per parameter to the docstring, so that `help` shows the comments. Returns the thing."
     from fastcore.docments import docments
 
     lines = []
@@ -120,7 +120,7 @@ def write_file(
     path,
     data,  # text or bytes
 ) -> Path:
-    "Write a file, all or nothing; folders are made. A link in its place is replaced, not followed."
+    "Write a whole file or nothing, and make its folders. A link in its place is replaced, not followed."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f'{path.name}.{secrets.token_hex(8)}.part')  # nobody can lay a link there
@@ -140,7 +140,7 @@ def save_rows(
     rows,  # tuples
     columns,  # their names
 ) -> None:
-    "Write rows under a header as CSV, all at once: floats exactly, whole numbers without a point."
+    "Write a CSV file with a header, whole or not at all. Floats are exact; whole numbers have no point."
 
     @cache  # a value is as a rule in many rows
     def text(x):
@@ -156,7 +156,7 @@ def save_rows(
 
 
 def check_links(folder) -> None:
-    "ValueError if a folder that is written to holds a link: it would choose a file elsewhere."
+    "ValueError if a folder holds a link. Writing to a link would change a file elsewhere."
     for file in Path(folder).rglob('*'):
         if file.is_symlink():
             raise ValueError(f'{file} is a link: put the file itself there')
@@ -181,7 +181,7 @@ class Project:
         return self.root / 'runs'
 
     def short(self, path) -> str:
-        "A path from the root on, with slashes."
+        "A path relative to the root, with slashes."
         return Path(path).relative_to(self.root).as_posix()
 
 
@@ -206,7 +206,7 @@ def find_project(
 
 
 def run_async(coroutine):
-    "What a coroutine returns, also if an event loop is running (Jupyter); an interrupt stops it."
+    "Run a coroutine and return its result, in Jupyter's running loop too. Ctrl-C stops it."
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -218,8 +218,8 @@ def run_async(coroutine):
 
 
 @contextlib.contextmanager
-def until_told():  # a `threading.Event` that is set by Ctrl-C or a signal to terminate
-    "Handle these signals for the time of a `with` block; in the main thread alone."
+def until_told():  # yields a `threading.Event`
+    "In a `with` block, Ctrl-C or SIGTERM sets the event. Works in the main thread alone."
     told = threading.Event()
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = {kind: signal.signal(kind, lambda *_: told.set()) for kind in kinds}
@@ -231,7 +231,7 @@ def until_told():  # a `threading.Event` that is set by Ctrl-C or a signal to te
 
 
 def note_progress(text: str) -> None:
-    "Leave word for whoever watches: in the folder STEPWISE_PROGRESS, a file per process."
+    "Write the progress of this process into its file in the folder STEPWISE_PROGRESS, if that is set."
     folder = os.environ.get('STEPWISE_PROGRESS')
     if folder:
         with contextlib.suppress(OSError):  # nobody watches any more
@@ -241,9 +241,9 @@ def note_progress(text: str) -> None:
 async def gather_progress(
     coroutines,
     description: str,  # of the bar
-    progress: bool | None = None,  # show the bar; None: if someone is looking
-) -> list:  # what the coroutines return, in their order
-    "Wait for all coroutines, with a bar."
+    progress: bool | None = None,  # show the bar; None: in a terminal or a notebook
+) -> list:  # results of the coroutines, in their order
+    "Wait for all coroutines and show a progress bar."
     from tqdm.auto import tqdm
 
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]

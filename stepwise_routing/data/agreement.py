@@ -1,7 +1,6 @@
 """How far two graders agree: the share of equal verdicts and Cohen's kappa.
 
-Here belongs what is said about two graders. What a grader is, and how it grades, belongs in
-`data.grading`.
+Here belongs the comparison of two graders. How one grader grades belongs in `data.grading`.
 """
 
 import math
@@ -12,7 +11,7 @@ import numpy as np
 from ..base.statistics import resamples
 from .grading import grade_pairs
 
-UNKNOWN = math.nan, math.nan  # the interval of what cannot be estimated
+UNKNOWN = math.nan, math.nan  # the interval of a number that cannot be estimated
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Agreement:
 
 
 def cohen_kappa(
-    counts,  # [..., 4]: pairs that neither, the second, the first, both call right
+    counts,  # [..., 4]: pairs called right by neither, only the second, only the first, both
 ):
-    "Cohen's kappa; nan if chance explains everything."
+    "Cohen's kappa: agreement beyond chance, 1 at most. nan if chance alone would give full agreement."
     none, second, first, both = np.moveaxis(np.asarray(counts, float), -1, 0)
     by_chance = (none + second) * (second + both) + (none + first) * (first + both)
     with np.errstate(invalid='ignore'):
@@ -50,13 +49,13 @@ def kappa_interval(
     cells,  # per pair: 0 to 3, a column of `cohen_kappa`
     problems,  # per pair: the id of its problem
 ) -> tuple:
-    "95 % interval of kappa: problems are drawn anew. (nan, nan) with fewer than two problems."
+    "95 % bootstrap interval of kappa, over problems. (nan, nan) for fewer than two problems."
     ids, problem = np.unique(problems, return_inverse=True)
     if len(ids) < 2:
         return UNKNOWN
     counts = np.zeros((len(ids), 4))  # [problem, cell]
     np.add.at(counts, (problem, cells), 1)
-    draws = resamples(len(ids))[1:]  # without the sample itself
+    draws = resamples(len(ids))[1:]  # row 0 is the sample itself
     kappas = cohen_kappa(draws @ counts)
     kappas = kappas[np.isfinite(kappas)]
     if not len(kappas):
@@ -66,7 +65,7 @@ def kappa_interval(
 
 def agreement(
     problems,
-    answers,  # one a problem; None is left out
+    answers,  # one per problem; a None is left out
     first,  # graders: functions of (problem, answer)
     second,
 ) -> Agreement:

@@ -1,8 +1,8 @@
-"""The process that compares formulas with Math-Verify, with a fork for each pair.
+"""The process that compares formulas with Math-Verify. It forks for each pair of formulas.
 
-Here belongs what runs inside of that process. Answers are a model's text, so nothing of them is
-evaluated as Python, a fork has little time and memory, and an audit hook refuses whatever no
-comparison needs. Who starts the process and asks it belongs in `data.grading`.
+Here belongs all that runs inside that process. A model wrote the answers, so we do not trust them:
+no text is evaluated as Python, a fork has little time and memory, and an audit hook refuses every
+action that a comparison does not need. `data.grading` starts the process and asks it.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ import sys
 from .answers import tidy
 
 SAME, DIFFERENT, FAILED = 11, 10, 9  # exit statuses of the process of one pair
-YES, NO, GAVE_UP = 'yes', 'no', 'gave up'  # words on a pair; '' if its process was killed
+YES, NO, GAVE_UP = 'yes', 'no', 'gave up'  # replies about a pair; '' if its process was killed
 MEMORY = 3 << 29  # bytes of address space
-EQUAL_FORMULAS = 1e-12  # relative difference of two formulas that are equal
-EQUAL_NUMBERS = 1e-6  # relative difference above which two numbers differ
+EQUAL_FORMULAS = 1e-12  # two formulas up to this relative difference are equal
+EQUAL_NUMBERS = 1e-6  # two numbers beyond this relative difference differ
 POINTS = (((3, 1), (2, 1)), ((8, 1), (3, 1)), ((17, 10), (13, 9)), ((-7, 5), (-4, 3)))
 
 # ---- what a fork may do
@@ -38,7 +38,7 @@ CODE_WRITERS = 'sympy/polys/monomials.py', 'collections/__init__.py', 'dataclass
 
 
 def guard(event: str, args) -> None:
-    "Audit hook: PermissionError for writing, starting something, and code that stands in no file."
+    "Audit hook. PermissionError for writing a file, starting a process, and running code from a string."
     if event not in HARMLESS_EVENTS:
         raise PermissionError(f'refused: {event}')
     if event == 'open':
@@ -53,7 +53,7 @@ def guard(event: str, args) -> None:
 
 
 def limit_resources(seconds: float) -> None:
-    "Limit this process: time on the clock, half of it on a processor, memory, and no files."
+    "Limit this process: `seconds` by the clock, half of them on a processor, memory, no files."
     import resource
     import signal
 
@@ -71,7 +71,7 @@ def limit_resources(seconds: float) -> None:
 
 
 def read_literal(text: str, *args, **kwargs):
-    "In place of sympy's `parse_expr`, which evaluates Python: a number, a name or SyntaxError."
+    "Replaces sympy's `parse_expr`, which evaluates Python. Reads a number or a name, else SyntaxError."
     from sympy import Float, Integer, Symbol
 
     if re.fullmatch(r'[-+]?[0-9]+', text):
@@ -87,7 +87,7 @@ def read_literal(text: str, *args, **kwargs):
 
 
 def numerical_value(expression):
-    "A sympy expression to 25 digits; 0 if a thousand digits do not tell it from 0."
+    "The value of a sympy expression, to 25 digits. 0 if a thousand digits cannot tell it from 0."
     from sympy import S
 
     value = expression.evalf(25, maxn=1000)
@@ -121,7 +121,7 @@ def largest_difference(a, b):
 
 
 def math_verify(reference: str, answer: str) -> bool:
-    "Math-Verify's verdict on two LaTeX answers; numbers and formulas are compared by value, too."
+    "Are two LaTeX answers equal? Math-Verify's verdict, then a comparison by numerical value."
     from math_verify import LatexExtractionConfig, parse, verify
 
     latex = [LatexExtractionConfig(boxed_match_priority=0)]  # no configuration that evaluates text
@@ -148,7 +148,7 @@ def math_verify(reference: str, answer: str) -> bool:
 
 
 def judge_pair(reference: str, answer: str, seconds: float):
-    "What the fork of one pair does: it ends with the status `SAME`, `DIFFERENT` or `FAILED`."
+    "Runs in the fork of one pair. It exits with the status `SAME`, `DIFFERENT` or `FAILED`."
     limit_resources(seconds)
     try:
         sys.addaudithook(guard)
@@ -158,7 +158,7 @@ def judge_pair(reference: str, answer: str, seconds: float):
 
 
 def word_of(status: int) -> str:  # exit status, or minus the signal that ended the process
-    "The word on a pair whose process has ended."
+    "The reply about a pair, from the exit status of its process."
     import signal
 
     out_of_time = (-signal.SIGALRM, -signal.SIGPROF)
@@ -168,7 +168,7 @@ def word_of(status: int) -> str:  # exit status, or minus the signal that ended 
 
 
 def serve() -> None:
-    "Until the input ends: [reference, answer, seconds] as a JSON line in, a word as a line out."
+    "Reads lines of JSON, [reference, answer, seconds], and replies with one word a line, until the end."
     import gc
     import logging
 
@@ -178,7 +178,7 @@ def serve() -> None:
     logging.disable(logging.CRITICAL)
     sys.dont_write_bytecode = True
     out = os.fdopen(os.dup(1), 'w', buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no word
+    os.dup2(2, 1)  # so that no print of a library is read as a reply
     for reference, answer in ((r'\frac{1}{2}x+1', 'x+1'), ('x>3', r'(3,\infty)')):
         math_verify(reference, answer)  # so that every fork finds its modules loaded
     gc.freeze()

@@ -1,7 +1,7 @@
-"""Comparing two answers by reading them: tidied text, plain numbers, numbers with a unit.
+"""Compares two answers by reading them: tidied text, plain numbers, numbers with a unit.
 
-Here belongs everything that two texts decide alone. Formulas need computer algebra, which runs in a
-process of its own: `data.algebra`. Who asks which of the two is the business of `data.grading`.
+Here belong all comparisons that need no computer algebra. Formulas do need it, and it runs in a
+process of its own, see `data.algebra`. `data.grading` asks this module first, then that process.
 """
 
 import re
@@ -66,7 +66,7 @@ class Number:
 
 
 def read_decimal(match) -> Number | None:  # match of `DECIMAL`
-    r"A number written in digits, such as 1,234.5, 1e3 or 0.\overline{3}; None if that is no number."
+    r"A number written in digits, such as 1,234.5, 1e3 or 0.\overline{3}. None if it is not a number."
     whole = re.sub('[, ]', '', match['whole'])
     decimals = match['after_point'] or match['after_comma'] or ''
     repeated = match['repeated'] or ''
@@ -89,7 +89,7 @@ def read_decimal(match) -> Number | None:  # match of `DECIMAL`
 
 
 def read_ratio(match) -> Number | None:  # match of `RATIO`
-    r"A fraction or a mixed number, such as \frac{3}{4} or 1 1/2; None if that is no number."
+    r"A fraction or a mixed number, such as \frac{3}{4} or 1 1/2. None if it is not a number."
     top = int(match['top'] or match['left'])
     bottom = int(match['bottom'] or match['right'])
     if bottom == 0:
@@ -101,7 +101,7 @@ def read_ratio(match) -> Number | None:  # match of `RATIO`
 
 
 def read_number(text: str) -> Number | None:
-    "A plain number; None for anything else."
+    "A plain number. None for any other text."
     if match := DECIMAL.fullmatch(text):
         return read_decimal(match)
     if match := RATIO.fullmatch(text):
@@ -110,19 +110,19 @@ def read_number(text: str) -> Number | None:
 
 
 def rounds_to(value: Fraction, rounded: Number) -> bool:
-    "Is a number with many decimals the rounded form of a value?"
+    "Is `rounded`, written with at least `ROUNDED` decimals, the rounded form of `value`?"
     if rounded.decimals is None or rounded.decimals < ROUNDED or rounded.value == 0:
         return False
     return round(value, rounded.decimals) == rounded.value
 
 
 def equal_values(a: Number, b: Number) -> bool:
-    "Are two values equal, or is one of them the other one rounded?"
+    "Are two values equal, or is one the rounded form of the other?"
     return a.value == b.value or rounds_to(a.value, b) or rounds_to(b.value, a)
 
 
 def same_number(a: Number, b: Number) -> bool:
-    "Do two numbers denote the same answer? 50 and 50% do, and so do 0.5 and 50%."
+    "Are two numbers the same answer? For example, 50 and 50% are, and 0.5 and 50% are too."
     if equal_values(a, b):
         return True
     if a.percent == b.percent:
@@ -134,7 +134,7 @@ def same_number(a: Number, b: Number) -> bool:
 
 # ---- numbers with a unit
 
-SPELLINGS = (  # of units; the first of a row stands for all of them
+SPELLINGS = (  # of units; the first of each row replaces the others
     'cm centimeter centimetre',
     'km kilometer kilometre',
     'mm millimeter millimetre',
@@ -163,16 +163,16 @@ SPELLINGS = (  # of units; the first of a row stands for all of them
     '^3 cubic cubed',
 )
 UNITS = {spelling: row.split()[0] for row in SPELLINGS for spelling in row.split()}
-DECISIVE = ('^2', '^3', 'per')  # words that make another unit of a unit
+DECISIVE = ('^2', '^3', 'per')  # words that turn a unit into another unit: cm and cm^2
 QUANTITY = re.compile(
     r'(?P<number>.*\d) ?(?: |(?P<text>\\text ?\{ ?))(?P<words>[A-Za-z]+(?: [A-Za-z]+)*)'
     r' ?\}?(?P<power>\^[23])?'
 )
-FORMULA = re.compile(  # words with which no unit begins
+FORMULA = re.compile(  # a word that no unit begins with
     r'(?:pi|sqrt|mod|or|and|to|if|for|where|but|percent|dozen|hundred|thousand|million|billion|sin'
     r'|cos|tan|log|exp|abc|def|xyz)\b'
 )
-WORD = re.compile('[a-z]{4,}|[^aeiou][aeiou][^aeiou]')  # rather a word than a product of letters
+WORD = re.compile('[a-z]{4,}|[^aeiou][aeiou][^aeiou]')  # probably a word, not a product of letters
 PLURAL = re.compile(r'(?:(?<=x)|(?<=[cs]h|ss))es$|(?<!s)s$')
 
 
@@ -181,7 +181,9 @@ class Quantity:
     "A number and its unit."
 
     number: Number
-    unit: set | None  # words, singular; empty: no unit; None: the letters are a product
+    unit: (
+        set | None
+    )  # its words, singular; empty: none; None: the letters are a product, as in 2xy  # its words, singular; empty: no unit; None: the letters are a product, as in 2xy
 
 
 def singular(word: str) -> str:
@@ -189,7 +191,7 @@ def singular(word: str) -> str:
 
 
 def read_unit(match) -> set | None:  # match of `QUANTITY`
-    "The words of a unit; None for letters that are a product."
+    "The words of a unit. None if the letters are a product, as in 2xy."
     words = [singular(word) for word in match['words'].lower().split()]
     first = words[0]
     if not (match['text'] or first in UNITS or WORD.fullmatch(first)):
@@ -200,7 +202,7 @@ def read_unit(match) -> set | None:  # match of `QUANTITY`
 
 
 def read_quantity(text: str) -> Quantity | None:
-    "A plain number, with a unit if there is one; None for anything else."
+    "A plain number, with its unit if it has one. None for any other text."
     number = read_number(text)
     if number:
         return Quantity(number, set())
@@ -212,7 +214,7 @@ def read_quantity(text: str) -> Quantity | None:
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool | None:
-    "Do two quantities denote the same answer? None if algebra must say."
+    "Are two quantities the same answer? None if only algebra can tell."
     if a.unit is None and b.unit is None:
         return None
     if a.unit is None or b.unit is None:
@@ -233,7 +235,7 @@ def plain_verdict(
     reference: str,
     answer: str | None,  # None: there is none
 ) -> bool | None:
-    "Are two answers the same? None if algebra must say. TypeError for an answer that is no text."
+    "Are two answers the same? None if only algebra can tell. TypeError for an answer that is not text."
     if not isinstance(reference, str) or not isinstance(answer, (str, type(None))):
         kinds = f'{type(reference).__name__} and {type(answer).__name__}'
         raise TypeError(f'answers are text, got {kinds}')

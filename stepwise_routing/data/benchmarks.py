@@ -1,7 +1,7 @@
-"""One record per benchmark: all that a model, a confidence, a router and a grader must know of it.
+"""One record per benchmark: all that models, confidences, routers and graders must know about it.
 
-Here belongs the record, the list of the registered ones, and loading problems by a benchmark's name. Where problems
-come from belongs in `data.sources`; running programs, in `data.programs`.
+Here belong the record, the list of registered benchmarks, and loading problems by a benchmark's name. Where problems
+come from belongs in `data.sources`. Running programs belongs in `data.programs`.
 """
 
 import re
@@ -21,7 +21,7 @@ MICRO = ('micro-gsm', 'micro-math', 'micro-omni')  # benchmarks that the package
 
 
 def last_box(texts) -> str | None:  # texts of the steps of a chain
-    "The answer in the box of a chain's last step; None without one."
+    "The answer in the `\\boxed{}` of a chain's last step. None if the step has no box."
     return extract_boxed(texts[-1])
 
 
@@ -37,23 +37,23 @@ def every_character(text: str):  # bool array [character]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is special about a benchmark. The defaults are those of mathematics.
+    """How a benchmark differs from others. The defaults fit mathematics with boxed answers.
 
-    ValueError in one line if the record cannot work.
+    ValueError in one line if a field cannot work.
     """
 
     name: str  # in tables, files and profiles
-    # its problems(split, data_dir) and licence; None: the caller brings problems
+    # an object with problems(split, data_dir) and licence; None: the caller brings problems
     source: object = None
     prompt: Callable = chat_prompt  # a question -> chat messages
-    # ends a step: a blank line, or '\n', which keeps the indentation of lines
+    # the text that ends a step: a blank line, or '\n', which keeps the indentation of lines
     separator: str = '\n\n'
     is_last: Callable = never  # text of a step -> does it end the chain? A boxed answer always does
     answer: Callable = last_box  # texts of a chain's steps -> its answer; None without one
     right: Callable | None = None  # (`Problem`, answer) -> bool; None: equivalent to the reference
-    # text of a step -> bool per character: which tokens count for the confidences; None: mathematics
+    # text of a step -> bool per character: tokens with a True count for the confidences; None: mathematics
     scored: Callable | None = None
-    runs_code: bool = False  # does grading run programs that a model wrote?
+    runs_code: bool = False  # True: grading runs programs that a model wrote
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not re.fullmatch(r'\w[\w.-]*', self.name):
@@ -67,11 +67,11 @@ class Benchmark:
         self.try_out()
 
     def wrong(self, reason: str) -> ValueError:
-        "The error about this record, to be raised."
+        "The error about this record. The caller raises it."
         return ValueError(f'benchmark {self.name!r}: {reason}')
 
     def try_out(self) -> None:
-        "Call what the record brings, on a small example."
+        "Call the record's functions on a small example. ValueError if one fails or returns a wrong kind."
         try:
             messages = self.prompt('What is 1 + 1?')
             answer = self.answer(('1 + 1 = 2', 'done'))
@@ -83,19 +83,19 @@ class Benchmark:
             raise self.wrong(f'{type(error).__name__}: {error}') from error
         texts = [m.get('content') for m in messages] if isinstance(messages, list) else []
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise self.wrong('prompt(question) gives no list of chat messages')
+            raise self.wrong('prompt(question) should return a list of chat messages')
         if not (answer is None or isinstance(answer, str)):
-            raise self.wrong(f'answer(texts) gives {answer!r}: give text, or None')
+            raise self.wrong(f'answer(texts) returns {answer!r}: return text, or None')
 
     def check_scored(self) -> None:
-        "ValueError unless `scored` says True or False of each character."
+        "ValueError unless `scored` returns True or False for each character."
         if self.scored in (None, every_character):
             return
         import numpy as np
 
         mask = np.asarray(self.scored('1 + 1'))
         if mask.dtype != bool or mask.shape != (5,):
-            raise self.wrong('scored(text) gives no True or False per character')
+            raise self.wrong('scored(text) should return True or False for each character')
 
     def read_answer(self, steps) -> str | None:
         "The answer of a chain of `Step`s."
@@ -103,7 +103,7 @@ class Benchmark:
 
     @property
     def draws(self) -> dict:
-        "What the draws depend on besides the models, as JSON; nothing for the paper's prompt and steps."
+        "What the draws depend on besides the models, as JSON. Empty for the paper's prompt and steps."
         if self.prompt is chat_prompt and self.separator == '\n\n' and self.is_last is never:
             return {}
         return dict(prompt=digest(str(self.prompt('?'))), separator=self.separator)
@@ -117,7 +117,7 @@ REGISTERED = {}
 def register(
     benchmark: Benchmark,  # replaces one of the same name
 ) -> Benchmark:
-    "Make a benchmark known by its name, in this process."
+    "Make a benchmark known by its name, in this process. Returns the benchmark."
     REGISTERED[benchmark.name] = benchmark
     return benchmark
 
@@ -126,7 +126,7 @@ MATHEMATICS = Benchmark('mathematics')
 
 
 def find_benchmark(name: str) -> Benchmark:
-    "The registered benchmark of a name; else the one with the defaults, for problems that the caller brings."
+    "The registered benchmark of this name. For an unknown name: a benchmark with the defaults and no problems."
     return REGISTERED.get(name, MATHEMATICS)
 
 
@@ -178,7 +178,7 @@ def register_own() -> None:
 def open_benchmark(name: str) -> Benchmark:
     """The benchmark of a name, or of a JSONL file with questions and answers.
 
-    Your own are registered in a notebook, or in nbs/own_benchmarks.py. ValueError with the nearest name.
+    Register your own in a notebook, or in nbs/own_benchmarks.py. ValueError, with the nearest name, for an unknown one.
     """
     if name not in REGISTERED:
         register_own()
@@ -202,7 +202,7 @@ def of_benchmark(
     benchmark: str,
     parameter: str,  # its name, for error lines
 ):
-    "A parameter's value for a benchmark. ValueError if there is none."
+    "The value of a parameter for one benchmark. ValueError if the dict has neither it nor \"default\"."
     values = value if isinstance(value, dict) else dict(default=value)
     for name in values:
         one_of(f'benchmark in {parameter}', name, (*REGISTERED, 'default'))
@@ -210,11 +210,11 @@ def of_benchmark(
         return values[benchmark]
     if 'default' in values:
         return values['default']
-    raise ValueError(f'{parameter} has no value for {benchmark}, and no "default"')
+    raise ValueError(f'{parameter} has no value for {benchmark}: add one, or one named "default"')
 
 
 def step_limit(max_steps: int | dict, benchmark: str) -> int:
-    "How many steps a chain of a benchmark may have."
+    "The largest number of steps in a chain of this benchmark."
     return of_benchmark(max_steps, benchmark, 'max_steps')
 
 
@@ -222,9 +222,13 @@ def load_problems(
     benchmark: str,  # name of a registered one, such as "gsm8k", "mbpp" or "micro-math"
     split: str,  # "train", "calibration" or "test"
     n: int | dict | None = None,  # how many problems, also {benchmark: number}; None: all
-    data_dir=None,  # folder of copies of the public sets, named as in `data.sources`; None: the Hub
+    data_dir=None,  # folder with copies of the public sets, named as in `data.sources`; None: the Hub
 ) -> list:  # `Problem`s in a fixed random order, so that the first n are a random subset
-    "Problems of one split; splits share no question. ValueError, FileNotFoundError, ImportError."
+    """Problems of one split. No question is in two splits.
+
+    ValueError for an unknown name, a bad row or too large an n. FileNotFoundError for a missing copy.
+    ImportError if the Hub's client is not installed.
+    """
     record = open_benchmark(benchmark)
     one_of('split', split, SPLITS)
     n = of_benchmark(n, benchmark, 'n')
@@ -235,4 +239,4 @@ def load_problems(
         problems = sorted(problems, key=lambda p: p.id)
     if n is None or n <= len(problems):
         return problems[:n]
-    raise ValueError(f'{benchmark} {split} has {len(problems)} problems, n={n} were asked for')
+    raise ValueError(f'{benchmark} {split} has {len(problems)} problems: n={n} is too many')

@@ -1,7 +1,7 @@
-"""A conversation in the place of a question.
+"""Conversations as questions.
 
-Here belongs how messages become a `Problem` and a `Problem` messages again. What a benchmark's own
-prompt says belongs in `data.benchmarks`.
+Here belongs how chat messages become a `Problem`, and how a `Problem` becomes messages again. The
+prompt of a benchmark belongs in `data.benchmarks`.
 """
 
 import json
@@ -16,7 +16,7 @@ ROLES = ('system', 'user', 'assistant')
 
 
 def read_conversation(question: str) -> list:
-    "The messages of a conversation that `asked_problem` has written down."
+    "The messages of a conversation, from the question that `asked_problem` made of them."
     try:
         messages = json.loads(question)
     except ValueError:
@@ -25,7 +25,7 @@ def read_conversation(question: str) -> list:
 
 
 def conversation_benchmark(name: str) -> str:
-    "The name of a benchmark like another one, whose questions are conversations."
+    "The name for a copy of this benchmark whose questions are conversations."
     chat_name = f'conversation-{digest(name)}'
     if chat_name not in REGISTERED:
         record = find_benchmark(name)
@@ -34,26 +34,28 @@ def conversation_benchmark(name: str) -> str:
 
 
 def check_messages(messages) -> None:
-    "ValueError unless these are the messages of a chat, and the last one is the user's."
+    "ValueError unless these are chat messages and the last one is by the user."
     for message in messages:
         is_message = isinstance(message, dict) and message.get('role') in ROLES
         if not is_message or not isinstance(message.get('content'), str):
             raise ValueError(
-                f'a message has a role ({", ".join(ROLES)}) and a content, got {str(message)[:60]!r}'
+                f'a message needs a role ({", ".join(ROLES)}) and a content, got {str(message)[:60]!r}'
             )
     if not messages or messages[-1]['role'] != 'user' or not messages[-1]['content'].strip():
         raise ValueError('the last message should be a question of the user')
 
 
 def asked_problem(
-    name: str,  # of the benchmark; its prompt stands before a conversation without a system message
+    name: str,  # of the benchmark; its prompt comes first if the conversation has no system message
     question,  # a text, or the messages of a conversation
 ) -> Problem:
-    "What is asked, as a `Problem`. ValueError: it is neither a question nor a conversation."
+    "A question or a conversation as a `Problem`. ValueError if it is neither."
     if isinstance(question, str) and question.strip():
         return make_problem(name, question, '')
     if not isinstance(question, (list, tuple)):
-        raise ValueError(f'a question is a text, got {str(question)[:60]!r}')
+        raise ValueError(
+            f'a question should be text, or a list of messages, got {str(question)[:60]!r}'
+        )
     check_messages(question)
     messages = [dict(role=m['role'], content=m['content']) for m in question]
     last = messages[-1]['content']

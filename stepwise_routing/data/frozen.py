@@ -1,7 +1,7 @@
-"""The commit that fixed everything before the test problems of the micro benchmarks were drawn.
+"""The receipt of the test problems: everything was fixed at a commit, then the problems were drawn.
 
-Here belongs how that receipt is read and told. How it is made, and what it covers, is in
-nbs/labs/micro_world/freeze.py.
+Here belongs how the receipt is read and put into a sentence. nbs/labs/micro_world/freeze.py makes it
+and says which code and settings it covers.
 """
 
 import json
@@ -16,15 +16,15 @@ RECEIPT = PACKAGE / 'micro_problems' / 'frozen.json'
 class Frozen:
     "What was fixed, and when."
 
-    commit: str  # everything that decides is as it was there
+    commit: str  # code, settings and claims were fixed at this commit
     date: str  # of the draw of the test problems
-    test_seed: int  # of the generator, for the test problems alone
-    decides: dict  # what decides a result -> its digest
+    test_seed: int  # seed of the generator for the test problems
+    decides: dict  # name of each thing that decides a result -> its digest
     earlier: list  # receipts of earlier test problems, without their digests
 
     @property
     def sentence(self) -> str:
-        "For the notes under a table."
+        "The receipt as a sentence, for the notes under a table."
         return (
             f'Test problems: drawn on {self.date} with seed {self.test_seed}, after commit '
             f'{self.commit[:9]} had fixed problems, models, settings, rules and claims of the profile micro.'
@@ -32,7 +32,7 @@ class Frozen:
 
 
 def read_frozen() -> Frozen | None:
-    "The receipt of the shipped test problems; None before the first one."
+    "The receipt of the shipped test problems. None if there is no receipt yet."
     if not RECEIPT.is_file():
         return None
     return Frozen(**json.loads(RECEIPT.read_text('utf-8')))

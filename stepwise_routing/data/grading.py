@@ -1,8 +1,8 @@
-"""When is an answer right? Plain comparison first, Math-Verify in a guarded process for the rest.
+"""Is an answer right? Plain comparison decides most answers, Math-Verify in a guarded process the rest.
 
-Here belong the grader, the one that everybody shares, and how problems are graded with it. How two
-texts are compared belongs in `data.answers`, how two formulas are compared in `data.algebra`, how
-two graders are compared in `data.agreement`.
+Here belong the grader, the one grader that a process shares, and how problems are graded with it.
+Comparing two texts belongs in `data.answers`, comparing two formulas in `data.algebra`, comparing two
+graders in `data.agreement`.
 """
 
 import atexit
@@ -28,11 +28,11 @@ START = (  # the code of the process, which finds the package from any folder
 
 
 class Grader:
-    "Grades answers in a process of its own; a context manager, for any thread."
+    "Grades answers in a process of its own. A context manager; any thread may use it."
 
     def __init__(
         self,
-        timeout: float = 4.0,  # seconds for a pair
+        timeout: float = 4.0,  # seconds for one pair of answers
     ):
         self.timeout = timeout
         self.process = None
@@ -68,7 +68,7 @@ class Grader:
         process.communicate()
 
     def ask(self, reference: str, answer: str) -> str:
-        "The process's word on a pair. It is started if none is alive, and ended if it has no word."
+        "The process's reply about a pair. Starts the process if needed; ends it if no reply comes."
         word = ''
         try:
             if self.process is None or self.process.poll() is not None:
@@ -89,7 +89,7 @@ class Grader:
         reference: str,
         answer: str | None,  # None is wrong
     ) -> bool:
-        "Is an answer equivalent to the reference? TypeError for an answer that is no text."
+        "Is the answer equivalent to the reference? TypeError for an answer that is not text."
         verdict = plain_verdict(reference, answer)
         if verdict is not None:
             return verdict
@@ -102,33 +102,33 @@ class Grader:
 
 @lru_cache(1)
 def shared_grader(
-    pid: int,  # of this process; a fork starts a grader of its own
+    pid: int,  # id of this process, so that a fork starts its own grader
 ) -> Grader:
-    "The grader that everybody in a process shares; it ends with the process."
+    "The grader that all code in a process shares. It ends with the process."
     grader = Grader()
     atexit.register(lambda: os.getpid() == pid and grader.close())
     return grader
 
 
 def is_equiv(reference: str, answer: str | None) -> bool:
-    "Is an answer equivalent to the reference? Plain comparison first, Math-Verify for the rest."
+    "Is an answer equivalent to the reference? Asks plain comparison first, then Math-Verify."
     return shared_grader(os.getpid())(reference, answer)
 
 
 def given_up() -> set:
-    "(reference, answer) pairs that `is_equiv` gave up in this process and counted as different."
+    "(reference, answer) pairs that `is_equiv` gave up on, in this process. They count as different."
     return shared_grader(os.getpid()).given_up
 
 
 def is_right(
     problem: Problem,
     answer: str | None,  # None is wrong
-    run_code: bool = False,  # may programs that a model wrote be run, if the benchmark's tests need that?
+    run_code: bool = False,  # True: run programs that a model wrote, if the benchmark needs that
 ) -> bool:
     """The reward $r(x, \\hat y, y^*)$, as the problem's benchmark defines it.
 
-    Unless it says something else: is the answer equivalent to the reference? PermissionError if programs may
-    not be run.
+    By default an answer is right if it is equivalent to the reference. PermissionError if the benchmark needs to
+    run programs and `run_code` is False.
     """
     benchmark = find_benchmark(problem.benchmark)
     if benchmark.right is None:
@@ -139,18 +139,18 @@ def is_right(
 
 
 def grade_pairs(
-    grade,  # such as `is_right`; its attribute `workers`, if any: how many pairs at a time (2)
-    pairs,  # (`Problem`, answer)
+    grade,  # such as `is_right`; it may have an attribute `workers`: pairs graded at a time (default 2)
+    pairs,  # (`Problem`, answer) pairs
 ):
-    "Yields ((problem id, answer), verdict) of the distinct pairs, in their order."
+    "Grades each distinct pair once. Yields ((problem id, answer), verdict) in the order of the pairs."
     distinct = {(problem.id, answer): (problem, answer) for problem, answer in pairs}
     with ThreadPoolExecutor(getattr(grade, 'workers', 2)) as pool:
         verdicts = pool.map(lambda pair: bool(grade(*pair)), distinct.values())
         yield from zip(distinct, verdicts)
 
 
-def graded(work, *job) -> tuple:  # what work(*job) returns; the pairs that grading gave up in it
-    "Do a piece of work, and notice what grading gave up."
+def graded(work, *job) -> tuple:  # (result of work(*job), pairs that grading gave up on meanwhile)
+    "Call work(*job) and collect the pairs that grading gave up on."
     given_up().clear()
     result = work(*job)
     return result, sorted(given_up())
@@ -158,9 +158,9 @@ def graded(work, *job) -> tuple:  # what work(*job) returns; the pairs that grad
 
 def keep_given_up(
     stage: str,  # name of the file
-    given_up_pairs,  # (setting, pairs that `graded` returned) of every job
+    given_up_pairs,  # per job: (setting, pairs that `graded` returned)
 ) -> None:
-    "Keep the pairs that grading gave up in a stage, if any, beside the results of their setting."
+    "Write the pairs that a stage's grading gave up on, if any, beside the results of their setting."
     pairs = {}
     for setting, pairs_of_job in given_up_pairs:
         pairs.setdefault(setting.folder, set()).update(pairs_of_job)

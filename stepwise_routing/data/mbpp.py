@@ -1,6 +1,6 @@
-"""MBPP: a question asks for a Python function, and tests say whether it is right.
+"""MBPP: a question asks for a Python function, and tests decide whether the function is right.
 
-Here belongs how a row becomes a problem, the prompt, how the program is read off a reply, and who is in which split.
+Here belong reading a row, the prompt, finding the program in a reply, and the split of each problem.
 Running programs belongs in `data.programs`.
 """
 
@@ -30,7 +30,7 @@ REQUEST = (
 
 
 def read_mbpp(row: dict) -> Problem:
-    "The question names the tests; the answer holds them, with the functions that they call."
+    "A row as a `Problem`: the question shows the tests, the answer holds the tests as JSON."
     tests = [str(test) for test in row['test_list']]
     code = row['code'].replace('\r\n', '\n')
     question = f'{row["text"].strip()}\n\nThe code must pass these tests:\n' + '\n'.join(tests)
@@ -40,10 +40,10 @@ def read_mbpp(row: dict) -> Problem:
 
 
 def can_be_graded(problem: Problem) -> bool:
-    """Do plain values suffice to test a program?
+    """Can plain values test the program?
 
-    Tasks 367 and 927 prepare a tree from a class of the program. Its objects cannot leave the confined process,
-    so even their reference programs fail. The other 972 reference programs pass."""
+    Tasks 367 and 927 cannot be graded: their tests build a tree from a class of the program, and such objects
+    cannot leave the confined process. The reference programs of the other 972 tasks pass."""
     return not json.loads(problem.answer)['setup']
 
 
@@ -56,9 +56,9 @@ def official_split(problem: Problem) -> str:
 
 
 def split_of(problem: Problem) -> str:
-    """Four in five of the official training and test problems stay what they are.
+    """The split of a problem here. Four in five of the official training and test problems keep their split.
 
-    Calibration needs more than the 90 problems of the official validation set: it gets the other fifths, too.
+    Calibration needs more than the 90 problems of the official validation set, so it also gets the other fifths.
     """
     official = official_split(problem)
     if official == 'validation' or fifth_of(problem) == 0:
@@ -87,29 +87,29 @@ class MbppSet:
 
 
 def code_prompt(question: str) -> list:
-    "Chat messages that ask for a plan in comments, then the code."
+    "Chat messages that ask for a plan in comments, followed by the code."
     text = f'{question}\n\n{REQUEST}'
     return [dict(role='system', content=SYSTEM), dict(role='user', content=text)]
 
 
 def program_of(texts) -> str | None:
-    "The program in the lines of a chain; None if there is no line of code."
+    "The program in the texts of a chain's steps. None if they hold no line of code."
     lines = [text for text in texts if not is_test(text)]
     code = code_of('\n'.join(lines))
     return code if code.strip() else None
 
 
 def is_test(line: str) -> bool:
-    "Does a model repeat the tests here? They are no part of the program."
+    "Does the model repeat the tests in this line? Tests are not part of the program."
     return line.startswith('assert ')
 
 
 def closes_the_block(line: str) -> bool:
-    "Is this line the end of the program: the end of its block, or the first test behind it?"
+    "Does the program end here? It ends with its code block, or before the first test behind it."
     return line.strip() == '```' or is_test(line)
 
 
 def passes_tests(problem: Problem, program: str) -> bool:
-    "Does a program pass the problem's tests? It is run, confined."
+    "Does a program pass the problem's tests? The program runs in a confined process."
     job = json.loads(problem.answer)
     return run_tests(program, job['tests'], job['functions'], job['setup']).right

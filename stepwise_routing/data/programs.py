@@ -1,7 +1,7 @@
-"""Grading programs by their tests: is the code in a model's reply right?
+"""Grades the program in a model's reply by its tests.
 
-Here belongs the caller's side: the code in a reply, the job, the time limit, the verdict. The two
-processes that run the tests and the program are in `data.sandbox`.
+Here belongs the caller's side: finding the code in a reply, the job, the time limit, the verdict. The
+two processes that run the tests and the program are in `data.sandbox`.
 """
 
 import ast
@@ -27,29 +27,29 @@ RISK = (
 
 @dataclass(frozen=True)
 class Verdict:
-    "Did a program pass its tests, and if not, why?"
+    "Did a program pass its tests? If not, why?"
 
     right: bool
     reason: str  # "" if it is right
 
 
 def why_not() -> str:  # "" if programs can be run here
-    "Why this machine cannot run programs safely."
+    "The reason why this machine cannot run programs safely."
     if platform.system() != 'Linux':
-        return f'programs are run on Linux only, this is {platform.system()}'
+        return f'programs can be run on Linux only, and this is {platform.system()}'
     if platform.machine() not in ('x86_64', 'aarch64'):
-        return f'programs are run on x86_64 and aarch64 only, this is {platform.machine()}'
+        return f'programs can be run on x86_64 and aarch64 only, and this is {platform.machine()}'
     return ''
 
 
 def code_of(text: str) -> str:
-    "The Python code in a reply: its fenced blocks, one after the other, or all of it without any."
+    "The Python code in a reply: all its fenced blocks in order, or the whole reply if it has none."
     blocks = re.findall(r'```(?:[Pp]ython3?|py)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)', text, re.S)
     return '\n'.join(blocks) if blocks else text
 
 
 def defined_names(reference: str) -> list:
-    "Names that a reference program defines: the functions and classes under test."
+    "Names of the functions and classes that a reference program defines. These are under test."
     kinds = (ast.FunctionDef, ast.ClassDef)
     return [node.name for node in ast.parse(reference).body if isinstance(node, kinds)]
 
@@ -57,11 +57,11 @@ def defined_names(reference: str) -> list:
 def run_tests(
     program: str,  # source code
     tests,  # statements, such as "assert f(2) == 4"
-    functions,  # names of the program that the tests may use, see `defined_names`
-    setup: str = '',  # code that the tests need before
-    seconds: float = SECONDS,  # for all of them together
+    functions,  # names in the program that the tests may use, see `defined_names`
+    setup: str = '',  # code that runs before the tests
+    seconds: float = SECONDS,  # for all tests together
 ) -> Verdict:
-    "Run tests on a program, confined. RuntimeError if this machine cannot confine it."
+    "Run tests on a program in a confined process. RuntimeError if this machine cannot confine it."
     problem = why_not()
     if problem:
         raise RuntimeError(problem)
@@ -95,7 +95,7 @@ def run_tests(
 
 
 def _end(judge) -> None:
-    "Kill the judge and its program, whatever they do."
+    "Kill the judge and its program, whatever they are doing."
     try:
         os.killpg(judge.pid, signal.SIGKILL)
     except ProcessLookupError:

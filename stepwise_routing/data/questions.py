@@ -1,7 +1,7 @@
-"""Questions of one's own with their answers, as problems.
+"""Your own questions and answers as problems.
 
-Here belongs what is wrong with a row that somebody else wrote. The public benchmarks are in
-`data.sources`.
+Here belong reading a row that somebody else wrote and saying what is wrong with it. The public
+benchmarks are in `data.sources`.
 """
 
 import math
@@ -14,7 +14,7 @@ from .sources import fifth_of, file_rows, make_problem
 
 
 def answer_text(answer) -> str:
-    "An answer as text. ValueError: it is neither text nor a number."
+    "An answer as text. ValueError if it is neither text nor a finite number."
     is_value = isinstance(answer, (str, int, float)) and not isinstance(answer, bool)
     if isinstance(answer, float) and not math.isfinite(answer):  # json reads NaN and 1e999
         raise ValueError(f"field 'answer' is {answer}, which is no number")
@@ -25,9 +25,9 @@ def answer_text(answer) -> str:
 
 def own_problem(
     row,  # dict with "question" and "answer", or a `Problem`
-    name: str,  # of the problems
+    name: str,  # of the benchmark
 ) -> Problem:
-    "One row as a `Problem`. ValueError: what is wrong with it."
+    "One row as a `Problem`. ValueError says what is wrong with the row."
     if isinstance(row, Problem):
         row = vars(row)
     require_fields(row, ('question', 'answer'))
@@ -39,9 +39,9 @@ def own_problem(
 
 def own_problems(
     source,  # JSONL file, or rows with "question" and "answer"
-    name: str = 'own',  # of the problems; part of the seeds
+    name: str = 'own',  # of the benchmark; it is part of all seeds
 ) -> list:  # `Problem`s
-    """Your problems, each question once.
+    """Your questions as problems. A question that comes twice with the same answer is kept once.
 
     ValueError or FileNotFoundError in one line, with file and row.
     """
@@ -65,7 +65,7 @@ def own_problems(
 
 @dataclass(frozen=True)
 class QuestionFile:
-    "A JSONL file of one's own, with `question` and `answer` in each row."
+    "Your own JSONL file, with `question` and `answer` in each row."
 
     path: str
     name: str  # of the benchmark
@@ -73,7 +73,7 @@ class QuestionFile:
     is_public = False
 
     def problems(self, split: str, data_dir=None) -> list:
-        "Every problem of a split: two in five train, one in five calibrates, two in five test, by their hashes."
+        "All problems of a split. Hashes put 2/5 into train, 1/5 into calibration and 2/5 into test."
         turns = 'train', 'train', 'calibration', 'test', 'test'
         problems = own_problems(self.path, self.name)
         return [problem for problem in problems if turns[fifth_of(problem)] == split]

@@ -1,7 +1,7 @@
-"""Recorded outcomes: what a pair of real language models wrote, replayed without models.
+"""Recorded outcomes: the steps of a real pair of language models, replayed without the models.
 
-Here belongs the file that the package ships, how it is written, and how it becomes problems, verdicts and steps. How
-the pair was drawn is told in nbs/labs; the paper's method does not know that its steps were recorded.
+Here belong the files that the package ships: writing them, and reading problems, verdicts and steps from them.
+nbs/labs tells how the steps were drawn. The paper's method does not know that its steps were recorded.
 """
 
 import json
@@ -16,9 +16,9 @@ from ..base.tools import PACKAGE, write_file
 from .sources import SPLITS
 
 FOLDER = PACKAGE / 'recorded'
-MAX_STEPS = {'gsm8k': 16, 'mbpp': 40}  # of a chain, as it was drawn
-SUFFIX = '-recorded'  # of the names of such benchmarks
-PUT_AT_ONCE = 500  # edges in a transaction
+MAX_STEPS = {'gsm8k': 16, 'mbpp': 40}  # most steps of a chain, the limit when it was drawn
+SUFFIX = '-recorded'  # end of the name of a recorded benchmark
+PUT_AT_ONCE = 500  # edges per transaction
 
 
 def recorded_file(name: str, folder: Path = FOLDER) -> Path:
@@ -35,23 +35,23 @@ def recorded_names() -> list:
 class Recorded:
     "One recorded benchmark."
 
-    about: dict  # benchmark, licence, settings of the store, receipt of the drawing
+    about: dict  # benchmark, licence, settings of the store, receipt of the drawing (models, date, seeds)
     problems: dict  # split -> `Problem`s
     verdicts: dict  # (problem id, answer) -> bool
     edges: tuple  # ((problem id, sample, path, model), `Step`) pairs
 
     @property
     def settings(self) -> dict:
-        "Of a store with these edges."
+        "The settings of a store with these edges."
         return self.about['settings'] | dict(benchmark=self.about['benchmark'] + SUFFIX)
 
     @property
     def models(self) -> tuple:
-        "The names of the models that wrote, small to large."
+        "The names of the models that wrote the steps, small to large."
         return tuple(model['spec']['name'] for model in self.about['settings']['models'])
 
     def fill(self, path) -> None:
-        "Put the edges into a store, unless it holds them."
+        "Put the edges into a store, if they are not there yet."
         if Path(path).exists():
             with RolloutStore(path, readonly=True) as store:
                 if len(store) == len(self.edges) and store.settings == self.settings:
@@ -68,12 +68,14 @@ def read_lines(text: str, name: str):
         try:
             kind, *content = json.loads(line)
         except (ValueError, TypeError) as error:
-            raise ValueError(f'{name}, row {number}: no recorded line ({error})') from None
+            raise ValueError(
+                f'{name}, row {number}: this is not a recorded line ({error}); restore the file'
+            ) from None
         yield kind, content
 
 
 def read_edge(key: list, fields_of_step: dict) -> tuple:
-    "The key of an edge and its `Step`, as they were before they were recorded."
+    "The key of an edge and its `Step`, read from a recorded line."
     values = {}
     for name, value in fields_of_step.items():
         values[name] = tuple(value) if isinstance(value, list) else value
@@ -85,7 +87,7 @@ def read_recorded(
     name: str,  # of the benchmark, such as "gsm8k"
     folder: Path = FOLDER,
 ) -> Recorded:
-    "A recorded benchmark. FileNotFoundError if it is not recorded."
+    "Read a recorded benchmark. FileNotFoundError if there is no such file."
     path = recorded_file(name, folder)
     if not path.is_file():
         there = ', '.join(recorded_names()) or 'none'
@@ -126,7 +128,7 @@ class RecordedSet:
 
 @dataclass(frozen=True)
 class RecordedVerdict:
-    "The verdict on an answer as it was recorded: nothing is graded again, and no program is run."
+    "Looks up the recorded verdict on an answer. It grades nothing and runs no program."
 
     name: str  # such as "gsm8k"
 
@@ -144,7 +146,10 @@ class RecordedVerdict:
 
 
 def recorded_fields(step: Step, keep_tokens: bool) -> dict:
-    "What is recorded of a step: all that is not a default. Routers read the confidences of the small model alone."
+    """The fields of a step that are recorded: those that are not the default.
+
+    Confidences of tokens are kept for the small model only, as no router reads the others.
+    """
     if not keep_tokens:
         step = replace(step, ids=(), ends=(), prob=(), max_logit=None, entropy=None)
     recorded = {}
@@ -161,12 +166,12 @@ def line(*content) -> str:
 
 def write_recorded(
     path,  # NAME.jsonl.xz
-    about: dict,  # benchmark, licence, receipt; settings, if not those of the store
+    about: dict,  # benchmark, licence, receipt; also settings, if they differ from the store's
     problems: dict,  # split -> `Problem`s
-    store: RolloutStore,  # with all edges of these problems, and perhaps of others
+    store: RolloutStore,  # holds all edges of these problems; it may hold others
     verdicts: dict,  # (problem id, answer) -> bool
 ) -> Path:
-    "Write what a store holds of some problems as a recorded benchmark; the same content gives the same bytes."
+    "Write a recorded benchmark: the edges of some problems. The same content gives the same bytes."
     wanted = {problem.id for part in problems.values() for problem in part}
     lines = [line('about', dict(settings=store.settings) | about)]
     for split, part in problems.items():

@@ -1,4 +1,4 @@
-"""The two processes that judge a program: one runs its tests, the other runs the program and may do nothing else.
+"""The two processes that judge a program: one runs the tests, the other runs the program and can do nothing else.
 
 This file is started as a script by `data.programs` and imports nothing of the package. The *judge* evaluates the tests.
 Whenever a test calls a function of the program, the judge sends the arguments to the *candidate*, a process that can
@@ -37,7 +37,7 @@ TYPES = {t.__name__: t for t in (bool, int, float, complex, str, bytes, list, tu
 
 
 def encode(value, handles: list, depth: int = 0):
-    "A value as JSON; an object that is no plain data becomes the number of its handle."
+    "A value as JSON. An object that is not plain data becomes the number of its handle."
     if depth > DEPTH:
         raise ValueError('the data is nested too deeply')
 
@@ -73,7 +73,7 @@ def encode(value, handles: list, depth: int = 0):
 
 
 def decode(data, handle, depth: int = 0):
-    "A value from JSON; `handle` makes an object of the number of a handle. ValueError for anything else."
+    "A value from JSON. `handle` turns the number of a handle into an object. ValueError for other JSON."
     if depth > DEPTH:
         raise ValueError('the data is nested too deeply')
 
@@ -122,7 +122,7 @@ def send(descriptor: int, message) -> None:
 
 
 def receive(descriptor: int, seconds: float | None = None):
-    "Read a message. EOFError at the end, TimeoutError, ValueError for something that is no message."
+    "Read a message. EOFError at the end, TimeoutError after `seconds`, ValueError for bad data."
 
     def take(n):
         parts = []
@@ -157,7 +157,7 @@ ALLOWED = dict(
         '163 169 172 173 174 175 176 177 178 214 215 216 222 226 233 278 283 291 293 439'
     ),
 )
-OPEN = dict(x86_64={2: 1, 257: 2}, aarch64={56: 2})  # number of a call -> place of its flags
+OPEN = dict(x86_64={2: 1, 257: 2}, aarch64={56: 2})  # number of an open call -> index of its flags
 WRITING = (
     os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (0x400000)
 )  # and O_TMPFILE
@@ -185,7 +185,7 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # refuse: EPERM
 
 
 def filter_of(machine: str) -> list:
-    "The instructions that let the allowed calls pass, and files be opened for reading."
+    "The filter's instructions. They allow the listed system calls, and opening files for reading."
     load_call = Instruction(LOAD, 0, 0, 0)
     code = [
         Instruction(LOAD, 0, 0, 4),  # the architecture
@@ -207,7 +207,7 @@ def filter_of(machine: str) -> list:
 
 
 def confine() -> None:
-    "Take away everything that a computation does not need. OSError if the kernel cannot do that."
+    "Give up all rights that a computation does not need. OSError if the kernel cannot do that."
     for what, limit in (
         (resource.RLIMIT_CPU, CPU_SECONDS),
         (resource.RLIMIT_AS, MEMORY),
@@ -230,7 +230,7 @@ def confine() -> None:
 
 
 def answer(request, names: dict, handles: list):
-    "What the program says to one request: a call, an attribute to read or set, or the elements of an object."
+    "The reply to one request: a call, an attribute to read or set, or the elements of an object."
     kind, target, *rest = request
     thing = names[target] if isinstance(target, str) else handles[target]
     if kind == 'call':
@@ -249,7 +249,7 @@ def answer(request, names: dict, handles: list):
 
 
 def candidate(requests: int, answers: int) -> None:
-    "Run the program that comes first, then answer requests until they end."
+    "Read and run the program, then answer requests until they end."
     source = receive(requests)
     for name in sorted(MODULES):
         __import__(name)
@@ -287,7 +287,7 @@ class ProgramError(Exception):
 
 
 class Remote:
-    "A function or another object of the program: calls, attributes and elements are asked of the candidate."
+    "Stands in for an object of the program. Calls, attributes and elements are asked of the candidate."
 
     def __init__(self, ask, target, number=None):
         own = self.__dict__
@@ -314,7 +314,7 @@ class Remote:
 
 
 def asker(requests: int, answers: int):
-    "A function that sends a request to the candidate and returns its answer. ProgramError."
+    "A function that sends a request to the candidate and returns its answer, or raises ProgramError."
 
     def ask(request):
         try:
@@ -331,10 +331,10 @@ def asker(requests: int, answers: int):
 
 
 def world(job: dict, defined, ask) -> dict:
-    """The names that a test sees: Python's own, modules, the functions under test, then the test's set-up.
+    """The names that a test sees: Python's built-ins, modules, the functions under test, the test's set-up.
 
-    A name of the program is seen only if it is among the functions under test. So a program cannot replace Python's own
-    `sorted`, or a module, and judge itself.
+    Of the program's names only the functions under test are seen. Otherwise a program could replace `sorted` or a
+    module, and so judge itself.
     """
     values = {'__name__': 'tests', '__builtins__': builtins}
     for name in defined:
@@ -347,7 +347,7 @@ def world(job: dict, defined, ask) -> dict:
 
 
 def judge() -> None:
-    "Read a job from standard input, write its verdict to standard output: the tests that passed, and what failed."
+    "Read a job from standard input. Write the verdict to standard output: tests passed, and the failure."
     job = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_CPU, (2 * CPU_SECONDS,) * 2)
     resource.setrlimit(resource.RLIMIT_AS, (2 * MEMORY,) * 2)

@@ -1,8 +1,8 @@
-"""Where problems come from: public sets on the Hub or as copies, problems that are shipped, files of one's own.
+"""Where problems come from: public sets (from the Hub or from copies), and problems that the package ships.
 
-Here belongs how rows become problems, in which licence they are, and who is in which
-split. What a model and a grader must know of a benchmark belongs in `data.benchmarks`;
-the generators of the micro problems are in nbs/labs.
+Here belong how rows become problems, the licence of each set, and the split of each problem. What
+a model and a grader must know about a benchmark belongs in `data.benchmarks`. The generators of the
+micro problems are in nbs/labs.
 """
 
 import json
@@ -32,9 +32,12 @@ def make_problem(
     question: str,
     answer: str,
     difficulty: float | None = None,
-    solution: str | None = None,  # steps, with blank lines between them
+    solution: str | None = None,  # steps, separated by blank lines
 ) -> Problem:
-    "A `Problem` whose id is the hash of its question, white space aside. ValueError: half a character."
+    """A `Problem`. Its id is the hash of its question without white space.
+
+    ValueError for a text with half a character (a lone surrogate).
+    """
     for text in (question, answer):
         if any('\ud800' <= character <= '\udfff' for character in text):
             raise ValueError(f'{text[:60]!r} has half a character, which no model can read')
@@ -46,7 +49,7 @@ def make_problem(
 
 
 def read_gsm8k(row: dict) -> Problem:
-    "Lines are steps, the answer follows `####`, calculator notes in << >> are dropped."
+    "A row of GSM8K: lines are steps, the answer follows `####`, notes in << >> are dropped."
     solution, mark, answer = row['answer'].rpartition('####')
     if not mark:
         raise ValueError('field \'answer\' has no "#### number" at its end')
@@ -56,7 +59,7 @@ def read_gsm8k(row: dict) -> Problem:
 
 
 def read_math(row: dict) -> Problem:
-    "The answer is given (MATH-500), or it is the last box of the solution; levels from 1 to 5."
+    "A row of MATH. Its answer is a field (MATH-500) or the solution's last box. Difficulty is 1 to 5."
     answer = row.get('answer') or extract_boxed(row['solution']) or ''
     digit = re.search(r'\d', str(row.get('level')))
     level = float(digit[0]) if digit else None
@@ -64,7 +67,7 @@ def read_math(row: dict) -> Problem:
 
 
 def read_omnimath(row: dict) -> Problem:
-    "Difficulties from 1 to 10."
+    "A row of Omni-MATH. Difficulty is 1 to 10."
     answer = str(row['answer'] or '').strip()
     difficulty = float(row['difficulty'])
     return make_problem('omnimath', row['problem'], answer, difficulty, row.get('solution'))
@@ -81,7 +84,7 @@ class Source:
     revision: str  # pinned
     split: str  # on the Hub
     file: str  # its name in a folder of copies
-    configurations: tuple = (None,)  # on the Hub, one after the other
+    configurations: tuple = (None,)  # names on the Hub, in the order of reading
 
 
 GSM8K = 'openai/gsm8k', '740312add88f781978c0658806c59bc2815b9866'
@@ -101,7 +104,7 @@ OMNIMATH = Source(*OMNI_MATH, 'test', 'omni_math.jsonl')  # it has no training s
 
 
 def hub_rows(source: Source) -> list:
-    "Rows of a dataset of the Hub. ImportError if the extra is not installed."
+    "Rows of a dataset on the Hub. ImportError if the extra `hub` is not installed."
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -116,7 +119,7 @@ def hub_rows(source: Source) -> list:
 
 
 def each_once(pairs) -> dict:
-    "An object of JSON. ValueError: a name stands twice, and which value is meant nobody knows."
+    "A JSON object as a dict. ValueError if a name occurs twice, since either value could be meant."
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -126,7 +129,7 @@ def each_once(pairs) -> dict:
 
 
 def file_rows(path) -> list:
-    "Rows of a JSONL file, mostly dicts. FileNotFoundError or ValueError naming file and row."
+    "Rows of a JSONL file. FileNotFoundError for no file, ValueError with file and row for a bad row."
     path = Path(path)
     if not path.is_file():
         neighbours = [file.name for file in path.parent.glob('*')]
@@ -155,11 +158,11 @@ def read_row(row, fields: tuple, read: Callable) -> Problem:
 
 def source_problems(
     source: Source,
-    fields: tuple,  # that a row needs; the first is the question
-    read: Callable,  # a row -> `Problem`; ValueError
+    fields: tuple,  # names that a row needs; the first is the question
+    read: Callable,  # a row -> `Problem`; it raises ValueError for a bad row
     data_dir=None,  # a folder of copies; None: the Hub
 ) -> list:
-    "Every problem of one set. ValueError naming file, row and field."
+    "All problems of one set. ValueError, with file, row and field, for a bad row."
     if data_dir:
         name = Path(data_dir) / source.file
         rows = file_rows(name)
@@ -191,16 +194,16 @@ LEFT_OUT = {
 
 
 def question_key(question: str) -> str:
-    "A question reduced to letters and digits: what a reformatted copy shares with the original."
+    "A question's letters and digits alone. A reformatted copy has the same key as the original."
     text = unicodedata.normalize('NFKC', question).lower()
     return re.sub(r'[\W_]', '', text) or question
 
 
 def distinct_problems(
     problems,
-    left_out: str = '',  # hashes of questions, with blanks between them
+    left_out: str = '',  # hashes of questions, separated by blanks
 ) -> list:
-    "Problems with an answer, each question once, in the order of their ids, which is a random one."
+    "Problems that have an answer, each question once, sorted by id. Ids are hashes: a random order."
     hashes = set(left_out.split())
     first = {}
     for problem in sorted(problems, key=lambda p: (p.id, len(p.answer), p.answer)):
@@ -211,12 +214,12 @@ def distinct_problems(
 
 
 def fifth_of(problem: Problem) -> int:  # 0 to 4
-    "In which fifth of a set a problem is, by the hash of its question: the same in every file and for any number."
+    "The fifth of a set that a problem is in, by the hash of its question. Other problems do not matter."
     return int(digest('split', problem.id), 16) % 5
 
 
 def carve(problems, split: str) -> list:
-    "Train (4 in 5) or calibration (1 in 5) of a training set, by the hash of the question."
+    "The train (4/5) or calibration (1/5) part of a training set, by the hash of the question."
     chosen = []
     for problem in problems:
         is_calibration = fifth_of(problem) == 0
@@ -226,33 +229,36 @@ def carve(problems, split: str) -> list:
 
 
 def stratify(problems, split: str) -> list:
-    "40/20/40 train/calibration/test along the difficulty."
+    "Split 40 % / 20 % / 40 % into train / calibration / test, with similar difficulties in each."
     turns = 'train', 'test', 'calibration', 'test', 'train'
     by_difficulty = sorted(problems, key=lambda p: (p.difficulty, p.id))
     return [problem for i, problem in enumerate(by_difficulty) if turns[i % 5] == split]
 
 
 def check_folder(data_dir) -> None:
-    "FileNotFoundError if a folder of copies is given, and is none."
+    "FileNotFoundError if `data_dir` is given and is not a folder."
     if data_dir and not Path(data_dir).is_dir():
         raise FileNotFoundError(f'data_dir={str(data_dir)!r} is not a folder')
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    "A public benchmark with one question a row; its test set is `test`, the rest is carved out of `train`."
+    """A public benchmark with one question per row.
+
+    Its test problems are those of `test`. `train` is divided into train and calibration problems.
+    """
 
     test: Source
-    # the same as `test` if there is no training set: then the problems are stratified
+    # equal to `test` if there is no training set: then `stratify` splits the problems
     train: Source
     fields: tuple  # that a row needs; the first is the question
     read: Callable  # a row -> `Problem`; ValueError
     licence: str
-    left_out: str = ''  # hashes of questions
+    left_out: str = ''  # hashes of questions that are not used
     is_public = True
 
     def rows(self, source: Source, data_dir) -> list:
-        "Every problem of the test or the training set."
+        "All problems of one source, the test set or the training set."
         return source_problems(source, self.fields, self.read, data_dir)
 
     def problems(self, split: str, data_dir=None) -> list:
@@ -285,7 +291,7 @@ def shipped_problems(benchmark: str) -> dict:  # split -> `Problem`s, in the ord
 
 @dataclass(frozen=True)
 class ShippedSet:
-    "Problems that the package ships."
+    "A set of problems that the package ships."
 
     name: str  # of the benchmark
     licence: str = 'Apache-2.0'

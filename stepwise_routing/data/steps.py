@@ -1,7 +1,8 @@
-"""Which steps of a chain are right, and the first one that is wrong, found by a program.
+"""Finds the right steps of a chain, and its first wrong step, by a program.
 
-Here belongs the label of a step. It is read off the texts alone, against the solution of a micro
-problem, which lists what each step must state. Models that guess it belong in `models.reward`.
+Here belongs the label of a step, right or wrong. The program compares the step's text with the
+solution of a micro problem, which lists what each step must state. Models that estimate the label
+belong in `models.reward`.
 """
 
 import ast
@@ -30,7 +31,7 @@ LONGEST = 2000  # characters of a step whose equations are read
 
 
 def exact_value(side: str):  # int or Fraction
-    "The value of an expression of whole numbers. SyntaxError for anything else."
+    "The exact value of an expression with whole numbers. SyntaxError for other expressions."
     tree = ast.parse(side, mode='eval')
     if not all(isinstance(node, ARITHMETIC) for node in ast.walk(tree)):
         raise SyntaxError('not arithmetic')
@@ -38,7 +39,7 @@ def exact_value(side: str):  # int or Fraction
 
 
 def equations_hold(step: str) -> bool:
-    "Is every equation between numbers true, in exact arithmetic? False if one cannot be read."
+    "Is every equation in the step true, in exact arithmetic? False if one cannot be read."
     text = re.sub(r'floor\((\d+)/(\d+)\)', r'(\1//\2)', step).replace(' mod ', '%')
     if len(text) > LONGEST:
         return False
@@ -54,23 +55,23 @@ def equations_hold(step: str) -> bool:
 
 # ---- checks of earlier lines
 
-CHECK = 'Check: '  # begins a line that works out the last equations again before it goes on
+CHECK = 'Check: '  # begins a line that computes the last equations again before it goes on
 WRITTEN = re.compile(
     r'(?:\d+ mod \d+: \d+\*\d+=\d+, )?(?:floor\(\d+/\d+\)|[\d()+*/-]+)=\(?-?\d+\)?'
 )
 
 
 def written_equations(line: str) -> str:
-    "The equations of a line as a check repeats them."
+    "The equations of a line, in the form in which a check repeats them."
     return ', '.join(WRITTEN.findall(line))
 
 
 def check_line(
     lines: list,  # of a solution
-    index: int,  # of the line that is due
-    back: int,  # how many lines before it are checked
+    index: int,  # of the next line of the solution
+    back: int,  # number of lines before it that are checked
 ) -> str:
-    "What a model writes that takes over: a line, and before it the equations of the last lines."
+    "The step of a model that takes over: it checks the equations of the last lines, then adds a line."
     checked = lines[max(0, index - back) : index]
     if not checked:
         return lines[index]
@@ -84,17 +85,17 @@ RESULTS = re.compile(r'=\(?(-?\d+)\b(?![*/+=-])')
 
 
 def statement(line: str) -> tuple:
-    "What a line states, however it is worded: its numbers in any order, and its results."
+    "The content of a line without its wording: its numbers in any order, and its results."
     return sorted(NUMBERS.findall(line)), RESULTS.findall(line)
 
 
 def lines_reached(
     lines: list,  # of the solution
     step: str,
-    done: int,  # how many lines the chain has stated, the next one is due
-    is_sound: bool,  # is no mistake in the chain, or has each been put right?
-) -> int | None:  # how many lines the chain has stated after the step; None if the step is wrong
-    "Does a step state the line that is due, or check the lines before it and go on?"
+    done: int,  # number of lines that the chain has stated so far
+    is_sound: bool,  # True: the chain has no mistake that is not repaired
+) -> int | None:  # lines that the chain has stated after the step; None: the step is wrong
+    "Does a step state the next line, perhaps after a check of the lines before it?"
     *checked, last = step.removeprefix(CHECK).split('; ') if step.startswith(CHECK) else [step]
     earliest = max(0, done - len(checked))
     for start in range(done, earliest - 1, -1):  # of the lines that it may be checking
@@ -112,8 +113,8 @@ def lines_reached(
 def right_steps(problem: Problem, steps) -> list:  # bool per step
     """Which steps of a chain are right.
 
-    A step is right if it states the line that is due, or an earlier one word for word. After a
-    wrong step every step is wrong, until a check works out the lines from the mistake on.
+    A step is right if it states the next line of the solution, or repeats an earlier line word for
+    word. After a wrong step all steps are wrong, until a check repeats the lines from the mistake on.
     """
     lines = problem.solution.split('\n\n')
     done = 0
@@ -128,6 +129,6 @@ def right_steps(problem: Problem, steps) -> list:  # bool per step
 
 
 def first_wrong(problem: Problem, steps) -> int:
-    "Index of a chain's first wrong step (`right_steps`); -1 without one."
+    "Index of a chain's first wrong step (see `right_steps`). -1 if all steps are right."
     marks = right_steps(problem, steps)
     return -1 if all(marks) else marks.index(False)

@@ -1,11 +1,11 @@
 """A router's steps as an answer of the OpenAI protocol, whole or in chunks.
 
-Here belongs what the answer says: text, who wrote it, usage, finish, log-probabilities. How steps come
-about belongs in `method.live`; what a request may say, in `models.chat_request`.
+Here belong the fields of an answer: text, who wrote it, usage, finish, log-probabilities. How steps
+are made belongs in `method.live`. The fields of a request belong in `models.chat_request`.
 
-A whole answer says in two headers how often it was handed over and who wrote its last step. The headers
-of a stream leave before that is known. So its last chunk says it, in `stepwise_summary`; the body of a
-whole answer has this field, too.
+A whole answer has two headers: how often it was handed over, and who wrote its last step. The headers
+of a stream are sent before this is known, so its last chunk holds both in `stepwise_summary`. The body
+of a whole answer has this field too.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from .chat_request import ChatRequest, read_request
 from .metrics import Metrics
 from .web import Refused
 
-NEVER = -9999.0  # the protocol's log-probability of what cannot be
+NEVER = -9999.0  # the protocol's log-probability of an impossible token
 HANDED = ('hand_over', 'reject')  # decisions after which a larger model writes
 
 
@@ -31,11 +31,11 @@ class Served:
     name: str  # "my-router", "my-router@alpha=0.05", "small", "large"
     owner: object  # has stream(messages, router, **wish), check(messages), specs and separator
     router: object  # who decides, for `owner.stream`
-    fingerprint: str  # equal for what answers equally
+    fingerprint: str  # two routers that answer alike have the same one
     points: dict = field(default_factory=dict)  # alpha -> `Served`; the same router at other points
 
     def at(self, alpha: float | None) -> 'Served':
-        "The same router at another calibrated point. `Refused`: it has none there."
+        "The same router, calibrated for another alpha. `Refused` if it is not calibrated for that."
         if alpha is None:
             return self
         for known, served in self.points.items():
@@ -47,7 +47,7 @@ class Served:
 
 
 def usage_of(calls, specs) -> dict:
-    "The bill of an answer: all calls, drafts included. `cost` is in US dollars."
+    "The bill of an answer: tokens of all calls, rejected drafts included. `cost` is in US dollars."
     prompt = sum(call.prompt for call in calls)
     completion = sum(call.generated for call in calls)
     cached = sum(call.billed if specs[call.model].price else call.cached for call in calls)
@@ -63,7 +63,7 @@ def usage_of(calls, specs) -> dict:
 
 
 def step_note(live) -> dict:
-    "Who wrote a step, and what was decided."
+    "A dict for the client: who wrote a step, and what the router decided after it."
     return dict(
         model=live.model,
         tokens=live.step.generated,
@@ -75,7 +75,7 @@ def step_note(live) -> dict:
 
 
 def token_texts(step, lead: str) -> list:
-    "(Text, probability) of each token of a step; `lead` is what stands before it."
+    "(Text, probability) of each token of a step. `lead` is the text before the step."
     pairs = []
     before = 0
     for end, prob in zip(step.ends, step.prob):
@@ -92,13 +92,13 @@ def token_texts(step, lead: str) -> list:
 
 
 def token_record(text: str, prob: float) -> dict:
-    "As the protocol has it."
+    "One token's record of log-probabilities, in the protocol's form."
     logprob = max(math.log(prob), NEVER) if prob > 0 else NEVER
     return dict(token=text, bytes=list(text.encode()), logprob=logprob, top_logprobs=[])
 
 
 class StopText:
-    "Text that is shown up to the first stop string; what could be the beginning of one waits."
+    "Shows text up to the first stop string. Text that may begin a stop string is held back."
 
     def __init__(self, stops=()):
         self.stops = stops
@@ -106,7 +106,7 @@ class StopText:
         self.has_ended = False
 
     def feed(self, text: str) -> str:
-        "What may be shown now."
+        "Take more text; return the text that may be shown now."
         self.waiting += text
         places = [self.waiting.find(stop) for stop in self.stops]
         found = [place for place in places if place >= 0]
@@ -119,7 +119,7 @@ class StopText:
         return shown
 
     def beginning(self) -> int:
-        "How many characters at the end could begin a stop string."
+        "Number of characters at the end that could begin a stop string."
         longest = max(map(len, self.stops), default=1) - 1
         for n in range(min(longest, len(self.waiting)), 0, -1):
             if any(stop.startswith(self.waiting[-n:]) for stop in self.stops):
@@ -127,7 +127,7 @@ class StopText:
         return 0
 
     def rest(self) -> str:
-        "What is shown at the end."
+        "The text held back, to be shown at the end."
         shown, self.waiting = self.waiting, ''
         return shown
 
@@ -146,11 +146,11 @@ class Answer:
         self.has_text = False
         self.last = None  # the last step that was kept
         self.tokens = []  # (where it ends in the text, its record), not shown yet
-        self.length = 0  # of the text, what waits included
-        self.shown = 0  # of the text
+        self.length = 0  # characters of the text, those held back included
+        self.shown = 0  # characters shown so far
 
     def take(self, live) -> str:
-        "A further step; the text that may be shown now."
+        "Take a further step; return the text that may be shown now."
         self.notes.append(step_note(live))
         self.calls = live.calls
         if not live.kept:
@@ -174,11 +174,11 @@ class Answer:
         return text
 
     def rest(self) -> str:
-        "The text that waited for the end."
+        "The text that was held back until the end."
         return self.visible(self.stop.rest())
 
     def logprobs(self) -> dict | None:
-        "Of the tokens that are shown by now and were not before."
+        "Log-probabilities of the tokens shown since the last call."
         if not self.request.logprobs:
             return None
         ready = [record for place, record in self.tokens if place <= self.shown]
@@ -198,7 +198,7 @@ class Answer:
 
     @property
     def summary(self) -> dict:
-        "What is known at the end alone."
+        "Facts that are known only at the end."
         return dict(handovers=self.handovers, last_model=self.last.model)
 
     @property
@@ -242,13 +242,13 @@ class Answer:
 
 
 class RouterService:
-    "Routers behind the protocol, each by several names."
+    "Serves routers in the protocol, each under several names."
 
     def __init__(self, served, metrics: Metrics, record=None):
         self.served = {}
         for one in served:
             if one.name in self.served:
-                raise ValueError(f'two routers are named {one.name!r}: rename a folder')
+                raise ValueError(f'two routers are named {one.name!r}: rename one of the folders')
             self.served[one.name] = one
         self.metrics = metrics
         self.record = record  # (`Served`, question, `LiveStep`s) -> None; None: nothing is kept
@@ -271,7 +271,7 @@ class RouterService:
         return request
 
     def find(self, request: ChatRequest) -> Served:
-        "What a request asks for. `Refused`: it is not here."
+        "The router or model that a request names. `Refused` if it is not served here."
         served = self.served.get(request.model)
         if served is None:
             hint = nearest(request.model[:60], self.served)
@@ -295,7 +295,7 @@ class RouterService:
 
     @contextlib.asynccontextmanager
     async def answering(self, request: ChatRequest):
-        "(`Answer`, its steps), for a `with` block; what it came to is counted at its end."
+        "Yields (`Answer`, its steps) to a `with` block. At its end the answer is counted in the metrics."
         served = self.find(request)
         answer = Answer(request, served)
         steps = []
@@ -317,7 +317,7 @@ class RouterService:
             self.record(served, request.messages, steps)
 
     def count(self, answer: Answer, steps) -> None:
-        "What an answer came to, also one that was broken off."
+        "Count an answer in the metrics, also one that was broken off."
         for live in steps:
             if live.kept:
                 self.metrics.count('steps', model=live.model)
@@ -348,7 +348,7 @@ class RouterService:
         return answer.body(text), headers
 
     async def chunks(self, request: ChatRequest):
-        "The answer in chunks, each as soon as its step is decided."
+        "The answer in chunks. A chunk is sent as soon as its step is decided."
         told = 0  # notes that a chunk has carried
         async with self.answering(request) as (answer, steps):
             async for live in steps:
@@ -370,5 +370,5 @@ class RouterService:
 
 
 def header_text(name: str) -> str:
-    "A name as a header may hold it."
+    "A name in the characters that a header may hold."
     return name.encode('ascii', 'replace').decode()

@@ -1,7 +1,7 @@
-"""A book of what calls cost, without what was asked or answered.
+"""A book of amounts: what calls cost, without their questions and answers.
 
-Here belongs the book of a router that answers live questions. The book that keeps every reply, so
-that none is paid for twice, is in `models.ledger`.
+Here belongs the book of a router that answers live questions. `models.ledger` has the book that
+also keeps every reply, so that no reply is paid for twice.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ PAUSE = 0.02  # seconds between two looks at a purse
 
 
 class Purse:
-    "What several books may spend together; each of them may be in a thread of its own."
+    "An amount that several books may spend together. Each book may be in a thread of its own."
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Purse:
         self.turn = threading.Lock()
 
     def reserve(self, units: int) -> bool:
-        "Is there room now? RuntimeError: there is none, and no call under way can give any back."
+        "Reserve an amount. False: wait for calls under way. RuntimeError: no call can give any back."
         with self.turn:
             if units <= self.left:
                 self.left -= units
@@ -40,32 +40,32 @@ class Purse:
         )
 
     async def take(self, units: int) -> None:
-        "Reserve, as soon as there is room. RuntimeError: the cap is reached."
+        "Reserve an amount as soon as there is room. RuntimeError if the cap is reached."
         while not self.reserve(units):
             await asyncio.sleep(PAUSE)
 
     def settle(self, reserved: int, spent: int) -> None:
-        "A call has ended."
+        "Note that a call has ended: give back the part that it did not spend."
         with self.turn:
             self.reserved -= reserved
             self.left += reserved - spent
 
 
 class Bills(Ledger):
-    "A `Ledger` that keeps amounts alone: equal questions are asked and paid each time."
+    "A `Ledger` that keeps amounts only. An equal question is asked and paid again."
 
     purse = None  # `Purse` that other books take from, too
 
     def __init__(
         self,
-        path=None,  # file, made where there is none; also that of a `Ledger`
-        max_cents: float | None = None,  # never spend more, what the file says included
+        path=None,  # file, made if missing; it may be the file of a `Ledger`; None: in memory
+        max_cents: float | None = None,  # never spend more US cents, those in the file included
     ):
         try:
             super().__init__(path, max_cents)
         except BlockingIOError:
             raise BlockingIOError(
-                f'{path}: somebody else books paid calls there, so one cap would not hold for both; '
+                f'{path}: another process books paid calls there, so one cap would not hold for both; '
                 'ask that server, or give each process an export of the router (own.export)'
             ) from None
         self.units_before = self.units
@@ -73,20 +73,20 @@ class Bills(Ledger):
 
     @property
     def spent_now(self) -> float:
-        "US cents since it was opened, unknown bills included."
+        "US cents spent since the book was opened. Calls with an unknown bill count at their most."
         return (self.units - self.units_before) / CENT
 
     def allow(
         self,
-        cents: float,  # to be spent from now on, whatever was spent before
+        cents: float,  # US cents that may be spent from now on
     ) -> None:
         "Set the cap."
         self.cap = self.units + int(Fraction(str(cents)) * CENT)
 
     async def reserve(self, key, max_units):
-        "As that of `Ledger`. RuntimeError where nobody waits: what was not asked yet is not asked any more."
+        "As in `Ledger`. RuntimeError if the caller has gone: then the call is not made."
         if asyncio.current_task() in self.unwanted:
-            raise RuntimeError('nobody waits for the answer any more')
+            raise RuntimeError('the caller has gone, so the call was not made')
         if self.purse is None:
             return await super().reserve(key, max_units)
         await self.purse.take(max_units)
@@ -97,7 +97,7 @@ class Bills(Ledger):
             raise
 
     async def settle(self, call, units, reply=None, **notes):
-        "As that of `Ledger`."
+        "As in `Ledger`."
         _, max_units = self.reserved[call]
         try:
             await super().settle(call, units, reply, **notes)
@@ -106,15 +106,15 @@ class Bills(Ledger):
                 self.purse.settle(max_units, units)
 
     def reply(self, key):
-        "No reply is looked up."
+        "None: this book keeps no replies."
 
     async def record(self, call, key, max_units, units, notes, reply=None):
-        "Put a call on file: neither its request, nor its reply, nor what was no reply."
+        "Write a call's amount to the file, without request and reply."
         plain = {name: value for name, value in notes.items() if name in ('uncertain', 'claimed')}
         await super().record(call, '', max_units, units, plain)
 
     async def once(self, key, draw):
-        "The reply to a request, drawn now by the coroutine function `draw`."
+        "Draw the reply to a request now, with the coroutine function `draw`."
         task = asyncio.ensure_future(draw())
         self.pending[task] = task
         task.add_done_callback(self.forget)
@@ -125,14 +125,14 @@ class Bills(Ledger):
             raise self.broken or asyncio.CancelledError from None
 
     def forget(self, task) -> None:
-        "A call has come to its end."
+        "Forget a call that has ended."
         del self.pending[task]
         self.unwanted.discard(task)
         if not task.cancelled():
             task.exception()  # nobody may be left to look at it
 
     async def run(self, coro):
-        "What a coroutine returns. Cancelled, it lets a request that was sent end, and be booked."
+        "Run a coroutine. If the caller cancels, a request that was sent still ends and is booked."
         if self.closing.is_set():
             coro.close()
             raise RuntimeError('the ledger of this model is closed')
@@ -149,7 +149,7 @@ def set_caps(
     together: float | None,  # US cents from now on; None: no cap
     each: float | None,
 ) -> None:
-    "What several books may spend."
+    "Set how much several books may spend."
     purse = None if together is None else Purse(together)
     for book in books:
         book.purse = purse

@@ -1,7 +1,7 @@
-"""A model that is paid by the token: nothing is paid for twice or lost.
+"""A model that is paid by the token. No reply is paid for twice, and no paid reply is lost.
 
-Here belongs asking OpenAI or a server like it: the client, the calls in flight, their errors. What a reply means
-belongs in `models.replies`; what was paid, in `models.ledger`.
+Here belongs asking OpenAI or a similar server: the client, the calls in flight, their errors. Reading a reply
+belongs in `models.replies`. The book of payments belongs in `models.ledger`.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ def is_loopback(base_url) -> bool:
 
 
 def plain_address(base_url: str) -> str:
-    "The one spelling of a server's address. ValueError: it is none, or it holds a password or a query."
+    "A server's address in a standard spelling. ValueError for a bad one, a password in it, or a query."
     if '@' in base_url or '?' in base_url:
         raise ValueError(
-            'base_url: leave out user, password and query; a key belongs into an environment variable'
+            'base_url: leave out user, password and query; put the key into an environment variable'
         )
     try:
         url = urlsplit(base_url)
@@ -108,7 +108,7 @@ class ApiOptions:
 
 
 def read_key(key_env, base_url) -> str:
-    "The API key in an environment variable; '' for a server on this machine. ValueError naming the variable."
+    "The API key in an environment variable. Without one: '' for a server on this machine, else ValueError."
     key = os.environ.get(key_env, '').strip()
     host = urlsplit(base_url).hostname
     if re.search('[^!-~]', key):
@@ -119,7 +119,7 @@ def read_key(key_env, base_url) -> str:
 
 
 def price_row(model: str, price: str | None, must: bool) -> str | None:
-    "The row of `PRICES` that a model is billed by, None for a free one. ValueError where there `must` be one."
+    "The row of `PRICES` for a model; None for a free model. ValueError if none is known and there `must` be one."
     family = undated(model)
     if price == 'free':
         return None
@@ -180,14 +180,14 @@ def api_client(
     timeout,  # seconds
     largest=1 << 26,  # bytes of a reply, unpacked
 ):
-    "OpenAI's own client, without retries."
+    "OpenAI's client, without its retries."
     import openai
 
     try:
         http = _http_client()(trust_env=not is_loopback(base_url), follow_redirects=False)
     except Exception as error:  # its text may hold a password
         raise ValueError(
-            f'a proxy that the environment names cannot be used ({type(error).__name__}): look at '
+            f'the proxy in the environment cannot be used ({type(error).__name__}): check '
             'HTTP_PROXY, HTTPS_PROXY and ALL_PROXY'
         ) from None
     http.largest = largest
@@ -195,12 +195,12 @@ def api_client(
     return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
 
 
-OWN_WORDS = 4096  # tokens that a server may add to a prompt or a reply, such as a prompt of its own
+OWN_WORDS = 4096  # tokens that a server may add to a prompt or reply: its own system prompt
 _CONNECTIONS = 16  # of a client: it looks at all that are idle before each request
 
 
 class OpenAIBackend:
-    "A model behind an OpenAI-compatible API. RuntimeError where it cannot go on, ValueError for a bad argument."
+    "A model behind an OpenAI-compatible API. RuntimeError if it cannot go on, ValueError for a bad argument."
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class OpenAIBackend:
         return text.replace(self.key, '*' * len(self.key)) if len(self.key) > 7 else text
 
     async def _refusal(self, error):
-        "The outcome of an HTTP error."
+        "What an HTTP error means: an `_Outcome` with the reason, and whether to try again."
         status = error.status_code
         body = error.body
         env = self.options.key_env
@@ -288,7 +288,7 @@ class OpenAIBackend:
         return _Outcome(line, units=0, wait=wait)
 
     def _read(self, text, body):
-        "The outcome of an answer to a request."
+        "Read the body of an answer: an `_Outcome` with the reply, or with the reason why it is none."
         text = self.masked(text)
         try:
             answer = json.loads(text)
@@ -316,7 +316,7 @@ class OpenAIBackend:
         return _Outcome(reply=reply, units=units)
 
     async def _attempt(self, body):
-        "Ask once."
+        "Ask the server once."
         import openai
 
         limit = self.options.timeout
@@ -333,10 +333,10 @@ class OpenAIBackend:
             return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
     async def _billed(self, key, body):
-        """One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost.
+        """One attempt, booked in the ledger. Before it we book the most it can cost; after it, its true cost.
 
-        What a server counts and was not asked for is its error: such a call stays booked at the most
-        that it can cost, and what was claimed is kept beside it."""
+        A server may count more tokens than we asked for. This is its error: the call stays booked at the
+        most it can cost, and the server's claim is kept beside it."""
         worst = _units(self.spec.price, _most_prompt(body), body['max_tokens'])
         outcome = _Outcome('interrupted')
         call = await self.ledger.reserve(key, worst)
@@ -379,7 +379,7 @@ class OpenAIBackend:
         raise self.ledger.broken
 
     async def _reply_with_retries(self, key, body):
-        "A reply that is in the ledger; RuntimeError where there is none to be had."
+        "Ask until there is a reply, and keep it in the ledger. RuntimeError after the last attempt."
         closing = self.ledger.closing
         retries = self.options.retries
         async with self.slots:
@@ -408,7 +408,7 @@ class OpenAIBackend:
         seed: int,  # of the draw
         **more,  # other fields of the request: stop, temperature, top_logprobs
     ) -> dict:  # of `read_reply`
-        "The reply to a conversation, from the ledger or the server. RuntimeError: there is none to be had."
+        "The reply to a conversation, from the ledger or the server. RuntimeError if there is no reply."
         o = self.options
         top = more.pop('top_logprobs', self.options.top_logprobs)
         body = (
@@ -430,7 +430,10 @@ class OpenAIBackend:
         )
 
     async def write(self, request) -> tuple:
-        "The steps of a reply to a `Request`, its guards included."
+        """The steps of a reply to a `Request`.
+
+        Steps that repeat the prefix are dropped. An empty reply, or one of repeats only, is asked for once more.
+        """
         seed = int(request.seed(0))
         max_tokens = self.options.max_tokens
         max_steps = 1
@@ -468,37 +471,37 @@ class OpenAIBackend:
 
 
 class _Outcome(NamedTuple):
-    "What came of an attempt."
+    "The result of one attempt."
 
-    why: str = ''  # it gave no reply
+    why: str = ''  # reason why there is no reply
     reply: object = None  # of `read_reply`
     units: int | None = None  # of its bill; None = unknown
     wait: float | None = (
         0.0  # seconds the server asked to wait, at most a minute; None: another attempt has no point
     )
-    answer: str = ''  # what was paid for and is no reply, as evidence
-    claimed: dict | None = None  # usage that a server counts and was not asked for, and its cost
+    answer: str = ''  # text that was paid for and is not a reply, kept as evidence
+    claimed: dict | None = None  # usage that the server counts beyond what was asked, and its cost
 
 
 def _most_prompt(body) -> int:
-    "Tokens of a request's prompt at most: none is shorter than a byte, and a template adds a few per message."
+    "The most tokens that a request's prompt can have: one per byte, and a few per message for the template."
     texts = [message['content'].encode('utf-8', 'surrogatepass') for message in body['messages']]
     return 64 + sum(len(text) + 16 for text in texts)
 
 
 def _most_tokens(body) -> tuple:  # of the prompt, of the reply
-    "What a server that was asked for this can count. There is room for its own words."
+    "The most tokens that a server can count for this request, with room for a prompt of its own."
     return _most_prompt(body) + OWN_WORDS, body['max_tokens'] + OWN_WORDS
 
 
 def _is_possible(usage, body) -> bool:
-    "Can a server that was asked for this have counted so many tokens?"
+    "Is this count of tokens possible for this request?"
     most_prompt, most_generated = _most_tokens(body)
     return usage['prompt'] <= most_prompt and usage['generated'] <= most_generated
 
 
 def _too_many(model, usage, body) -> str:
-    "The line about a server that counts more than it was asked for."
+    "The error line about a server that counts more tokens than the request allows."
     counted = [f'{usage[part]:,}'[:30] for part in ('prompt', 'generated')]
     most = [f'{number:,}' for number in _most_tokens(body)]
     return (
@@ -508,7 +511,7 @@ def _too_many(model, usage, body) -> str:
 
 
 def _units(price, prompt, generated, cached=0):
-    "What a call costs: input, cached input and output apart."
+    "The cost of a call in units (10^-10 cents): input, cached input and output have their own prices."
     if price is None:
         return 0
     row = find_price(price)

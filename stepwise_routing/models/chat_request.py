@@ -1,7 +1,7 @@
-"""What a client may ask of a router in the OpenAI protocol, field by field.
+"""Reads a client's request to a router in the OpenAI protocol, field by field.
 
-Here belongs reading a request and saying what is wrong with it. How it is answered belongs in
-`models.answers`; HTTP, in `models.web`.
+Here belong reading a request and the errors about it. The answer belongs in `models.answers`, HTTP
+in `models.web`.
 """
 
 import json
@@ -16,7 +16,7 @@ from ..base.tools import nearest
 from .web import Refused
 
 NUMBER = Annotated[float, Field(ge=0, le=2)]
-KINDS = dict(  # of the fields that are served
+KINDS = dict(  # field that is served -> type of its value
     model=str,
     stream=bool,
     max_completion_tokens=Count,
@@ -30,12 +30,12 @@ KINDS = dict(  # of the fields that are served
     frequency_penalty=Annotated[float, Field(ge=0, le=0)],
     presence_penalty=Annotated[float, Field(ge=0, le=0)],
 )
-OTHERS = ('messages', 'stop', 'stream_options', 'stepwise')  # served, and read by functions here
+OTHERS = ('messages', 'stop', 'stream_options', 'stepwise')  # served too; functions here read them
 IGNORED = ('user', 'metadata', 'store', 'service_tier')
 STREAM_OPTIONS = dict(include_usage=bool, include_obfuscation=bool)
 STEPWISE = dict(alpha=Annotated[float, Field(gt=0, lt=1)], max_cents=NotNegative)
 ROLES = dict(system='system', developer='system', user='user', assistant='assistant')
-EMPTY = (None, [], '')  # what a field of a message holds that says nothing
+EMPTY = (None, [], '')  # values of an empty field of a message
 SILENT = (
     'name',
     'annotations',
@@ -48,7 +48,7 @@ HALF = re.compile('[\ud800-\udfff]')  # half a character
 
 @dataclass(frozen=True)
 class ChatRequest:
-    "A request to a router. None: as the router has it."
+    "A request to a router. None in a field: the router's own setting is used."
 
     model: str
     messages: list
@@ -74,7 +74,7 @@ def openai_fields() -> set:
 
 
 def read_body(raw: bytes) -> dict:
-    "The fields of a body, without those that are null. `Refused`: it is no JSON object."
+    "The fields of a body, without null ones. `Refused` if the body is not a JSON object."
     try:
         body = json.loads(raw)
         return {name: value for name, value in body.items() if value is not None}
@@ -83,49 +83,59 @@ def read_body(raw: bytes) -> dict:
         raise Refused(400, line, code='invalid_json') from None
 
 
+def bad_field(param: str, line: str, code: str = 'invalid_value') -> Refused:
+    "The error about a field of a request. The caller raises it."
+    return Refused(400, line, param=param, code=code)
+
+
 def check_name(name: str) -> None:
-    "`Refused` for a field that is not served, with the nearest name for one that nobody knows."
+    "`Refused` for a field that is not served. For an unknown field, it names the nearest one."
     served = [*KINDS, *OTHERS, *IGNORED]
     if name in served:
         return
     if name in openai_fields():
-        line = f'field {name!r}: a router does not serve it; leave it out'
-        raise Refused(400, line, param=name, code='unsupported_parameter')
-    line = f'unknown field {name[:60]!r}{nearest(name[:60], served)}'
-    raise Refused(400, line, param=name[:60], code='unknown_parameter')
+        raise bad_field(
+            name,
+            f'field {name!r}: routers do not support it; leave it out',
+            'unsupported_parameter',
+        )
+    raise bad_field(
+        name[:60], f'unknown field {name[:60]!r}{nearest(name[:60], served)}', 'unknown_parameter'
+    )
 
 
 def read_value(name: str, value, kind, where: str = ''):
-    "A value of its kind. `Refused` in one line."
+    "Check a value against its type. `Refused`, in one line, for a wrong value."
     try:
         return checked(where + name, value, kind)
     except (ValueError, TypeError) as error:
-        line = str(error).splitlines()[0][:300]
-        raise Refused(400, line, param=where + name, code='invalid_value') from None
+        raise bad_field(where + name, str(error).splitlines()[0][:300]) from None
 
 
 def read_parts(name: str, value, kinds: dict) -> dict:
-    "An object of known fields, without those that are null."
+    "Read an object with known fields, without null ones. `Refused` for an unknown field."
     if not isinstance(value, dict):
-        raise Refused(400, f'{name} is no object', param=name, code='invalid_value')
+        raise bad_field(name, f'{name} should be a JSON object')
     parts = {}
     for part, given in value.items():
         if part not in kinds:
-            line = f'unknown field {name}.{part[:60]}{nearest(part[:60], kinds)}'
-            raise Refused(400, line, param=name, code='unknown_parameter')
+            raise bad_field(
+                name,
+                f'unknown field {name}.{part[:60]}{nearest(part[:60], kinds)}',
+                'unknown_parameter',
+            )
         if given is not None:
             parts[part] = read_value(part, given, kinds[part], f'{name}.')
     return parts
 
 
 def read_stop(value) -> tuple:
-    "Strings that end an answer."
+    "The strings that end an answer. `Refused` for other values than texts."
     stops = [value] if isinstance(value, str) else value
     if isinstance(stops, list) and len(stops) <= STOPS:
         if all(isinstance(stop, str) and stop for stop in stops):
             return tuple(stops)
-    line = f'stop: give a text, or up to {STOPS} texts'
-    raise Refused(400, line, param='stop', code='invalid_value')
+    raise bad_field('stop', f'stop: give a text, or up to {STOPS} texts')
 
 
 def text_of(content, where: str) -> str:
@@ -137,42 +147,45 @@ def text_of(content, where: str) -> str:
     for part in parts if isinstance(parts, list) else [None]:
         is_text = isinstance(part, dict) and part.get('type') == 'text'
         if not is_text or not isinstance(part.get('text'), str):
-            line = f'{where}.content: a text, or parts of type "text"; nothing else is served'
-            raise Refused(400, line, param=where, code='invalid_value')
+            raise bad_field(where, f'{where}.content should be a text, or parts of type "text"')
         texts.append(part['text'])
     text = ''.join(texts)
     if HALF.search(text):
-        line = f'{where}.content holds half a character'
-        raise Refused(400, line, param=where, code='invalid_value')
+        raise bad_field(
+            where,
+            f'{where}.content holds half a character (a lone surrogate): send whole characters',
+        )
     return text
 
 
 def read_message(message, where: str) -> dict:
     "Role and text of a message."
     if not isinstance(message, dict):
-        raise Refused(400, f'{where} is no object', param=where, code='invalid_value')
+        raise bad_field(where, f'{where} should be a JSON object')
     role = message.get('role')
     if not isinstance(role, str) or role not in ROLES:
         hint = nearest(str(role)[:60], ROLES)
-        line = f'{where}.role is {role!r:.60}{hint}: it should be one of {", ".join(ROLES)}'
-        raise Refused(400, line, param=where, code='invalid_value')
+        raise bad_field(
+            where, f'{where}.role is {role!r:.60}{hint}: it should be one of {", ".join(ROLES)}'
+        )
     for name, value in message.items():
         if name not in ('role', 'content', *SILENT) and value not in EMPTY:
-            line = f'{where}.{name[:60]}: a router does not serve it; leave it out'
-            raise Refused(400, line, param=where, code='unsupported_parameter')
+            raise bad_field(
+                where,
+                f'{where}.{name[:60]}: routers do not support it; leave it out',
+                'unsupported_parameter',
+            )
     return dict(role=ROLES[role], content=text_of(message.get('content'), where))
 
 
 def read_messages(value) -> list:
-    "The conversation; its last message is the user's."
+    "The messages of the conversation. `Refused` unless the last one is by the user."
     if not isinstance(value, list) or not value:
-        line = 'messages: give a list of messages'
-        raise Refused(400, line, param='messages', code='invalid_value')
+        raise bad_field('messages', 'messages: give a list of messages')
     messages = [read_message(message, f'messages[{i}]') for i, message in enumerate(value)]
     last = messages[-1]
     if last['role'] != 'user' or not last['content'].strip():
-        line = 'messages: the last one should be a question of the user'
-        raise Refused(400, line, param='messages', code='invalid_value')
+        raise bad_field('messages', 'messages: the last one should be a question of the user')
     return messages
 
 
@@ -183,19 +196,17 @@ def read_request(raw: bytes) -> ChatRequest:
         check_name(name)
     for name in ('model', 'messages'):
         if name not in body:
-            line = f'field {name!r} is missing'
-            raise Refused(400, line, param=name, code='missing_parameter')
+            raise bad_field(name, f'field {name!r} is missing: add it', 'missing_parameter')
     values = {name: read_value(name, body[name], KINDS[name]) for name in KINDS if name in body}
     if values.get('top_logprobs'):
         line = (
-            'top_logprobs: of each step only the probabilities of the drawn tokens are kept, '
-            'not those of others; leave it out, logprobs=true shows the drawn ones'
+            'top_logprobs: a router keeps the probabilities of the drawn tokens only; leave it out: '
+            'logprobs=true shows those of the drawn tokens'
         )
-        raise Refused(400, line, param='top_logprobs', code='unsupported_parameter')
+        raise bad_field('top_logprobs', line, 'unsupported_parameter')
     options = read_parts('stream_options', body.get('stream_options', {}), STREAM_OPTIONS)
     if options and not values.get('stream'):
-        line = 'stream_options: give it with stream=true alone'
-        raise Refused(400, line, param='stream_options', code='invalid_value')
+        raise bad_field('stream_options', 'stream_options is allowed with stream=true only')
     parts = read_parts('stepwise', body.get('stepwise', {}), STEPWISE)
     return ChatRequest(
         model=values['model'],

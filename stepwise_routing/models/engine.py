@@ -1,7 +1,7 @@
-"""Many chains at once on one model, each with draws that do not depend on the other chains.
+"""Writes many chains at once with one model. The draws of a chain do not depend on the other chains.
 
-Here belongs who is computed next and which keys and values are kept. How a model computes belongs in `models.kernels`;
-how it is opened, in `models.hub`.
+Here belongs which row is computed next and which keys and values are kept. How a model computes belongs in
+`models.kernels`, how it is opened in `models.hub`.
 """
 
 import asyncio
@@ -17,38 +17,38 @@ from .interface import Request, check_finite, five_digits, uniforms
 
 
 class Forward(Protocol):
-    "The forward pass of one model over many rows; the keys and values of a row are kept in its slot."
+    "The forward pass of one model over many rows. A row has a slot, which holds its keys and values."
 
     def feed(self, slot, tokens, start):
-        "Take a list of tokens from position `start` on; they are computed when they are needed."
+        "Take a list of tokens, from position `start` on. They are computed when they are needed."
 
     def logits(self, slots, tokens, starts):
-        "The same for several slots, now: logits [all tokens, vocabulary]."
+        "Compute the tokens of several slots now: logits [all tokens, vocabulary]."
 
     def confidences(self, logits, tokens):
-        "Largest logit, probability, entropy of each token: [3, token]."
+        "Largest logit, probability and entropy (nats) of each token: [3, token]."
 
     def decode(self, tokens, positions, u, temperature, top_p):
-        "Draw a token in the slots 0, 1, ...: ([slot, token and its confidences], logits)."
+        "Draw one token in each of the slots 0, 1, ...: ([slot, token and its confidences], logits)."
 
     def keep(self, slot, n):
-        "A handle, with `nbytes`, to the first n positions of a slot."
+        "Keep the first n positions of a slot. Returns a handle with `nbytes`."
 
     def load(self, slot, handle, n):
-        "Take over n positions of a handle."
+        "Copy the first n positions of a handle into a slot."
 
     def drop(self, handle):
-        "A handle is not needed any more."
+        "Free a handle."
 
     def move(self, slot, to, n):
-        "The first n positions, which are all, go to another slot."
+        "Move all n positions of a slot to another slot."
 
     def clear(self, slot):
-        "A slot is empty."
+        "Empty a slot."
 
 
 def block_keys(ids, block=16):
-    "One key per whole block of token ids: all tokens up to its end."
+    "One key per whole block of token ids. It depends on all tokens up to the end of the block."
     code = np.asarray(ids, np.int32).tobytes()
     return [code[: 4 * n] for n in range(block, len(ids) + 1, block)]
 
@@ -58,17 +58,17 @@ class Prefix:
     "Keys and values of a finished row."
 
     handle: object  # handle of the `Forward`
-    ids: np.ndarray  # the tokens that it stands for
+    ids: np.ndarray  # the tokens whose keys and values it holds
     keys: list  # of `block_keys`
 
 
 class PrefixCache:
-    "Handles of finished rows, found by the tokens they begin with; the least recently used go first."
+    "Handles of finished rows, found by their first tokens. The least recently used are dropped first."
 
     def __init__(
         self,
         budget: int,  # bytes
-        forget,  # called with a handle that goes
+        forget,  # called with each handle that is dropped
     ):
         self.budget = budget
         self.forget = forget
@@ -78,7 +78,7 @@ class PrefixCache:
         self.index = {}  # key -> number of the prefix that it leads to
 
     def find(self, ids):
-        "(Handle, positions) of the longest beginning in the cache; (None, 0) without one."
+        "(Handle, positions) of the longest prefix of `ids` in the cache. (None, 0) if there is none."
         number = next((self.index[k] for k in reversed(block_keys(ids)) if k in self.index), None)
         if number is None:
             return None, 0
@@ -89,7 +89,7 @@ class PrefixCache:
         return prefix.handle, n if equal.all() else int(equal.argmin())
 
     def put(self, ids, handle):
-        "Keep the handle of the tokens `ids`; prefixes that no key leads to any more go."
+        "Keep the handle of the tokens `ids`. Prefixes that no key leads to are dropped."
         keys = block_keys(ids)
         if not keys or self._covers(keys[-1], len(ids)):
             self.forget(handle)
@@ -120,7 +120,7 @@ class PrefixCache:
 
 @dataclass(eq=False)
 class Row:
-    "A chain in flight: its tokens so far, and what its caller wants."
+    "A chain that is being written: its tokens so far, and the request of its caller."
 
     ids: list  # prompt, prefix, then the tokens that are written
     future: object  # gets the answer
@@ -193,12 +193,12 @@ class Engine:
         return True
 
     def remember(self, slot, ids):
-        "Leave keys and values of all tokens but the last to later rows."
+        "Keep keys and values of all tokens but the last, for later rows."
         if len(ids) > 1:
             self.prefixes.put(ids[:-1], self.forward.keep(slot, len(ids) - 1))
 
     def leave(self, slot):
-        "Take a row out and answer its caller."
+        "Take a row out of its slot and answer its caller."
         row = self.rows[slot]
         end = len(self.rows) - 1
         self.remember(slot, row.ids)
@@ -216,7 +216,7 @@ class Engine:
         row.future.set_result((steps, row.top_logprobs) if row.max_reply else steps)
 
     def settle(self, slot):
-        "Make a Step of a row's tokens if it has ended, and go on to the next one or leave."
+        "If a row's step has ended, make a `Step` of its tokens; then begin the next step, or leave."
         row = self.rows[slot]
         request = row.request
         n = self.count[slot]
@@ -237,11 +237,11 @@ class Engine:
         if np.isfinite(numbers).all():
             return
         raise FloatingPointError(
-            f'{self.name}: logits that are not finite; try dtype="float32", or check the weights'
+            f'{self.name}: some logits are not finite; try dtype="float32", or check the weights'
         )
 
     def score_rows(self, rows, first):
-        "Confidences [4, token] of the answers of rows, which have the slots from `first` on, each to its future."
+        "Give each row's future the confidences [4, token] of its answer. Rows have the slots from `first` on."
         slots = range(first, first + len(rows))
         starts = [len(row.ids) - 1 for row in rows]
         tokens = [[row.ids[-1], *row.answers[:-1]] for row in rows]
@@ -260,7 +260,7 @@ class Engine:
             row.future.set_result(answer)
 
     def enter(self, wave, keep=False):
-        "Put rows in their slots; `keep` the prompts that others may continue."
+        "Put rows into slots. `keep`: keep their prompts, which other rows may continue."
         writers = [row for row in wave if row.request]
         readers = [row for row in wave if not row.request]
         first = len(self.rows)
@@ -280,7 +280,7 @@ class Engine:
             self.begin(slot)
 
     def admit(self):
-        "Drop rows that nobody waits for any more, then let waiting ones in."
+        "Drop rows whose callers have gone, then let waiting rows in."
         for slot in reversed(range(len(self.rows))):
             if self.rows[slot].future.done():
                 self.leave(slot)
@@ -294,7 +294,7 @@ class Engine:
         self.new.clear()
 
     def note_likeliest(self, logits):
-        "Note the likeliest tokens beside the drawn ones, for the rows that ask for them."
+        "Keep the likeliest tokens beside the drawn ones, for the rows that ask for them."
         slots = [slot for slot, row in enumerate(self.rows) if row.top]
         if not slots:
             return
@@ -305,7 +305,7 @@ class Engine:
             row.top_logprobs.append([ids[i][: row.top], logs[i][: row.top]])
 
     def turn(self):
-        "Admit, write one token in every row, settle the rows whose step may have ended."
+        "One turn: admit rows, write one token in each row, settle the rows whose step may have ended."
         self.admit()
         n = len(self.rows)
         if not n:
@@ -328,7 +328,7 @@ class Engine:
         self.stats['generated'] += n
 
     def fail(self, error):
-        "Hand an error to everybody who waits."
+        "Give an error to all callers that wait."
         rows = [*self.rows, *self.new, *self.waiting]
         for queue in (self.rows, self.new, self.waiting):
             queue.clear()
@@ -343,7 +343,7 @@ class Engine:
                 row.future.set_exception(error)
 
     async def drive(self):
-        "Take turns until nobody waits."
+        "Take turns until no caller waits."
         import torch
 
         try:
@@ -359,13 +359,13 @@ class Engine:
 
 
 def sampling_of(request, default) -> tuple:
-    "Temperature and top_p of a request; what it leaves open is the default's."
+    "Temperature and top_p of a request, or the default's if the request has none."
     wanted = request.temperature, request.top_p
     return tuple(d if w is None else w for w, d in zip(wanted, default))
 
 
 def new_step(model, row, drawn, full):
-    "The Step that the drawn tokens [token, 4] make behind `row.ids`; None if it has not ended, and room is left."
+    "The `Step` of the drawn tokens [token, 4] after `row.ids`. None if it goes on and there is room."
     ids = tuple(drawn[:, 0].astype(int).tolist())
     benchmark = find_benchmark(row.request.problem.benchmark)
     text, ended, ends = model.text.parse(ids, benchmark.separator)
@@ -398,7 +398,7 @@ def log_probs(logits, top):  # [token, vocabulary]
 
 
 def _waves(rows):
-    "Rows in two waves, the longest first: the second shares most of its tokens with rows of the first."
+    "Two waves of rows, the longest first. Rows of the second share most tokens with rows of the first."
     first = []
     second = []
     keys_of_first = set()
@@ -413,7 +413,10 @@ def _waves(rows):
 
 
 async def answer_request(backend, ids, **row):
-    "Queue a `Row` with the backend's engine and wait for its answer; RuntimeError where it is closed or elsewhere."
+    """Give a `Row` to the backend's engine and wait for the answer.
+
+    RuntimeError if the engine is closed, or at work in another event loop.
+    """
     loop = asyncio.get_running_loop()
     engine = backend.engine
     if engine is None:

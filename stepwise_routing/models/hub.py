@@ -1,7 +1,7 @@
 """Any causal language model on this machine as a backend.
 
-Here belongs opening a folder or a name on the Hub, and asking a model that runs here. The forward pass belongs in
-`models.kernels`; many chains at once, in `models.engine`.
+Here belong opening a folder or a name on the Hub, and asking a model that runs here. The forward pass belongs in
+`models.kernels`. Writing many chains at once belongs in `models.engine`.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from .kernels.padded import PaddedModel
 
 @contextlib.contextmanager
 def loading(failure):
-    "No progress bars in a `with` block, and a FileNotFoundError of one line, which `failure` begins, for its errors."
+    "In a `with` block: no progress bars, and an error becomes a FileNotFoundError in one line after `failure`."
     from safetensors import SafetensorError
     from transformers.utils import logging
 
@@ -43,11 +43,11 @@ _WEIGHTS = '*.safetensors', 'pytorch_model*.bin'
 
 
 def model_folder(name) -> Path | None:
-    "The folder of a local model, None for a name on the Hub. FileNotFoundError for what is neither."
+    "The folder of a local model; None for a name on the Hub. FileNotFoundError if the name is neither."
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / 'config.json').exists():
-            raise FileNotFoundError(f'{path}: no config.json, so no model folder')
+            raise FileNotFoundError(f'{path} has no config.json: give the folder of a model')
         if any(any(path.glob(w)) for w in _WEIGHTS):
             return path
         raise FileNotFoundError(f'{path}: no weights ({" or ".join(_WEIGHTS)})')
@@ -59,7 +59,7 @@ def model_folder(name) -> Path | None:
 
 
 def load_model(name):
-    "A causal language model from a folder or the Hub, in the precision it is kept in; FileNotFoundError in one line."
+    "Load a causal language model from a folder or the Hub, in its stored precision. FileNotFoundError in one line."
     from transformers import AutoModelForCausalLM
 
     source = model_folder(name) or name
@@ -70,7 +70,7 @@ def load_model(name):
 
 
 def hub_folder(name: str, revision: str | None = None) -> Path:  # named after the commit
-    "Download a model from the Hub once, at a commit or the newest. FileNotFoundError in one line if it fails."
+    "Download a model from the Hub once, at a commit or the newest. FileNotFoundError if that fails."
     from huggingface_hub import snapshot_download
 
     at_revision = f' at revision {revision}' if revision else ''
@@ -80,7 +80,7 @@ def hub_folder(name: str, revision: str | None = None) -> Path:  # named after t
 
 
 def load_tokenizer(source):
-    "The tokenizer that a folder, or a name on the Hub, keeps in its tokenizer.json."
+    "The tokenizer in tokenizer.json, of a folder or of a name on the Hub."
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -105,7 +105,7 @@ def weights_sha256(model) -> str:
 
 
 def check_sampling(temperature, top_p, **counts):
-    "ValueError for an argument out of range."
+    "ValueError for a temperature, top_p or count out of range."
     if not 0 <= temperature < float('inf'):
         raise ValueError(f'temperature={temperature}: give a number from 0 up')
     if not 0 < top_p <= 1:
@@ -137,7 +137,7 @@ class LocalOptions:
 
 
 def convert(hf, dtype=None):
-    "Take a model to the GPU, if there is one, and to a precision; the default depends on device and size."
+    "Move a model to the GPU, if there is one, and to a precision. Its default depends on device and size."
     import torch
 
     gpu = torch.cuda.is_available()
@@ -160,7 +160,7 @@ def open_forward(hf, rows, context):
 
 
 def kernel_model(folder, dtype=None):  # a `QwenFolder`
-    "The checkpoint of a folder, if `kernels.qwen` can compute it here in this precision; else None."
+    "The checkpoint of a folder, if `kernels.qwen` can compute it here in this precision. Else None."
     import torch
 
     from .kernels.qwen import QwenFolder, fits
@@ -175,12 +175,12 @@ def kernel_model(folder, dtype=None):  # a `QwenFolder`
 
 
 def open_model(model, tokenizer, options):
-    "Hash of the weights, the model as it will run, and its tokenizer, where none is given."
+    "(Hash of the weights, model as it will run, tokenizer: the one given, or the model's own)."
     import torch
 
     has_name = isinstance(model, (str, Path))
     if not has_name and tokenizer is None:
-        raise ValueError('a model that is an object needs its tokenizer: tokenizer=...')
+        raise ValueError('this model is an object, so give its tokenizer too: tokenizer=...')
     folder = model_folder(model) if has_name else None
     hf = kernel_model(folder, options.dtype)
     if hf is None:
@@ -195,7 +195,7 @@ def open_model(model, tokenizer, options):
 
 
 def context_length(config, context):
-    "Tokens that a chain may have; ValueError if the model takes fewer."
+    "The most tokens of a prompt and chain. ValueError if the model takes fewer than are wanted."
     limit = getattr(config, 'max_position_embeddings', None) or context or 4096
     window = getattr(config, 'sliding_window', None)
     layers = getattr(config, 'layer_types', None)
@@ -218,7 +218,7 @@ def prefix_ids(backend, request):
 
 
 def room_left(backend, ids, more, where):
-    "ValueError unless `more` tokens fit behind `ids`."
+    "ValueError unless `more` tokens fit into the context after `ids`."
     if len(ids) + more <= backend.context:
         return
     raise ValueError(
@@ -228,7 +228,7 @@ def room_left(backend, ids, more, where):
 
 
 async def score_text(backend, request, step, answer=answer_request):
-    "`step` with the confidences of a backend; `answer` asks its engine."
+    "`step` with a backend's confidences in place of its own. `answer` asks the backend's engine."
     ids = prefix_ids(backend, request)
     separator = find_benchmark(request.problem.benchmark).separator
     own_ids = tuple(step.ids)
@@ -255,7 +255,7 @@ async def score_text(backend, request, step, answer=answer_request):
 
 
 def _reply_ids(backend, ids, options):
-    "Token ids of each option; ValueError where one begins another, or does not fit behind the prompt `ids`."
+    "Token ids of each option. ValueError if one option begins another, or does not fit after the prompt."
     replies = [backend.text.encode(o) for o in options]
     room_left(backend, ids, max(map(len, replies)), f'options {options}')
     for (o, a), (p, b) in permutations(zip(options, replies), 2):
@@ -278,7 +278,7 @@ async def _reply_log_probs(backend, ids, replies):
 
 
 async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
-    "The `Choice` of a backend among the options as the next reply."
+    "How likely a backend finds each option as the next reply, as a `Choice`."
     text = backend.text
     ids = text.encode(prompt_text(text.hf, messages))
     replies = _reply_ids(backend, ids, options)
@@ -301,7 +301,7 @@ def tokenizer_sha256(hf):
 
 
 def text_settings(hf):
-    "Hashes of a tokenizer and of the prompt it makes."
+    "Hashes of a tokenizer and of the prompt that it makes."
     prompt = prompt_text(hf, chat_prompt('?'))
     return dict(tokenizer=tokenizer_sha256(hf), prompt=hashlib.sha256(prompt.encode()).hexdigest())
 
@@ -335,7 +335,7 @@ class TransformersBackend:
         self.engine = Engine(self.spec.name, forward, self.text, options, index)
 
     async def close(self):
-        "Give the memory back; whoever still waits gets an error."
+        "Give the memory back. Callers that still wait get an error."
         if self.engine:
             self.engine.fail(RuntimeError(f'{self.spec.name} was closed'))
         self.engine = None
@@ -373,7 +373,7 @@ def micro_path(which: str) -> Path:
 
 
 def load_micro(which: str, **options) -> TransformersBackend:
-    "A shipped micro model, ready to write steps; the small one has index 0. Options of `TransformersBackend`."
+    "A shipped micro model, ready to write steps. The small one has index 0. `options` of `TransformersBackend`."
     return TransformersBackend(
         micro_path(which), **dict(index=int(which == 'large'), name=f'micro-{which}') | options
     )

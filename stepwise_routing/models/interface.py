@@ -1,7 +1,7 @@
-"""The one interface of all backends: write steps, score a step, choose a reply.
+"""The interface of all backends: write steps, score a step, choose a reply.
 
-Here belongs what every backend shares: requests, prompts and steps as token ids, sampling, confidences of a token. How
-a model is opened belongs in `models.hub`, `models.vllm` and `models.chat`.
+Here belong the parts that all backends share: requests, prompts and steps as token ids, sampling, confidences of a
+token. How a model is opened belongs in `models.hub`, `models.vllm` and `models.chat`.
 """
 
 import re
@@ -17,12 +17,13 @@ from ..data.benchmarks import find_benchmark
 
 @dataclass(frozen=True)
 class Request:
-    "What a model is to write: the next step of a chain, or everything up to its first final step."
+    "A request to write the next step of a chain, or all steps up to the first final one."
 
     problem: Problem  # $x$
     steps: tuple = ()  # the prefix $y_{<t}$, by whichever models
-    seed: Callable = int  # i -> seed of the i-th step that this call writes; a server that takes one seed uses seed(0)
-    to_end: bool = False  # one step, or on to the first final one
+    # i -> seed of the i-th step of this call; a server that takes one seed gets seed(0)
+    seed: Callable = int
+    to_end: bool = False  # False: write one step; True: write on to the first final step
     max_steps: int = 30  # longest chain, the prefix included; ends a `to_end` call
     temperature: float | None = None  # None: the backend's
     top_p: float | None = None  # None: the backend's
@@ -31,24 +32,23 @@ class Request:
 
 @dataclass(frozen=True)
 class Choice:
-    "How likely each option is as the next reply, and what the question cost."
+    "How likely each option is as the next reply, and the tokens that the question cost."
 
-    prob: (
-        tuple  # per option, renormalised over the options; all 0 where the model shows none of them
-    )
+    prob: tuple  # per option, renormalised over the options; all 0 if the model shows none of them
     prompt: int  # prompt tokens
-    generated: int  # tokens generated (billed) for the reply: 1 where options are single tokens
-    cached: int = 0  # of the prompt, what the server says it read from its cache
-    shared: int = 0  # prompt tokens before the last message, as an earlier call may have left in a cache; 0: unknown
+    generated: int  # tokens generated (billed) for the reply: 1 if options are single tokens
+    cached: int = 0  # prompt tokens that the server says it read from its cache
+    # prompt tokens before the last message: an earlier call may have cached them; 0: unknown
+    shared: int = 0
 
 
 @dataclass(frozen=True)
 class Reward:
-    "What a reward model says about the last step of a chain, and what it read for that."
+    "A reward model's verdict on the last step of a chain, and the tokens it read for that."
 
     value: float  # in [0, 1]: how likely the step is right
     tokens: int  # prompt tokens read: problem and all steps
-    new: int  # of these, tokens of the last step, with its tag
+    new: int  # tokens of the last step among them, its tag included
 
 
 class Backend(Protocol):
@@ -58,15 +58,15 @@ class Backend(Protocol):
     index: int  # k, its place among the models of a tree, 0 = smallest
 
     def settings(self) -> dict:
-        "JSON that identifies its draws, besides `spec`; a store refuses others."
+        "JSON that identifies its draws, together with `spec`. A store refuses draws with other settings."
 
     async def write(self, request: Request) -> tuple:
-        "The `Step`s written, exactly one unless the request is `to_end`."
+        "Write steps. Returns exactly one `Step`, or several if the request is `to_end`."
 
-    # A class with `step_by_step = True` writes the same steps in one call as in a call per step.
+    # A class with `step_by_step = True` writes the same steps in one call as with one call per step.
 
     async def score(self, request: Request, step: Step) -> Step:
-        "`step` with this model's confidences, teacher forced."
+        "`step` with this model's confidences: the model reads the step's tokens instead of drawing."
 
     async def choose(self, messages, options) -> Choice:
         "Probability of each option as the next reply."
@@ -76,7 +76,10 @@ class Backend(Protocol):
 
 
 def prompt_text(tokenizer, messages) -> str:
-    "Chat messages as text, by the model's own template or ChatML; a last one by the assistant is to be continued."
+    """Chat messages as text, in the model's own template or ChatML.
+
+    If the last message is by the assistant, the model is to continue it.
+    """
     *turns, last = messages
     beginning = ''
     if last['role'] == 'assistant':
@@ -92,7 +95,7 @@ def prompt_text(tokenizer, messages) -> str:
 
 
 def leading(raw: str, separator: str = '\n\n') -> int:
-    "How many characters of a text come before its first step: blank ones; before a line, blank lines."
+    "Number of blank characters before the first step of a text. Before a line, only blank lines count."
     if separator == '\n':
         return re.match(r'(?:[^\S\n]*\n)*', raw).end()
     return len(raw) - len(raw.lstrip())
@@ -101,20 +104,20 @@ def leading(raw: str, separator: str = '\n\n') -> int:
 def step_text(
     raw: str,
     separator: str = '\n\n',  # of the steps; '\n' keeps the indentation of a line
-) -> tuple:  # the step's text, and whether a separator has ended it
-    "The first step of a text: up to the first separator after its content."
+) -> tuple:  # (the step's text, True if a separator ended it)
+    "The first step of a text. It ends at the first separator after its content."
     body = raw[leading(raw, separator) :]
     end = body.find(separator)
     return (body if end < 0 else body[:end]).rstrip(), end >= 0
 
 
 class StepTokenizer:
-    "Prompts and steps as token ids, and where a step ends."
+    "Turns prompts and steps into token ids, and finds where a step ends."
 
     def __init__(
         self,
         tokenizer,  # of Hugging Face
-        eos,  # ids that end a reply, beside the tokenizer's own
+        eos,  # ids that end a reply, besides the tokenizer's own
         vocab: int,  # rows of the model's embedding
     ):
         self.hf = tokenizer
@@ -140,7 +143,7 @@ class StepTokenizer:
         return self.encode(prompt_text(self.hf, messages))
 
     def step_ids(self, ids, text, finish, separator='\n\n'):
-        "Token ids of a step with this text: its own, unless another vocabulary wrote it."
+        "Token ids of a step with this text: its own ids, or new ones if another vocabulary wrote it."
         if ids and max(ids) < self.vocab and self.parse(ids, separator)[0] == text:
             return ids
         if finish == 'step':
@@ -149,7 +152,7 @@ class StepTokenizer:
         return (*ids, self.eos[0]) if finish == 'stop' and self.eos else ids
 
     def parse(self, ids, separator='\n\n'):
-        "Text of generated tokens, whether a separator ended it, and the offset in it where each token ends."
+        "(Text of generated tokens, True if a separator ended it, offset in it where each token ends)."
         words = [i for i in ids if i not in self.eos]
         raw = self.decode(words)
         text, ended = step_text(raw, separator)
@@ -162,17 +165,17 @@ class StepTokenizer:
 
 
 def uniforms(seed: int, n: int) -> np.ndarray:  # [token] in [0, 1)
-    "The random numbers of a step of up to n tokens: Philox (Salmon et al. 2011), keyed by the step's seed."
+    "Random numbers for a step of up to n tokens: Philox (Salmon et al. 2011), keyed by the step's seed."
     return np.random.Generator(np.random.Philox(key=seed)).random(n)
 
 
 def draw_tokens(
     logits,  # raw logits $z$ [row, vocabulary], a torch tensor
     u,  # uniform numbers [row]
-    temperature: float = 1.0,  # $\tau$; 0 = greedy
+    temperature: float = 1.0,  # of sampling; 0 = greedy
     top_p: float = 1.0,  # keep the likeliest tokens up to this mass
 ):  # token ids [row]
-    "Sample by inverse transform, one uniform number a row."
+    "Sample a token in each row by inverse transform, from one uniform number per row."
     import torch
 
     top, best = logits.max(-1, keepdim=True)
@@ -195,7 +198,7 @@ def draw_rows(
     temperature,  # [row]
     top_p,  # [row]
 ):  # token ids [row]
-    "`draw_tokens` in every row with its own sampling; rows that sample alike are drawn together."
+    "`draw_tokens` for rows that each have their own temperature and top_p."
     import torch
 
     sampling = np.stack((temperature, top_p))
@@ -208,7 +211,7 @@ def draw_rows(
 
 
 def confidences(logits, tokens):  # raw logits [..., vocabulary], sampled token ids [...]
-    "How sure the model was: [3, ...] of the largest logit, the token's probability, the entropy (nats)."
+    "How sure the model was: largest logit, the token's probability, entropy (nats), as [3, ...]."
     import torch
 
     z = logits.gather(-1, tokens[..., None])
@@ -224,9 +227,9 @@ def confidences(logits, tokens):  # raw logits [..., vocabulary], sampled token 
 
 def check_finite(
     name: str,  # of the model
-    numbers,  # what it says of its tokens
+    numbers,  # logits or probabilities of its tokens
 ) -> None:
-    "RuntimeError if a number is not finite: it would be kept for good."
+    "RuntimeError if a number is not finite. Otherwise a store would keep it for good."
     if not np.isfinite(numbers).all():
         raise RuntimeError(
             f'{name}: a logit is not finite; if float16 overflows, take another dtype'

@@ -1,6 +1,6 @@
-"""Every paid reply is kept, and no cap is exceeded.
+"""The book of paid calls: it keeps every paid reply, and spending never exceeds the cap.
 
-Here belongs the book of paid calls. How a call is made belongs in `models.chat`.
+Here belongs what was reserved, spent and received. How a call is made belongs in `models.chat`.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from fractions import Fraction
 from ..base.store import Database
 from ..base.tools import bad_row
 
-CENT = 10**10  # units
+CENT = 10**10  # units in a US cent; amounts are whole units
 
 
 def note_error(future) -> None:
-    "Read the error of a future that nobody may wait for any more, so that asyncio does not print it."
+    "Read the error of a future whose caller may have gone, so that asyncio does not print it."
     if not future.cancelled():
         future.exception()
 
 
 class Ledger(Database):
-    "The book of one or several paid models. In memory only where `path` is None. Errors as of `Database`."
+    "The book of one or several paid models, in memory only if `path` is None. Errors as of `Database`."
 
     kind = 'ledger'
     sync = 'FULL'
@@ -35,9 +35,8 @@ class Ledger(Database):
 
     def __init__(
         self,
-        path=None,  # file, made where there is none
-        max_cents: float
-        | None = None,  # never spend more, earlier runs with this file included; None = no cap
+        path=None,  # file, made if missing; None: in memory
+        max_cents: float | None = None,  # most US cents, those in the file included; None: no cap
     ):
         if not 0 <= (max_cents or 0) < math.inf:
             raise ValueError(f'max_cents={max_cents}: give a number of US cents from 0 up')
@@ -82,7 +81,7 @@ class Ledger(Database):
         return json.loads(rows[-1][2]) if rows else None
 
     async def reserve(self, key, max_units):
-        "Number of a call that may cost `most` units; RuntimeError where the cap cannot allow it."
+        "Reserve `max_units` for a call; returns its number. RuntimeError if the cap does not allow it."
         while not self.broken and self.taken + max_units > self.cap:
             if not self.reserved:
                 raise RuntimeError(
@@ -97,9 +96,9 @@ class Ledger(Database):
         return self.calls
 
     async def record(self, call, key, max_units, units, notes, reply=None):
-        """Put a call on file, in one transaction with all others that wait.
+        """Write a call to the file, in one transaction with all calls that wait for that.
 
-        OSError: no room; it stays in memory. RuntimeError: no file can hold one of them.
+        OSError if the disk is full: the call stays in memory. RuntimeError if a call cannot be written.
         """
         row = (
             (call, key, max_units, units, json.dumps(notes)),
@@ -119,7 +118,7 @@ class Ledger(Database):
             self.unsaved = {k: row for k, row in self.unsaved.items() if rows.get(k) is not row}
 
     def save(self, rows):
-        "Write rows in one transaction. RuntimeError: one cannot be written, all others are."
+        "Write rows in one transaction. RuntimeError if a row cannot be written; all others are."
         try:
             self.put_rows(rows.values())
         except OverflowError as error:
@@ -138,7 +137,10 @@ class Ledger(Database):
             await self.record(call, key, max_units, None, {})
 
     async def settle(self, call, units, reply=None, **notes):
-        "Put down what a call cost, in units, and its reply. On a full disk both stay in memory, and no call is made."
+        """Book the cost of a call, in units, and its reply.
+
+        On a full disk both stay in memory, and no new call is made.
+        """
         key, max_units = self.reserved.pop(call)
         self.units += units
         self.changed.set()
@@ -148,11 +150,11 @@ class Ledger(Database):
             await self.record(call, key, max_units, units, notes, reply)
 
     def stop(self, error):
-        "Make no new call; those in flight end and are kept."
+        "Make no new call. Calls in flight end, and their replies are kept."
         self.broken = error
 
     def run(self, coro):
-        "A future of a coroutine in the ledger's loop; whoever waits for it may be interrupted, the coroutine is not."
+        "Run a coroutine in the ledger's loop; returns a future. An interrupt of the caller does not stop it."
         if self.closing.is_set():
             coro.close()
             raise RuntimeError('the ledger of this model is closed')
@@ -161,7 +163,7 @@ class Ledger(Database):
         return asyncio.shield(future)
 
     def close(self):
-        "Let the calls in flight come to an end, then close the file. OSError: the disk has no room for what was paid."
+        "Wait for the calls in flight, then close the file. OSError if a paid reply finds no room on the disk."
 
         async def end():
             self.closing.set()
@@ -179,13 +181,13 @@ class Ledger(Database):
                 self.save(self.unsaved)
         except OSError as e:
             n = sum(reply is not None for _, reply in self.unsaved.values())
-            raise OSError(f'{n} paid replies are not on file: {e}') from None
+            raise OSError(f'{n} paid replies could not be written to the file: {e}') from None
         finally:
             self.unsaved.clear()
             Database.close(self)
 
     async def once(self, key, draw):
-        "The reply to a request: from the book, on its way, or drawn now by the coroutine function `draw`."
+        "The reply to a request: from the book, from a call in flight, or drawn now by the function `draw`."
         if (reply := self.reply(key)) is not None:
             return reply
         if key not in self.pending:

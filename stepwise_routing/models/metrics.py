@@ -1,14 +1,13 @@
-"""What a server has done, in numbers, as Prometheus reads them.
+"""Counts what a server does, in the format of Prometheus.
 
-Here belongs counting and the text format. What is counted where belongs in `models.web` and
-`models.answers`.
+Here belong the counters and the text format. `models.web` and `models.answers` do the counting.
 """
 
 import math
 from bisect import bisect_left
 
 PREFIX = 'stepwise_routing_'
-BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, math.inf)  # seconds
+BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, math.inf)  # seconds, of the histogram
 MEANINGS = dict(
     requests='Requests for an answer.',
     errors='Errors by reason.',
@@ -20,7 +19,7 @@ MEANINGS = dict(
 
 
 def label_text(labels) -> str:
-    "Labels as Prometheus writes them."
+    "Labels in Prometheus' format."
     pairs = []
     for name, value in labels:
         escaped = str(value).replace('\\', '\\\\').replace('"', '\\"').replace('\n', ' ')
@@ -29,7 +28,7 @@ def label_text(labels) -> str:
 
 
 class Metrics:
-    "Counters, and how long the first step of a stream takes."
+    "Counters, and a histogram of the time to the first step of a stream."
 
     def __init__(self, cents=None):
         self.counts = {(name, ()): 0 for name in ('requests', 'handovers')}
@@ -49,7 +48,7 @@ class Metrics:
         self.waited += seconds
 
     def text(self) -> str:
-        "All of it in Prometheus' format."
+        "All counters in Prometheus' format."
         counts = dict(self.counts)
         counts['cents', ()] = self.cents() if self.cents else 0
         lines = []

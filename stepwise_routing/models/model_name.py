@@ -1,6 +1,6 @@
-"""The name of a model, taken apart once: which engine, which folder or model, which commit, which server.
+"""The name of a model and its parts: engine, folder or model, commit, server.
 
-Here belongs how a name is written and read. Opening the model that it names belongs in `models.names`.
+Here belongs how a name is read and written. Opening the model belongs in `models.names`.
 """
 
 import re
@@ -14,14 +14,14 @@ KINDS = ('served', 'openai', 'vllm', 'vllm-server', 'recorded')
 class ModelName:
     'A name such as "org/model@COMMIT", "vllm:org/model", "openai:gpt" or "vllm-server:http://HOST/v1#MODEL".'
 
-    kind: str  # one of `KINDS`; '': our own engine; "recorded": replayed, never opened
-    name: str  # folder, name on the Hub or at the API; '': the only one of a server
+    kind: str  # one of `KINDS`; '': our own engine; "recorded": its steps are replayed, it is never opened
+    name: str  # folder, name on the Hub, or name in the API; '': the only model of a server
     revision: str = ''  # commit on the Hub; '': the newest
-    url: str = ''  # of a server that runs already
+    url: str = ''  # address of a server that runs already
 
     @classmethod
     def parse(cls, text: str) -> 'ModelName':
-        "Take a name apart. ValueError for a revision that is no commit."
+        "Read a name. ValueError for a revision that is not a commit."
         kind, _, rest = text.partition(':')
         if kind not in KINDS:
             kind, rest = '', text
@@ -57,5 +57,5 @@ class ModelName:
 
     @property
     def is_paid(self) -> bool:
-        "Is it behind an API that bills by the token, or plays one?"
+        "Is the model behind an API that bills by the token, or behind a stand-in for one?"
         return self.kind in ('openai', 'served')

@@ -1,7 +1,7 @@
-"""One line opens any model: micro, Transformers, vLLM or an API.
+"""Opens any model by its name: micro, Transformers, vLLM or an API.
 
-Here belongs which class opens which name, and which options it gets. How a name is written belongs in
-`models.model_name`; how a model is asked, in `models.hub`, `models.vllm` and `models.chat`.
+Here belongs which class opens a name, and which options the class gets. How a name is written belongs in
+`models.model_name`. How a model is asked belongs in `models.hub`, `models.vllm` and `models.chat`.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ _MICRO = 'micro-small', 'micro-large'
 
 def check_shares(
     names,  # of the models
-    shares=(),  # of the GPU's memory, per model; missing ones are None; nothing: equal ones, .9 together
-) -> list:  # the share of each model, None for those that no vLLM is started for
-    "Shares of a GPU's memory. ValueError where they do not fit."
+    shares=(),  # of the GPU's memory, per model; a missing one is None; (): equal shares, .9 in all
+) -> list:  # the share of each model; None for a model that needs no vLLM server
+    "The share of the GPU's memory for each model. ValueError if the shares do not fit."
     starts = [ModelName.parse(n).kind == 'vllm' for n in names]
     shares = shares or [0.9 / max(sum(starts), 1)] * len(names)
     if len(shares) > len(names):
-        raise ValueError(f'memory_shares={shares}: give one per model ({len(names)}) at most')
+        raise ValueError(f'memory_shares={shares}: give at most one per model, {len(names)} in all')
     out = [share if start else None for start, share in zip_longest(starts, shares)]
     used = [share or 0 for start, share in zip(starts, out) if start]
     if min(used, default=1) > 0 and sum(used) <= 1:
@@ -45,7 +45,7 @@ def _fitting(options, kind):
 
 
 def _check_options(options):
-    "ValueError for an option that no kind of model has."
+    "ValueError for an option that no kind of model knows."
     names = {f.name for kind in (LocalOptions, VLLMOptions, ApiOptions) for f in fields(kind)}
     names |= {'ledger', 'memory_shares', 'keep_replies', 'each'}  # of all models together
     for k in options:
@@ -53,7 +53,7 @@ def _check_options(options):
 
 
 def _open_api(model: ModelName, index, stack, options):
-    "A model behind an API; the server of a `served:` one is left on the stack."
+    "Open a model behind an API. For `served:`, the server that it starts is put on the stack."
     own = _fitting(options, ApiOptions)
     ledger = options['ledger']
     if model.kind == 'openai':
@@ -73,7 +73,10 @@ def _open_api(model: ModelName, index, stack, options):
 
 
 def _open_one(model: ModelName, index, stack, options):
-    "One backend; a server it starts is left on the stack. ValueError for a name that is like one of ours."
+    """Open one backend. A server that it starts is put on the stack.
+
+    ValueError for a name that looks like a misspelt name of a micro model.
+    """
     if model.is_paid:
         return _open_api(model, index, stack, options)
     local = _fitting(options, LocalOptions)
@@ -97,7 +100,7 @@ def _open_one(model: ModelName, index, stack, options):
 
 @contextlib.contextmanager
 def _open_here(names, options):
-    "Backends in this process."
+    "Open backends in this process."
     shares = check_shares(names, options.get('memory_shares'))
     each = options.pop('each', None)  # options of each model alone
     models = [ModelName.parse(name) for name in names]
@@ -123,7 +126,7 @@ def open_models(
     engine: str = 'local',  # "ray" opens them on workers of Ray
     **options,  # temperature, max_tokens, context, price, ledger, max_cents, memory_shares, ...
 ):  # list of backends, index 0 up
-    "Open models by name for the time of a `with` block. ValueError for an unknown name or option."
+    "Open models by name, for a `with` block. ValueError for an unknown name or option."
     one_of('engine', engine, ('local', 'ray'))
     names = [names] if isinstance(names, str) else [str(n) for n in names]
     if engine == 'ray':

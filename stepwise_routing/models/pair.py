@@ -1,8 +1,8 @@
-"""A small and a large model of one's own: how they write, and where they are.
+"""Your own small and large model: how they write, and where they are.
 
-A router's folder keeps how they write (`Sampling`) and their public names. Where they are and whose
-key is used (`Access`) is an argument of each call and never kept, so that a folder that somebody
-sent cannot choose it. How a model is opened by its name belongs in `models.names`.
+A router's folder keeps how the models write (`Sampling`) and their public names. Where they are and
+which key is used (`Access`) is an argument of each call. It is never kept, so a folder from somebody
+else cannot choose it. How a model is opened by its name belongs in `models.names`.
 """
 
 import contextlib
@@ -57,12 +57,12 @@ class Access(Section):
 
 
 class Model:
-    "A model with options of its own; what it leaves open is as in the `Access` of the call."
+    "A model with options of its own. Options that it leaves out are those of the call's `Access`."
 
     def __init__(
         self,
         name: str,  # as for `open_models`, such as "openai:NAME"
-        params: float | None = None,  # number of parameters, where nothing else says it
+        params: float | None = None,  # number of parameters, if name and files do not tell it
         **access,  # of `Access`, such as base_url, key_env or price
     ):
         self.name = str(name)
@@ -72,7 +72,7 @@ class Model:
             self.options['params'] = checked('params', params, Positive)
         if 'memory_shares' in access:
             raise ValueError(
-                'memory_shares are of both models: give them in the Access of the call'
+                'memory_shares belong to both models: give them in the Access of the call'
             )
 
     def __str__(self):
@@ -80,13 +80,13 @@ class Model:
 
 
 def two_models(models) -> list:
-    "A small and a large model, each a name, a `Model` or a backend. ValueError: not two, or mixed."
+    "Check for a small and a large model: names, `Model`s or backends. ValueError if not two, or mixed."
     both = [models] if isinstance(models, str) else list(models)
     if len(both) != 2:
         raise ValueError(f'a small and a large model are needed, got {len(both)}')
     kinds = {hasattr(model, 'write') for model in both}
     if len(kinds) > 1:
-        raise ValueError('give two names, or two backends')
+        raise ValueError('the models are mixed: give two names, or two backends')
     return both
 
 
@@ -110,10 +110,10 @@ def open_pair(
     sampling: Sampling,
     access: Access,
     ledger,  # path of the book of paid replies
-    max_cents: float | None = None,  # never spend more, earlier calls with this ledger included
-    keep_replies: bool = True,  # False: a book of amounts alone, and a cap for this call alone
+    max_cents: float | None = None,  # most US cents, earlier calls with this ledger included
+    keep_replies: bool = True,  # False: the book keeps amounts only, and the cap is for this call only
 ):  # list of two backends
-    "Open the two models for the time of a `with` block. ValueError as of `open_models`."
+    "Open the two models for a `with` block. ValueError as of `open_models`."
     if hasattr(models[0], 'write'):  # whoever made them closes them
         return contextlib.nullcontext(models)
     if not isinstance(access, Access):
@@ -132,7 +132,7 @@ def open_pair(
 
 
 def check_questions(problems, backends) -> None:
-    "ValueError naming the question that leaves a model no room for a reply. A server's own limit is unknown."
+    "ValueError, with the question, if a prompt leaves a model no room to reply. Servers' limits are not known."
     for backend in backends:
         if not hasattr(backend, 'text'):
             continue
@@ -142,7 +142,7 @@ def check_questions(problems, backends) -> None:
 
 
 def check_cost(backends) -> None:
-    "ValueError unless the costs of both models can be compared; called before anything is drawn."
+    "ValueError unless the costs of both models can be compared. It runs before anything is drawn."
     small, large = [backend.spec for backend in backends]
     for which, spec in (('small', small), ('large', large)):
         is_needed = which == 'large' or large.price is None
@@ -160,7 +160,7 @@ def check_cost(backends) -> None:
 
 
 def weights_of(settings) -> list:
-    "Hash of the weights of each model, as `tree_settings` says; None: nobody knows."
+    "Hash of the weights of each model, from `tree_settings`. None if it is not known."
     return [model.get('weights') for model in settings['models']]
 
 
@@ -169,7 +169,7 @@ def check_weights(
     trained: dict,  # models and model_weights of a policy
     settings,  # of the models at hand
 ) -> None:
-    "ValueError: the weights of a model are known, and others."
+    "ValueError if the weights of a model are known and differ from those it was trained for."
     names = trained.get('models', ())
     known = trained.get('model_weights', ())
     for name, was, now in zip(names, known, weights_of(settings)):

@@ -1,7 +1,7 @@
-"""Ray workers hold the models; tree, seeds and store stay in one process.
+"""Models on Ray workers. Tree, seeds and store stay in one process.
 
-So no draw depends on the worker that made it. Here belongs the way to other processes and machines; what a model does
-there belongs in the backends.
+So a draw does not depend on the worker that made it. Here belong calls to other processes and machines. What a model
+does there belongs in the backends.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ class Worker:
             self.error = e
 
     async def describe(self):
-        "Of each model, what a tree asks of a backend."
+        "Per model, the facts that a tree needs of a backend."
         if self.error:
             raise self.error
         return [(m.spec, m.settings()) for m in self.models]
 
     async def call(self, index, method, *args):
-        "What a method of a model returns."
+        "Call a method of a model and return its result."
         if self.error:
             os._exit(1)
         return await getattr(self.models[index], method)(*args)
@@ -51,7 +51,7 @@ class Worker:
 
 
 def _start_ray(cpus):
-    "Join the cluster at `RAY_ADDRESS`, or start one here; False if Ray runs already. ConnectionError in one line."
+    "Join the cluster at `RAY_ADDRESS`, or start one here. False if Ray runs already. ConnectionError in one line."
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
     try:
         import ray
@@ -77,7 +77,7 @@ def _start_ray(cpus):
 
 
 def _reserve(workers, needs, timeout):
-    "Room for all workers, as a placement group of Ray; RuntimeError if there is none within `timeout` seconds."
+    "Reserve room for all workers, a placement group of Ray. RuntimeError if there is none in `timeout` seconds."
     import ray
 
     room = ray.util.placement_group([needs] * workers, strategy='SPREAD')
@@ -105,13 +105,13 @@ def _worker_error(error, task):  # without Ray's report around it
 
 
 class RayModel:
-    "A model that stands on workers: a `Backend` whose calls travel."
+    "A model on workers: a `Backend` that sends each call to a worker."
 
     def __init__(
         self,
         actors,  # Ray's handles of the workers
         index: int,  # of the model in a tree
-        facts,  # of the model, as `Worker.describe` says
+        facts,  # of the model, from `Worker.describe`
     ):
         self.actors = actors
         self.index = index
@@ -119,7 +119,7 @@ class RayModel:
         self.spec, _ = facts
 
     async def send(self, key, *call):
-        "The result of a call; the worker follows from `key`."
+        "The result of a call. `key` decides which worker gets it."
         from ray.exceptions import RayError
 
         actor = self.actors[int(digest(key), 16) % len(self.actors)]
@@ -141,11 +141,11 @@ class RayModel:
         return await self.send(str(messages), 'choose', messages, options)
 
     async def close(self):
-        "The workers end with their `with` block."
+        "Does nothing: the workers end with their `with` block."
 
 
 def _describe_all(actors):
-    "Facts of the models, once all workers have loaded them. ValueError if they hold different ones."
+    "Wait until all workers have loaded the models; return their facts. ValueError if workers differ."
     import ray
 
     try:
@@ -174,7 +174,7 @@ def ray_models(
     timeout: float = 20.0,  # seconds that finding room for the workers may take
     **options,  # of `opener`; paid models are refused
 ):  # list of `RayModel`, index 0 up
-    "Open models on Ray workers for the time of a `with` block. ValueError, RuntimeError: no room, or they do not load."
+    "Open models on Ray workers, for a `with` block. ValueError or RuntimeError: no room, or a model does not load."
     names = [str(Path(n).resolve()) if Path(n).is_dir() else n for n in names]
     paid = any(ModelName.parse(n).kind == 'openai' for n in names) and not options.get('base_url')
     if paid or any(options.get(k) is not None for k in ('price', 'ledger', 'max_cents')):

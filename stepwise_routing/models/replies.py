@@ -1,4 +1,4 @@
-"""A chain of steps as a conversation, and a reply as steps.
+"""Turns a chain of steps into a conversation, and a server's reply into steps.
 
 Here belongs how a server's reply is read and checked. Asking for it belongs in `models.chat`.
 """
@@ -27,7 +27,7 @@ def step_messages(request) -> list:
 
 
 def read_usage(reply) -> dict | None:
-    "The tokens that a server's reply reports: prompt, cached (of these), generated; None where it reports none."
+    "The token counts in a server's reply: prompt, cached (part of prompt), generated. None if it has none."
     try:
         record = reply['usage']
         cached = (record.get('prompt_tokens_details') or {}).get('cached_tokens') or 0
@@ -41,7 +41,7 @@ def read_usage(reply) -> dict | None:
 
 
 def _token_ends(text, tokens):
-    "Per token, the offset in `text` where it ends; ValueError where the tokens do not spell the text."
+    "The offset in `text` where each token ends. ValueError if the tokens do not spell the text."
     raw = text.encode()
     position = 0
     ends = []
@@ -73,7 +73,7 @@ def _token_ends(text, tokens):
 
 
 def _token_bytes(token) -> bytes:
-    "The bytes of a token, as a server gives them. TypeError: neither text nor a list of bytes."
+    "The bytes of a token in a server's reply. TypeError if it is neither text nor a list of bytes."
     numbers = token.get('bytes')
     if numbers is None:
         return token['token'].encode()
@@ -83,7 +83,7 @@ def _token_bytes(token) -> bytes:
 
 
 def _tokens(content):
-    "Per token: bytes (as Latin-1 text), log-probability; and what could have stood in the first place."
+    "Per token: bytes (as Latin-1 text) and log-probability. And the alternatives to the first token."
     alternatives = [t.get('top_logprobs') or [] for t in content]
     if not all(-math.inf < t['logprob'] <= 1e-3 for row in (content, *alternatives) for t in row):
         raise ValueError
@@ -98,9 +98,9 @@ def _tokens(content):
 
 def read_reply(
     reply,  # JSON of a server
-    most_tokens=math.inf,  # that it may have
+    most_tokens=math.inf,  # the most tokens that it may have
 ) -> dict:
-    "Text, finish, usage, tokens, and `ends` (does the server say what stopped it?). ValueError: it is no reply."
+    "Text, finish, usage, tokens, and `ends` (does the server tell what stopped it?). ValueError for a bad reply."
     try:
         choice = reply['choices'][0]
         content = (choice.get('logprobs') or {}).get('content')
@@ -112,7 +112,7 @@ def read_reply(
         tokens = None if content is None else _tokens(content)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError):
         raise ValueError(
-            'a reply without choices, or with a text or log-probabilities that are none'
+            'the reply has no choices, or its text or log-probabilities cannot be read'
         ) from None
     if tokens:
         _token_ends(text, tokens['bytes'])
@@ -121,7 +121,7 @@ def read_reply(
 
 
 def _pieces(text, finish, max_steps, benchmark):
-    "(step, where it starts, where what belongs to it ends, finish) of each step of a reply."
+    "Of each step of a reply: (text, start, end with the blank characters after it, finish)."
     separator = benchmark.separator
     pieces = []
     position = 0
@@ -141,11 +141,11 @@ def _pieces(text, finish, max_steps, benchmark):
 def reply_steps(
     reply,  # of `read_reply`
     index: int = 1,  # of the model
-    max_steps: int = 30,  # at most so many, the first ones
+    max_steps: int = 30,  # keep at most so many steps, the first ones
     stopped: bool = False,  # was the separator its stop string?
     benchmark: Benchmark = MATHEMATICS,
 ) -> tuple:
-    "The `Step`s of a reply, with their costs."
+    "The `Step`s of a reply, each with its tokens and costs."
     text = reply['text']
     usage = reply['usage']
     tokens = reply['tokens']
@@ -186,7 +186,7 @@ def reply_steps(
 
 
 def add_bill(step, *others):
-    "A step that also pays for other calls."
+    "A step whose bill also includes other calls."
     total = {
         k: sum(getattr(s, k) for s in (step, *others)) for k in ('generated', 'prompt', 'cached')
     }
@@ -194,7 +194,7 @@ def add_bill(step, *others):
 
 
 def drop_repeats(steps, prefix):
-    "Steps of a reply without those at its beginning that repeat the end of the prefix."
+    "Drop the first steps of a reply if they repeat the end of the prefix."
     new = [s.text for s in steps]
     old = [s.text for s in prefix]
     k = max((k for k in range(1, min(len(new), len(old)) + 1) if new[:k] == old[-k:]), default=0)
@@ -207,7 +207,10 @@ def drop_repeats(steps, prefix):
 
 
 def option_probs(first, options) -> tuple:
-    "Probabilities of options, from (token, log-probability) pairs that begin one of them; all 0 where none appears."
+    """Probabilities of options, from (token, log-probability) pairs: a token counts for the option it begins.
+
+    All 0 if no token begins an option.
+    """
     mass = np.zeros(len(options))
     names = [o.strip().casefold() for o in options]
     for token, log in first:

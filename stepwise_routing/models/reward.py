@@ -1,7 +1,7 @@
-"""How likely is it that a step is right? A model with a head for that question.
+"""Reward models: how likely is it that a step is right?
 
-Here belong the checkpoints of process reward models and their reading of a chain. How routers use a reward belongs in
-`method.routers`.
+Here belong opening the checkpoints of process reward models, and reading a chain with them. How routers use a reward
+belongs in `method.routers`.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def read_head(head, hidden):  # [..., width] -> logits of "wrong" and "right" [.
 
 @lru_cache(None)
 def reward_network(layout):
-    "The torch module of a layout; its logits are those of \"wrong\" and \"right\", for each token."
+    "The torch module of a layout. Its logits, for each token, are those of \"wrong\" and \"right\"."
     from torch.nn import ModuleDict
     from transformers import Qwen2Model, Qwen2PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -91,7 +91,7 @@ def _missing_tensors(names, layout):
 
 
 def _with_head(qwen, layout):
-    "A `QwenFolder` whose last hidden states are read by the head of a layout. ValueError if tensors are missing."
+    "A `QwenFolder` with the head of a layout on its last hidden states. ValueError if tensors are missing."
     from .kernels.qwen import reader
 
     head = reward_head(layout, qwen.config.hidden_size)
@@ -114,7 +114,7 @@ def _with_head(qwen, layout):
 
 
 def _open_reward(folder, layout, options):
-    "Hash of the weights, the model as it will run, its head in at least float32. ValueError if tensors are missing."
+    "(Hash of the weights, model as it will run). Its head has at least float32. ValueError if tensors are missing."
     import torch
 
     if qwen := kernel_model(folder, options.dtype):
@@ -135,7 +135,7 @@ def _open_reward(folder, layout, options):
 
 
 class ProcessRewardModel:
-    "A Qwen2 process reward model with two labels, as Qwen2.5-Math-PRM and the micro one have."
+    "A Qwen2 process reward model with two labels, such as Qwen2.5-Math-PRM or the micro one."
 
     layout = 'Qwen2ForProcessRewardModel'
     close = TransformersBackend.close
@@ -144,7 +144,7 @@ class ProcessRewardModel:
         self,
         folder,  # of a checkpoint of the layout, with its tokenizer
         tag: str
-        | None = None,  # token that ends each step, where the reward is read; None = as the layout has it
+        | None = None,  # token that ends each step; the reward is read there; None = the layout's own
         name: str | None = None,  # for tables and settings; None = the folder's name
         **options,  # of `LocalOptions`: context, dtype, batch_size=64, prefix_mib=512
     ):
@@ -182,16 +182,16 @@ class ProcessRewardModel:
         return tuple(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def chain_ids(self, problem, steps):
-        "Token ids of prompt and steps, and how many of them are of the last step."
+        "(Token ids of prompt and steps, number of ids of the last step)."
         if not steps:
             raise ValueError(
-                f'problem {problem.id!r}: a reward is of the last step, and there is none'
+                f'problem {problem.id!r}: the chain has no step, so there is nothing to reward'
             )
         parts = [[*self.encode(text), self.tag_id] for text in step_texts(steps)]
         return sum(parts, list(self.prompt(problem.question))), len(parts[-1])
 
     async def reward(self, problem, steps):
-        "The `Reward` of the last step. ValueError beyond the context."
+        "The `Reward` of the last step. ValueError if the chain is longer than the context."
         ids, new = self.chain_ids(problem, steps)
         room_left(self, ids[:-new], new, f'problem {problem.id!r}, step {len(steps) - 1}')
         scores = await answer_request(self, ids, answers=(1,))  # token 1, "right", as the next one
@@ -212,7 +212,7 @@ class ProcessRewardModel:
 
 
 class SkyworkPRM(ProcessRewardModel):
-    "Skywork-o1-Open-PRM: one value per token, read at the last token of the tag."
+    "Skywork-o1-Open-PRM. It has one value per token, read at the last token of the tag."
 
     layout = 'Qwen2ForPrmModel'
 
@@ -236,7 +236,7 @@ _PRMS = 'micro-prm', 'Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B', 'Qwen/Qwen2.5-
 
 
 def _kind_of(folder):
-    "The class for a checkpoint. ValueError if it is none of the two layouts."
+    "The class for a checkpoint. ValueError if it has neither of the two layouts."
     architectures = json.loads((folder / 'config.json').read_text()).get('architectures') or []
     for kind in (ProcessRewardModel, SkyworkPRM):
         if kind.layout in architectures:
@@ -250,7 +250,7 @@ def load_prm(
     model='micro-prm',  # "micro-prm" (shipped), a folder, or a name on the Hub
     **options,  # of `ProcessRewardModel`: tag, dtype, batch_size, ...
 ) -> ProcessRewardModel:
-    "A reward model, by the layout of its checkpoint. Raises ValueError and FileNotFoundError."
+    "Open a reward model. ValueError for an unknown layout, FileNotFoundError for a missing folder."
     shipped = model == 'micro-prm'
     if not shipped and '/' not in str(model) and not Path(model).exists():
         one_of('reward model', str(model), _PRMS)
@@ -262,7 +262,7 @@ def load_prm(
 
 
 def step_rewards(prm, cases) -> list:  # float array [step] per case
-    "The reward of every step of many chains, (problem, steps) pairs, all at once."
+    "Rewards of all steps of many chains at once. `cases` are (problem, steps) pairs."
 
     async def read_chain(problem, steps):
         prefixes = [steps[: i + 1] for i in range(len(steps))]

@@ -1,7 +1,7 @@
-"""A single model behind the OpenAI protocol, so that the API setting can be run without a key.
+"""Serves a single model in the OpenAI protocol, so that the API setting can run without a key.
 
-Here belongs how a request becomes tokens and tokens a reply, and the server's process. HTTP is in
-`models.web`, which serves routers, too; what the model writes belongs in `models.hub`.
+Here belong turning a request into tokens and tokens into a reply, and the server's process. HTTP is
+in `models.web`, which serves routers too. How the model writes belongs in `models.hub`.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _BEGIN = (
 
 
 def continuing(template) -> str:
-    "A chat template (Jinja) under which a model continues where its last step ended; also for `vllm serve`."
+    "A chat template (Jinja) that lets a model continue after its last step. It works with `vllm serve` too."
     return _BEGIN + template + '{{ begun }}'
 
 
 def _prompt_ids(backend, messages):
-    "Token ids of a conversation; of a chain that is to be continued, those of its question and of each step."
+    "Token ids of a conversation. For a chain to be continued: the ids of its question and of each step."
 
     def render(messages):
         return backend.text.hf.apply_chat_template(
@@ -66,7 +66,7 @@ def _prompt_ids(backend, messages):
 
 @lru_cache(4)
 def _vocabulary(text):
-    "The bytes that each token of a `StepTokenizer` writes; worked out once."
+    "The bytes that each token of a `StepTokenizer` writes, computed once."
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     hf = text.hf
@@ -110,7 +110,7 @@ class _Asked:
 
 
 def _check_field(name, value):
-    "Refuse a field that is unknown, or a number of a wrong type or out of range."
+    "`Refused` for an unknown field, or a number of the wrong type or out of range."
     if name not in _FIELDS:
         raise Refused(400, f'unknown field {name!r}{nearest(name, _FIELDS)}')
     low, high = _RANGES.get(name, (0, 0))
@@ -132,7 +132,7 @@ def _is_turn(m):
 
 
 def _checked(raw, name):
-    "The fields of a request's HTTP body, without those that are null; `Refused` names the first bad one."
+    "The fields of a request's body, without null ones. `Refused` names the first bad field."
     try:
         body = {k: v for k, v in json.loads(raw).items() if v is not None}
     except (ValueError, RecursionError, AttributeError):
@@ -165,7 +165,7 @@ def _decoded(text, ids):
 
 
 async def _written(backend, body, ids, heard=None):
-    "(ids of the reply to a prompt, its text, why it ended, the stop string it met, log-probabilities of its tokens)."
+    "(ids of the reply, its text, why it ended, the stop string it met, log-probabilities of its tokens)."
     room = backend.context - len(ids)
     stop = 'stop' in body
     if room < 1:
@@ -200,7 +200,7 @@ def _records(text):  # the part of a token's record that is always the same
 def _logprobs(
     text, reply, prob, alternatives, top
 ):  # a `StepTokenizer`; per token its id, its probability, `log_probs`
-    "The protocol's record of each token of a reply: its log-probability, and the `top` likeliest tokens in its place."
+    "The protocol's record of each token of a reply: its log-probability, and the `top` likeliest alternatives."
     records = _records(text)
     logprobs = []
 
@@ -219,7 +219,7 @@ def _logprobs(
 
 
 def cached_tokens(ids, beginnings):
-    "Prompt tokens that count as read from a cache; the prompt's own beginnings join the set of earlier ones."
+    "Number of prompt tokens that count as cached. Adds the prompt's beginnings to the set of earlier ones."
     keys = {digest(*ids[:n]): n for n in range(1024, len(ids) + 1, 128)}
     cached = max((n for key, n in keys.items() if key in beginnings), default=0)
     beginnings.update(keys)
@@ -227,7 +227,7 @@ def cached_tokens(ids, beginnings):
 
 
 class _Part:
-    "What a stream has shown of a reply."
+    "The part of a reply that a stream has shown so far."
 
     def __init__(self, text, top):
         self.text = text  # a `StepTokenizer`
@@ -243,14 +243,14 @@ class _Part:
         return new, _logprobs(self.text, step.ids, step.prob, alternatives, self.top)
 
     def rest(self, reply, text, token_probs):
-        "The same for what a finished reply has beyond that."
+        "The same for the rest of a finished reply."
         n = len(self.ids)
         probs = [values[n:] for values in token_probs]
         return text[len(self.shown) :], _logprobs(self.text, reply[n:], *probs, self.top)
 
 
 class _Chat:
-    "A backend under a `continuing` template, behind the protocol: a `Service` of `models.web`."
+    "Serves a backend with a `continuing` template: a `Service` of `models.web`."
 
     def __init__(self, backend, name):
         self.backend = backend
@@ -273,7 +273,7 @@ class _Chat:
         return _checked(raw, self.name)
 
     def head(self, kind):
-        "What each reply and each chunk begins with."
+        "The fields that each reply and each chunk begins with."
         name = f'chatcmpl-{secrets.token_hex(12)}'
         return dict(id=name, object=kind, created=int(time.time()), model=self.name)
 
@@ -306,7 +306,7 @@ class _Chat:
         return self.head('chat.completion') | dict(choices=[choice], usage=usage), {}
 
     async def chunks(self, asked):
-        "The reply in chunks, a step each; a single step, which ends at a stop string, in one."
+        "The reply in chunks, one per step. A single step that ends at a stop string is one chunk."
         body = asked.body
         head = self.head('chat.completion.chunk')
         if asked.include_usage:
@@ -348,7 +348,7 @@ class _Chat:
 
 
 def _open_served(name, context):
-    "The model to be served: a micro model by its name, or whatever `TransformersBackend` opens."
+    "Open the model to be served: a micro model by its name, or any that `TransformersBackend` opens."
     from .hub import TransformersBackend, load_micro
 
     micro = ['micro-small', 'micro-large']
@@ -387,13 +387,13 @@ os.killpg(0, signal.SIGKILL)
 
 
 def watched(command, **kwargs):  # its watcher, for a `with` block
-    "Run a command for the time of a `with` block, and no longer than this process lives."
+    "Run a command during a `with` block. It ends when the block or this process ends."
     command = [sys.executable, '-c', _WATCH, *map(str, command)]
     return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, **kwargs)
 
 
 async def serve_forever(model, context):
-    "Serve a model and print the address; the environment has the key."
+    "Serve a model and print its address. The key comes from the environment."
     from tornado.netutil import bind_sockets
 
     chat = _Chat(_open_served(model, context), Path(model).name)
@@ -412,7 +412,7 @@ def served(
     key: str = '',  # what requests must show; "" asks for none
     context: int = 0,  # longest prompt and reply, in tokens; 0 takes the model's
 ):  # the server's base_url
-    "A server process for the time of a `with` block. RuntimeError with its last line where it does not start."
+    "A server process for a `with` block. RuntimeError, with its last line, if it does not start."
     code = (
         f'import asyncio, sys; sys.path[:] = {sys.path}; from stepwise_routing.models.serve import serve_forever; '
         f'asyncio.run(serve_forever({str(model)!r}, {context}))'

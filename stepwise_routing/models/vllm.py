@@ -1,7 +1,7 @@
 """A model behind a vLLM server, with the same token ids in its steps as the other backends.
 
-Here belongs starting a server and asking it. What ends a step and how confident a model was belong in
-`models.interface` and `models.engine`.
+Here belong starting a server and asking it. Where a step ends and how confident a model was belong
+in `models.interface` and `models.engine`.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ from .serve import watched
 
 
 def shown_confidences(
-    tokens,  # per token: its raw logit, and the logits of the likeliest tokens with itself among them
+    tokens,  # per token: (its raw logit, logits of the likeliest tokens, its own among them)
 ) -> np.ndarray:  # [3, token]
     """Largest logit, probability and entropy of each token.
 
-    The probability is too high by the mass of the tokens that the server does not show.
+    The probability is too high, because the tokens that the server does not show count as impossible.
     """
     logits = np.array([logit for logit, _ in tokens])
     columns = zip_longest(*(likeliest for _, likeliest in tokens), fillvalue=-np.inf)
@@ -68,7 +68,7 @@ def shown_confidences(
 
 @dataclass(frozen=True)
 class VLLMOptions(LocalOptions):
-    "How a model runs on vLLM and is asked: as in our own engine (but for `prefix_mib`), and more."
+    "How a model runs on vLLM and is asked. `LocalOptions` apply, except `prefix_mib`."
 
     top: int = 20  # likeliest tokens that are looked at; the vocabulary's size makes `prob` exact
     memory: float = 0.9  # share of the GPU's memory, weights included
@@ -82,7 +82,7 @@ class VLLMOptions(LocalOptions):
 
 
 def _engine_flags(options: VLLMOptions, cpu: bool, **values) -> list:
-    "Options and further values as vLLM's command line; `cpu`: of its build for CPUs."
+    "Options and further values as vLLM's command line. `cpu`: for its build for CPUs."
     values |= dict(
         logprobs_mode='raw_logits' if options.logits else 'raw_logprobs',
         max_logprobs=options.top,
@@ -104,14 +104,14 @@ def _engine_flags(options: VLLMOptions, cpu: bool, **values) -> list:
 
 
 def vllm_on_cpu() -> bool:
-    "Is the vLLM here the build for CPUs? RuntimeError in one line if there is none."
+    "Is the installed vLLM the build for CPUs? RuntimeError in one line if vLLM is not installed."
     if not find_spec('vllm'):
         raise RuntimeError(f'vLLM is not installed: {install_line("gpu")}')
     return any(re.match('vllm(-cpu| .*cpu)', f'{d.name} {d.version}') for d in distributions())
 
 
 def _last_words(log: str) -> str:
-    "The line of a log that says what went wrong, else its last line."
+    "The line of a log that tells the error; its last line if no line does."
     echo = (
         '(Engine core|WorkerProc) initialization failed|EngineCore encountered an issue|cancelled'
     )
@@ -124,7 +124,7 @@ def _last_words(log: str) -> str:
 
 @contextlib.contextmanager
 def _reading(url: str):
-    "RuntimeError in one line where the reply of a server is not what vLLM sends."
+    "In a `with` block: RuntimeError in one line if a server's reply does not look like vLLM's."
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
@@ -135,7 +135,7 @@ def _reading(url: str):
 
 
 def _finite(logits) -> list:
-    "Logits as numbers. ValueError: one is none, or not finite, as where float16 overflows."
+    "Logits as numbers. ValueError if one is not a finite number, for example after an overflow of float16."
     numbers = np.array(list(logits), float)
     if not np.isfinite(numbers).all():
         raise ValueError('a logit is not finite')
@@ -143,10 +143,10 @@ def _finite(logits) -> list:
 
 
 async def _ask(call, url: str):  # call() -> awaitable
-    """The answer to a call to a server; RuntimeError in one line if it fails.
+    """Call a server and return its answer. RuntimeError in one line if that fails.
 
-    A server hangs up on idle connections, sometimes just as one is used again. Then it is asked a second time; the seed
-    makes it draw the same.
+    A server closes idle connections, sometimes just when we use one again. Then we ask a second time. The seed is
+    the same, so the draw is the same.
     """
     from openai import APITimeoutError
 
@@ -163,7 +163,7 @@ async def _ask(call, url: str):  # call() -> awaitable
 
 
 async def first_model(url: str, key: str = '') -> dict:
-    "What a server says of its first model: id, root (folder or name on the Hub), max_model_len (tokens)."
+    "A server's facts about its first model: id, root (folder or name on the Hub), max_model_len (tokens)."
     async with api_client(key, url, timeout=5.0) as client:
         reply = await _ask(lambda: client.get('/models', cast_to=object), url)
     with _reading(url):
@@ -172,7 +172,7 @@ async def first_model(url: str, key: str = '') -> dict:
 
 
 def _wait_until_ready(server, log, name: str, url: str, timeout: float):
-    "Wait until a server names its model; RuntimeError with the end of its log if it ends, or after `timeout` s."
+    "Wait until a server is ready. RuntimeError, with a line of its log, if it ends or takes over `timeout` s."
     end = time.monotonic() + timeout
     while server.poll() is None and time.monotonic() < end:
         with contextlib.suppress(RuntimeError):
@@ -194,7 +194,7 @@ def serve_vllm(
     revision: str | None = None,  # of a model on the Hub, its commit; None: its newest
     **kwargs,  # of `VLLMOptions`; context: at most 4096 unless given
 ):  # the server's base_url
-    "A vLLM server on this machine for the time of a `with` block. RuntimeError in one line if it does not start."
+    "A vLLM server on this machine, for a `with` block. RuntimeError in one line if it does not start."
     from transformers import AutoConfig
 
     options = VLLMOptions(**kwargs)
@@ -270,14 +270,14 @@ class VLLMBackend:
         return self.clients[loop]
 
     async def close(self):
-        "Hang up; whoever still waits gets an error."
+        "Close the connections. Callers that still wait get an error."
         clients = self.clients or {}
         self.clients = None
         if client := clients.get(asyncio.get_running_loop()):
             await client.close()
 
     def open_text(self, model, name, revision):
-        "Tokenizer, size and hash of a model, whose weights are read by the server only."
+        "Read tokenizer, size and hash of a model. Only the server loads the weights."
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -294,7 +294,7 @@ class VLLMBackend:
         self.top = min(self.options.top, self.text.vocab)
 
     def settings(self):
-        "What this model's draws depend on, as JSON; they also depend on what else is in vLLM's batch."
+        "What this model's draws depend on, as JSON. They also depend on the other requests in vLLM's batch."
         o = self.options
         return dict(
             backend='vllm',
@@ -312,7 +312,7 @@ class VLLMBackend:
         )
 
     async def complete(self, prompt, max_tokens: int, **more) -> tuple:
-        "The server's choice behind `prompt`, and per token (id, logit, logits of the likeliest and of itself)."
+        "(The server's choice after `prompt`, per token (id, logit, logits of the likeliest and of itself))."
         body = dict(
             model=self.served_name,
             prompt=list(prompt),
@@ -346,7 +346,7 @@ class VLLMBackend:
             return choice, list(zip(ids, logits, likeliest, strict=True))
 
     async def forced_logits(self, ids, tokens) -> list:
-        "Of each given token behind the prompt `ids`: its raw logit, and those of the likeliest."
+        "Per given token after the prompt `ids`: (its raw logit, logits of the likeliest tokens)."
         tokens = list(tokens)
         choice, last = await self.complete(
             [*ids, *tokens[:-1]],
@@ -364,7 +364,7 @@ class VLLMBackend:
         return rows_shown + [(logit, likeliest) for _, logit, likeliest in last]
 
     async def check_server(self):
-        "Ask the server for its version and a few logits; RuntimeError if it shows none."
+        "Ask the server for its version and a few logits. RuntimeError if it shows no logits."
         root = self.base_url.rstrip('/').removesuffix('/v1')
         async with self.client as client:
             version = await _ask(
@@ -377,11 +377,11 @@ class VLLMBackend:
         if max(logits) > 0 and min(logits) > -9999:
             return
         raise RuntimeError(
-            f'{self.spec.name}: vLLM shows no raw logits: start the server with --logprobs-mode raw_logits'
+            f'{self.spec.name}: vLLM shows no raw logits; start the server with --logprobs-mode raw_logits'
         )
 
     async def write_step(self, request, ids, seed: int, left: float) -> Step:
-        "The next step behind the prompt `ids`; at `max_tokens`, `context` or `left` tokens it is cut."
+        "Write the next step after the prompt `ids`. It is cut at `max_tokens`, `context` or `left` tokens."
         separator = find_benchmark(request.problem.benchmark).separator
         tokens = []
         room = min(self.options.max_tokens, self.context - len(ids), left)
@@ -445,7 +445,7 @@ class VLLMBackend:
 
 
 def _context(facts, wanted):  # of `first_model`; tokens or None
-    "Tokens of prompt and chain at most; RuntimeError if the server takes fewer than are wanted."
+    "The most tokens of prompt and chain. RuntimeError if the server takes fewer than are wanted."
     limit = facts.get('max_model_len')
     model = facts['id']
     if not limit:

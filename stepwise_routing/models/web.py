@@ -1,9 +1,8 @@
-"""An HTTP server for models that speak the OpenAI protocol: addresses, keys, limits, streams, errors.
+"""An HTTP server for the OpenAI protocol: addresses, keys, limits, streams, errors.
 
-It is built on Tornado, not on Starlette with uvicorn: Tornado is installed anyway (Jupyter needs it),
-tells a handler when its client hangs up and waits for slow readers, so two more packages would bring
-nothing. Here belongs HTTP alone. What a request may say belongs in `models.chat_request`; what is
-answered, in `models.serve` and `models.answers`.
+We use Tornado because Jupyter installs it anyway. It tells a handler when its client hangs up, and it
+waits for slow readers. Here belongs HTTP only. Reading a request belongs in `models.chat_request`. The
+answers belong in `models.serve` and `models.answers`.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from .metrics import Metrics
 
 
 class Refused(Exception):
-    "A request that gets an error instead of a reply: (status, line)."
+    "An error for a client: HTTP status and one line. The server sends it instead of a reply."
 
     def __init__(self, status, line, param=None, code=None, headers=()):
         super().__init__(status, line)
@@ -32,7 +31,7 @@ class Refused(Exception):
 
 
 class Limits(Section):
-    "What a server takes and how long it waits."
+    "Limits of a server: what it accepts and how long it waits."
 
     body: Count = 1 << 22  # bytes of a request
     header: Count = 1 << 16  # bytes of its head
@@ -45,30 +44,30 @@ class Limits(Section):
 
 
 class Service(Protocol):
-    "What a server offers."
+    "What a server needs of the models or routers that it serves."
 
     def models(self) -> list:
         "The records of /v1/models."
 
     def read(self, raw: bytes):
-        "A request, checked; its `stream` says how it is answered. `Refused`."
+        "Read and check a request; its `stream` decides the form of the answer. `Refused` for a bad one."
 
     async def complete(self, request) -> tuple:
-        "(The whole answer, headers)."
+        "Returns (the whole answer, headers)."
 
     def chunks(self, request):
-        "An async generator of chunks, the first one with the first step."
+        "An async generator of chunks. The first chunk comes with the first step."
 
 
 def error_body(refused: Refused) -> dict:
-    "As OpenAI has it."
+    "The body of an error reply, in OpenAI's form."
     kind = 'invalid_request_error' if refused.status < 500 else 'server_error'
     error = dict(message=refused.line, type=kind, param=refused.param, code=refused.code)
     return dict(error=error)
 
 
 def as_refused(error: Exception) -> Refused:
-    "Any error as one that a client may see."
+    "Turn any error into one that a client may see."
     if isinstance(error, Refused):
         return error
     line = (str(error).splitlines() or [''])[0]
@@ -87,7 +86,7 @@ STOPPING = Refused(
 
 
 class Gate:
-    "Who may come in, and how many at once."
+    "Decides which requests are let in, and how many at once."
 
     def __init__(self, limits: Limits, key: str, is_local: bool):
         self.limits = limits
@@ -99,26 +98,26 @@ class Gate:
         self.stopping = False
 
     def check_origin(self, headers) -> None:
-        "`Refused`: a web page asks, or somebody by another name of this machine."
+        "`Refused` if a web page asks, or if the Host header has another name for this machine."
         host = headers.get('Host', '')
         origin = headers.get('Origin')
         known = is_loopback(f'http://{host}') or not self.is_local
         if origin is not None and not is_loopback(origin):
             known = known and not self.is_local and origin.partition('://')[2] == host
         if not known:
-            line = 'this server answers programs on its own machine, and no web page'
+            line = 'this server answers no web pages: call it from a program, at its own address'
             raise Refused(403, line, code='forbidden')
 
     def check_key(self, headers) -> None:
-        "`Refused`: the key is missing, or another one."
+        "`Refused` if the key is missing or wrong."
         given = headers.get('Authorization', '').removeprefix('Bearer ').encode()
         if self.key and not hmac.compare_digest(given, self.key.encode()):
-            line = 'this server asks for an API key, and that was not it'
+            line = 'the API key is missing or wrong: send the key of this server'
             raise Refused(401, line, code='invalid_api_key')
 
     @contextlib.asynccontextmanager
     async def place(self):
-        "A place inside, for the time of a `with` block. `Refused`: there is none."
+        "A place for a request, for a `with` block. `Refused` if all are taken, or the server stops."
         if self.stopping:
             raise STOPPING
         if self.inside >= self.limits.at_once + self.limits.waiting:
@@ -140,7 +139,7 @@ def make_application(service: Service, gate: Gate, metrics: Metrics):
 
 
 def handler_class():
-    "The handler of every address; made when it is needed, as Tornado is imported then."
+    "The handler class for all addresses. It is made on demand, because Tornado is imported then."
     from tornado.iostream import StreamClosedError
     from tornado.web import RequestHandler, stream_request_body
 
@@ -259,7 +258,7 @@ def handler_class():
             self.finish(body)
 
         async def send_stream(self, chunks):
-            "Each chunk as soon as it is there; meanwhile a sign of life."
+            "Send each chunk as soon as it is ready, and signs of life in between."
             upcoming = asyncio.ensure_future(anext(chunks))
             try:
                 while True:
@@ -280,7 +279,7 @@ def handler_class():
             self.finish()
 
         async def send(self, text):
-            "Write a part of a stream. TimeoutError: the client reads too slowly."
+            "Write a part of a stream. TimeoutError if the client reads too slowly."
             if not self.is_streaming:
                 self.is_streaming = True
                 self.set_header('Content-Type', 'text/event-stream')
@@ -290,7 +289,7 @@ def handler_class():
             await asyncio.wait_for(self.flush(), self.gate.limits.patience)
 
         async def fail(self, refused):
-            "An error before the first byte is a status; after it, an event that ends the stream."
+            "Send an error: as an HTTP status before the first byte, later as an event that ends the stream."
             if not self.is_streaming:
                 return self.refuse(refused)
             self.metrics.error(refused.code or str(refused.status))
@@ -309,7 +308,7 @@ def handler_class():
                 self.task.cancel()
 
         def log_exception(self, *error):
-            "What went wrong is in the metrics; a log could hold what was asked."
+            "Logs nothing: a log could hold questions. The metrics count the error."
 
     return Handler
 
@@ -319,7 +318,7 @@ FULL = Refused(503, 'too many open connections: try again', code='too_many_conne
 
 
 def most_connections(limits: Limits) -> int:
-    "How many connections may be open, so that the process can still open its files."
+    "The most open connections that leave the process enough files to open."
     try:
         import resource
     except ImportError:  # Windows
@@ -331,7 +330,7 @@ def most_connections(limits: Limits) -> int:
 
 
 def raw_reply(refused: Refused) -> bytes:
-    "An error as bytes, for a connection that gets no handler."
+    "An error reply as bytes, for a connection without a handler."
     body = json.dumps(error_body(refused)).encode()
     head = (
         f'HTTP/1.1 {refused.status} Service Unavailable\r\nContent-Type: application/json\r\n'
@@ -374,7 +373,7 @@ def event(value: dict) -> str:
 
 
 class Server:
-    "A server that listens. Make it in the loop that it runs in."
+    "A server that listens. Create it in the event loop that it runs in."
 
     def __init__(self, service, sockets, key='', limits=Limits(), is_local=True, metrics=None):
         self.limits = limits
@@ -393,7 +392,7 @@ class Server:
         self.http.add_sockets(sockets)
 
     async def stop(self) -> None:
-        "Take nothing new, let calls under way end, and after a while end them with an error."
+        "Take no new request, let calls under way end, and after `grace` seconds end them with an error."
         self.gate.stopping = True
         self.http.stop()
         end = time.monotonic() + self.limits.grace
@@ -429,7 +428,7 @@ def running(
     limits: Limits = Limits(),
     metrics: Metrics | None = None,
 ):  # base_url
-    "A server in a thread of its own, for the time of a `with` block. ValueError: an open door without a key."
+    "A server in a thread of its own, for a `with` block. ValueError if others can reach it without a key."
     is_local = is_loopback(f'http://{host}')
     if not is_local and not key:
         raise ValueError(

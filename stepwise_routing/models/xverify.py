@@ -1,6 +1,6 @@
-"""xVerify says whether an answer means the same as the reference; its verdicts are kept.
+"""xVerify: a model that judges whether an answer means the same as the reference. Its verdicts are kept.
 
-Here belongs the model that grades: its prompt, its replies, where it runs. Grading by rules belongs in `data.grading`.
+Here belong the judge's prompt, its replies, and where it runs. Grading by rules belongs in `data.grading`.
 """
 
 import ast
@@ -32,7 +32,7 @@ def _words(text):
 
 
 def _find_template(source):
-    "xVerify's prompt among the string literals of a Python file, or the text itself; None where it is not there."
+    "Find xVerify's prompt: a string literal of a Python file, or the text itself. None if it is not there."
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -42,7 +42,7 @@ def _find_template(source):
 
 
 def _xverify_template():
-    "The prompt that xVerify's weights were trained on, fetched once. RuntimeError in one line."
+    "The prompt that xVerify was trained with, downloaded once. RuntimeError in one line if that fails."
     file = xdg_cache_home() / 'stepwise-routing' / 'xverify_judge_prompt.py'
     cached = file.is_file()
     hint = 'or give a template'
@@ -72,7 +72,7 @@ _FIELDS = (
 
 
 def _template(source):
-    "A prompt: a text with the fields, a file that holds such a text or xVerify's own, or None for xVerify's own."
+    "The prompt: a text with the fields, or a file with such a text. None: xVerify's own prompt."
     if source is None:
         return _xverify_template()
     text = str(source)
@@ -91,21 +91,21 @@ def _template(source):
 
 
 def _fill(template, problem, answer):
-    "The prompt of one answer, as text that can be sent."
+    "The prompt for one answer, as text that can be sent."
     values = dict(question=problem.question, output=answer, answer=problem.answer)
     text = re.sub(r'\{(question|output|answer)\}', lambda m: values[m[1]], template)
     return text.encode('utf-8', 'replace').decode()
 
 
 def read_verdict(reply: str) -> bool | None:
-    "What a judge's reply says: Correct or Incorrect, brackets and letter case aside; None where it is no verdict."
+    "Read a judge's reply, Correct or Incorrect; brackets and case do not matter. None if it is neither."
     if re.search(r'(?<![a-z])incorrect(?![a-z])', reply, re.I):
         return False
     return True if re.match(r'[\W_]*(?:judge?ment[\W_]*)?correct(?![a-z])', reply, re.I) else None
 
 
 def _check_remote(base_url=ApiOptions.base_url, price=None, max_cents=None, **_):
-    "ValueError unless a judge on another machine is asked secretly and with a cap."
+    "ValueError if a judge on another machine is asked without https, or without a price and a cap."
     if is_loopback(base_url):
         return
     if not base_url.startswith('https://'):
@@ -117,12 +117,12 @@ def _check_remote(base_url=ApiOptions.base_url, price=None, max_cents=None, **_)
 
 
 class XVerify:
-    "Grades by a judge behind a chat endpoint, in as many threads as you like. RuntimeError in one line: no reply."
+    "Grades by a judge behind a chat API; any thread may call it. RuntimeError in one line if it does not reply."
 
     def __init__(self, model: str, template=None, ledger=None, workers: int = 16, **options):
-        """`template`: see `open_grader`; `ledger`: where verdicts are kept; `options` of `OpenAIBackend`.
+        """`template`: see `open_grader`. `ledger`: file that keeps the verdicts. `options`: of `OpenAIBackend`.
 
-        A judge on another machine is asked over https alone, and needs a price and `max_cents`.
+        A judge on another machine is asked over https only. It needs a price and `max_cents`.
         """
         limits = dict(
             key_env='XVERIFY_API_KEY', price='free', temperature=0.0, max_tokens=8, top_logprobs=0
@@ -157,7 +157,7 @@ class XVerify:
 
 @contextlib.contextmanager
 def _judge_options(judge, memory):
-    "Where a judge stands, as options of `XVerify`: at its address, or on a vLLM server of its own."
+    "The options of `XVerify` for a judge: its address, or a vLLM server that is started for it."
     if judge.startswith(('http://', 'https://')):
         model = ModelName.parse(f'vllm-server:{judge}')
         plain_address(model.url)
@@ -190,7 +190,7 @@ def open_grader(
     run_code: bool = False,  # may programs that a model wrote be run, confined?
     **options,  # of `XVerify`: ledger, workers, timeout, ...
 ):  # grade(problem, answer) -> bool
-    "A grader by name for the time of a `with` block. ValueError: unknown name; it warns of replies without a verdict."
+    "Open a grader by name, for a `with` block. ValueError for an unknown name. Warns of replies without a verdict."
     kind, _, judge = str(name).partition(':')
     if name == 'math-verify':
         yield partial(is_right, run_code=True) if run_code else is_right

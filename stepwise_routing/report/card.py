@@ -1,7 +1,6 @@
-"""What a router promises, in words, and the model card of a router that is given away.
+"""A router's promise in words, and the model card of a router that you give away.
 
-Here belongs their text. What an exported folder holds besides, and how a router is chosen, is in
-`own`.
+Here belong their texts. Choosing a router, and the other files of an exported folder, are in `own`.
 """
 
 import math
@@ -16,7 +15,7 @@ CLASSES = dict(  # of routers, from the simplest to the largest
     full='a policy on all features',
 )
 LARGE_ALONE = 'large alone'
-HARDLY = 0.9  # share of the large model's cost; above, a router is hardly worth its trouble
+HARDLY = 0.9  # share of the large model's cost; a router above this is hardly worth its trouble
 
 CARD = """# A router: {small} hands over to {large}
 
@@ -63,7 +62,7 @@ ALONE = 'The large model answers everything, so nothing is lost against it and n
 def promise(
     calibration: dict,  # fields of a `Calibration`
 ) -> str:
-    "What a calibrated router promises, in words."
+    "The promise of a calibrated router, in words."
     if calibration['kappa'] < 0:
         return ALONE
     text = PROMISES[calibration['target']]
@@ -73,7 +72,7 @@ def promise(
 def router_words(
     model_class: str,  # one of `CLASSES`, or `LARGE_ALONE`
 ) -> str:
-    "What a router is, in words."
+    "The kind of a router, in words."
     if model_class == LARGE_ALONE:
         return 'The large model alone: no router saved cost and kept the promise'
     words = CLASSES[model_class]
@@ -86,18 +85,18 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    "The router that a target leads to, and why. `print` says it in words."
+    "The router that was chosen for a target, and why. `print` tells both in words."
 
     model_class: str  # one of `CLASSES`, or `LARGE_ALONE`
     seed: int  # of the policy
-    calibration: Calibration  # kappa, is the target met, and the shares on these problems
-    costs: dict  # class -> share of the large model's cost; None: its target is not met
-    needed: int | None = None  # calibration problems that would do, where nothing saves
-    share: float = 0.4  # of all problems that is set aside for calibration
+    calibration: Calibration  # kappa, whether the target is met, and the shares on these problems
+    costs: dict  # class -> share of the large model's cost; None: the class misses the target
+    needed: int | None = None  # calibration problems that would be enough, if no router saves cost
+    share: float = 0.4  # share of all problems that is set aside for calibration
 
     @property
     def reason(self) -> str:
-        "Why this class was taken."
+        "Why this class was chosen, as a sentence."
         if self.model_class != LARGE_ALONE:
             return 'It is the simplest class that costs at most 5 % more than the cheapest one.'
         said = f'On {self.calibration.n} calibration problems, no router saves cost and keeps the'
@@ -111,7 +110,7 @@ class Choice:
 
     @property
     def notes(self) -> list:
-        "What should not be overlooked."
+        "Notes that a reader should not overlook."
         cost = self.calibration.cost
         if HARDLY < cost < 1:
             saved = percent(1 - cost)
@@ -132,7 +131,7 @@ class Choice:
         }
 
     def class_line(self, name) -> str:
-        "What a class costs."
+        "A line with the cost of a class."
         cost = self.costs[name]
         if cost is None:
             return f'  {CLASSES[name]}: left out, its bound is not met'
@@ -156,7 +155,7 @@ class Choice:
 def curve_words(
     choices,  # of several alphas on the same problems
 ) -> str:
-    "What the problems at hand can promise, in a line."
+    "One line: the smallest alpha that these problems can promise and that saves cost."
     n = choices[0].calibration.n
     possible = [c.calibration.alpha for c in choices if c.model_class != LARGE_ALONE]
     if not possible:
@@ -167,14 +166,14 @@ def curve_words(
 
 def router_card(
     models,  # public names of the small and the large one
-    weights,  # hash of the weights of each; None: not known
+    weights,  # hash of the weights of each model; None: not known
     n_train: int,  # training problems
     max_steps: int,  # steps of a chain at most
     model_class: str,  # see `router_words`
     calibration: dict,  # fields of a `Calibration`
     licence: str,  # of the router
 ) -> str:
-    "The card, in Markdown."
+    "The model card, in Markdown."
     small, large = models
     rows = [f'| {name} | {fact or "not known"} |' for name, fact in zip(models, weights)]
     numbers = dict(calibration)
@@ -195,16 +194,16 @@ def router_card(
 
 def median_seed(
     results,  # (seed, `Calibration`) pairs of one class
-) -> tuple:  # the pair in the middle by cost, the dearer of two
-    "What a class stands for. A result whose target is not met counts as the dearest."
+) -> tuple:  # the pair with the median cost; of an even number, the more expensive middle one
+    "The seed that represents a class. A result that misses the target counts as the most expensive."
     ordered = sorted(results, key=lambda pair: (not pair[1].met, pair[1].cost, pair[0]))
     return ordered[len(ordered) // 2]
 
 
 def simplest_class(
-    costs: dict,  # class -> share of the large model's cost, the simplest first; None: target not met
+    costs: dict,  # class -> share of the large model's cost, simplest class first; None: target missed
 ) -> str | None:
-    "The simplest class that costs at most 5 % more than the cheapest. None: no class saves anything."
+    "The simplest class that costs at most 5 % more than the cheapest one. None if no class saves cost."
     from ..method import comparison
 
     saving = {name: cost for name, cost in costs.items() if cost is not None and cost < 1}

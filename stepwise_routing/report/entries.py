@@ -1,7 +1,7 @@
-"""What the config.json of a calibrated router may hold, and what of it is given away.
+"""The entries of a calibrated router's config.json: which are allowed, and which are given away.
 
-Here belong the checks of a folder that may come from anybody. How a policy is saved and read belongs
-in `method.policy`; what `calibrate` writes, in `own`.
+Here belong the checks of a folder that may come from anybody. Saving and reading a policy belong in
+`method.policy`. `own.calibrate` writes the entries.
 """
 
 from dataclasses import fields
@@ -32,7 +32,7 @@ def check_entries(
     folder,  # for the message
     config: dict,  # of a policy that `load_policy` has read
 ) -> None:
-    "ValueError naming an entry that `calibrate` does not write."
+    "ValueError, with its name, for an entry that `calibrate` would not write."
     weights = config.get('model_weights', [None, None])
     fits = dict(
         on_escalate=config.get('on_escalate') in READINGS,
@@ -56,7 +56,7 @@ def check_entries(
 def public_entries(
     config: dict,  # that `check_entries` accepts
 ) -> dict:
-    "The entries that a stranger needs; one that nobody knows may hold anything."
+    "The entries that a stranger needs. Unknown entries are left out, as they may hold anything."
     names = [*PUBLIC, *(field.name for field in fields(Policy))]
     entries = {name: config[name] for name in names if name in config}
     points = entries['calibration']

@@ -1,7 +1,7 @@
 """The running examples: Sam's apples by the micro models, Megan's wages by the recorded real pair.
 
-Here belongs what the pictures of the ideas show: one problem with all its outcomes, and one training, watched. How
-these are drawn belongs in `report.pictures`.
+Here belongs the content of the pictures: one problem with all its outcomes, and one training with its rounds. How they
+are drawn belongs in `report.pictures`.
 """
 
 from contextlib import contextmanager
@@ -48,18 +48,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Example:
-    "One problem: the small model's chain, and what comes of handing over after each of its steps."
+    "One problem: the small model's chain, and the outcome of each possible hand-over."
 
     question: str
-    steps: tuple  # texts that the small model wrote
+    steps: tuple  # texts of the small model's steps
     tokens: tuple  # `Token`s of each step
-    doubts: tuple  # of each step: 1 minus the probability of its least sure token that counts
-    rests: tuple  # per hand-over, the texts that the large model writes instead of the step and of the rest
-    right: tuple  # bool, per hand-over; never is the last one
-    small_cost: (
-        tuple  # per hand-over, what the small model costs, as a share of the large model alone
-    )
-    large_cost: tuple  # the same of the large model
+    doubts: tuple  # per step: 1 minus the probability of its least sure token that counts
+    rests: tuple  # per hand-over, the large model's texts: this step again, and the rest
+    right: tuple  # bool per hand-over, is the answer right? The last one is "never handed over"
+    small_cost: tuple  # per hand-over, the small model's cost as a share of the large model alone
+    large_cost: tuple  # per hand-over, the large model's cost as a share of the large model alone
 
     @property
     def cost(self) -> tuple:
@@ -68,13 +66,16 @@ class Example:
 
     @property
     def hand_over(self) -> int:
-        "The step after which the simplest router hands over: the first one that it doubts; their number for never."
+        """Index of the first step that the simplest router doubts: it hands over there.
+
+        The number of steps if it doubts none, so never hands over.
+        """
         doubted = np.array(self.doubts) >= THRESHOLD
         return int(np.argmax(doubted)) if doubted.any() else len(self.steps)
 
 
 def read_tokens(step) -> tuple:  # a `Step` with tokens
-    "The `Token`s of a step; the one that ends it has no text, and is left out."
+    "The `Token`s of a step. The token that ends it has no text and is left out."
     counts = math_token_mask(step.text, step.ends)
     starts = (0, *step.ends)
     tokens = []
@@ -88,7 +89,7 @@ def read_example(
     problem,  # of the tree's benchmark; all its rollouts are drawn
     tree,  # its `RoutingTree`
 ) -> Example:
-    "A problem with all its outcomes. LookupError: a step was not drawn, and the tree has no models."
+    "A problem with all its outcomes. LookupError if a step was not drawn and the tree has no models."
     chain, rests = run_async(tree.rollouts(problem))
     table = outcome_table([problem], tree, 'test')
     outcomes = {name: values[0] for name, values in table.grid('regenerate').items()}
@@ -107,8 +108,8 @@ def read_example(
 
 
 @contextmanager
-def running_tree(n: int = 0):  # training problems beside Sam's
-    "The first n training problems, Sam's as the last one, and the `RoutingTree` of the micro models with all outcomes."
+def running_tree(n: int = 0):  # number of training problems besides Sam's
+    "(The first n training problems and Sam's, the `RoutingTree` of the micro models with all their outcomes)."
     problems = [*(load_problems(BENCHMARK, 'train', n) if n else []), PROBLEM]
     with TemporaryDirectory() as folder, open_models(['micro-small', 'micro-large']) as models:
         settings = tree_settings(BENCHMARK, models)
@@ -119,14 +120,14 @@ def running_tree(n: int = 0):  # training problems beside Sam's
 
 
 def running_example() -> Example:
-    "Sam's apples with all outcomes, written by the shipped micro models: some seconds."
+    "Sam's apples with all outcomes, written by the shipped micro models. It takes some seconds."
     with running_tree() as (_, tree):
         return read_example(PROBLEM, tree)
 
 
 @contextmanager
 def recorded_tree(benchmark: str):  # a recorded one
-    "A recorded benchmark as (training problems, the `RoutingTree` that replays them); no model is needed."
+    "(Training problems of a recorded benchmark, the `RoutingTree` that replays them). Needs no models."
     recorded = read_recorded(benchmark)
     with TemporaryDirectory() as folder:
         recorded.fill(f'{folder}/draws.db')
@@ -137,7 +138,7 @@ def recorded_tree(benchmark: str):  # a recorded one
 
 
 def real_example() -> Example:
-    "Megan's wages: what the real pair (Qwen2.5-Coder 0.5B and 1.5B) wrote on a problem of GSM8K. No model is needed."
+    "Megan's wages, a problem of GSM8K, as Qwen2.5-Coder 0.5B and 1.5B solved it. Needs no models."
     with recorded_tree(REAL_BENCHMARK) as (problems, tree):
         problem = next(p for p in problems if p.id == REAL_PROBLEM)
         return read_example(problem, tree)
@@ -145,18 +146,18 @@ def real_example() -> Example:
 
 @dataclass(frozen=True)
 class Watched:
-    "What a training looked like from round to round."
+    "A training, round by round."
 
     benchmark: str
-    kappas: tuple  # the threshold of each round
-    chances: tuple  # per round, pi(escalate) of all small steps, ascending
+    kappas: tuple  # threshold of each round
+    chances: tuple  # per round: pi(escalate) of all small steps, ascending
 
 
 def watched_training(
     benchmark: str = REAL_BENCHMARK,  # a recorded one
     rounds: int = 80,  # steps of the policy
 ) -> Watched:
-    "Train one policy on all recorded training problems and keep kappa and pi of each round: some seconds."
+    "Train one policy on all recorded training problems. Keep kappa and pi of each round. It takes some seconds."
     from ..method.cpo import TableEnv
     from ..method.training import train
 

@@ -1,7 +1,7 @@
-"""Accuracy against cost, at the width it is printed at
+"""Figures of accuracy against cost, in the width in which they are printed
 
-Here belong the drawing of the main figures, their captions, and which files a run's figures become.
-What is drawn belongs in `report.points`, fonts and formats in `report.style`, figures of training in
+Here belong the drawing of the main figures, their captions, and their files. The points that are
+drawn belong in `report.points`, fonts and formats in `report.style`, figures of training in
 `report.training`.
 """
 
@@ -20,14 +20,14 @@ from .writer import label
 
 COST_LABEL = "cost, % of the large model's"
 EDGE = 150  # % of the large model's cost; a dearer method stands at the edge
-NOT_DRAWN = ('Random', 'Oracle')  # they are frontiers
+NOT_DRAWN = ('Random', 'Oracle')  # they are drawn as frontiers instead
 FRONTIER_DASHES = {'small-large line': '-', 'random': ':', 'oracle': '--'}
 
 
 def is_hollow(
     row,  # of `evaluate`
 ) -> bool:
-    "Does the larger model write the step again, though the method could also append?"
+    "Is the marker hollow? Yes if the method regenerates the step, though it could also append."
     return row['on_escalate'] == 'regenerate' and row['method'] not in REWRITES
 
 
@@ -45,7 +45,7 @@ def _draw_frontiers(ax, curves):
 
 
 def _draw_intervals(ax, row, color):
-    "The intervals of a chosen point as a light cross."
+    "Draw the intervals of a chosen point as a light cross."
     cost = 100 * row['cost_share']
     accuracy = 100 * row['accuracy']
     costs = [100 * row['cost_share_low'], 100 * row['cost_share_high']]
@@ -61,7 +61,7 @@ def _draw_seeds(ax, seeds, color):
 
 
 def _draw_curve(ax, points, style):
-    "A method of which no point was chosen, such as one of `add_curve`: the line alone."
+    "Draw only the line of a method without a chosen point, such as one of `add_curve`."
     sweep = points.sort_values('threshold')
     ax.plot(
         100 * sweep['cost_share'],
@@ -76,7 +76,7 @@ def _draw_curve(ax, points, style):
 
 
 def _draw_method(ax, points, seeds, style):
-    "A method: its sweep, its chosen point with the intervals there, and its single seeds as dots."
+    "Draw a method: its sweep, its chosen point with intervals, and its single seeds as dots."
     if not points['chosen'].any():
         _draw_curve(ax, points, style)
         return
@@ -112,7 +112,7 @@ def _draw_method(ax, points, seeds, style):
 
 
 def _draw_panel(ax, points, curves, seeds, styles):
-    "Accuracy against cost on one benchmark."
+    "Draw accuracy against cost on one benchmark."
     drawn = points[~points['method'].isin(NOT_DRAWN)]
     groups = dict(iter(drawn.groupby(['method', 'on_escalate'])))
     for method, on_escalate in sorted(groups, key=lambda row: (method_rank(row[0]), row[1])):
@@ -128,20 +128,20 @@ def _draw_panel(ax, points, curves, seeds, styles):
 
 # ---- names beside markers
 
-OFFSETS = sorted(  # points right and up, the nearest first; a step upwards costs twice
+OFFSETS = sorted(  # places to try: points to the right and up, nearest first; up counts twice
     ((x, y) for x in range(-90, 91, 3) for y in range(-90, 91, 3)),
     key=lambda offset: (offset[0] / 2) ** 2 + offset[1] ** 2,
 )
 
 
 def _is_free(box, ax, taken):
-    "Does a box lie inside of the axes and cover none of the others?"
+    "Is a box inside the axes, without covering one of the taken boxes?"
     is_inside = (ax.bbox.min <= box.min).all() and (box.max <= ax.bbox.max).all()
     return is_inside and not any(box.overlaps(other) for other in taken)
 
 
 def _place_label(ax, mark, size, taken):
-    "Write the name of one marker; its box. ValueError if there is no room."
+    "Write the name of a marker and return the box of the name. ValueError if there is no room."
     from matplotlib.patheffects import withStroke
 
     text = ax.annotate(
@@ -167,10 +167,10 @@ def _place_label(ax, mark, size, taken):
 
 
 def place_labels(
-    ax,  # of a figure whose axes are settled
+    ax,  # axes whose place in the figure is settled
     size: float,  # of the names, points
 ) -> None:
-    """The name of every marker near it in its colour, where it covers no other name or marker.
+    """Write each marker's name near it, in its colour, without covering another name or marker.
 
     ValueError if there is no room.
     """
@@ -188,12 +188,12 @@ def place_labels(
 
 # ---- whole figures
 
-LEGEND_COLUMN = 1.3  # inches that a column of names takes
+LEGEND_COLUMN = 1.3  # inches for a column of names
 COST_TICKS = (0, 1, 2, 5, 10, 20, 50, 100)  # of a logarithmic axis
 
 
 def _check_look(points, methods, xscale, labels, style):
-    "ValueError naming what there is."
+    "ValueError, with the values allowed, for an unknown method, scale, label or style."
     one_of('xscale', xscale, ('linear', 'log'))
     one_of('labels', labels, ('legend', 'direct', None))
     rows = sorted({*zip(points['method'], points['on_escalate'])})
@@ -206,7 +206,7 @@ def _check_look(points, methods, xscale, labels, style):
 
 
 def _scale_costs(ax):
-    "A logarithmic axis, linear below 1 %, as a cost can be 0."
+    "Make the axis logarithmic, but linear below 1 %, because a cost can be 0."
     ax.set_xscale('symlog', linthresh=1)
     left = ax.get_xlim()[0]
     ax.set_xticks([tick for tick in COST_TICKS if tick >= left], minor=False)
@@ -232,7 +232,7 @@ def _draw_legend(fig, axes, size, ncols):
 
 
 def _rows_of_panels(points, methods):
-    "The (method, on_escalate) pairs of each row of panels: one for each reading if all are drawn."
+    "Per row of panels, its (method, on_escalate) pairs. If all methods are drawn, each reading has a row."
     if methods:
         return [methods]
     pairs = {*zip(points['method'], points['on_escalate'])}
@@ -243,7 +243,7 @@ def _rows_of_panels(points, methods):
 
 
 def _share_cost_labels(fig, axes):
-    "The label of costs below the middle panel alone if it is too wide to stand below each."
+    "If the label of costs is too wide to be below each panel, write it below the middle one only."
     n_columns = axes.shape[1]
     room = 0.85 * fig.bbox.width / n_columns
     if axes[-1, 0].xaxis.label.get_window_extent().width <= room:
@@ -254,7 +254,7 @@ def _share_cost_labels(fig, axes):
 
 
 def _draw_panels(axes, rows, parts, frontiers, styles):
-    "A panel per row of methods and benchmark; axes [row, benchmark]."
+    "Draw a panel per row of methods and benchmark. `axes` are [row, benchmark]."
     for panels, row in zip(axes, rows):
         for ax, (benchmark, part, dots) in zip(panels, parts):
             pairs = zip(part['method'], part['on_escalate'])
@@ -266,9 +266,9 @@ def _draw_panels(axes, rows, parts, frontiers, styles):
 def draw_accuracy_cost(
     points,  # DataFrame of `evaluate`, one or several benchmarks
     frontiers,  # DataFrame of their `frontiers`
-    methods=None,  # (method, on_escalate) pairs; None: all, a row of panels for each reading
+    methods=None,  # (method, on_escalate) pairs; None: all methods, with a row of panels per reading
     seeds=None,  # DataFrame of their `seed_points`: single seeds as dots
-    facts=None,  # of `read_points`; a figure shows none of them, `figure_caption` does
+    facts=None,  # of `read_points`; not drawn: `figure_caption` uses them
     xscale: str = 'linear',  # or "log", which is linear below 1 %
     labels: str | None = 'legend',  # names below the panels; "direct": beside the markers; None
     size: float = 7,  # of the names, points
@@ -277,9 +277,9 @@ def draw_accuracy_cost(
     style=None,  # method -> its color, marker and label, if they differ from the usual ones
     stacked: bool = False,  # benchmarks one below the other, for a narrow column
     font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
-    rc=None,  # settings of matplotlib, name -> value, in the place of ours; others are ignored
+    rc=None,  # name -> value: settings of matplotlib that replace ours; your rcParams are not used
 ):  # matplotlib figure
-    """Panels of benchmarks side by side. ValueError names what there is if an argument is unknown.
+    """Draw accuracy against cost, a panel per benchmark. ValueError for an unknown name lists the known ones.
 
     `draw_accuracy_cost(**read_points(folder))` draws the tables of a folder.
     """
@@ -336,7 +336,7 @@ def _cost_in_words(points, facts, xscale):
 
 
 def _rewriting_in_words(rows):
-    "Which of the drawn methods write a step again; '' if none does."
+    "A sentence about the drawn methods that write a step again. '' if none does."
     families = []
     for family in ('SpecReason', 'RSD'):
         if any(row['method'].startswith(family) for row in rows):
@@ -355,7 +355,7 @@ def figure_caption(
     facts=(),  # {"profile": ..., "billing": who was paid}
     xscale: str = 'linear',
 ) -> str:
-    "What an accuracy-cost figure shows, sentence by sentence as it was drawn."
+    "The caption of an accuracy-cost figure: what was drawn, sentence by sentence."
     facts = dict(facts)
     names = ['benchmark', 'method', 'on_escalate']
     chosen = points.sort_values('chosen', ascending=False, kind='stable').drop_duplicates(names)
@@ -392,7 +392,7 @@ def accuracy_figures(
     tables,  # folder
     suffix: str = '',  # '_api': in cents
 ) -> dict:  # stem -> (figure, caption)
-    "The main and the full figure of a setting, from its tables; none without its points."
+    "The main and the full figure of a setting, from its tables. {} if the tables hold no points."
     if not (Path(tables) / f'frontiers{suffix}.csv').is_file():
         return {}
     data = read_points(tables, suffix)
@@ -413,9 +413,11 @@ def redraw(
     tables,  # folder to read
     figures,  # folder to write
 ) -> list:  # paths written
-    "All figures, from the tables alone. FileNotFoundError if these hold no points."
+    "Draw all figures, from the tables alone. FileNotFoundError if the tables hold no points."
     if not list(Path(tables).glob('frontiers*.csv')):
-        raise FileNotFoundError(f'{tables} has no frontiers*.csv')
+        raise FileNotFoundError(
+            f'{tables} has no frontiers*.csv: give the folder tables of a finished run'
+        )
     drawn = accuracy_figures(tables) | accuracy_figures(tables, '_api') | policy_figures(tables)
     paths = []
     for stem, (fig, caption) in drawn.items():
@@ -426,16 +428,16 @@ def redraw(
 def tables_of(
     run,  # `Run`
 ) -> Path:
-    "The folder of a run's tables, or of the committed ones if it has none yet."
+    "The folder of a run's tables. If the run has none yet: the folder of the committed tables."
     return run.tables if list(run.tables.glob('frontiers*.csv')) else find_project().root / 'tables'
 
 
 def save_and_show(
     drawn: dict,  # of `accuracy_figures` or `policy_figures`
     figures: Path,  # folder
-    dpi: float = 100,  # of the pictures that are shown
+    dpi: float = 100,  # dots per inch of the pictures shown
 ) -> list:  # IPython Images
-    "Save figures, and show all but those of every method."
+    "Save all figures. Show them, without the figures of every method."
     pictures = []
     for stem, (fig, caption) in drawn.items():
         save_figure(fig, figures / stem, caption)
@@ -454,6 +456,6 @@ def committed_figures() -> list:  # IPython Images
 def report_accuracy_cost(
     r,  # `SettingResults`
 ) -> list:  # IPython Images
-    "Write the points and the figures, and show the main one. After `report_paper`."
+    "Write the points and the figures, and show the main figure. Call `report_paper` first."
     save_points(r)
     return save_and_show(accuracy_figures(r.tables, r.suffix), r.figures, 130)

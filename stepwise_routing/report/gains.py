@@ -1,7 +1,8 @@
-"""What whole sweeps of thresholds gain, and whether ours is really cheaper than the others
+"""The gain of a whole sweep of thresholds, and tests whether ours is cheaper than the others
 
 Here belong curves of accuracy over cost, areas under them, and paired comparisons. Single settings
 belong in `report.tables`, frontiers in `method.bounds`, the bootstrap in `base.statistics`.
+Arrays whose first axis is [1 + resample] hold the sample itself in row 0.
 """
 
 import math
@@ -32,13 +33,13 @@ from .writer import (
 
 @dataclass(frozen=True)
 class Curve:
-    "Straight lines through points by rising cost, in every resample; level before and after them."
+    "Straight lines through points of rising cost, in every resample. The ends are continued level."
 
     cost: np.ndarray  # [1 + resample, point]
     accuracy: np.ndarray  # [1 + resample, point]
 
-    def area(self, start, end):  # costs [1 + resample]; [1 + resample]
-        "The area under the curve between two costs."
+    def area(self, start, end):  # start and end: costs [1 + resample]
+        "The area under the curve between two costs: [1 + resample]."
         return self._area_from_first_point(end) - self._area_from_first_point(start)
 
     def _area_from_first_point(self, end):
@@ -52,8 +53,8 @@ class Curve:
         after_last = np.maximum(end - x[:, -1], 0) * y[:, -1]
         return under_lines + before_first + after_last
 
-    def least_cost(self, target):  # accuracies [1 + resample]; [1 + resample]
-        "The least cost at which the lines reach an accuracy; infinite if they never do."
+    def least_cost(self, target):  # target: accuracies [1 + resample]
+        "The least cost at which the curve reaches an accuracy: [1 + resample]. Infinite if it never does."
         x, y = self.cost, self.accuracy
         needed = target[:, None] - 1e-9
         at_points = np.where(y >= needed, x, np.inf)
@@ -67,9 +68,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Winnable:
-    "What a router can win on a benchmark. All but `weights` are arrays [1 + resample]."
+    "The most that a router can gain on a benchmark. All but `weights` are arrays [1 + resample]."
 
-    weights: np.ndarray  # [1 + resample, problem]: the share that a problem has
+    weights: np.ndarray  # [1 + resample, problem]: the weight of a problem; a row sums to 1
     small_cost: np.ndarray
     small_accuracy: np.ndarray
     large_cost: np.ndarray
@@ -113,20 +114,20 @@ def winnable(
 
 @dataclass(frozen=True)
 class Sweep:
-    "A method at all its thresholds."
+    "Costs and verdicts of a method at all its thresholds."
 
     method: str
     on_escalate: str
     calibration_cost: np.ndarray  # [threshold]
     calibration_accuracy: np.ndarray  # [threshold]
-    cost: np.ndarray  # [threshold, problem], on test
-    correct: np.ndarray  # [threshold, problem], on test
+    cost: np.ndarray  # [threshold, problem], on test problems
+    correct: np.ndarray  # [threshold, problem], on test problems
 
     def curve(
         self,
         area: Winnable,  # of the same reading
     ) -> Curve:
-        "From the small model along the thresholds that nothing beats on calibration."
+        "The curve from the small model through the thresholds that no other beats on calibration."
         best = undominated(self.calibration_cost, -self.calibration_accuracy)
 
         def mean(values):
@@ -158,7 +159,7 @@ def measures(
     area: Winnable,
     curve: Curve,
 ) -> dict:  # key of `METRICS` -> [1 + resample]
-    "What a curve wins."
+    "The metrics of one curve."
     gap = area.large_accuracy - area.small_accuracy
     won = curve.area(area.small_cost, area.end)
     up_to_large = curve.area(area.small_cost, area.large_cost)
@@ -199,7 +200,7 @@ def _sweeps(part):  # yields a `Sweep` of every method of `BenchmarkResults` tha
 def metrics(
     part,  # `BenchmarkResults`
 ):  # DataFrame: benchmark, method, on_escalate, n, points, then `METRICS` with _low and _high
-    "What the sweeps on a benchmark win, a row each."
+    "The metrics of all sweeps on a benchmark, a row per sweep."
     import pandas as pd
 
     unit = part.grid['unit'].iloc[0]
@@ -244,7 +245,7 @@ def _metric_cell(metric):
 def metrics_markdown(
     rows,  # of `metrics`, of all benchmarks
 ) -> str:
-    "Metrics as a table with its notes."
+    "The metrics as a Markdown table with notes."
     cells = {heading: _metric_cell(metric) for metric, heading in METRICS.items()}
     names = dict(Benchmark='benchmark', Method=_sweep_name)
     return markdown(interval_table(rows, names, cells)) + METRIC_NOTES
@@ -254,7 +255,7 @@ def metrics_markdown(
 
 
 def _of_level(part, level):  # -> `BenchmarkResults`, without results
-    "The problems of one level."
+    "The part of a benchmark with the problems of one level."
     ids = {problem for problem, its_level in part.levels.items() if its_level == level}
     is_inside = np.array([problem in ids for problem in part.table.problem_id])
     table = take_rows(part.table, is_inside)
@@ -265,8 +266,8 @@ def _of_level(part, level):  # -> `BenchmarkResults`, without results
 
 def shares_by_level(
     part,  # `BenchmarkResults`
-):  # DataFrame of `metrics` with the column `level`; no rows where problems have no levels
-    "What the sweeps win on the problems of each level."
+):  # DataFrame of `metrics` with the column `level`; no rows if problems have no levels
+    "The metrics of all sweeps on the problems of each level."
     import pandas as pd
 
     levels = sorted(set(part.levels.values()))
@@ -284,7 +285,7 @@ level, n of them; one row a family, all rows are in the CSV file. Level 6 of mic
 def levels_markdown(
     rows,  # of `shares_by_level`
 ) -> str:
-    "Shares by level as a table with its notes."
+    "Shares of the area by level, as a Markdown table with notes."
     rows = rows.assign(
         column=[f'level {level:g} (n = {n})' for level, n in zip(rows['level'], rows['n'])]
     )
@@ -299,9 +300,9 @@ ROUNDING = 1e-9  # of sums of shares
 
 
 def p_value(
-    difference,  # [1 + resample]; 0 is no difference
+    difference,  # [1 + resample]; 0 means no difference
 ) -> float:
-    "Two-sided, by the normal distribution with the spread of the resamples."
+    "Two-sided p-value from a normal distribution, whose spread is that of the resamples."
     spread = difference[1:].std()
     if spread == 0:
         return float(difference[0] == 0)
@@ -311,7 +312,7 @@ def p_value(
 def holm(
     p_values,  # in any order
 ) -> np.ndarray:
-    "Holm's corrected p-values: as many tests as there are all hold at once."
+    "Holm's corrected p-values: the chance of any false finding among all tests stays below the level."
     p = np.asarray(p_values, float)
     order = np.argsort(p, kind='stable')
     tests_left = np.arange(len(p), 0, -1)
@@ -321,7 +322,7 @@ def holm(
 
 
 def _columns_of(means, method, on_escalate):
-    "Columns of a method in `Means`, by rising threshold. ValueError if it has no rows."
+    "The columns of a method in `Means`, by rising threshold. ValueError if it has no rows."
     keys = means.keys[(means.keys['method'] == method) & (means.keys['on_escalate'] == on_escalate)]
     if keys.empty:
         raise ValueError(f'no rows of {method_label(method, on_escalate)}')
@@ -333,7 +334,7 @@ def _chosen_column(choice, row):  # `Means` of `at_point`; (method, on_escalate)
 
 
 def _whole_curve(means, row):
-    "A method by rising cost on test, from the small model on to the large one."
+    "The curve of a method on test problems, from the small model to the large model."
     cost = means.columns['cost']
     sweep = _columns_of(means, *row)
     by_cost = sweep[np.argsort(cost[0][sweep], kind='stable')]
@@ -354,10 +355,10 @@ def compare(
     ours: tuple,  # (method, on_escalate)
     other: tuple,  # (method, on_escalate)
 ) -> dict:
-    """Ours against another method on the same problems, both at their chosen settings.
+    """Compare ours with another method on the same problems, both at their chosen settings.
 
-    `equal_ratio` is the ratio of costs if the other one may take any spot of its sweep that is as
-    accurate as ours. ValueError if one of them has no rows.
+    `equal_ratio` is the ratio of costs if the other method may choose any point of its sweep that is as
+    accurate as ours. ValueError if one of the two has no rows.
     """
     our_column = _chosen_column(choice, ours)
     other_column = _chosen_column(choice, other)
@@ -389,7 +390,7 @@ def compare(
 
 
 def _tests_of(pairs) -> np.ndarray:  # int [pair]
-    "The number of a pair's test. Where several methods are the large model alone, ours against them is one test."
+    "The number of each pair's test. If several methods are the large model alone, they share one test."
     numbers = {}
     tests = []
     for pair in pairs.to_dict('records'):
@@ -401,10 +402,13 @@ def _tests_of(pairs) -> np.ndarray:  # int [pair]
 
 def judged(
     pairs,  # DataFrame, a row of `compare` each
-    alpha: float,  # accuracy that may be lost
+    alpha: float,  # accuracy that may be lost, as a fraction
 ):  # DataFrame, with the columns below
-    """Verdicts. `cheaper`, `dearer`: significantly, by Holm's test over the costs. `keeps`: the interval of the
-    accuracy difference ends above -alpha. `win`: cheaper, and keeps. `counted`: not the same test as a row before."""
+    """Add the verdicts.
+
+    `cheaper`, `dearer`: ours is so, significantly, by Holm's test over the costs. `keeps`: the whole interval of the
+    accuracy difference is above -alpha. `win`: cheaper and keeps. `counted`: False if an earlier row has this test.
+    """
     test = _tests_of(pairs)
     counted = ~pairs.assign(test=test).duplicated('test')
     p_cost = holm(pairs['p_cost'][counted])[test]
@@ -423,7 +427,7 @@ def judged(
 
 
 def _compared(r, target):  # DataFrame of `judged`, a row per pair and benchmark
-    "Our rows of `headline` against those of the other families, at the settings of a target."
+    "Compare our rows of `headline` with the other families, at the settings of one target."
     import pandas as pd
 
     families = headline(r.results)
@@ -447,7 +451,7 @@ def _compared(r, target):  # DataFrame of `judged`, a row per pair and benchmark
 def comparisons(
     r,  # `SettingResults`
 ):  # DataFrame of `judged`, a row per target, pair and benchmark
-    "Ours against the others: at the certain settings, and at the cheapest ones on calibration."
+    "Compare ours with the others: at the certain settings, and at the cheapest settings on calibration."
     import pandas as pd
 
     tables = [_compared(r, target) for target in CHOICES]
@@ -480,7 +484,7 @@ def _other_name(pair):
 
 
 def _against(pairs):
-    "Pairs -> the name of the other one; large alone: the methods that it stands in for."
+    "A function: pair -> name of the other method. For large alone: the methods it stands in for."
 
     def name(pair):
         if not pair['large_alone']:
@@ -529,7 +533,7 @@ def _comparison_part(pairs):  # of one target
 def comparison_markdown(
     pairs,  # of `comparisons`
 ) -> str:
-    "Comparisons as tables with their notes, and how often ours wins."
+    "The comparisons as Markdown tables with notes, and how often ours wins."
     parts = [_comparison_part(part) for _, part in pairs.groupby('target', sort=False)]
     notes = COMPARISON_NOTES.format(points=in_points(pairs['alpha'].iloc[0]))
     return '\n'.join(parts) + notes

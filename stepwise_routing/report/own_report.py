@@ -1,6 +1,6 @@
-"""What the owner of a router shows to others: accuracy against cost, what each alpha costs, the cache.
+"""The report about your own router: accuracy against cost, the cost of each alpha, prompt caches.
 
-Here belong its tables, figure and text, for one router. Reports of a run with many methods are in
+Here belong its tables, figure and text. Reports of a run with many methods are in
 `report.tables` and `report.figures`.
 """
 
@@ -14,7 +14,7 @@ from ..method.outcomes import replay
 from .card import percent
 from .style import new_figure, save_figure
 
-CURVE = 60  # thresholds of the figure, at most
+CURVE = 60  # most thresholds in the figure
 NAMES = dict(append='append', regenerate='write the step again')
 
 TEXT = """{card}
@@ -51,7 +51,7 @@ NO_PRICE = (
 
 
 def markdown_table(rows: list) -> str:  # dicts with the same keys
-    "Rows as a table."
+    "Rows as a Markdown table."
     lines = ['| ' + ' | '.join(rows[0]) + ' |', '|' + '---|' * len(rows[0])]
     for row in rows:
         lines.append('| ' + ' | '.join(str(value) for value in row.values()) + ' |')
@@ -59,7 +59,7 @@ def markdown_table(rows: list) -> str:  # dicts with the same keys
 
 
 def alpha_rows(choices) -> list:
-    "What each alpha leads to."
+    "The rows of the table of alphas: class, cost and accuracy of each choice."
     rows = []
     for choice in choices:
         result = choice.calibration
@@ -80,7 +80,7 @@ def cache_rows(
     router,  # the one in use
     price: str,  # see `find_price`
 ) -> list:
-    "US cents of the large model per problem, with a warm and with a cold cache."
+    "The large model's US cents per problem, with a warm and with a cold cache."
     outcomes = {'large model alone': (table.large_only(), None)}
     for on_escalate, name in NAMES.items():
         if router.start:
@@ -106,7 +106,7 @@ def cache_rows(
 
 
 def curve_points(table, router, unit: str) -> tuple:  # (share of the large model's cost, accuracy)
-    "The router at other thresholds, from cheap to dear."
+    "Cost and accuracy of the router at other thresholds, from cheap to expensive."
     large = table.large_only()[unit].mean()
     chances = router.table_chances(table)[table.inside]
     kappas = np.unique(np.quantile(chances, np.linspace(0, 1, CURVE)))
@@ -118,7 +118,7 @@ def curve_points(table, router, unit: str) -> tuple:  # (share of the large mode
 
 
 def draw(table, router, unit: str, models):
-    "Accuracy against cost: both models, the router, and the threshold in use."
+    "Draw accuracy against cost: both models, the router, and the threshold in use."
     fig, ((ax,),) = new_figure(3.3, 2.4)
     large = table.large_only()
     unit_cost = large[unit].mean()
@@ -149,7 +149,7 @@ def write_report(
     choices,  # of several alphas
     price: str | None,  # of the large model; None: no table of caches
 ) -> list:  # names of the files
-    "README.md with its figure. ValueError in one line: the folder is not empty, or no such price."
+    "Write README.md and its figure. ValueError in one line if the folder is not empty, or for an unknown price."
     out = Path(out)
     if out.exists() and list(out.iterdir()):
         raise ValueError(f'{out} is not empty: choose another folder')

@@ -1,7 +1,7 @@
-"""A calibrated router with its models, to be asked from any thread and task.
+"""A calibrated router with its models. Any thread and task may ask it.
 
-Here belongs how it is asked, for whole answers and for steps. How it is opened from a folder is in
-`own`; how a single question is walked, in `method.live`.
+Here belongs asking it, for whole answers and for single steps. Opening it from a folder belongs in
+`own`. Walking a single question belongs in `method.live`.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from ..method.live import Wish, live_steps
 from ..method.offers import check_prompt
 from .routed import Routed
 
-ROOM = 1 << 12  # questions under way at once
+ROOM = 1 << 12  # most questions under way at once
 
 
 class OwnRouter:
-    "A calibrated router with its models, for any thread and task; made by `own.open_router`."
+    "A calibrated router with its models, for any thread and task. `own.open_router` makes it."
 
     def __init__(
         self,
         backends,  # the small and the large model
         policy,  # of `load_policy`
         own,  # an `Own`: name of the problems, most steps
-        fall_back: bool = False,  # let the small model go on where the large one is away
+        fall_back: bool = False,  # True: the small model goes on if the large one does not answer
     ):
         from ..method.policy import PolicyRouter
 
@@ -45,31 +45,31 @@ class OwnRouter:
         self,
         question,  # a text, or the messages of a conversation
     ):
-        "What is asked, as a `Problem`. ValueError: it is neither."
+        "The question as a `Problem`. ValueError if it is neither a text nor messages."
         return asked_problem(self.own.name, question)
 
     def check(self, question) -> None:
-        "ValueError: the prompt of a question is too long for one of the models."
+        "ValueError if the prompt of a question is too long for one of the models."
         check_prompt(self.problem(question), self.backends)
 
     @property
     def bills(self):
-        "The book of paid calls; None: no model is paid."
+        "The book of paid calls. None if no model is paid."
         books = [getattr(backend, 'ledger', None) for backend in self.backends]
         return next((book for book in books if book is not None), None)
 
     def steps(self, problem, wish, router):
-        "An async generator of `LiveStep`s, for the router's own loop."
+        "An async generator of `LiveStep`s. It runs in the router's own loop."
         limit = self.own.max_steps
         return live_steps(problem, router, self.backends, wish, limit, self.fall_back)
 
     async def stream(
         self,
         question,  # a text, or the messages of a conversation
-        router=None,  # who decides; None: the deployed policy
+        router=None,  # the router that decides; None: the deployed policy
         **wish,  # fields of a `Wish`, such as sample
     ):  # `LiveStep`s
-        "Answer a question: each step as soon as it is decided. Closing it stops the models."
+        "Answer a question. Yields each step as soon as it is decided. Closing the generator stops the models."
         problem = self.problem(question)
         source = self.steps(problem, Wish(**wish), router or self.router)
         async with contextlib.aclosing(self.loop.items(source)) as steps:
@@ -79,9 +79,9 @@ class OwnRouter:
     def route(
         self,
         questions,  # one question or a list
-        sample: int = 0,  # which of the independent draws
+        sample: int = 0,  # number of the independent draw
     ):  # `Routed`, or a list
-        "Answer questions, all at once."
+        "Answer questions, all at the same time."
         asked = [questions] if isinstance(questions, str) else list(questions)
         is_one = isinstance(questions, str) or any(isinstance(part, dict) for part in asked)
         problems = [self.problem(question) for question in ([questions] if is_one else asked)]
@@ -100,10 +100,10 @@ class OwnRouter:
 
     def routed(
         self,
-        problem,  # what was asked
-        steps,  # its `LiveStep`s, all of them
+        problem,  # the question
+        steps,  # all its `LiveStep`s
     ) -> Routed:
-        "A finished answer with its texts, names and bill."
+        "The record of a finished answer: texts, names of the models, bill."
         calls = steps[-1].calls
         kept = [live for live in steps if live.kept]
         tokens = [0] * len(self.specs)
@@ -122,5 +122,5 @@ class OwnRouter:
         )
 
     def close(self) -> None:
-        "Stop what is under way."
+        "Stop all answers under way, and the router's loop."
         self.loop.close()

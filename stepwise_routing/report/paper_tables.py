@@ -1,7 +1,7 @@
-"""Tables 1 and 2: the paper's printed numbers beside this run's
+"""Tables 1 and 2: the numbers printed in the paper beside those of this run
 
-Here belong the paper's numbers, and how ours are brought into the same form. All other tables of a
-run belong in `report.tables`.
+Here belong the paper's numbers, and putting ours into the same form. All other tables of a run belong
+in `report.tables`.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
 
 # ---- as printed
 
-PAPER_TABLES = {  # by their cost; read on 2026-11-21
+PAPER_TABLES = {  # unit of cost -> table; read from the paper on 2026-11-21
     'paper_flops': dict(
         name='Table 1',
         cost='FLOPs',
@@ -82,8 +82,8 @@ def _printed_row(cost, method, benchmark, external, cell):
 
 def paper_rows(
     cost: str,  # "paper_flops": Table 1; "cents": Table 2
-):  # DataFrame, one row per method and benchmark; a dash is nan
-    "A table of the paper as printed. ValueError if it has none in this cost."
+):  # DataFrame, one row per method and benchmark; a printed dash is nan
+    "A table of the paper as printed. ValueError if the paper has no table in this unit of cost."
     import pandas as pd
 
     one_of('cost of a table of the paper', cost, PAPER_TABLES)
@@ -111,7 +111,7 @@ SOURCES = {  # of a row in a table -> which setting it shows
 def ranked(
     results,  # DataFrame of `evaluate`
 ):  # DataFrame, with the column `label`
-    "The rows of the chosen thresholds, by benchmark as they come, then by method, then by reading."
+    "The rows of the chosen thresholds: benchmarks in their order, then by method, then by reading."
     benchmarks = list(results['benchmark'].unique())
     order = dict(benchmark=benchmarks.index, method=method_rank, on_escalate=str)
     chosen = results[results['chosen'] == 1].sort_values(
@@ -128,7 +128,7 @@ def printed_results(
     r,  # `SettingResults`
     results,  # DataFrame of `evaluate`
 ):  # DataFrame
-    "The rows that Table 1 or 2 prints: the paper's six, our best, and those of your own methods."
+    "The rows of Table 1 or 2: the paper's six methods, our best row, and your own methods."
     families = headline(r.results)
     rows = {('Small only', 'append'), ('Large only', 'append')}
     rows |= {row for family, row in families.items() if family in PRINTED_FAMILIES}
@@ -139,7 +139,7 @@ def printed_results(
 def billed_as(
     large: str,  # the large model's name in the outcome table
 ) -> str:
-    "Who answered, and at whose prices."
+    "Which large model answered, and at which prices."
     model = ModelName.parse(large).name
     for priced in PRICES:
         if model.startswith(priced):
@@ -156,7 +156,7 @@ def unit_name(
 
 
 def _run_rows(results, source, profile, large, pair):
-    "Rows of this run in the form of the paper's."
+    "The rows of this run in the form of the paper's rows."
     import pandas as pd
 
     cost = results['cost_in'].iloc[0]
@@ -191,9 +191,9 @@ def _run_rows(results, source, profile, large, pair):
 
 def paper_table(
     results,  # DataFrame of `evaluate` in paper_flops (Table 1) or cents (Table 2), all benchmarks
-    profile: str,  # which run this is, e.g. "micro"
+    profile: str,  # name of the run's profile, such as "micro"
     large: str = 'micro-large',  # the large model's name in the outcome table
-    pair: str = '',  # the names of both models, where the heading tells them
+    pair: str = '',  # names of both models for the heading; '': not named
     certain=None,  # DataFrame of `evaluate` at the certain settings; None: they are left out
 ):  # DataFrame, one row per source (of `SOURCES`), benchmark and method
     """Table 1 or 2 at the certain and at the chosen settings, and the paper's printed numbers.
@@ -214,7 +214,7 @@ def paper_table(
 def read_paper_table(
     path,  # of a table1.csv or table2.csv
 ):  # DataFrame, as `paper_table` made it
-    "Table 1 or 2 from its file, with the paper's numbers as they are printed there."
+    "Read Table 1 or 2 from its file, with the paper's numbers as printed."
     import pandas as pd
 
     table = pd.read_csv(path)
@@ -227,7 +227,7 @@ def read_paper_table(
 
 
 def _heading(part):
-    "What a part of `paper_table` is, with its notes."
+    "The heading of a part of `paper_table`, and its notes."
     first = part.iloc[0]
     paper = PAPER_TABLES[first['cost_in']]
     if first['source'] == 'paper':
@@ -251,10 +251,10 @@ def _heading(part):
     return heading, notes
 
 
-EXTERNAL_MARKS = {'--': '–', 'no': '✗', 'yes': '✓'}  # does a method need a third model?
+EXTERNAL_MARKS = {'--': '–', 'no': '✗', 'yes': '✓'}  # needs a third model? -> its mark
 
 
-STANDS_IN = '§'  # after the accuracy of a method for which the large model stands in
+STANDS_IN = '§'  # mark at the accuracy of a method that the large model replaces
 
 
 def _accuracy_cell(row):
@@ -270,7 +270,7 @@ def _external_cell(row):
 
 
 def _columns(table, external_heading='Ext. models'):
-    "What names a row of the table, and what its cells hold."
+    "The columns that name a row, and the columns of numbers, with the functions that write them."
     cost_name = PAPER_TABLES[table['cost_in'].iloc[0]]['cost']
     names = {'Method': 'label', external_heading: _external_cell}
     cells = {
@@ -282,7 +282,7 @@ def _columns(table, external_heading='Ext. models'):
 
 
 def _panels(table):
-    "Of `paper_table`, per source: source, heading, table of `interval_table`, notes."
+    "Per source of `paper_table`: (source, heading, table of `interval_table`, notes)."
     names, cells = _columns(table)
     for source, part in table.groupby('source', sort=False):
         heading, notes = _heading(part)
@@ -307,12 +307,12 @@ def to_markdown(
 
 
 def as_kept(value) -> float:
-    "A number as a CSV file keeps it: two that differ by rounding alone are one."
+    "A number as a CSV file keeps it. Numbers that differ by rounding only become equal."
     return float(f'{value:.10g}')
 
 
 def _without_intervals(table):
-    "As the paper prints it: groups by external models, a column's best of a group is marked."
+    "The table in the paper's form: grouped by external models, the best of each group and column marked."
     marks = list(EXTERNAL_MARKS)
     table = table.sort_values('external', key=lambda column: column.map(marks.index), kind='stable')
     for metric, better in dict(accuracy='max', cost='min', ac='max').items():
@@ -330,7 +330,7 @@ TEX_LOOKS = (  # size and column gap in points; the first that fits is taken
 
 
 def _tabulars(part, stacked):
-    "The rows of a source as one tabular, or as one for each benchmark."
+    "The rows of a source as one tabular. `stacked`: as one tabular per benchmark."
     names, cells = _columns(part, 'Ext.')
     parts = [part]
     if stacked:
@@ -339,7 +339,7 @@ def _tabulars(part, stacked):
 
 
 def _fitted(table, width):
-    "Source -> its tabulars, and the look with which they fit; the narrowest with a warning if none does."
+    "Source -> its tabulars in the first look that fits the width. Warns, and takes the narrowest, if none fits."
     for stacked in (False, True):
         made = {}
         for source, part in table.groupby('source', sort=False):
@@ -353,7 +353,7 @@ def _fitted(table, width):
 
 
 def _tex_panels(table, full, width):
-    "Source, heading, LaTeX and notes of the parts of a table."
+    "(Source, heading, LaTeX, notes) of each part of a table."
     if full:  # scaled to the width of the text
         for source, heading, text, notes in _panels(table):
             resized = ['\\noindent', r'\resizebox{\linewidth}{!}{%', tabular(text) + '}']
@@ -372,7 +372,7 @@ def _tex_panels(table, full, width):
 
 
 def _selected(table, rows, sources):
-    "Some rows of `paper_table`. ValueError for a row or source that it does not have."
+    "The chosen rows and sources of `paper_table`. ValueError for a row or source that it does not have."
     for row in rows or ():
         one_of('row', row, list(table['label'].unique()))
     for source in sources or ():
@@ -382,7 +382,7 @@ def _selected(table, rows, sources):
     if sources:
         table = table[table['source'].isin(sources)]
     if table.empty:
-        raise ValueError('no row is left: the sources have none of these rows')
+        raise ValueError('no row is left, as these sources have none of these rows: choose others')
     return table
 
 
@@ -390,14 +390,14 @@ def to_tex(
     table,  # of `paper_table`
     full: bool = False,  # with intervals, scaled to the width of the text
     rows=None,  # labels of rows to keep, such as "Ours"; None: all
-    sources=None,  # of `SOURCES`, such as ("this run",); None: all, the paper's among them
-    captions=None,  # source -> a heading of yours; "": no heading
+    sources=None,  # names of sources, such as ("this run",); None: all, the paper included
+    captions=None,  # source -> your heading; "": no heading
     notes: bool = True,  # write the notes below
-    width: float = 5.5,  # inches; in a narrow column a benchmark is below another
+    width: float = 5.5,  # inches; in a narrow column, benchmarks are stacked
 ) -> str:
-    r"""Table 1 or 2 for LaTeX, to be \input: booktabs tabulars, at most so wide without scaling.
+    r"""Table 1 or 2 for LaTeX, to be \input: booktabs tabulars that fit the width without scaling.
 
-    Widths are estimated for Computer Modern, about the widest font of articles.
+    Widths are estimated for Computer Modern, which is wider than most fonts of articles.
     """
     table = _selected(table, rows, sources)
     profile = table['profile'].dropna()

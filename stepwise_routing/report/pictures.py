@@ -1,7 +1,7 @@
-"""Pictures of the ideas, drawn from real outcomes: vectors that are legible on light and on dark ground.
+"""Pictures of the ideas, drawn from real outcomes. They are vectors, legible on light and on dark pages.
 
-Here belongs how an idea is drawn, and what is said about it to somebody who cannot see it. What the pictures show
-belongs in `report.example`; figures of results belong in `report.figures`.
+Here belong the drawing of each idea and its alternative text for readers who cannot see it. The content of the
+pictures belongs in `report.example`. Figures of results belong in `report.figures`.
 """
 
 import base64
@@ -19,8 +19,8 @@ from .style import new_figure
 
 WIDTH = 5.5  # inches, as wide as a page of the paper
 FONT = 7  # points
-DPI = 140  # of the pixels beside the vectors
-# every colour is as far from white as from black: contrast of at least 4 with either ground
+DPI = 140  # dots per inch of the pixels beside the vectors
+# every colour has a contrast of at least 4 with white and with black
 INK = '#767676'  # of text and thin lines
 SMALL = '#047ac9'  # the small model
 LARGE = '#c65200'  # the large model
@@ -31,18 +31,18 @@ LOOK = {
     'font.family': 'DejaVu Sans',
     'mathtext.fontset': 'dejavusans',
     'font.size': FONT,
-    'svg.hashsalt': 'stepwise-routing',  # the same names inside of the file every time
+    'svg.hashsalt': 'stepwise-routing',  # the same names inside the file every time
     'svg.fonttype': 'path',
 }
 
 
 def compact_path(path: str) -> str:
-    "The corners of a path on one line, to a hundredth of a point."
+    "A path on one line, rounded to a hundredth of a point."
     return re.sub(r'\s*\n', ' ', re.sub(r'(\.\d\d)\d+', r'\1', path))
 
 
 def compact(svg: str) -> str:
-    "A drawing with a text on one line, short names of letters, no indents: a third fewer bytes in a notebook."
+    "The same drawing with shorter text: names of letters, spaces and line ends. It saves a third of the bytes."
     svg = re.sub(r'\n +', '\n', svg).replace('DejaVuSans-', 'D')
     svg = svg.replace('/>\n<use', '/><use')
     svg = re.sub(r'(translate\(\d+\.\d\d)\d+', r'\1', svg)
@@ -54,14 +54,14 @@ NO_METADATA = dict.fromkeys(('Date', 'Creator', 'Format', 'Type'))  # the same b
 
 @dataclass(frozen=True)
 class Picture:
-    "A picture and its alternative text; a notebook shows the drawing."
+    "A picture and its alternative text. A notebook shows the picture."
 
     figure: object  # of matplotlib
     alt: str
 
     @property
     def svg(self) -> bytes:
-        "The picture as a file without a ground and without a date: the same bytes every time."
+        "The picture as an SVG file, without background and date: the same bytes every time."
         import matplotlib
 
         buffer = io.BytesIO()
@@ -74,7 +74,7 @@ class Picture:
 
     @property
     def png(self) -> bytes:
-        "The picture as pixels: JupyterLab shows no vectors of a notebook that it does not trust, as in a fresh clone."
+        "The picture as a PNG file. JupyterLab shows no SVG of a notebook that it does not trust yet."
         import matplotlib
 
         buffer = io.BytesIO()
@@ -89,12 +89,12 @@ class Picture:
 
 
 def percent(share) -> str:
-    "A share as readers see it."
+    "A share as text in percent."
     return f'{100 * share:.0f} %'
 
 
 def short(step: str) -> str:
-    "A step in a few characters: its answer, or its last calculation."
+    "A short label for a step: its answer, or its last calculation."
     answer = extract_boxed(step)
     if answer is not None:
         return f'answer {answer}'
@@ -106,7 +106,7 @@ def short(step: str) -> str:
 
 
 def canvas(height: float):  # inches; figure and axes whose unit is an inch
-    "An empty drawing."
+    "(Figure, axes) of an empty drawing. The unit of the axes is an inch."
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -120,13 +120,13 @@ def canvas(height: float):  # inches; figure and axes whose unit is an inch
 
 
 def write(axes, x: float, y: float, text: str, color=INK, **style):
-    "Text, centred unless `style` says otherwise."
+    "Write text, centred unless `style` says otherwise."
     style = dict(ha='center', va='center', fontsize=FONT, family='DejaVu Sans') | style
     axes.text(x, y, text, color=color, **style)
 
 
 def box(axes, x: float, y: float, width: float, height: float, color: str, text='', **style):
-    "A filled box with text in it; x and y are its lower left corner."
+    "Draw a filled box with text in it. x and y are its lower left corner, in inches."
     from matplotlib.patches import Rectangle
 
     axes.add_patch(Rectangle((x, y), width, height, fc=color, ec=color, lw=0.5, clip_on=False))
@@ -135,7 +135,7 @@ def box(axes, x: float, y: float, width: float, height: float, color: str, text=
 
 
 def frame(axes, x: float, y: float, width: float, height: float, **style):
-    "An empty box."
+    "Draw an empty box."
     from matplotlib.patches import Rectangle
 
     axes.add_patch(
@@ -146,13 +146,13 @@ def frame(axes, x: float, y: float, width: float, height: float, **style):
 
 
 def arrow(axes, start: tuple, end: tuple, color=INK, width: float = 1):
-    "An arrow between two points."
+    "Draw an arrow between two points."
     style = dict(arrowstyle='-|>', color=color, lw=width, shrinkA=0, shrinkB=0, mutation_scale=7)
     axes.annotate('', end, start, arrowprops=style)
 
 
 def judged(example: Example, t: int) -> tuple:  # (word, colour)
-    "Is the answer right after hand-over t?"
+    "The verdict on the answer after hand-over t, as a word and a colour."
     return ('right', RIGHT) if example.right[t] else ('wrong', WRONG)
 
 
@@ -160,7 +160,7 @@ def judged(example: Example, t: int) -> tuple:  # (word, colour)
 
 
 def draw_looks(axes, doubts, left: float, bottom: float, pitch: float, height: float):
-    "A bar for each small step, as high as its doubt, and the threshold across."
+    "Draw a bar for each small step, as high as its doubt, and the threshold as a line."
     for t, doubt in enumerate(doubts):
         color = LARGE if doubt >= THRESHOLD else SMALL
         x = left + t * pitch + 0.2 * pitch
@@ -172,10 +172,12 @@ def draw_looks(axes, doubts, left: float, bottom: float, pitch: float, height: f
 
 
 def draw_method(example: Example) -> Picture:
-    "The method on one page: question, small steps, a look at each, hand-over, bill."
+    "Picture of the method on one page: question, small steps, a look at each, hand-over, bill."
     figure, axes = canvas(3.0)
     t = example.hand_over
-    rest = example.rests[t]
+    never = t == len(example.steps)
+    rest = [] if never else example.rests[t]
+    looks = example.doubts[: t + 1]
     left, pitch = 0.08, (WIDTH - 0.16) / (t + 1 + len(rest))
     question = textwrap.fill(example.question, 95)
     write(axes, left, 2.9, '1  A question', ha='left', weight='bold')
@@ -186,9 +188,10 @@ def draw_method(example: Example) -> Picture:
     for i, step in enumerate(example.steps[:t]):
         box(axes, left + i * pitch, 2.04, 0.94 * pitch, 0.22, SMALL, short(step), fontsize=6.5)
     last = left + t * pitch
-    frame(axes, last, 2.04, 0.94 * pitch, 0.22, ec=SMALL, ls='--')
-    write(axes, last + 0.47 * pitch, 2.15, short(example.steps[t]), SMALL, fontsize=6.5)
-    write(axes, last + pitch, 2.15, 'thrown away', ha='left')
+    if not never:
+        frame(axes, last, 2.04, 0.94 * pitch, 0.22, ec=SMALL, ls='--')
+        write(axes, last + 0.47 * pitch, 2.15, short(example.steps[t]), SMALL, fontsize=6.5)
+        write(axes, last + pitch, 2.15, 'thrown away', ha='left')
     write(
         axes,
         left,
@@ -197,36 +200,36 @@ def draw_method(example: Example) -> Picture:
         ha='left',
         weight='bold',
     )
-    draw_looks(axes, example.doubts[: t + 1], left, 1.1, pitch, 0.62)
-    write(
-        axes,
-        left,
-        0.87,
-        '4  Over the threshold: the large model takes over',
-        LARGE,
-        ha='left',
-        weight='bold',
-    )
-    arrow(axes, (last + 0.45 * pitch, 1.06), (last + 0.45 * pitch, 0.75), LARGE, 1.5)
+    draw_looks(axes, looks, left, 1.1, pitch, 0.62)
+    what, color = '4  Over the threshold: the large model takes over', LARGE
+    if never:
+        what, color = '4  Never over the threshold: never handed over', SMALL
+    write(axes, left, 0.87, what, color, ha='left', weight='bold')
+    if rest:
+        arrow(axes, (last + 0.45 * pitch, 1.06), (last + 0.45 * pitch, 0.75), LARGE, 1.5)
     for i, step in enumerate(rest):
         x = last + i * pitch
         box(axes, x, 0.52, 0.94 * pitch, 0.22, LARGE, short(step), fontsize=6.5)
     verdict, color = judged(example, t)
-    end = last + len(rest) * pitch
+    end = left if never else last + len(rest) * pitch
     write(axes, end + 0.05, 0.63, verdict, color, ha='left', weight='bold')
     write(axes, left, 0.36, '5  The bill', ha='left', weight='bold')
     draw_bill(axes, example, t, left, 0.08)
+    doubted = f'No doubt reaches the threshold {THRESHOLD}: the problem is never handed over.'
+    if not never:
+        doubted = (
+            f'It doubts step {t + 1} ({example.steps[t]}): {looks[t]:.2f} is above the threshold {THRESHOLD}. '
+            'The large model writes this step again and the rest.'
+        )
     alt = (
-        f'The method on the question "{example.question}" The small model writes {t + 1} steps. The router looks '
-        f'at each. It doubts step {t + 1} ({example.steps[t]}): {example.doubts[t]:.2f} is above the threshold '
-        f'{THRESHOLD}. The large model writes this step again and the rest. The answer is {verdict}. The bill is '
-        f'{percent(example.cost[t])} of the large model alone.'
+        f'The method on the question "{example.question}" The small model writes {len(looks)} steps. The router looks '
+        f'at each. {doubted} The answer is {verdict}. The bill is {percent(example.cost[t])} of the large model alone.'
     )
     return Picture(figure, alt)
 
 
 def draw_bill(axes, example: Example, t: int, left: float, bottom: float):
-    "What both models cost, against the large one alone."
+    "Draw the cost of both models beside the cost of the large model alone."
     whole = 2.4  # inches: the large model alone
     small = whole * example.small_cost[t]
     large = whole * example.large_cost[t]
@@ -241,7 +244,7 @@ def draw_bill(axes, example: Example, t: int, left: float, bottom: float):
 
 
 def draw_tree(example: Example) -> Picture:
-    "What there is to choose from: the small chain, and the large model's rest from each of its steps."
+    "Picture of the routing tree: the small chain, and the large model's rest from each of its steps."
     n = len(example.steps)
     row, left, pitch = 0.24, 0.4, 0.56
     figure, axes = canvas(row * (n + 1) + 0.42)
@@ -260,22 +263,22 @@ def draw_tree(example: Example) -> Picture:
         axes.plot([bend, bend, places[0]], [top, y, y], color=LARGE, lw=width)
         draw_chain(axes, places, y, LARGE, width)
         draw_ending(axes, example, t, left + pitch * (n - 0.5), y)
-    wrong = [t for t, right in enumerate(example.right) if not right]
+    taken = example.hand_over
     alt = (
         f'A tree. The small model writes {n} steps. Before each of them a branch goes off, on which the large model '
-        f'writes the rest. {len(example.right) - len(wrong)} of {len(example.right)} endings are right. The router '
-        f'takes the branch at step {example.hand_over + 1}.'
+        f'writes the rest. {sum(example.right)} of {len(example.right)} endings are right. The router '
+        + ('never hands over.' if taken == n else f'takes the branch at step {taken + 1}.')
     )
     return Picture(figure, alt)
 
 
 def draw_chain(axes, places: list, y: float, color: str, width: float):
-    "A line of steps, each a dot."
+    "Draw a chain as a line with a dot per step."
     axes.plot(places, [y] * len(places), 'o-', color=color, lw=width, ms=6, mew=0, clip_on=False)
 
 
 def draw_ending(axes, example: Example, t: int, x: float, y: float):
-    "Is the answer right, and at what cost?"
+    "Write the verdict and the cost at the end of a branch."
     word, color = judged(example, t)
     box(axes, x, y - 0.085, 0.5, 0.17, color, word, fontsize=6.5)
     write(axes, x + 0.56, y, f'at {percent(example.cost[t])}', ha='left')
@@ -284,11 +287,11 @@ def draw_ending(axes, example: Example, t: int, x: float, y: float):
 # ---- c: the row of outcomes
 
 
-LONGEST = 40  # characters of a step that still has a label of its own
+LONGEST = 40  # a step with more characters is labelled by its number
 
 
 def step_label(example: Example, t: int) -> str:
-    "Above the outcome of handing over after step t: its equation, or its number if it is long; or never."
+    "The label above an outcome: the equation of step t, or its number if the step is long, or \"never\"."
     if t == len(example.steps):
         return 'never'
     step = example.steps[t]
@@ -296,7 +299,7 @@ def step_label(example: Example, t: int) -> str:
 
 
 def draw_outcomes(example: Example) -> Picture:
-    "One problem of an outcome table: had we handed over here, the answer would be right, at this cost."
+    "Picture of one row of an outcome table: the verdict and the cost of each possible hand-over."
     figure, axes = canvas(1.12)
     n = len(example.right)
     pitch = (WIDTH - 0.16) / n
@@ -311,9 +314,9 @@ def draw_outcomes(example: Example) -> Picture:
         words.append(f'{label}: {word} at {percent(cost)}')
     x = 0.08 + example.hand_over * pitch
     frame(axes, x - 0.03, 0.24, 0.94 * pitch + 0.06, 0.5, lw=1.5)
-    never = example.hand_over == n - 1
-    meaning = 'the router never hands over' if never else 'the router hands over here'
-    if never:
+    meaning = 'the router hands over here'
+    if example.hand_over == n - 1:
+        meaning = 'the router never hands over'
         write(axes, WIDTH - 0.08, 0.1, meaning, ha='right')
     else:
         write(axes, x + 0.47 * pitch, 0.1, meaning)
@@ -328,7 +331,7 @@ def draw_outcomes(example: Example) -> Picture:
 
 
 def draw_threshold(watched: Watched) -> Picture:
-    "The threshold moves through the probabilities of handing over while both are trained."
+    "Picture of a training: the threshold moves through the probabilities of handing over."
     import matplotlib
 
     with matplotlib.rc_context(LOOK):
@@ -339,12 +342,9 @@ def draw_threshold(watched: Watched) -> Picture:
     levels = np.linspace(0, 1, 6)
     fifths = np.array([np.quantile(chances, levels) for chances in watched.chances]).T
     lowest, *_, highest = fifths
-    axes.fill_between(
-        rounds, lowest, np.clip(kappas, lowest, highest), color=SMALL, alpha=0.35, lw=0
-    )
-    axes.fill_between(
-        rounds, np.clip(kappas, lowest, highest), highest, color=LARGE, alpha=0.35, lw=0
-    )
+    border = np.clip(kappas, lowest, highest)
+    axes.fill_between(rounds, lowest, border, color=SMALL, alpha=0.35, lw=0)
+    axes.fill_between(rounds, border, highest, color=LARGE, alpha=0.35, lw=0)
     axes.plot(rounds, fifths.T, color=INK, lw=0.4)
     axes.plot(rounds, kappas, color=INK, lw=2)
     style_axes(axes, 'round of training', r'$\pi$(escalate) of the small steps')
@@ -363,24 +363,40 @@ def draw_threshold(watched: Watched) -> Picture:
 
 
 def style_axes(axes, xlabel: str, ylabel: str):
-    "Axes that are legible on every ground."
+    "Make axes legible on every background."
     for side in axes.spines.values():
         side.set_color(INK)
     axes.tick_params(colors=INK, labelsize=6.5, labelfontfamily='DejaVu Sans')
-    axes.set_xlabel(xlabel, color=INK, fontsize=FONT, family='DejaVu Sans')
-    axes.set_ylabel(ylabel, color=INK, fontsize=FONT, family='DejaVu Sans')
+    look = dict(color=INK, fontsize=FONT, family='DejaVu Sans')
+    axes.set_xlabel(xlabel, look)
+    axes.set_ylabel(ylabel, look)
 
 
 # ---- e: the tokens of a wrong step
 
 
+MOST_TOKENS = 12  # of a longer step, only those around the least sure token are drawn
+
+
 def draw_unsure_step(example: Example) -> Picture:
-    "The probabilities of the tokens of the step that the router doubts."
+    """Picture of the tokens of the step that the router doubts, with their probabilities.
+
+    If the problem is never handed over, it shows the step that the router doubts most.
+    """
     figure, axes = canvas(1.05)
-    t = example.hand_over
+    t, word, note = example.hand_over, 'wrong', ''
+    if t == len(example.steps):
+        t, word, note = (
+            np.argmax(example.doubts),
+            'most doubted',
+            ', below the threshold: never handed over',
+        )
     tokens = example.tokens[t]
+    counted = [token for token in tokens if token.is_math] or tokens
+    least = min(counted, key=lambda token: token.prob)
+    first = max(0, tokens.index(least) - MOST_TOKENS + 2)
+    tokens = tokens[first : first + MOST_TOKENS]
     pitch = (WIDTH - 0.16) / len(tokens)
-    least = min((token for token in tokens if token.is_math), key=lambda token: token.prob)
     write(
         axes,
         0.08,
@@ -403,14 +419,14 @@ def draw_unsure_step(example: Example) -> Picture:
                 axes,
                 x + 0.46 * pitch,
                 0.14,
-                f'least sure: the doubt is {example.doubts[t]:.2f}',
+                f'least sure: the doubt is {example.doubts[t]:.2f}{note}',
                 LARGE,
-                ha='right',
+                ha='right' if x > WIDTH / 2 else 'left',
             )
     alt = (
-        f'The tokens of the wrong step "{example.steps[t]}" with their probabilities: '
+        f'The tokens of the {word} step "{example.steps[t]}" with their probabilities: '
         + ', '.join(f'{token.text.strip() or "blank"} {token.prob:.2f}' for token in tokens)
-        + f'. The least sure one is {least.text.strip()}.'
+        + f'. The least sure one is {least.text.strip()}{note}.'
     )
     return Picture(figure, alt)
 
@@ -418,15 +434,16 @@ def draw_unsure_step(example: Example) -> Picture:
 # ---- f: one step of CPO
 
 
-CASES = (  # what the plane does, gradient of the misses, how far they are above the limit
-    ('all of the ball is allowed', (-1.0, 0.3), -1.4),
-    ('the plane cuts the ball', (-1.0, 0.3), 0.5),
-    ('nothing in the ball is allowed', (-1.0, 0.3), 1.3),
-)
+MISSES = (-1.0, 0.3)  # gradient of the misses
+CASES = {  # what the plane does -> how far the misses are above the limit
+    'all of the ball is allowed': -1.4,
+    'the plane cuts the ball': 0.5,
+    'nothing in the ball is allowed': 1.3,
+}
 
 
 def draw_cpo() -> Picture:
-    "The step of equation 4 with two parameters, in three cases."
+    "Picture of the step of equation 4 with two parameters, in three cases."
     import torch
     from matplotlib.patches import Circle, Polygon
 
@@ -434,13 +451,13 @@ def draw_cpo() -> Picture:
 
     figure, axes = canvas(2.15)
     cost, delta, scale = torch.tensor([1.0, 0.4]).double(), 0.5, 0.52
-    for i, (title, misses, above) in enumerate(CASES):
-        b = torch.tensor(misses).double()
+    b = torch.tensor(MISSES).double()
+    for i, (title, above) in enumerate(CASES.items()):
         step = cpo_direction(cost, b, above, lambda v: v, delta).y.numpy() * scale
         x, y = 0.95 + 1.8 * i, 1.0
         frame(axes, x - 0.85, y - 0.8, 1.7, 1.6)
         corners = [(-0.85, -0.8), (0.85, -0.8), (0.85, 0.8), (-0.85, 0.8)]
-        allowed = cut(corners, misses, above * scale)
+        allowed = cut(corners, MISSES, above * scale)
         axes.add_patch(Polygon([(x + u, y + v) for u, v in allowed], fc=RIGHT, alpha=0.3, lw=0))
         axes.add_patch(Circle((x, y), scale, fill=False, ec=INK, lw=1))
         arrow(axes, (x, y), (x + step[0], y + step[1]), LARGE, 2)
@@ -463,7 +480,7 @@ def draw_cpo() -> Picture:
 
 
 def cut(corners: list, normal: tuple, offset: float) -> list:
-    "The corners of the part of a polygon in which normal . point + offset <= 0."
+    "Cut a polygon: the corners of its part with normal . point + offset <= 0."
     kept = []
     for start, end in zip(corners, corners[1:] + corners[:1]):
         low = np.dot(normal, start) + offset

@@ -1,7 +1,7 @@
-"""What the figures show: points of methods, frontiers, single seeds
+"""The points of the figures: methods, frontiers, single seeds
 
-Here belong the points, their files, and which of them the main figures show. How they are drawn
-belongs in `report.figures` and `report.slider`.
+Here belong the points, their files, and the choice for the main figures. Drawing belongs in
+`report.figures` and `report.slider`.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from .writer import save_table
 def frontiers(
     part,  # `BenchmarkResults`
 ):  # DataFrame: benchmark, curve, cost_share, accuracy
-    "What methods are drawn against: the small-large line, chance and hindsight."
+    "The curves that methods are compared with: the small-large line, chance and hindsight."
     import pandas as pd
 
     table = part.table
@@ -39,7 +39,7 @@ def frontiers(
 def seed_points(
     part,  # `BenchmarkResults`
 ):  # DataFrame: benchmark, method, on_escalate, seed, cost_share, accuracy
-    "Where the single policies stand, each at its own threshold."
+    "Cost and accuracy of each single policy, at its own threshold."
     cost = part.grid['unit'].iloc[0]
     groups = part.singles.groupby(['benchmark', 'method', 'on_escalate', 'seed'])
     means = groups[[cost, 'correct']].mean()
@@ -51,7 +51,7 @@ def seed_points(
 def save_points(
     r,  # `SettingResults`
 ) -> None:
-    "Write what the figures show beside evaluation.csv: frontiers and seeds."
+    "Write the points that evaluation.csv does not have, frontiers and single seeds, beside it."
     for stem, points in dict(frontiers=r.whole(frontiers), seeds=r.whole(seed_points)).items():
         if len(points):
             save_table(r.tables / f'{stem}{r.suffix}', points)
@@ -61,7 +61,7 @@ def read_points(
     tables,  # folder
     suffix: str = '',  # '_api': in cents
 ) -> dict:  # arguments of `draw_accuracy_cost`, and `facts`: profile, billing
-    "The points of a run's figures, from its tables; in cents, too, if there are no others."
+    "Read the points of a run's figures from its tables. If only points in cents are there: those."
     import pandas as pd
 
     tables = Path(tables)
@@ -78,15 +78,15 @@ def read_points(
 
 def add_curve(
     points,  # DataFrame of `read_points` or `evaluate`
-    name: str,  # of the curve
+    name: str,  # name of the curve
     cost_share,  # of its points, as shares of the large model's cost: .35 is 35 %
     accuracy,  # of its points, as fractions
-    benchmark: str = '',  # '': the only one there is
+    benchmark: str = '',  # '': the only benchmark in `points`
     on_escalate: str = 'append',
 ):  # DataFrame
-    """The points with a curve of yours behind them, in the order given.
+    """Add your own curve to the points. It is drawn in the order given.
 
-    Draw it with the pair (name, on_escalate) among `methods`; `style` takes its colour and label.
+    To draw it, put the pair (name, on_escalate) into `methods`. `style` takes its colour and label.
     """
     import pandas as pd
 
@@ -112,7 +112,7 @@ def add_curve(
 def sweep_points(
     points,  # DataFrame of `evaluate`, of one method
 ):  # DataFrame
-    "The rows that are a sweep: a row of ours at its own threshold, between the sweep's, is none."
+    "The rows of the sweep. The row of ours at its own threshold is left out: it is not a point of the sweep."
     sweep = points[points['chosen'] == 0]
     is_ours = points['method'].iloc[0].startswith('Ours')
     return sweep if is_ours and len(sweep) else points
@@ -131,9 +131,9 @@ DRAWN_FAMILIES = (
 def drawn_methods(
     points,  # DataFrame of `evaluate`
 ) -> list:  # of (method, on_escalate)
-    """What the main figures show: both models, and the chosen variants.
+    """The methods of the main figures: both models, and the chosen variant of each family.
 
-    They are those of Table 1's families and of the bare threshold.
+    The families are those of Table 1 and the bare threshold.
     """
     families = headline(points)
     chosen = [families[family] for family in DRAWN_FAMILIES if family in families]

@@ -1,7 +1,7 @@
-"""What a reader of the results must know that the numbers do not say
+"""What falls short in a run: facts that a reader needs and that the numbers do not show
 
-Here belong the sentences that stand under the tables about what a run lacks. The notes that explain
-a table's columns belong beside the table.
+Here belong the sentences under the tables about what a run lacks. Notes that explain the columns of a
+table belong in the module of the table.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def _labels(rows) -> str:
 def benchmark_shortfalls(
     part,  # `BenchmarkResults`
 ) -> list:  # sentences
-    "What the numbers of a benchmark do not say."
+    "What falls short on one benchmark."
     chosen = part.results[part.results['chosen'] == 1]
     alpha = part.grid['alpha'].iloc[0]
     n = chosen['n'].iloc[0]
@@ -62,14 +62,14 @@ def benchmark_shortfalls(
 
 
 def _without_ablations(part) -> bool:
-    "Has a benchmark no single policies but those of the tables?"
+    "Has a benchmark no ablations, that is, no other policies than those of the tables?"
     return part.singles['method'].isin(list(METHOD_STYLE)).all()
 
 
 def shortfalls(
     r,  # `SettingResults`
 ) -> list:  # sentences
-    "What a reader of a setting must know that the numbers do not say, each sentence once."
+    "What falls short in a setting, each sentence once."
     benchmarks = {}
     for benchmark, part in r.parts.items():
         for sentence in benchmark_shortfalls(part):
@@ -88,6 +88,6 @@ def shortfalls(
 
 
 def listed(sentences) -> str:
-    "Sentences as folded Markdown."
+    "The sentences as a folded list in Markdown."
     items = ''.join(f'- {sentence}\n' for sentence in sentences)
     return f'<details><summary>What falls short in this run</summary>\n\n{items}\n</details>\n'

@@ -1,7 +1,7 @@
-"""What happens to accuracy and cost when kappa moves
+"""A figure with a slider: accuracy and cost while kappa moves
 
-Here belongs the figure with a slider, for a notebook and as a page. Figures that stand still belong
-in `report.figures`.
+Here belongs this figure, for a notebook and as a page. Figures without a slider belong in
+`report.figures`.
 """
 
 import math
@@ -14,11 +14,11 @@ from .points import drawn_methods, read_points, sweep_points
 from .style import preview
 from .writer import PERCENT
 
-GREY = '#7a7a7a'  # of text and lines: it can be read on white and on black
+GREY = '#7a7a7a'  # of text and lines, legible on white and on black
 CLEAR = 'rgba(0,0,0,0)'
-CHOSEN = 'the chosen setting'  # on calibration
+CHOSEN = 'the chosen setting'  # label of the setting that was chosen on calibration
 DASHES = {'small-large line': 'solid', 'random': 'dot', 'oracle': 'dash'}
-CURVE_NAMES = {  # curve of `frontiers` -> what the legend calls it
+CURVE_NAMES = {  # curve of `frontiers` -> its name in the legend
     'small-large line': 'chance, per problem',
     'random': 'chance, per step',
     'oracle': 'hindsight',
@@ -30,7 +30,7 @@ def _percent_of(points):
 
 
 def _add_curve(fig, panel, points, name, **look):
-    "Accuracy against cost of some points, in one panel; the legend names it once."
+    "Draw points in one panel, accuracy against cost. The legend names them once for all panels."
     fig.add_scatter(
         x=_percent_of(points['cost_share']),
         y=_percent_of(points['accuracy']),
@@ -44,7 +44,7 @@ def _add_curve(fig, panel, points, name, **look):
 
 
 def _stop(label, rows):  # rows: benchmark -> row of `evaluate`
-    "One place of the slider: its cost, its name, where the markers are, numbers above the panels."
+    "One stop of the slider: its cost, its name, the places of the markers, the numbers above the panels."
     xs = []
     ys = []
     titles = {}
@@ -60,7 +60,7 @@ def _stop(label, rows):  # rows: benchmark -> row of `evaluate`
 
 
 def _chosen_label(rows):
-    "What the place of the chosen settings is called: their kappas, if they have some."
+    "The label of the stop with the chosen settings: their kappas, if they have some."
     kappas = [row.get('kappa', float('nan')) for row in rows.values()]
     if any(math.isnan(kappa) for kappa in kappas):
         return CHOSEN
@@ -72,9 +72,9 @@ def _nearest(sweep, threshold):
 
 
 def _stops(sweeps, chosen):  # benchmark -> sweep; benchmark -> chosen row
-    """All places of the slider, the chosen settings where their cost belongs.
+    """All stops of the slider by cost, the chosen settings among them.
 
-    The others are numbered, as each training seed has a kappa of its own there.
+    The other stops have numbers as names, because each training seed has its own kappa there.
     """
     thresholds = sorted(set().union(*(sweep['threshold'] for sweep in sweeps.values())))
     stops = []
@@ -88,13 +88,13 @@ def _stops(sweeps, chosen):  # benchmark -> sweep; benchmark -> chosen row
 
 
 def _bar(stops, markers):
-    "The slider itself, at the chosen settings."
+    "The slider, which starts at the chosen settings."
     steps = []
     for _, label, moved, titles in stops:
         steps.append(dict(label=label, method='update', args=[moved, titles, markers]))
     active = [label.startswith(CHOSEN) for _, label, _, _ in stops].index(True)
     value = dict(font=dict(color=GREY, size=12))
-    # labels below the bar cannot be left out; so they take no room and are not seen
+    # plotly always draws labels below the bar; we make them invisible and without height
     look = dict(font=dict(color=CLEAR, size=1), ticklen=0, minorticklen=0)
     return dict(steps=steps, active=active, pad=dict(t=60), currentvalue=value, **look)
 
@@ -108,7 +108,7 @@ def _draw_panel(fig, panel, benchmark, sweep, frontiers, color):
 
 
 def _lay_out(fig, row, bar):
-    "Grey text on no background, for light and dark pages; margins for a narrow screen."
+    "Set grey text without background, for light and dark pages, and margins for a narrow screen."
     fig.update_xaxes(zeroline=False, automargin=True)
     fig.update_xaxes(
         title="cost, % of the large model's", col=(len(bar['steps'][0]['args'][1]) + 1) // 2
@@ -132,7 +132,7 @@ def slider(
     frontiers,  # of `read_points`
     row: tuple,  # (method, on_escalate)
 ):  # plotly figure
-    """Accuracy against cost of a sweep, a panel a benchmark, with a marker in each.
+    """Accuracy against cost of a sweep, with a panel per benchmark and a marker in each panel.
 
     A slider moves the markers along the thresholds of the sweep. It starts at the chosen setting.
     """
@@ -170,14 +170,14 @@ PAGE_HEAD = (
 
 def slider_page(
     tables,  # folder
-    path,  # of the page; plotly's script is written beside it
+    path,  # of the page; plotly's script is written into the same folder
 ) -> Path:
-    "The slider as a page of its own, the same bytes for the same tables."
+    "Write the slider as a page of its own. The same tables give the same bytes."
     data = read_points(tables)
     fig = slider(data['points'], data['frontiers'], drawn_methods(data['points'])[-1])
     config = dict(displaylogo=False, responsive=True, displayModeBar=False)
     fig.write_html(path, include_plotlyjs='directory', div_id='slider', config=config)
-    page = Path(path).read_text('utf-8')  # in a frame, margins would make it scroll
+    page = Path(path).read_text('utf-8')  # with margins, the page would scroll in a frame
     page = page.replace('body {height: 100%;}', 'body {height: 100%; margin: 0;}')
     return write_file(path, page.replace('<head>', f'<head>{PAGE_HEAD}', 1))
 
@@ -187,7 +187,7 @@ def show_slider(
 ) -> None:
     """Display the slider of the row that the main figure shows last.
 
-    It is a picture if plotly is not there.
+    Without plotly it shows a picture instead.
     """
     from IPython.display import display
 

@@ -1,7 +1,7 @@
 """How every figure looks and is saved
 
-Here belongs what all figures share: fonts and sizes, files without a date, the picture for a
-notebook. What a figure shows belongs in `report.figures` and `report.training`.
+Here belongs all that figures share: fonts and sizes, files without a date, the picture for a
+notebook. The content of a figure belongs in `report.figures` and `report.training`.
 """
 
 import io
@@ -31,11 +31,11 @@ RC_PARAMETERS = {
     'pdf.fonttype': 42,
 }
 
-DATES = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  # left out of files
+DATES = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  # entries left out
 
 
 def check_font(font: str) -> None:
-    "ValueError naming the nearest font unless matplotlib finds this one here."
+    "ValueError, with the nearest font, if matplotlib does not find this font."
     from matplotlib import font_manager
 
     try:
@@ -50,7 +50,7 @@ def check_font(font: str) -> None:
 
 
 def warn_of_ignored_settings() -> None:
-    "One line if settings of matplotlib were changed, of which our figures have values of their own."
+    "Warn, in one line, if you changed settings of matplotlib that our figures do not follow."
     import matplotlib
 
     usual = matplotlib.rcParamsDefault
@@ -65,9 +65,9 @@ def warn_of_ignored_settings() -> None:
 
 def paper_style(
     font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
-    rc=None,  # settings of matplotlib in the place of these, name -> value
+    rc=None,  # name -> value: settings of matplotlib that replace ours
 ):
-    "Matplotlib settings of every figure, for the length of a `with` block. ValueError for unknown ones."
+    "Matplotlib's settings for our figures, during a `with` block. ValueError for an unknown setting."
     import matplotlib
 
     settings = dict(RC_PARAMETERS)
@@ -89,7 +89,7 @@ def new_figure(
     font: str = '',  # of `paper_style`
     rc=None,  # of `paper_style`
 ):  # matplotlib figure, axes [row, column]
-    "An empty figure; no window and no state of pyplot knows it."
+    "An empty figure. It opens no window and leaves pyplot's state alone."
     from matplotlib.figure import Figure
 
     with paper_style(font, rc):
@@ -100,9 +100,9 @@ def new_figure(
 def file_bytes(
     fig,
     kind: str,  # "pdf" or "png"
-    dpi: float | None = None,  # None: that of print
+    dpi: float | None = None,  # dots per inch; None: as for print
 ) -> bytes:
-    "A figure as a file without a date: the same bytes for the same figure."
+    "A figure as the bytes of a file without a date. The same figure gives the same bytes."
     buffer = io.BytesIO()
     with paper_style():
         fig.savefig(buffer, format=kind, metadata=dict.fromkeys(DATES[kind]), dpi=dpi)
@@ -114,7 +114,7 @@ def save_figure(
     stem,  # path without its ending
     caption: str,
 ) -> list:  # paths written
-    "Write PDF, PNG and the caption as .md."
+    "Write the figure as .pdf and .png, and its caption as .md."
     files = dict(pdf=file_bytes(fig, 'pdf'), png=file_bytes(fig, 'png'), md=caption + '\n')
     return [write_file(f'{stem}.{ending}', data) for ending, data in files.items()]
 
@@ -123,7 +123,7 @@ def preview(
     fig,
     dpi: float = 100,
 ):  # IPython Image
-    "A figure as it will be saved, for a notebook: 64 colours, a quarter of the bytes."
+    "The figure for a notebook, as it will be saved but with 64 colours: a quarter of the bytes."
     from IPython.display import Image
     from PIL import Image as Picture
 

@@ -1,7 +1,7 @@
-"""All tables of a run but Tables 1 and 2: every method, ablations, and what is written where
+"""All tables of a run but Tables 1 and 2: every method, ablations, certain settings, and their files
 
-Here belongs which files a run's results become. How Tables 1 and 2 look belongs in
-`report.paper_tables`, how any table is written in `report.writer`.
+Here belong these tables and their files. The form of Tables 1 and 2 belongs in `report.paper_tables`.
+Writing any table belongs in `report.writer`.
 """
 
 import shutil
@@ -91,7 +91,7 @@ def _kappa_cell(row):
 def details(
     results,  # DataFrame of `evaluate`
 ) -> str:
-    "Every row at its chosen setting, and what Table 1 or 2 leaves out, as Markdown."
+    "Every row at its chosen setting, with the columns that Table 1 or 2 leaves out, as Markdown."
     cells = dict(threshold=_threshold_cell, kappa=_kappa_cell)
     for metric in DETAILS:
         cells[metric] = interval(metric)
@@ -155,7 +155,7 @@ def _ablation_cell(metric):
 def ablation_markdown(
     table,  # of `ablation_table`
 ) -> str:
-    "Ablations as a table: intervals over problems, and ranges over seeds."
+    "The ablations as a table, with intervals over problems and ranges over seeds."
     names = {'Benchmark': 'benchmark', 'Policy': label, 'Test problems': 'n', 'Seeds': 'seeds'}
     cells = {heading: _ablation_cell(metric) for metric, heading in ABLATED.items()}
     note = 'Means over seeds; [bootstrap 95% interval over test problems]; lowest–highest seed.'
@@ -180,7 +180,7 @@ def _class_cell(row):
 def classes_markdown(
     classes,  # DataFrame of `CLASS_COLUMNS`
 ) -> str:
-    "What our policies cost by the features that they see, as a table with its notes."
+    "The cost of our policies by the features that they see, as a Markdown table with notes."
     names = {'Benchmark': 'benchmark', 'Escalation': 'on_escalate'}
     text = markdown(interval_table(classes, names, {'Cost, %': _class_cell}, 'method'))
     return text + CLASS_NOTES.format(nearly=100 * NEARLY, name=NESTED)
@@ -191,8 +191,8 @@ def classes_markdown(
 
 def certain_rows(
     part,  # `BenchmarkResults`
-):  # DataFrame: a row of `evaluate` per method, at the setting that is certain; `needed`, `point`
-    "Every method at the setting that is certain on calibration; `point`: the cost of the chosen one."
+):  # DataFrame: a row of `evaluate` per method at its certain setting, with `needed` and `point`
+    "Every method at the setting that is certain on calibration. `point` is the cost of the chosen setting."
     names = ['method', 'on_escalate']
     certain = part.certain.rename(columns=dict(n='n_calibration'))
     facts = certain[[*names, 'n_calibration', 'alpha', 'needed']]
@@ -225,7 +225,7 @@ def _certain_cell(row):
 def certain_markdown(
     rows,  # of `certain_rows`
 ) -> str:
-    "Certain settings as a table with its notes."
+    "The certain settings as a Markdown table with notes."
     names = dict(Benchmark='benchmark', Method=label)
     cells = {
         'Cost, certain': _certain_cell,
@@ -242,7 +242,7 @@ def certain_markdown(
 
 
 def _with_shown(rows, r):
-    "Rows of a long table; `shown`: those that its text shows, one a family, and routers of the user's."
+    "Rows of a long table with the column `shown`: one row per family, and your own routers."
     families = set(headline(r.results).values()) | {('Knows the steps', 'append')}
     names = zip(rows['method'], rows['on_escalate']) if len(rows) else ()
     return rows.assign(shown=[name in families or name[0] not in METHOD_STYLE for name in names])
@@ -268,7 +268,7 @@ def _all_classes(r):
     return r.whole(lambda part: part.classes)
 
 
-REPORTS = {  # stem of the files: rows of `SettingResults`, how they are written, settings
+REPORTS = {  # stem of the files -> (function that makes the rows, function that writes them, settings)
     'metrics': (_all_metrics, metrics_markdown, ('open', 'api')),
     'comparison': (comparisons, comparison_markdown, ('open', 'api')),
     'levels': (_all_levels, levels_markdown, ('open',)),
@@ -282,7 +282,7 @@ def report(
     results: dict,  # of `load_run`; empty: show the committed table
     stem: str,  # one of `REPORTS`
 ) -> Report:
-    "Write a table of every setting that has it, and show it; a line if there is nothing to show."
+    "Write and show a table of every setting that has it. One line if there is nothing to show."
     one_of('table', stem, REPORTS)
     if not results:
         return committed(stem, f'{stem}_api')
@@ -307,7 +307,7 @@ def report(
 
 
 def _report_setting(r) -> str:
-    "Write Table 1 or 2 and the full table of a setting; the former as Markdown."
+    "Write Table 1 or 2 and the full table of a setting. Returns Table 1 or 2 as Markdown."
     certain = r.whole(lambda part: evaluate(part.at_points['certain']))
     table = paper_table(
         printed_results(r, r.results), r.profile, r.large, r.pair, printed_results(r, certain)
@@ -332,7 +332,7 @@ def _report_setting(r) -> str:
 def report_paper(
     results: dict,  # of `load_run`; empty: show the committed tables
 ) -> Report:
-    "Write Tables 1 and 2 and the full tables with all they leave out; show the former."
+    "Write Tables 1 and 2 and the full tables. Show Tables 1 and 2."
     if not results:
         return committed('table1', 'table2')
     return Report('\n'.join(_report_setting(r) for r in results.values()))
@@ -341,7 +341,7 @@ def report_paper(
 def report_shortfalls(
     results: dict,  # of `load_run`; empty: the committed tables say it themselves
 ) -> Report:
-    "What falls short in all settings, folded."
+    "What falls short in all settings, as a folded list."
     if not results:
         return Report('It stands under Tables 1 and 2 above.')
     sentences = []
@@ -357,7 +357,7 @@ def report_shortfalls(
 
 
 def _result_lines(results) -> list:
-    "Both models and our best row at their chosen settings, a line each."
+    "A line each for both models and our best row, at their chosen settings."
     chosen = results.query('chosen == 1').set_index(['method', 'on_escalate'])
     families = headline(results)
     ours = families.get('Ours, best', families.get('Ours', ('Small only', 'append')))
@@ -389,17 +389,17 @@ def _minutes(seconds):
 
 def summary(
     tables,  # folder
-    seconds: tuple,  # of now, and of all stages
-    files: str,  # where they are
+    seconds: tuple,  # (of this call, of all stages)
+    files: str,  # where the files are, in words
     compared: str = '',  # of `publish.compared`; '': not compared
 ) -> list:  # of lines
-    "Six lines about a finished run; fewer if it made no tables."
+    "Six lines about a finished run. Fewer if it made no tables."
     import pandas as pd
 
     now, all_stages = map(_minutes, seconds)
     lines = [f'time: {now}; all stages {all_stages}']
     paths = sorted(Path(tables).glob('evaluation*.csv'))
-    if paths:  # the one in FLOPs if there are both
+    if paths:  # the table in FLOPs, if both are there
         lines += _result_lines(pd.read_csv(paths[0]))
     lines.append(f'written: {files}')
     lines.append(f'identical to the committed tables: {_verdict_on_tables(compared)}')

@@ -1,16 +1,17 @@
-"""How wide a table is in LaTeX, estimated without LaTeX
+"""Estimates the width of a LaTeX table without LaTeX
 
-Here belongs the estimate: widths of letters in Computer Modern, from the font that matplotlib
-brings. Times and most other fonts are narrower. What a table holds belongs in `report.paper_tables`.
+Here belongs the estimate. It uses the widths of letters in Computer Modern, from the font that
+matplotlib ships. Times and most other fonts are narrower. The content of a table belongs in
+`report.paper_tables`.
 """
 
 import re
 from functools import cache
 
-# Computer Modern is drawn wider at small sizes: points, and by how much cmr9 and cmr8 exceed cmr10
+# Computer Modern is wider at small sizes. Size in LaTeX -> points, times the factor of cmr9 or cmr8 over cmr10
 FONT_SIZES = {r'\small': 9 * 1.028, r'\footnotesize': 8 * 1.0625}
 BOLD = 1.15  # width of cmbx10 / width of cmr10
-SCRIPT = 0.75  # of an index
+SCRIPT = 0.75  # size of an index / size of the text
 EN_DASH = 0.5  # em
 SYMBOLS = {  # command -> width in em
     r'\uparrow': 0.5,
@@ -44,7 +45,7 @@ def _letter_width(letter):  # in em
 
 
 def _replaced(text):
-    "A cell without commands, and the width of the symbols among them, in em."
+    "(A cell without its commands, the width in em of the symbols that they print)."
     width = 0.0
     for index in re.findall(r'\^(\\\w+)', text):
         width += SCRIPT * SYMBOLS[index]
@@ -60,7 +61,7 @@ def _replaced(text):
 def cell_width(
     text: str,  # a cell of a tabular, as `writer.tex` writes it
 ) -> float:  # in em
-    "How wide a cell is in Computer Modern."
+    "The width of a cell in Computer Modern."
     bold = re.fullmatch(r'\\textbf\{(.*?)\}(.*)', text)
     if bold:
         return BOLD * cell_width(bold[1]) + cell_width(bold[2])
@@ -69,7 +70,7 @@ def cell_width(
 
 
 def _rows(tabular):  # of texts
-    "The rows of a tabular, each a list of (columns that it spans, text)."
+    "The rows of a tabular. A row is a list of (number of columns that a cell spans, text)."
     rows = []
     for line in tabular.splitlines():
         if line.endswith(r'\\'):
@@ -86,7 +87,7 @@ def tabular_width(
     size: str,  # one of `FONT_SIZES`
     column_gap: float,  # points, of tabcolsep
 ) -> float:  # inches
-    "How wide a table is in Computer Modern, within about one part in a hundred."
+    "The width of a table in Computer Modern, exact to about 1 %."
     widest = {}  # column -> em
     groups = []  # (first column, columns, em) of cells that span several
     for cells in _rows(tabular):

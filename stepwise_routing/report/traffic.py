@@ -1,6 +1,6 @@
-"""What a router was asked, where somebody wants it kept, and whether it is like the calibration problems.
+"""Recorded questions of a router, and a test whether they resemble the calibration problems.
 
-Here belong the file of recorded answers and the comparison. Which router it is, is in `own`.
+Here belong the file of recorded answers and the comparison. Opening the router belongs in `own`.
 """
 
 import json
@@ -13,19 +13,19 @@ import numpy as np
 
 from ..data.sources import file_rows
 
-FEW = 30  # questions; with fewer, nothing is said
-SURE = 0.01  # a p-value below says that they differ
+FEW = 30  # with fewer questions, there is no verdict
+SURE = 0.01  # a p-value below this means that the questions differ
 
 
 class Recorder:
-    "Puts answers into a JSONL file, a row each. Rows of several threads do not mix."
+    "Writes answers to a JSONL file, a row per answer. Several threads may use it at once."
 
     def __init__(self, path):
         self.path = Path(path)
         self.turn = threading.Lock()
 
     def __call__(self, served, messages, steps) -> None:
-        "Keep a finished answer. `answer` is left out: `collect` wants the right one there."
+        "Keep a finished answer. The field `answer` is left out, because `collect` expects the right answer there."
         kept = [live for live in steps if live.kept]
         routed = served.owner.benchmark.read_answer([live.step for live in kept])
         row = dict(
@@ -43,7 +43,7 @@ class Recorder:
 
 
 def first_scores(path, fingerprint: str) -> np.ndarray:
-    "The score after the first step of every recorded answer of a router. ValueError: a damaged row."
+    "The score after the first step of each recorded answer of a router. ValueError for a damaged row."
     scores = []
     for number, row in enumerate(file_rows(path), 1):
         if not isinstance(row, dict) or not isinstance(row.get('scores'), list):
@@ -58,18 +58,18 @@ def first_scores(path, fingerprint: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Drift:
-    "Are recorded questions like the calibration problems? `print` says it in words."
+    "Do recorded questions resemble the calibration problems? `print` gives the verdict in words."
 
     recorded: int  # questions
     calibration: int  # problems
     mean_recorded: float  # score after the first step
     mean_calibration: float
-    distance: float  # of Kolmogorov and Smirnov: the largest gap between the two distributions
-    p: float  # how likely such a gap is where both are of one kind
+    distance: float  # Kolmogorov-Smirnov: the largest gap between the two distributions, 0 to 1
+    p: float  # probability of such a gap if both are of one kind
 
     @property
     def stands(self) -> bool | None:
-        "Does the promise still stand? None: too few questions to say."
+        "Does the promise still hold? None if there are too few questions for a verdict."
         if self.recorded < FEW:
             return None
         return self.p >= SURE
@@ -93,11 +93,13 @@ def compare(
     recorded: np.ndarray,  # scores after the first step
     calibration: np.ndarray,
 ) -> Drift:
-    "A two-sample test. Later steps are left out: a router sees none after it has handed over."
+    "Compare first scores by a two-sample test. Later scores are not used: they exist only if nothing was handed over."
     from scipy.stats import ks_2samp
 
     if not len(recorded):
-        raise ValueError('no recorded answer is of the router as it is deployed now')
+        raise ValueError(
+            'no recorded answer comes from the router as it is deployed now: record new ones'
+        )
     result = ks_2samp(recorded, calibration)
     return Drift(
         len(recorded),

@@ -1,6 +1,6 @@
 """Figures of training and of policies
 
-Here belongs how the tables training.csv and policy.csv are drawn. What stands in them belongs in
+Here belongs drawing the tables training.csv and policy.csv. Making them belongs in
 `run.training_report`.
 """
 
@@ -19,7 +19,7 @@ COLUMNS = dict(cost='cost, share of large', lost='accuracy lost', kappa=r'thresh
 
 
 def _draw_run(axes, rows, line, benchmark):
-    "Training on one benchmark: a panel for each of `COLUMNS`."
+    "Draw the training on one benchmark, with a panel for each of `COLUMNS`."
     color, dash = line
     for ax, (column, title) in zip(axes, COLUMNS.items()):
         low = rows[f'{column}_min']
@@ -32,7 +32,7 @@ def _draw_run(axes, rows, line, benchmark):
 def draw_training(
     curves,  # DataFrame of `training_curves`
 ):  # matplotlib figure
-    "Training of the rows Ours: mean and range over the seeds, running mean of 5 steps."
+    "Draw the training of the rows Ours: mean and range over seeds, as a running mean of 5 steps."
     policies = list(curves.groupby('row', sort=False))
     fig, axes = new_figure(5.5, 3.2, nrows=len(policies), ncols=3, sharex=True)
     with paper_style():
@@ -51,7 +51,7 @@ def draw_training(
 def training_caption(
     curves,  # DataFrame of `training_curves`
 ) -> str:
-    "What the figure of training shows."
+    "The caption of the figure of training."
     first = curves.iloc[0]
     return (
         f'Training of the rows {" and ".join(curves["row"].unique())}; {first["seeds"]} seeds: mean and range over '
@@ -61,7 +61,7 @@ def training_caption(
 
 
 def _draw_policy(ax, rows):
-    "Where one policy escalates: a line for each step index, with its number on it."
+    "Draw where one policy escalates: a line per step index, with the index on the line."
     import matplotlib
 
     for step, line in rows.groupby('step'):
@@ -85,7 +85,7 @@ def _draw_policy(ax, rows):
 def draw_policies(
     curves,  # DataFrame of `policy_curves`
 ):  # matplotlib figure
-    "Where the policies escalate, a panel a benchmark, a line a step index."
+    "Draw where the policies escalate: a panel per benchmark, a line per step index."
     groups = list(curves.groupby('benchmark', sort=False))
     fig, axes = new_figure(5.5, 1.9, ncols=len(groups))
     with paper_style():
@@ -99,7 +99,7 @@ def draw_policies(
 def policies_caption(
     curves,  # DataFrame of `policy_curves`
 ) -> str:
-    "What the figure of policies shows."
+    "The caption of the figure of policies."
     return (
         "Probability of escalating against the percentile of the least sure token's probability, by step index "
         f'(numbers on the lines); other features at their median. Policies: {curves["row"].iloc[0]}, first seed. '
@@ -110,7 +110,7 @@ def policies_caption(
 def policy_figures(
     tables,  # folder
 ) -> dict:  # stem -> (figure, caption)
-    "The figures of training and policies, from the tables alone; none without their tables."
+    "The figures of training and policies, from their tables alone. {} if there are no such tables."
     import pandas as pd
 
     figures = {}

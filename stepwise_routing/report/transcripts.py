@@ -1,7 +1,7 @@
-"""Who wrote which step, how sure it was, and what was thrown away.
+"""Transcripts: who wrote each step, the router's score, and the drafts that were thrown away.
 
-Here belongs showing single walks to a person, and the demo. Tables and figures over many problems have files of their
-own in `report/`.
+Here belong showing single walks to a person, and the demo. Tables and figures over many problems belong in the other
+modules of `report/`.
 """
 
 import os
@@ -19,7 +19,7 @@ from ..method.walks import LargeOnly, SmallOnly, State, walk
 from ..models.names import open_models
 
 WRITERS = 'small', 'large'
-MARGIN = ' ' * 7  # of lines that go on: where a step begins
+MARGIN = ' ' * 7  # before the second and later lines of a step
 
 _CODES = dict(small='\x1b[36m', large='\x1b[33m', draft='\x1b[9;36m')
 
@@ -36,11 +36,11 @@ class Line:
 
     writer: str  # "small" or "large"
     text: str
-    note: str  # how sure the router was
-    draft: bool  # thrown away: the other model wrote it again
+    note: str  # the router's score and threshold
+    draft: bool  # True: thrown away, the other model wrote the step again
 
     def shown(self) -> str:
-        "Writer and text, for a terminal."
+        "The line for a terminal: writer and text."
         return f'{self.writer:6} {own_lines(self.text, MARGIN)}'
 
 
@@ -50,7 +50,7 @@ class Transcript:
 
     question: str
     steps: list  # of `Line`s
-    end: str  # what came out, and what it cost
+    end: str  # the verdict and the cost, in words
 
     def __str__(self):
         lines = []
@@ -59,7 +59,7 @@ class Transcript:
         return self.page(lines)
 
     def page(self, lines) -> str:
-        "Question, steps and end, for a terminal."
+        "The page for a terminal: question, steps and end."
         return '\n'.join([own_lines(self.question, MARGIN), *lines, one_line(self.end)])
 
     def _repr_html_(self):
@@ -69,7 +69,7 @@ class Transcript:
         return Template(_PAGE, autoescape=True).render(t=self, colours=colours)
 
     def coloured(self) -> str:
-        "For a terminal."
+        "The page for a terminal, in colours."
         lines = []
         for step in self.steps:
             code = _CODES['draft' if step.draft else step.writer]
@@ -84,9 +84,9 @@ def verdict(walk):
 def transcribe(
     walk,  # a `Trajectory`
     tree,  # the `RoutingTree` that it walked
-    router,  # that walked, such as `ScoreRouter`
+    router,  # the router that decided, such as `ScoreRouter`
 ) -> Transcript:
-    "A walk with its scores and the drafts that were thrown away."
+    "The transcript of a walk, with its scores and the drafts that were thrown away."
     p = walk.problem
     lines = []
 
@@ -108,14 +108,14 @@ def transcribe(
 
 
 def both_wrote(walks, right) -> list:
-    "The right or wrong ones of `walks` in which each model wrote a step, as they come."
+    "Walks in which both models wrote a step, in their order: the right ones, or the wrong ones."
     return [w for w in walks if w.correct == right and len(set(w.path)) > 1]
 
 
 def demo(
     n=20, benchmark='micro-gsm', each=1
-):  # test problems; transcripts of right and of wrong answers at most
-    "Route problems between the shipped models: (`Transcript`s, the first right ones first, DataFrame of all routers)."
+):  # n: test problems; each: most transcripts of right answers, and of wrong ones
+    "Route problems between the shipped models. Returns (`Transcript`s, right answers first; DataFrame of all routers)."
     import pandas as pd
 
     problems = load_problems(benchmark, 'test', n=n)
@@ -142,7 +142,7 @@ def demo(
 
 
 def show_demo():
-    "`stepwise-routing demo`: a transcript and a table, in ten seconds."
+    "The command `stepwise-routing demo`: prints transcripts and a table, in about ten seconds."
     texts, table = demo()
     plain = 'NO_COLOR' in os.environ or not sys.stdout.isatty()
     text = str(texts[0]) if plain else texts[0].coloured()

@@ -1,7 +1,7 @@
-"""From numbers with intervals to Markdown, LaTeX and CSV
+"""Writes numbers with intervals as Markdown, LaTeX and CSV
 
-Here belongs how a number, a cell or a table is written, whatever it is about. Which numbers stand
-in which table belongs in `report.tables` and its neighbours.
+Here belongs writing a number, a cell or a table of any content. Which numbers go into which table
+belongs in `report.tables` and `report.paper_tables`.
 """
 
 import re
@@ -22,7 +22,7 @@ HUNDREDTHS = '{:.2f}'.format
 def in_points(
     share: float,  # of the problems
 ) -> str:
-    "A share in words: .02 as `2 points`."
+    "A share in words. For example, .02 becomes `2 points`."
     number = f'{100 * share:g}'
     return f'{number} point' if number == '1' else f'{number} points'
 
@@ -39,12 +39,12 @@ def three_digits(number: float) -> str:
 def interval(
     metric: str,  # a column; `metric_low` and `metric_high` are its interval
     write_number=three_digits,  # number -> text
-    factor: float = 1,  # 100 makes percent of a fraction
-):  # row -> text: what a cell of a table holds
-    """A number with its interval under it, if it has one.
+    factor: float = 1,  # multiplies the number; 100 turns a fraction into percent
+):  # function: row -> text of a cell
+    """Writes a number, with its interval under it if it has one.
 
-    It is in bold if `metric_best` of the row says so. If `metric_text` is a text, it stands for the
-    number.
+    The number is bold if the row's `metric_best` is True. If the row has a text in `metric_text`, the
+    text replaces the number.
     """
 
     def text(number):
@@ -66,8 +66,8 @@ def interval(
 
 def percent(
     metric: str,  # a column of fractions
-):  # row -> text
-    "A fraction in percent with its interval."
+):  # function: row -> text of a cell
+    "Writes a fraction in percent, with its interval."
     return interval(metric, PERCENT, 100)
 
 
@@ -75,12 +75,12 @@ def percent(
 
 
 def interval_table(
-    frame,  # DataFrame of numbers, a row for every cell or group of cells
-    rows: dict,  # heading -> column, or function of a row: what names a row of the table
+    frame,  # DataFrame of numbers, a row for each cell or group of cells
+    rows: dict,  # heading -> column, or function of a row: the names of a row in the table
     cells: dict,  # heading -> function of a row, such as `interval`
     columns: str | None = None,  # column whose values become groups of columns
 ):  # DataFrame of text, columns (group, heading)
-    "One writer for every table: from numbers to text; a dash if a group has no such row."
+    "Turn numbers into the text of a table; every table uses this. A missing row of a group is a dash."
     import pandas as pd
 
     lines = {}
@@ -105,14 +105,14 @@ def interval_table(
 def label(
     row,  # with `method` and `on_escalate`
 ) -> str:
-    "The name of a row in tables."
+    "The name of a method's row in tables."
     return method_label(row['method'], row['on_escalate'])
 
 
 def markdown(
     table,  # of `interval_table`
 ) -> str:
-    "A table as Markdown, names to the left and numbers to the right."
+    "A table as Markdown. Names are aligned left, numbers right."
     n_names = table.attrs['names']
     n_cells = table.shape[1] - n_names
     heads = [' '.join(part for part in column if part) for column in table]
@@ -154,7 +154,7 @@ def _special_tex(match):  # of `SPECIAL_TEXT`
 def tex(
     text: str,  # of a cell
 ) -> str:
-    "A text for LaTeX: powers of ten, **bold**, an interval under its number, escaped characters."
+    "The text of a cell for LaTeX: powers of ten, **bold**, an interval under its number, escapes."
     number, _, below = text.removesuffix('</sub>').partition('<br><sub>')
     if below:
         return rf'\shortstack[r]{{{tex(number)}\\\tiny {tex(below)}}}'
@@ -163,9 +163,9 @@ def tex(
 
 def tabular(
     table,  # of `interval_table`
-    grouped_by: str | None = None,  # heading of the column whose groups of rows are kept apart
+    grouped_by: str | None = None,  # heading of a column; a rule separates its groups of rows
 ) -> str:
-    "A table for LaTeX (booktabs, amsfonts); pandas' Styler writes it."
+    "A table for LaTeX, which needs booktabs and amsfonts. pandas' Styler writes it."
     import pandas as pd
 
     heads = [tuple(tex(part).replace(' $', '$') for part in column) for column in table]
@@ -188,10 +188,10 @@ def tabular(
 
 def save_table(
     stem,  # path without its ending
-    frame,  # DataFrame, for the .csv: unrounded, with intervals; without columns of printed text
+    frame,  # DataFrame for the .csv, unrounded, with intervals; columns of printed text are left out
     **texts: str,  # ending -> text, e.g. tex=..., md=...
 ) -> list:  # paths written
-    "Write a table as .csv (ten digits, which no sum's order changes) and in the other forms given."
+    "Write a table as .csv and in the other forms given. Ten digits: the order of sums does not change them."
     numbers = frame[[column for column in frame if not column.endswith('_text')]]
     csv = numbers.to_csv(index=False, lineterminator='\n', float_format='%.10g')
     return [write_file(f'{stem}.{ending}', text) for ending, text in dict(csv=csv, **texts).items()]
@@ -207,7 +207,7 @@ def committed(
 
 
 class Report(str):
-    "Markdown that a notebook shows as such, and stores once."
+    "Markdown text. A notebook displays it as Markdown, and stores it once."
 
     def _repr_markdown_(self):
         return str(self)
@@ -227,7 +227,7 @@ def _slug(text):
 
 
 def _verdicts(path):
-    "How many claims hold for the paper's method, and how many do not, by name."
+    "Counts by name: the claims that hold for the paper's method, and those that do not."
     import pandas as pd
 
     if not path.is_file():
@@ -243,6 +243,8 @@ def numbers(
     folder,  # of tables
 ) -> dict:  # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
     """The numbers of evaluation*.csv and certain*.csv at the chosen settings, in percent, by name.
+
+    The README takes its numbers from here.
 
     A name is file, benchmark, method, reading and column. The verdicts of claims.csv are counted.
     """

@@ -1,7 +1,7 @@
-"""`stepwise-routing reproduce`, its plan beforehand, and mistakes in one line
+"""The command line `stepwise-routing`: its commands, their help, and mistakes in one line
 
-Here belongs what the command line says and prints. What a command does belongs in the modules that
-it calls, which are imported when they are needed: `stepwise-routing --help` loads none of them.
+Here belong the words that the command line reads and prints. The work of a command belongs in the
+modules that it calls. They are imported on demand: `stepwise-routing --help` loads none of them.
 """
 
 import sys
@@ -28,15 +28,15 @@ except KeyboardInterrupt:  # Ctrl-C before there is a command to interrupt
 
 
 def _settings_line(config):
-    "The settings that are not the defaults."
+    "A line with the settings that differ from the defaults."
     defaults = settings_of(Config())
     changed = [one_line(f'{k}={v}') for k, v in settings_of(config).items() if v != defaults[k]]
     text = f'settings {", ".join(changed) or "the defaults"}'
     return textwrap.fill(text, 110, subsequent_indent=' ' * 9)
 
 
-def dry_run(plan) -> list:  # the lines that begin with "needs"
-    "Print a plan, what it takes and what this machine lacks. Writes, downloads, calls nothing."
+def dry_run(plan) -> list:  # the lines about what is missing, which begin with "needs"
+    "Print a plan, its costs, and what this machine lacks. It writes, downloads and calls nothing."
     from fastcore.xtras import working_directory
 
     from .needs import needs, report
@@ -63,7 +63,7 @@ def dry_run(plan) -> list:  # the lines that begin with "needs"
 
 
 def reproduce(options: Options) -> Manifest:
-    """Run the stages, then put tables, figures and outputs where readers look. Errors as of `plan`
+    """Run the stages, then publish tables, figures and outputs as the options say. Errors as of `plan`
     and `run_plan`."""
     from ..report.tables import summary
 
@@ -111,42 +111,46 @@ def figures(options):
             folders.append(name)
     if not folders:
         raise FileNotFoundError(
-            f'{root / "tables"} holds no tables: reproduce --publish puts them there'
+            f'{root / "tables"} holds no tables: make them with stepwise-routing reproduce --publish'
         )
     for name in folders:
         print(*redraw(root / 'tables' / name, root / 'figures' / name), sep='\n')
 
 
 def faults(options):
-    "Run the tests of faults, and write their table to tables/faults.md."
+    "Run the tests of faults. Write their table to tables/faults.md."
     import subprocess
 
     script = find_project(options.project).root / 'tests' / 'helpers' / 'faults.py'
     if not script.is_file():
-        raise FileNotFoundError(f'there are no tests in {script.parents[2]}: it is no clone')
+        raise FileNotFoundError(
+            f'{script.parents[2]} has no tests: run this command in a clone of the repository'
+        )
     status = subprocess.run([sys.executable, script]).returncode
     if status:
         raise SystemExit(status)
 
 
 def init(options):
-    "Copy notebooks, profiles, tables and figures of an installed wheel to a new folder."
+    "Copy the notebooks, profiles, tables and figures of an installed wheel to a new folder."
     from .new_folder import make_folder, shared_files
 
     out = Path(options.project)
     clone = PACKAGE.parent
     if not options.project:
-        raise ValueError('say where to: stepwise-routing init DIR')
+        raise ValueError('name the new folder: stepwise-routing init DIR')
     if (clone / 'nbs').is_dir():
-        raise ValueError(f'this is installed from the clone {clone}: work there')
+        raise ValueError(
+            f'the package is installed from the clone {clone}: work in the clone, it needs no init'
+        )
     if (out / 'nbs').exists():
-        raise ValueError(f'{out / "nbs"} is there already: choose a new folder')
+        raise ValueError(f'{out / "nbs"} exists already: choose a new folder')
     make_folder(out, shared_files())
     print(f'Notebooks and profiles: {out / "nbs"}; committed results: {out / "tables"}')
     print(f'Next: stepwise-routing reproduce {out} --profile smoke, or jupyter lab {out / "nbs"}')
 
 
-COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # they need no run
+COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # commands without a run
 
 
 def _change(pair):  # "policy.alpha=.05" -> (name, value)
@@ -156,7 +160,7 @@ def _change(pair):  # "policy.alpha=.05" -> (name, value)
     try:
         return name, load_yaml(value, name)
     except ValueError:
-        raise argparse.ArgumentTypeError(f'{value!r} is no value') from None
+        raise argparse.ArgumentTypeError(f'{value!r} cannot be read as a value') from None
 
 
 def _names(text):  # "04,05" -> ("04", "05")
@@ -171,12 +175,12 @@ OPTION_KINDS = {  # type of a field of `Options` -> how argparse reads it
 
 
 COMMAND_MEANINGS = dict(
-    reproduce='Run the numbered notebooks and keep the receipts.',
+    reproduce='Run the numbered notebooks. Every run keeps a receipt.',
     figures='Draw the figures again, from tables/ alone.',
-    demo='Route twenty problems between the shipped models, and show a transcript.',
-    test='With --faults: try what may go wrong, and write tables/faults.md. For a clone.',
-    init='Copy notebooks, profiles and committed results of an installed wheel to a new folder.',
-    serve='Put routers of yours behind the OpenAI protocol.',
+    demo='Route twenty problems between the shipped models, and show transcripts.',
+    test='With --faults: run the tests of faults, and write tables/faults.md. Needs a clone.',
+    init='Copy notebooks, profiles and committed results from an installed wheel to a new folder.',
+    serve='Serve your own routers in the OpenAI protocol.',
 )
 
 
@@ -186,7 +190,9 @@ def _add_options(parser):
 
     meaning = docments(Options)
     parser.add_argument(
-        '--dry-run', action='store_true', help='print the plan, what it takes and what is missing'
+        '--dry-run',
+        action='store_true',
+        help='print the plan, its costs and what is missing; run nothing',
     )
     for option in fields(Options):
         if option.name != 'changes':
@@ -212,9 +218,9 @@ def _add_folder(parser):
 
 
 def build_parser() -> Parser:
-    "The command line of `stepwise-routing`: the commands, and the fields of `Options`."
+    "The parser of the whole command line: the commands, and the fields of `Options`."
     lines = [f'  {name:10} {meaning}' for name, meaning in COMMAND_MEANINGS.items()]
-    lines.append('`stepwise-routing COMMAND --help` says more about one.')
+    lines.append('`stepwise-routing COMMAND --help` explains one command.')
     parser = Parser(
         'stepwise-routing',
         description='\n'.join(lines),
@@ -223,7 +229,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument('command', choices=list(COMMAND_MEANINGS))
     _add_folder(parser)
-    parser.add_argument('--faults', action='store_true', help='of test: what survives which fault')
+    parser.add_argument('--faults', action='store_true', help='for the command test: see there')
     parser.add_argument('--version', action='version', version=f'stepwise-routing {__version__}')
     _add_options(parser)
     return parser
@@ -236,7 +242,9 @@ def command_help(command: str) -> str:
     if command != 'demo':
         _add_folder(parser)
     if command == 'test':
-        parser.add_argument('--faults', action='store_true', help='what survives which fault')
+        parser.add_argument(
+            '--faults', action='store_true', help='cause faults, and record what survives'
+        )
     if command == 'reproduce':
         _add_options(parser)
     return parser.format_help()
@@ -265,7 +273,9 @@ def run_command(argv) -> None:  # the words after `stepwise-routing`
     command = words.pop('command')
     is_dry_run = words.pop('dry_run')
     if words.pop('faults') != (command == 'test'):
-        raise ValueError('write: stepwise-routing test --faults')
+        raise ValueError(
+            '--faults and the command test belong together: stepwise-routing test --faults'
+        )
     words['changes'] = dict(words['changes'])
     options = Options(**words)
     if command in COMMANDS:
@@ -279,17 +289,17 @@ def run_command(argv) -> None:  # the words after `stepwise-routing`
 
 
 def main(argv=None):  # words of the command line; None: those of this process
-    """The console command `stepwise-routing`; ends the process with a status if something went
-    wrong or is missing."""
+    """The console command `stepwise-routing`. It ends the process with a non-zero status after an
+    error, or if something is missing."""
     try:
         run_command(sys.argv[1:] if argv is None else argv)
         return
     except KeyboardInterrupt as e:
-        # tasks that died with the kernel are no news
+        # asyncio would report tasks that died with the kernel
         logging.getLogger('asyncio').setLevel(logging.CRITICAL)
         line = str(e) or 'interrupted'
         status = 130
-    except BrokenPipeError:  # whoever read what we print has gone
+    except BrokenPipeError:  # the reader of our output has gone, for example `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except (ValueError, FileNotFoundError) as e:

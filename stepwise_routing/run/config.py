@@ -1,7 +1,7 @@
 """What a run is: a profile, its folders and its settings, checked before anything runs.
 
-Here belong the settings of a run, with what is allowed, and where its files lie. What a stage does
-with them belongs in `run.stages`; the hyper-parameters of training are in `base.settings`.
+Here belong the settings of a run, their allowed values, and the places of its files. The work of a
+stage belongs in `run.stages`. The hyper-parameters of training are in `base.settings`.
 """
 
 import json
@@ -33,18 +33,18 @@ from ..models.model_name import ModelName
 
 def no_model_or_two(names: tuple) -> tuple:
     if len(names) not in (0, 2):
-        raise ValueError('a small and a large model, or none')
+        raise ValueError('a list of a small and a large model, or []')
     return names
 
 
 def one_or_more_once(names: tuple) -> tuple:
     if not names or len(set(names)) < len(names):
-        raise ValueError('one benchmark or more, each once')
+        raise ValueError('a list of one or more benchmarks, each named once')
     return names
 
 
 def a_grader(name: str) -> str:
-    "A profile may come from somebody else: it names no other machine, which would get answers and a key."
+    "Check the name of a grader. Another machine is refused: a profile from a stranger could send it a key."
     kind, _, judge = name.partition(':')
     if name != 'math-verify' and not (kind == 'xverify' and judge):
         raise ValueError('"math-verify" or "xverify:..."')
@@ -63,7 +63,7 @@ def a_folder_name(name: str) -> str:
 
 
 LARGEST_PROFILE = 10**5  # bytes
-FOLDER_NAME = re.compile(r'\w[\w.-]*')  # of a run or a profile: it leads nowhere else
+FOLDER_NAME = re.compile(r'\w[\w.-]*')  # of a run or a profile: it cannot lead to another folder
 Pair = Annotated[Names, AfterValidator(no_model_or_two)]
 Benchmarks = Annotated[Names, AfterValidator(one_or_more_once)]
 Grader = Annotated[str, AfterValidator(a_grader)]
@@ -130,7 +130,7 @@ class Api(Open):
 
     @property
     def billed(self) -> str:
-        "Row of PRICES."
+        "The row of `PRICES` that the large model is billed by."
         if self.price:
             return self.price
         large = ModelName.parse(self.models[-1])
@@ -208,7 +208,7 @@ KEYS = full_names()
 
 
 def check_name(name: str, source: str) -> None:
-    "ValueError naming the source and the nearest setting unless there is a setting of this name."
+    "ValueError, with the source and the nearest name, if there is no setting of this name."
     if name in KEYS:
         return
     same_field = [key for key in KEYS if key.endswith(f'.{name}')]
@@ -221,7 +221,7 @@ def changed(
     changes,  # dict or pairs: full name, such as "policy.alpha", and value
     source: str = '-p',  # of the changes, for error lines
 ) -> Config:
-    "A config with some values replaced. ValueError names source, setting, value, what is allowed."
+    "A config with some values replaced. ValueError names source, setting, value and allowed values."
     for full_name, value in dict(changes).items():
         check_name(full_name, source)
         section, dot, name = full_name.rpartition('.')
@@ -238,7 +238,7 @@ def load_yaml(
     text: str,
     source: str,  # of the text, for the error line
 ):
-    "A value of plain YAML. ValueError in one line: it is none, a name stands twice, or it has an alias."
+    "Read plain YAML. ValueError in one line for a bad text, a name that occurs twice, or an alias."
     import yaml
 
     class PlainLoader(yaml.SafeLoader):
@@ -251,7 +251,7 @@ def load_yaml(
             names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             twice = [name for name, count in names.items() if count > 1]
             if twice:
-                raise yaml.YAMLError(f'{twice[0]!r} stands there twice')
+                raise yaml.YAMLError(f'{twice[0]!r} occurs twice')
             return super().construct_mapping(node, deep)
 
     try:
@@ -262,10 +262,12 @@ def load_yaml(
 
 
 def read_yaml(path) -> dict:  # full name, such as "policy.alpha" -> value
-    "The values of a profile. ValueError in one line if the file is none."
+    "The values of a profile. ValueError in one line if the file is not a profile."
     path = Path(path)
     if path.stat().st_size > LARGEST_PROFILE:
-        raise ValueError(f'{path.name} has more than {LARGEST_PROFILE:,} bytes: it is no profile')
+        raise ValueError(
+            f'{path.name} has more than {LARGEST_PROFILE:,} bytes: it is not a profile'
+        )
     try:
         text = path.read_text('utf-8')
     except UnicodeDecodeError as error:
@@ -295,7 +297,7 @@ class Run:
     profile: str  # name of the profile
     config: Config  # all settings
     folder: Path  # runs/<id>: what this run makes
-    store: Path  # runs/store/<profile>: what is kept across runs
+    store: Path  # runs/store/<profile>: draws, policies and paid replies, kept across runs
     path: Path | None = None  # file of the profile
 
     @property
@@ -324,7 +326,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Setting:
-    "Two models on the benchmarks of a run, and where their results lie."
+    "Two models on the benchmarks of a run, and the places of their results."
 
     run: Run
     name: str  # "open": paid in FLOPs; "api": paid in US cents
@@ -340,13 +342,13 @@ class Setting:
 
     @property
     def benchmarks(self) -> tuple:
-        "The names of its benchmarks; that of a file is its stem."
+        "The names of its benchmarks. A JSONL file is named by its stem."
         names = self.run.config.data.benchmarks
         return tuple(open_benchmark(n).name if n.endswith('.jsonl') else n for n in names)
 
     @property
     def is_recorded(self) -> bool:
-        "Is everything replayed that its models once wrote?"
+        "Are all steps replayed from a recording?"
         return all(ModelName.parse(name).kind == 'recorded' for name in self.models)
 
     @property
@@ -370,7 +372,7 @@ class Setting:
         return Files(self)
 
     def n(self, split: str):
-        "How many problems of a split: a number, a dict, or None for all."
+        "The number of problems of a split: an int, a dict by benchmark, or None for all."
         return getattr(self.part, f'n_{split}')
 
 
@@ -381,15 +383,15 @@ class Files:
     setting: Setting
 
     def rollouts(self, benchmark: str) -> Path:
-        "The routing trees."
+        "The store of the routing trees."
         return self.setting.store / f'{benchmark}.db'
 
     def replies(self, benchmark: str, kind: str) -> Path:
-        "What a model says about steps: \"grades\" or \"rewards\"."
+        "The store of a model's verdicts on steps. `kind`: \"grades\" or \"rewards\"."
         return self.setting.store / f'{benchmark}-{kind}.db'
 
     def ledger(self) -> Path:
-        "Paid calls."
+        "The book of paid calls."
         return self.setting.store / 'ledger.db'
 
     def outcomes(self, benchmark: str, split: str) -> Path:
@@ -402,7 +404,7 @@ class Files:
         return self.setting.folder / 'methods' / f'{benchmark}{part}.csv'
 
     def points(self, benchmark: str, part: str = '') -> Path:
-        "What methods come to in resamples that choose again."
+        "Costs and accuracies of methods in resamples that choose their settings again."
         return self.setting.folder / 'methods' / f'{benchmark}{part}-points.npz'
 
 
@@ -410,7 +412,7 @@ class Files:
 
 
 def find_profile(profile, project) -> Path:
-    "The file of a profile. ValueError with the names there are."
+    "The file of a profile. ValueError, with the known names, if there is none."
     files = {path.stem: path for path in sorted(project.params.glob('*.yaml'))}
     path = files.get(profile, Path(profile).resolve())
     if path.is_file() and path.suffix in ('.yaml', '.yml'):
@@ -419,7 +421,7 @@ def find_profile(profile, project) -> Path:
 
 
 def newest_run(project, name: str) -> Path:  # of a profile
-    "The folder of its newest run; folders end in the time. The bare name if there is none."
+    "The folder of the profile's newest run: folder names end in the time. `runs/<name>` if there is no run."
     return max([project.runs / name, *project.runs.glob(f'{name}-[0-9]*')])
 
 
@@ -429,14 +431,14 @@ def read_run(
     changes=(),  # {"policy.alpha": .05}
     project=None,  # the clone; None: the one we are in
 ) -> Run:
-    "A run with checked settings. ValueError names file, setting, value and what is allowed."
+    "A run with checked settings. ValueError names file, setting, value and allowed values."
     project = project or find_project()
     path = find_profile(profile, project)
     config = changed(Config(), read_yaml(path), path.name)
     config = changed(config, changes)
     name = re.sub(r'[^\w.-]+', '-', path.stem).lstrip('.-') or 'profile'  # it names folders
     if path.parent != project.params or name != path.stem:
-        name += f'-{digest(path.read_bytes().hex(), size=3)}'  # passes for no other
+        name += f'-{digest(path.read_bytes().hex(), size=3)}'  # no two profiles share a name
     folder = Path(run_dir or newest_run(project, name))
     store = project.runs / 'store' / (config.store or name)
     return Run(name, config, folder, store, path)
@@ -448,13 +450,13 @@ def settings_of(config: Config) -> dict:  # full name such as "policy.alpha" -> 
 
 
 def settings_receipt(config: Config) -> dict:
-    "All settings as a receipt has them: values of JSON, which name nobody's home."
+    "All settings for a receipt: values of JSON, without paths of anybody's home folder."
     text = json.dumps(settings_of(config))
     return json.loads(text.replace(f'{Path.home()}/', '~/'))
 
 
 def recorded_settings(folder: Path) -> dict:
-    "The settings that a run folder was made with, as its manifest.json has them; {} without one."
+    "The settings that a run folder was made with, from its manifest.json. {} if it has none."
     try:
         return dict(json.loads((folder / 'manifest.json').read_text('utf-8'))['settings'])
     except (OSError, ValueError, KeyError, TypeError):
@@ -462,7 +464,7 @@ def recorded_settings(folder: Path) -> dict:
 
 
 def check_run_settings(run: Run) -> None:
-    "ValueError in one line if a `Run` has other settings than those that its folder was made with."
+    "ValueError in one line if the settings of a `Run` differ from those that its folder was made with."
     recorded = recorded_settings(run.folder)
     current = settings_receipt(run.config)
     different = [name for name in current if recorded.get(name, current[name]) != current[name]]

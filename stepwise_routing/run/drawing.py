@@ -1,7 +1,7 @@
-"""What a run draws, in as many processes as there are: which problems are drawn together, and who writes to a store.
+"""Draws all steps of a run, in several processes: which problems are drawn together, and who may write to a store.
 
-Here belongs chapter 02 of a whole run. How processes start and end belongs in `run.workers`, what is drawn of a
-problem in `method.tree`.
+Here belongs chapter 02 for a whole run. How processes start and end belongs in `run.workers`. What is drawn for a
+problem belongs in `method.tree`.
 """
 
 import math
@@ -17,7 +17,7 @@ from .config import Run, Setting
 from .stages import count_problems, open_backends, open_tree, read_problems
 from .workers import side_by_side, worker_count
 
-# Problems that a process draws at a time. Small parts end together, large ones fill the engine's batch.
+# Problems that a process draws at a time. Small parts end at about the same time; large ones fill the engine's batch.
 # Measured on the micro models, with one thread of a busy machine: parts of micro-math with 25 to 190
 # problems were drawn at 25 to 30 problems per processor second, with 13 problems at 24. A part of 60
 # took 1.4 to 12 seconds, and a process takes 2 to 6 seconds, once, to load models and kernels.
@@ -26,15 +26,15 @@ PART = 60
 
 @dataclass(frozen=True)
 class Part:
-    "Every so-many-th problem of each split of a benchmark: its parts are much alike."
+    "A part of a benchmark: every n-th problem of each split, so that all parts take about as long."
 
     benchmark: str
-    first: int = 0  # its first problem
-    every: int = 1  # the distance to the next one: how many parts the benchmark has
+    first: int = 0  # index of its first problem
+    every: int = 1  # distance to its next problem: the number of parts of the benchmark
 
     @property
     def name(self) -> str:
-        "For who watches."
+        "The name of the part in the lines about progress."
         if self.every == 1:
             return ''
         return f', part {self.first + 1} of {self.every}'
@@ -44,18 +44,18 @@ class Part:
         return {split: every[self.first :: self.every] for split, every in splits.items()}
 
     def count(self, setting: Setting) -> int:
-        "How many problems it has, over all splits."
+        "The number of its problems, over all splits."
         return sum(map(len, self.problems(setting).values()))
 
 
 def is_shared(setting: Setting) -> bool:
-    "May several processes draw one benchmark? If each of them can hold the models, and nobody is paid."
+    "May several processes draw one benchmark? Yes if each can hold the models, and no model is paid."
     kinds = [ModelName.parse(name).kind for name in setting.models]
     return setting.name == 'open' and setting.run.config.models.engine == 'local' and not any(kinds)
 
 
 def draw_parts(setting: Setting, benchmark: str, workers: int) -> list:  # `Part`s
-    "A benchmark in parts of about `PART` problems, if several processes draw it."
+    "The parts of a benchmark: of about `PART` problems if several processes draw it, else one part."
     if workers == 1 or not is_shared(setting):
         return [Part(benchmark)]
     n = math.ceil(count_problems(setting, benchmark) / PART)
@@ -65,7 +65,7 @@ def draw_parts(setting: Setting, benchmark: str, workers: int) -> list:  # `Part
 def draw_edges(setting: Setting, part: Part, backends) -> dict:
     """Draw all that the outcome tables of a part need.
 
-    Returns edges and tokens of now, edges in the store, and US cents so far.
+    Returns the edges and tokens drawn now, all edges in the store, and the US cents spent so far.
     """
     problems = part.problems(setting)
     with open_tree(setting, part.benchmark, backends, lent=part.every > 1) as tree:
@@ -89,10 +89,10 @@ def lent_stores(
     benchmarks: list,  # those that several processes draw
     opener,  # of `draw_all`
 ):
-    """Keep the right to write to stores for the processes that draw, for the time of a `with` block.
+    """During a `with` block, hold the right to write to stores and lend it to the processes that draw.
 
-    Each process writes a chain when it is drawn, in one transaction. So an interrupt loses no chain
-    that is complete, and whoever goes on, in any number of processes, finds all of them.
+    Each process writes a chain as soon as it is drawn, in one transaction. So an interrupt loses no
+    complete chain, and a later run finds all of them, with any number of processes.
     """
     with ExitStack() as stores:
         if benchmarks:
@@ -113,7 +113,7 @@ def whole_benchmarks(parts: list) -> list:  # of dicts as of `draw_edges`
             continue
         for name in ('problems', 'drawn_now', 'tokens_now'):
             sums[key][name] += part[name]
-        # the part that ended last has counted the edges of all
+        # the part that ended last has counted the edges of all parts
         sums[key]['in_store'] = max(sums[key]['in_store'], part['in_store'])
     return list(sums.values())
 
@@ -122,7 +122,7 @@ def draw_all(
     run: Run,
     opener=open_backends,  # setting -> its models, for the time of a `with` block
 ) -> list:  # a dict as of `draw_edges` per setting and benchmark
-    "Draw all that the outcome tables of a run need, in as many processes as `models.workers` says."
+    "Draw all that the outcome tables of a run need, in `models.workers` processes."
 
     def work(setting, parts):
         with opener(setting) as backends:

@@ -1,7 +1,7 @@
-"""What a stage of a run is made of, as a hash: code, settings, data, models and packages
+"""A hash of all that a stage of a run depends on: code, settings, data, models and packages
 
-Here belongs what decides that a stage would come out different. How code is compared belongs in
-`base.code`.
+If the hash of a stage changes, its results may change, and it runs again. How code is compared
+belongs in `base.code`.
 """
 
 import ast
@@ -17,11 +17,11 @@ from .config import settings_of
 from .manifest import file_sha256, shipped_files
 from .notebooks import notebook_code, stage_names
 
-EXTRAS = ('gpu', 'ray', 'hub')  # those of pyproject.toml that a run can use
+EXTRAS = ('gpu', 'ray', 'hub')  # extras of pyproject.toml that a run can use
 
 
 def direct_packages() -> dict:  # name -> version; None if it is not installed
-    "The packages that pyproject.toml names, but for those that only developers need."
+    "The packages that pyproject.toml names, without those that only developers need."
     versions = {}
     for requirement in requires('stepwise-routing'):
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
@@ -35,7 +35,7 @@ def direct_packages() -> dict:  # name -> version; None if it is not installed
 
 
 def data_files(project, config) -> list:  # SHA-256 of each
-    "The copies of public benchmarks, files of one's own and recorded benchmarks that a run reads, if any."
+    "The data files that a run reads: copies of public benchmarks, your own files, recorded benchmarks."
     files = [Path(name) for name in config.data.benchmarks if name.endswith('.jsonl')]
     for name in config.data.benchmarks:
         if name.endswith(SUFFIX):
@@ -48,7 +48,7 @@ def data_files(project, config) -> list:  # SHA-256 of each
 def imported_by(
     cells: list,  # sources of the code cells of a notebook
 ) -> list:  # full names, sorted
-    "What a notebook imports."
+    "Full names of all modules and names that a notebook imports."
     python = [re.sub(r'^\s*[%!].*$', 'pass', source, flags=re.M) for source in cells]
     return sorted(imported_names(ast.parse('\n'.join(python))))
 
@@ -57,7 +57,7 @@ def stage_cells(
     project,  # `Project`
     name: str,  # of the stage
 ) -> list:  # of texts
-    "Sources of the code cells of a stage, and of the notebooks in nbs/ that it runs with `%run`."
+    "The code cells of a stage, and of the notebooks in nbs/ that it runs with `%run`."
     cells = notebook_code(project.nbs / f'{name}.ipynb')
     for source in list(cells):
         for other in re.findall(r'^%run\b.*?(\w+\.ipynb)', source, re.M):
@@ -66,7 +66,7 @@ def stage_cells(
 
 
 def stage_fingerprints(project, config) -> dict:  # notebook -> hash, in running order
-    "What every stage is made of: everything below, and all stages before it."
+    "The hash of every stage. It covers code, settings, data and models, and all stages before it."
     shared = [
         settings_of(config),
         shipped_files(),

@@ -1,7 +1,7 @@
-"""The receipt of a run: what went in, what came out, on which machine
+"""The receipt of a run: its inputs, its outputs, and the machine
 
-Here belongs what manifest.json says and how it is read, and the facts about files and machine that
-it records. Whether a stage has to run again belongs in `run.runner` and `run.fingerprints`.
+Here belong manifest.json, reading it, and the facts about files and machine that it records. Whether
+a stage has to run again belongs in `run.runner` and `run.fingerprints`.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ def file_sha256(path: Path) -> str:
 
 
 def shipped_files(
-    *folders: str,  # of the package; none: all of `SHIPPED`
+    *folders: str,  # folders of the package; no argument: all of `SHIPPED`
 ) -> dict:  # path in the package -> SHA-256
-    "The micro models and problems, which are part of the package."
+    "The hashes of the micro models and problems, which the package ships."
     hashes = {}
     for folder in folders or SHIPPED:
         for name, path in files_in(PACKAGE / folder).items():
@@ -50,7 +50,7 @@ def _skip(file):
 
 
 def _is_receipt(data) -> bool:
-    "Does this have what the runner reads, and paths inside of the run folder only?"
+    "Does this receipt have all that the runner reads, with paths inside the run folder only?"
     for name in ('profile', 'started', 'status'):
         if not isinstance(data[name], str):
             return False
@@ -63,7 +63,7 @@ def _is_receipt(data) -> bool:
 
 
 def read_receipt(file: Path) -> dict:
-    "What a manifest says; {} without one, or if this version cannot read it, which is told once."
+    "The content of a manifest. {} if there is none, or if it cannot be read: then a line is printed, once."
     if not file.is_file():
         return {}
     try:
@@ -76,7 +76,7 @@ def read_receipt(file: Path) -> dict:
 
 
 class Manifest:
-    "The receipt of a run, `runs/<id>/manifest.json`; empty if there is none."
+    "The receipt of a run, `runs/<id>/manifest.json`. It is empty if there is no file."
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -86,11 +86,11 @@ class Manifest:
         return self.data[key]
 
     def stage(self, name: str) -> dict:
-        "What is recorded of a notebook; {} if nothing is."
+        "The entry of a notebook; {} if it has none."
         return self.data.get('notebooks', {}).get(name, {})
 
     def record(self, name: str, **facts) -> None:
-        "Replace what is recorded of a notebook."
+        "Replace the entry of a notebook."
         self.update(notebooks={**self.data.get('notebooks', {}), name: facts})
 
     def update(self, **facts) -> None:
@@ -103,7 +103,7 @@ class Manifest:
         name: str,  # of a notebook
         fingerprint: str | None = None,  # that it must have; None: any
     ) -> bool:
-        "Has this notebook finished in this run, and are its files there and untouched?"
+        "Has this notebook finished in this run? Are its files all there and unchanged?"
         stage = self.stage(name)
         if stage.get('status') != 'done' or fingerprint not in (None, stage.get('fingerprint')):
             return False
@@ -120,7 +120,7 @@ def command_output(
     *command: str,
     cwd=None,  # folder; None: the current one
 ) -> str | None:
-    "What a command prints; None if it is missing or fails."
+    "The output of a command. None if the command is missing or fails."
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             command,
@@ -158,12 +158,12 @@ def hardware() -> dict:
 
 
 def installed_packages() -> dict:  # name -> version
-    "Everything that is installed, sorted by name."
+    "All installed packages, sorted by name."
     return dict(sorted((d.metadata['Name'], d.version) for d in distributions()))
 
 
 def git_state(root: Path) -> str | None:
-    "The commit of a clone, with -dirty if files have changed; None outside of one."
+    "The commit of a clone, with -dirty if files have changed. None outside a clone."
     return command_output(
         'git', 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*', cwd=root
     )

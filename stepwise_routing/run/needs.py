@@ -1,7 +1,7 @@
-"""Before a GPU is rented or a key charged: expected calls and costs, and what is missing
+"""Estimates before a run: its calls and costs, and what this machine lacks
 
-Here belongs what can be said about a run before it starts, without calling anybody. How much was
-spent belongs in `models.ledger`.
+Here belongs all that can be told about a run before it starts, without a call to a server. The money
+that was spent belongs in `models.ledger`.
 """
 
 import os
@@ -23,8 +23,8 @@ from ..models.model_name import ModelName
 from ..models.names import check_shares
 from ..models.vllm import vllm_on_cpu
 
-# of a benchmark: steps and tokens of a small chain, tokens of a large one and of the prompt;
-# how many problems there are in train, calibration and test
+# of a benchmark: steps and tokens of a small chain, tokens of a large chain, tokens of the prompt,
+# numbers of problems in train, calibration and test
 Load = namedtuple('Load', 'steps small large prompt counts')
 
 SHIPPED_PROBLEMS = (1000, 1000, 1000)
@@ -39,16 +39,16 @@ LOADS = {
     'mbpp': Load(16, 130, 110, 180, (296, 266, 402)),
 }
 
-QUESTION_TOKENS = 20  # that ask a model to go on, or for a score
-STORED_BYTES = 45  # of a token in a store: text, id, log-probabilities, logits
+QUESTION_TOKENS = 20  # tokens that ask a model to go on, or to give a score
+STORED_BYTES = 45  # bytes of a token in a store: text, id, log-probabilities, logits
 MICRO_BYTES = 3e6  # of a micro model
 
-# of one model: calls and tokens that it writes, and US cents for both
+# of one model: its calls, the tokens that it writes, and US cents for both
 Work = namedtuple('Work', 'setting benchmark model problems calls tokens cents')
 
 
 def _walks(setting, n_calibration, n_test) -> int:
-    "How many chains walking routers draw besides the outcome tables."
+    "The number of chains that routers draw on walks, besides those of the outcome tables."
     baselines = setting.run.config.baselines
     walkers = baselines.steer_next + baselines.specreason + bool(baselines.reward_model)
     walks_of_test = 2 if baselines.walk_thresholds == 'curve' else 1
@@ -56,7 +56,7 @@ def _walks(setting, n_calibration, n_test) -> int:
 
 
 def _problem_counts(setting, benchmark) -> list:  # of train, calibration and test
-    "How many problems of each split a setting asks for."
+    "The number of problems that a setting asks for, per split."
     counts = []
     for split, available in zip(SPLITS, LOADS[benchmark].counts):
         n = of_benchmark(setting.n(split), benchmark, f'n_{split}')
@@ -65,7 +65,7 @@ def _problem_counts(setting, benchmark) -> list:  # of train, calibration and te
 
 
 def _model_loads(setting, benchmark):
-    "Problems, and (calls, tokens written) of the small and of the large model."
+    "(Number of problems, (calls, tokens written) of the small model, the same of the large model)."
     load = LOADS[benchmark]
     counts = _problem_counts(setting, benchmark)
     n = sum(counts)
@@ -78,7 +78,7 @@ def _model_loads(setting, benchmark):
 
 
 def _cents(setting, benchmark, model, calls, tokens) -> float:
-    "What a model's calls cost; 0 unless it is paid."
+    "The cost of a model's calls, in US cents. 0 if the model is not paid."
     api = setting.run.config.api
     price = PRICES.get(api.billed) if api.models else None
     is_paid = setting.name == 'api' and ModelName.parse(model).is_paid
@@ -90,7 +90,7 @@ def _cents(setting, benchmark, model, calls, tokens) -> float:
 
 
 def estimate(run) -> list:
-    "The `Work` that a run will ask of its models: settings, benchmarks and models in their order."
+    "The `Work` of each setting, benchmark and model of a run, in their order."
     works = []
     for setting in run.settings:
         for benchmark in setting.benchmarks:
@@ -104,13 +104,13 @@ def estimate(run) -> list:
 
 
 def _short(name) -> str:
-    "A model's name without source, owner and revision."
+    "A model's name without its source, owner and revision."
     return name.split('@')[0].split('/')[-1].split(':')[-1]
 
 
 def _weights(name) -> tuple:  # (bytes, are they on this machine?)
-    """How large a model is; of one of the Hub by its name, two bytes a parameter. ValueError if it
-    is nowhere."""
+    """The size of a model. For a model on the Hub it is read from the name, at two bytes per parameter.
+    ValueError if there is no such model."""
     from huggingface_hub import try_to_load_from_cache
 
     plain, _, revision = name.partition('@')
@@ -119,7 +119,7 @@ def _weights(name) -> tuple:  # (bytes, are they on this machine?)
     if Path(plain).is_dir():
         return sum(path.stat().st_size for path in Path(plain).glob('*.safetensors')), True
     if not re.fullmatch(r'\w[\w.-]*/[\w.-]+', plain):
-        raise ValueError(f'the model {plain!r}: no such folder, and no name on the Hub')
+        raise ValueError(f'the model {plain!r} is neither a folder nor a name on the Hub')
     cache = os.environ.get('HF_HUB_CACHE')
     cached = try_to_load_from_cache(plain, 'config.json', cache, revision or None)
     billions = re.search(r'(?<![\w.])(\d+(?:\.\d+)?)B(?!\w)', plain)
@@ -151,13 +151,13 @@ def has_package(package: str) -> bool:
 
 
 def _is_public(benchmark: str) -> bool:
-    "Do its problems come from a public set, which the Hub has?"
+    "Do its problems come from a public set on the Hub?"
     source = find_benchmark(benchmark).source
     return source is not None and source.is_public
 
 
 def _package_needs(run, served) -> list:
-    "Packages and keys that are not there; `served` is what vLLM runs here."
+    "Lines about missing packages and keys. `served`: the models that vLLM runs here."
     config = run.config
     lines = []
     if served and not has_package('vllm'):
@@ -174,7 +174,7 @@ def _package_needs(run, served) -> list:
 
 
 def _money_needs(run, works) -> list:
-    "A price or money that is not there; `works` is the estimate."
+    "Lines about a missing price or too low a cap. `works`: the estimate."
     api = run.config.api
     lines = []
     if api.models and api.billed not in PRICES:
@@ -186,7 +186,7 @@ def _money_needs(run, works) -> list:
 
 
 def _data_needs(run) -> list:
-    "Problems that are not there. Those of the Hub are not looked for: nothing is downloaded."
+    "Lines about missing problems. Those on the Hub are not checked, as nothing is downloaded."
     data_dir = run.config.data.data_dir
     lines = []
     for setting in run.settings:
@@ -206,7 +206,7 @@ def _data_needs(run) -> list:
 
 
 def _disk_needs(run, works) -> list:
-    "Disk that is not there, for models and for what the store will hold."
+    "Lines about missing space on the disk, for the models and for the store."
     wanted = STORED_BYTES * sum(work.tokens for work in works)
     for name in _local_models(run):
         size, is_here = _weights(name)
@@ -234,7 +234,7 @@ def _gpu_gib() -> float | None:
 
 
 def _gpu_needs(shares, served) -> list:  # `shares`: of `_local_models`
-    "A GPU that is missing or too small."
+    "Lines about a GPU that is missing or too small."
     gib = _gpu_gib()
     if gib is None:
         return [f'a GPU for {served[0]}: nvidia-smi finds none']
@@ -264,7 +264,7 @@ def _needs(run) -> list:
 
 
 def needs(run) -> list:
-    "What keeps a run from starting, one line each."
+    "All that keeps a run from starting, a line each."
     try:
         lines = _needs(run)
     except ValueError as e:
@@ -273,7 +273,7 @@ def needs(run) -> list:
 
 
 def _stored(setting, benchmark) -> int:
-    "How many problems the large model has answered alone in the store; 0 without one."
+    "The number of problems that the large model alone has answered in the store. 0 without a store."
     try:
         with RolloutStore(setting.files.rollouts(benchmark), readonly=True) as store:
             keys = store.keys()
@@ -284,7 +284,7 @@ def _stored(setting, benchmark) -> int:
 
 
 def report(run) -> list:  # of lines
-    "The estimate as a table: a row for every setting, benchmark and model, and the totals."
+    "The estimate as a table: a row for each setting, benchmark and model, and the totals."
     import pandas as pd
 
     stored = {(s.name, b): _stored(s, b) for s in run.settings for b in s.benchmarks}

@@ -1,7 +1,7 @@
-"""A folder to work in, from an installed wheel: `stepwise-routing init DIR`
+"""Makes a folder to work in from an installed wheel: `stepwise-routing init DIR`
 
-Here belongs which files it gets, and that their links lead somewhere. What the command says belongs
-in `run.cli`.
+Here belong the files that the folder gets, and mending their links. The words of the command belong in
+`run.cli`.
 """
 
 import json
@@ -15,7 +15,7 @@ LINK = re.compile(r'(?<!!)\[([^\]]*)\]\(([^)\s]+)\)')
 
 
 def shared_files() -> dict:  # relative path -> path
-    "The files that the wheel brings for a folder of one's own."
+    "The files in the wheel that a new folder gets."
     from importlib.metadata import files
 
     shared = {}
@@ -28,9 +28,9 @@ def shared_files() -> dict:  # relative path -> path
 
 def without_dead_links(
     text: str,  # Markdown
-    folder: Path,  # that it is in
+    folder: Path,  # folder of the text's file
 ) -> str:
-    "Links that lead to no file, such as to the code of the package, become their text."
+    "Replace links to missing files, such as the package's code, by their text."
 
     def link(match):
         target = match[2].split('#')[0]
@@ -52,10 +52,10 @@ def _mend_notebook(path):
 
 
 def make_folder(
-    out: Path,  # new, or without the folder nbs
+    out: Path,  # a new folder, or one without nbs
     files: dict,  # relative path -> path, of `shared_files`
 ) -> None:
-    "Copy files into a folder, then take out the links that lead nowhere there."
+    "Copy files into a folder, then replace the links that lead nowhere there."
     for name, path in files.items():
         write_file(out / name, path.read_bytes())
     for name in files:

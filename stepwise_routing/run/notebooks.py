@@ -1,7 +1,7 @@
 """One notebook: its cells, its parameters, and its execution in a kernel
 
-Here belongs what can be done with a single notebook and its process. Which notebooks run, and in
-what order, belongs in `run.runner`.
+Here belongs all work on a single notebook and its process. Which notebooks run, and in which order,
+belongs in `run.runner`.
 """
 
 import ast
@@ -23,7 +23,7 @@ from ..base.tools import one_line
 
 ONE_THREAD = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
 
-MEMORY = dict(  # Linux: reuse freed memory
+MEMORY = dict(  # environment of kernels: on Linux, reuse freed memory
     MALLOC_MMAP_THRESHOLD_='33554432',
     MALLOC_TRIM_THRESHOLD_='1073741824',
 )
@@ -35,8 +35,8 @@ KERNEL_SETTINGS = dict(
     NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL AVX512_SPR',
 )
 
-SHUTDOWN_SECONDS = 150.0  # that a kernel gets to end the paid calls under way
-LONGEST_SOCKET_FOLDER = 90  # a socket's path ends near 100 characters
+SHUTDOWN_SECONDS = 150.0  # time for a kernel to end the paid calls under way
+LONGEST_SOCKET_FOLDER = 90  # characters; the path of a socket may have about 100
 
 
 def now() -> str:
@@ -45,7 +45,7 @@ def now() -> str:
 
 
 def notebook_cells(path) -> list:  # of dicts
-    "The cells of a notebook, each source in one piece."
+    "The cells of a notebook. The source of each is one text."
     cells = json.loads(Path(path).read_text('utf-8'))['cells']
     return [dict(cell, source=''.join(cell['source'])) for cell in cells]
 
@@ -56,7 +56,7 @@ def notebook_code(path) -> list:  # of texts
 
 
 def parameter_names(path) -> set:
-    "Names of the parameters of a notebook; none without a `parameters` cell."
+    "Names of a notebook's parameters. Empty if it has no `parameters` cell."
     names = set()
     for cell in notebook_cells(path):
         if 'parameters' in cell['metadata'].get('tags', []):
@@ -67,13 +67,13 @@ def parameter_names(path) -> set:
 
 
 def stage_names(project) -> list:
-    "Names of the notebooks that have a number and parameters, in running order."
+    "Names of the notebooks with a number and parameters, in the order in which they run."
     numbered = sorted(project.nbs.glob('[0-9][0-9]*_*.ipynb'))
     return [path.stem for path in numbered if parameter_names(path)]
 
 
 def lesson_sources(project) -> dict:  # name such as "00_records" or "labs/01_micro_models" -> path
-    "The notebooks without parameters, which no run executes: lessons, the index and the labs."
+    "The notebooks that no run executes, as they have no parameters: lessons, the index and the labs."
     sources = {}
     for path in sorted(project.nbs.rglob('*.ipynb')):
         inside = path.relative_to(project.nbs)
@@ -84,7 +84,7 @@ def lesson_sources(project) -> dict:  # name such as "00_records" or "labs/01_mi
 
 
 def has_avx2() -> bool:
-    "Does this processor have AVX2? As Linux tells it; False on other systems."
+    "Does Linux say that this processor has AVX2? False on other systems."
     facts = Path('/proc/cpuinfo')
     return facts.is_file() and bool(re.search(r'\bavx2\b', facts.read_text(errors='replace')))
 
@@ -93,8 +93,8 @@ def has_avx2() -> bool:
 def sole_runner(
     store: Path,  # runs/store/<profile>
 ):
-    """Let one process at a time use a store, and set what kernels inherit. RuntimeError for the
-    second."""
+    """During a `with` block, this process alone may use the store, and kernels inherit its settings.
+    RuntimeError if another process uses it."""
     from ..base.store import one_writer
 
     store.mkdir(parents=True, exist_ok=True)
@@ -106,31 +106,31 @@ def sole_runner(
         lock = one_writer(store)
     except BlockingIOError:
         raise RuntimeError(
-            f'another run of profile {store.name} is going on: wait for it'
+            f'another run of profile {store.name} is under way: wait for its end'
         ) from None
     with contextlib.closing(lock), mock.patch.dict(os.environ, defaults | os.environ | always):
         yield
 
 
-LAST_SECONDS = 5.0  # that processes have after a signal to terminate, or to hang up
+LAST_SECONDS = 5.0  # time for processes to end after SIGTERM or SIGHUP
 
 
 def _end_all():
-    "End this process and all that it has begun."
+    "End this process and all processes that it has started."
     import psutil
 
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             process.kill()
-    time.sleep(2)  # until what waits for them has said how to continue
+    time.sleep(2)  # time for the code that waits for them to print how to continue
     os._exit(1)
 
 
 @contextlib.contextmanager
 def ends_soon():
-    """Take a signal to terminate, or to hang up, for Ctrl-C; but no process goes on for long after it.
+    """During a `with` block, SIGTERM and SIGHUP act like Ctrl-C, but no process goes on for long.
 
-    Ctrl-C lets paid calls end, however long they take; whoever sends one of these does not wait."""
+    After Ctrl-C, paid calls may take their time. The sender of SIGTERM or SIGHUP will not wait for them."""
 
     def interrupt(*_):
         for number in before:
@@ -153,11 +153,11 @@ def ends_soon():
 
 
 class NotebookFailed(RuntimeError):
-    "A notebook stopped; the message is one line that says where and why."
+    "A notebook stopped. The message is one line: where, and why."
 
 
 def _last_cell(source, executed) -> str:
-    "Id of the cell that was begun last; '' if none of the notebook's own was, or the copy is cut off."
+    "Id of the cell that was started last. '' if no cell of the notebook was, or the copy is cut off."
     own_ids = [cell.get('id') for cell in notebook_cells(source)]
     try:
         cells = notebook_cells(executed)
@@ -172,10 +172,10 @@ def _last_cell(source, executed) -> str:
 
 def failure_line(
     source: Path,  # the notebook
-    executed: Path,  # its executed copy, as far as it came
+    executed: Path,  # its executed copy, up to the failure
     error: Exception,  # of papermill or of the kernel
 ) -> str:
-    "Where a notebook stopped, and why: `05_results, cell 7 (table-1): ValueError: ...`."
+    "One line: where a notebook stopped, and why. `05_results, cell 7 (table-1): ValueError: ...`."
     name = getattr(error, 'ename', type(error).__name__)
     reason = getattr(error, 'evalue', error)
     if name == 'DeadKernelError':
@@ -190,7 +190,7 @@ def failure_line(
 
 
 def _print_progress(name, begin, folder, on_terminal, before):
-    "One line on stderr: seconds so far, what was done before, the notes that processes have left."
+    "Print one line on stderr: seconds so far, the share done before, the notes of the processes."
     notes = [f'{time.time() - begin:.0f} s']
     if before:
         notes.append(f'when it began: {before}')
@@ -207,9 +207,9 @@ def _print_progress(name, begin, folder, on_terminal, before):
 def progress_shown(
     name: str,  # of the notebook
     folder: Path,  # where processes note their progress
-    before: str = '',  # how much of the run was done when the notebook began
+    before: str = '',  # share of the run that was done before the notebook began, in words
 ):
-    "Say how far the running cell is: once a second on a terminal, else once a minute."
+    "Print the progress of the running cell, every second on a terminal, else every minute."
     ended = threading.Event()
     begin = time.time()
     on_terminal = sys.stderr.isatty()
@@ -230,7 +230,7 @@ def progress_shown(
 
 
 def _engine() -> str:
-    "Name of papermill's engine that ends a kernel at once when its cells have run."
+    "Register our engine with papermill and return its name. It ends a kernel as soon as its cells have run."
     from papermill.engines import NBClientEngine, PapermillNotebookClient, papermill_engines
 
     class Client(PapermillNotebookClient):
@@ -255,7 +255,7 @@ def _engine() -> str:
 def _kernel_config(
     sockets,  # an empty folder
 ):
-    "How the kernel ends, and that it talks through files that only this user can reach."
+    "Settings of the kernel: how it ends, and that it talks through files of this user only."
     from traitlets.config import Config
 
     manager = dict(shutdown_wait_time=SHUTDOWN_SECONDS)
@@ -265,7 +265,7 @@ def _kernel_config(
 
 
 def _without_fields(path) -> str:
-    "A path for papermill, which takes braces in it for the names of parameters."
+    "A path with its braces escaped: papermill reads them as names of parameters."
     return str(path).replace('{', '{{').replace('}', '}}')
 
 
@@ -282,7 +282,7 @@ def _kernels() -> set:
 
 
 def _end_kernels(before: set) -> None:
-    "End a kernel that is left: an interrupt while it starts comes before papermill knows it."
+    "End kernels that are left over: papermill does not know a kernel that was interrupted at its start."
     import psutil
 
     for process in _kernels() - before:
@@ -293,10 +293,10 @@ def _end_kernels(before: set) -> None:
 
 def execute(
     source: Path,  # the notebook
-    executed: Path,  # where its executed copy goes; log.txt beside that keeps what it prints
-    folder: Path,  # where it runs
-    parameters=None,  # name -> value; None: as the notebook has them
-    progress: str = '',  # how much of the run is done before it
+    executed: Path,  # its executed copy; log.txt beside it keeps the printed text
+    folder: Path,  # working directory of the kernel
+    parameters=None,  # name -> value; None: the notebook's own values
+    progress: str = '',  # share of the run that is done before it, in words
 ) -> None:
     "Run a notebook in a kernel of its own. `NotebookFailed` if it stops."
     import papermill

@@ -1,7 +1,7 @@
-"""A router of yours beside the others: its rows in the tables and figures of a finished run.
+"""Adds your own router to the tables and figures of a finished run.
 
-Here belongs the one call that does it. How a router is chosen and counted belongs in `method.comparison`, as for all
-methods; how tables are written, in `report`.
+Here belongs the one call that does it. Choosing the router's threshold and counting its cost belong in
+`method.comparison`, as for all methods. Writing tables belongs in `report`.
 """
 
 from ..base.tools import save_rows
@@ -24,12 +24,10 @@ from .stages import load_run, read_table
 
 
 def check_router(router, taken) -> None:  # (name, reading) pairs of the run's own methods
-    "ValueError in one line if a router cannot stand in a table of its own."
+    "ValueError in one line if a router cannot have a row in the tables."
     name = getattr(router, 'name', '')
     if not isinstance(name, str) or not name:
-        raise ValueError(
-            f'{router!r} has no name: give its class a `name`, which its rows will bear'
-        )
+        raise ValueError(f'{router!r} has no name: give its class a `name` for its rows')
     if (name, router.on_escalate) in taken:
         raise ValueError(f'this run has a method {name!r} already: give your router another name')
     if not hasattr(router, 'table_score'):
@@ -42,7 +40,7 @@ def check_router(router, taken) -> None:  # (name, reading) pairs of the run's o
 def rows_of(
     setting: Setting, benchmark: str, router
 ) -> tuple:  # rows on test problems, `Grid`, `Point`s
-    "A router at all its thresholds; the one that is chosen is chosen on calibration problems."
+    "The rows of a router at all its thresholds. The chosen threshold is chosen on calibration problems."
     tables = {split: read_table(setting, benchmark, split) for split in ('calibration', 'test')}
     calibration, test = tables.values()
     method = at_thresholds(router, score_thresholds(router, calibration))
@@ -86,11 +84,11 @@ def add_router(
     run: Run,  # finished up to chapter 04b, as of `open_run`
     router,  # a `Router` with a `name` of its own and `table_score`, or a function of a training table that makes one
 ) -> dict:  # "open", "api" -> `SettingResults`, with the new rows
-    """Put a router of yours into the tables and figures of a run, by the rules that chose all others.
+    """Put your router into the tables and figures of a run. Its setting is chosen by the same rules as all others.
 
     A function is called for every benchmark and setting with its `OutcomeTable` of training problems, so a router can
-    be fitted to each. The same name replaces its earlier rows. The main figure shows six methods; for yours, draw
-    `draw_accuracy_cost(**points, methods=[...])`. ValueError for a router that cannot be replayed.
+    be fitted to each. A router of the same name replaces its earlier rows. The main figure shows six methods. To draw
+    yours, call `draw_accuracy_cost(**points, methods=[...])`. ValueError for a router that outcome tables cannot replay.
     """
     for setting in run.settings:
         for benchmark in setting.benchmarks:

@@ -1,6 +1,6 @@
 """argparse with errors in one line.
 
-Here belongs what every command line of ours shares. The commands are in `run.cli`.
+Here belongs the parser that all our commands share. The commands are in `run.cli`.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from ..base.tools import nearest
 
 
 class Parser(argparse.ArgumentParser):
-    "argparse with one-line errors that offer the nearest name."
+    "argparse whose errors are one line and offer the nearest name."
 
     def error(self, message):
         wrong = re.search(r"(?:unrecognized arguments: |invalid choice: ')([\w-]+)", message)

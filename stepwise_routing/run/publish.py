@@ -1,7 +1,7 @@
-"""Tables and figures reach the top level, and outputs the notebooks, all from one run
+"""Publishes a run: its tables and figures at the top level, its outputs in the notebooks
 
-Here belongs what copies results to where readers look, and compares them with what is there. What
-the tables hold belongs in `report/`.
+Here belong copying results to the places where readers look, and comparing them with the results
+there. The content of tables belongs in `report/`.
 """
 
 import csv
@@ -21,20 +21,20 @@ PUBLISHED = {  # profile -> folder of its committed tables and figures
 }
 
 RECEIPT = 'provenance.json'
-OF_NO_RUN = (RECEIPT, 'faults.md')  # files of tables/ that are not compared
-RELATIVE = 1e-3  # numbers this close are equal to the last digits
+OF_NO_RUN = (RECEIPT, 'faults.md')  # files of tables/ that no run makes: they are not compared
+RELATIVE = 1e-3  # numbers up to this relative difference count as "equal to the last digits"
 
 
 def published(
     plan,  # `Plan`
     kind: str,  # "tables" or "figures"
 ):
-    "The folder of the top level that a run's tables or figures go to."
+    "The folder at the top level for a run's tables or figures."
     return plan.project.root / kind / PUBLISHED.get(plan.run.profile, '')
 
 
 def _published_before(target) -> list:  # names of files
-    """What the last publication put into a folder; nothing if its receipt cannot be read, so that
+    """The files that the last publication put into a folder. [] if its receipt cannot be read: then
     all files stay."""
     try:
         return list(json.loads((target / RECEIPT).read_text('utf-8'))['files'])
@@ -92,7 +92,7 @@ def _number(text) -> float:  # nan if it is none
 
 
 def _column_differences(made, committed) -> list:  # (row, made, committed)
-    "The texts of two columns that differ by more than the last digits."
+    "The entries of two columns that differ by more than the last digits."
     sizes = [abs(_number(text)) for text in committed]
     largest = max([size for size in sizes if math.isfinite(size)], default=0)
     nearly_zero = RELATIVE * min(1, largest)
@@ -109,7 +109,7 @@ def table_differences(
     made,  # folder of .csv tables
     committed,  # folder of those to compare with
 ) -> list:  # of lines
-    "Numbers and texts that are not equal to the last digits, with file, row and column."
+    "A line, with file, row and column, for each number or text that differs by more than the last digits."
     names = {path.name for folder in (made, committed) for path in folder.glob('*.csv')}
     lines = []
     for name in sorted(names):
@@ -133,7 +133,7 @@ def compared(
     made,  # folder of tables
     committed,  # folder of those to compare with
 ) -> str:
-    "In one line, how the tables in a folder compare with those in another."
+    "One line: how the tables in one folder compare with those in another."
     theirs = _compared_files(committed)
     if not theirs:
         return 'no committed tables to compare with'
@@ -147,7 +147,7 @@ def compared(
 
 
 def _readable(output):
-    "An output without counters; None if it is noise."
+    "An output without execution counters. None if it is noise."
     if output['output_type'] == 'stream':
         is_progress = '\r' in ''.join(output['text'])
         if output['name'] == 'stderr' or is_progress:
@@ -166,8 +166,8 @@ def write_back(
     executed,  # executed copy of a notebook
     source,  # the notebook itself
 ) -> None:
-    """Copy the outputs of an executed notebook into its source. ValueError if a cell has changed
-    since."""
+    """Copy the outputs of an executed notebook into its source. ValueError if a cell of the source has
+    changed since."""
     import nbformat
 
     executed_cells = {cell.id: cell for cell in nbformat.read(executed, 4).cells}
@@ -178,7 +178,7 @@ def write_back(
         ran = executed_cells.get(cell.id)
         if ran is None or ran.source != cell.source:
             raise ValueError(
-                f'{source.name}, cell {cell.id}: changed since it was executed: run it again first'
+                f'{source.name}, cell {cell.id} has changed since it was executed: run it again first'
             )
         readable = [_readable(output) for output in ran.outputs]
         cell.outputs = [nbformat.from_dict(output) for output in readable if output]

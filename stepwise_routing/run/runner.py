@@ -1,8 +1,7 @@
-"""Runs the numbered notebooks in order, survives interruption, records what went in and out
+"""Runs the numbered notebooks in order, can continue after an interruption, and records inputs and outputs
 
-Here belongs the plan of a run and how it is carried out. What a receipt says belongs in
-`run.manifest`, what a stage is made of in `run.fingerprints`, how one notebook is executed in
-`run.notebooks`.
+Here belong the plan of a run and carrying it out. The receipt belongs in `run.manifest`, the hash of
+a stage in `run.fingerprints`, running one notebook in `run.notebooks`.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ from .manifest import (
 )
 from .notebooks import NotebookFailed, ends_soon, execute, now, sole_runner, stage_names
 
-COLD_SHARES = {  # of the time of a run of the profile micro from nothing, measured on two cores
+COLD_SHARES = {  # share of the time of a run of profile micro with an empty store, on two cores
     '01_confidence': 0.02,
     '02_rollouts': 0.27,
     '02b_outcomes': 0.03,
@@ -42,29 +41,29 @@ COLD_SHARES = {  # of the time of a run of the profile micro from nothing, measu
     '05_results': 0.04,
 }
 MEAN_SHARE = 1 / 6
-RESERVED_NAMES = ('store', 'lessons')  # folders of runs/ that are no run
+RESERVED_NAMES = ('store', 'lessons')  # folders in runs/ that are not runs
 WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.\w+\.part)?')
 
 
 @dataclass(frozen=True)
 class Options:
-    "What a reproduction is asked for: the words of the command line, see `command_line`."
+    "The options of a reproduction. `command_line` turns them into words of the command line."
 
     profile: str = 'micro'  # a file of nbs/params by name, or a .yaml file; default: micro
-    only: tuple = ()  # only these notebooks, of the run that --run-id or --resume names
-    resume: bool = False  # continue the newest unfinished run of the profile, or the one named
+    only: tuple = ()  # run only these notebooks, in the run that --run-id or --resume names
+    resume: bool = False  # continue the newest unfinished run of the profile, or that of --run-id
     run_id: str = ''  # name of the folder in runs/; default: profile and time
-    # take over no stage from earlier runs; what the store holds is not drawn again
+    # run all stages, even those unchanged since an earlier run; the store's draws are still used
     fresh: bool = False
     write_back: bool = False  # store the outputs in the notebooks of nbs/
-    publish: bool = False  # copy tables/ and figures/ to the top level whatever the profile
+    publish: bool = False  # copy tables/ and figures/ to the top level, for any profile
     project: str = ''  # the clone; default: the one we are in
     # change a setting, e.g. -p policy.alpha=.05; may be repeated
     changes: dict = field(default_factory=dict)
 
 
 def past_runs(project: Project, profile: str) -> list:
-    "Manifests of the runs of a profile, the newest first; one of the future, by a wrong clock, is the oldest."
+    "Manifests of a profile's runs, newest first. A run dated in the future, by a wrong clock, counts as the oldest."
     manifests = [Manifest(folder) for folder in project.runs.glob('*')]
     of_profile = [m for m in manifests if m.data.get('profile') == profile]
     time = now()
@@ -72,7 +71,7 @@ def past_runs(project: Project, profile: str) -> list:
 
 
 def _newest_unfinished(project, profile, options):
-    "The run that `--resume` means, or a new one, and what to say about it."
+    "(Name of the run that `--resume` continues, or of a new run; a note about it)."
     note = 'new'
     if options.resume:
         runs = past_runs(project, profile)
@@ -84,7 +83,7 @@ def _newest_unfinished(project, profile, options):
 
 
 def _named_run(project, profile, options):
-    "The run that `--run-id` names, and what to say about it. ValueError if it cannot be used."
+    "(Name of the run that `--run-id` names; a note about it). ValueError if it cannot be used."
     name = options.run_id
     past = Manifest(project.runs / name).data
     if not FOLDER_NAME.fullmatch(name) or name in RESERVED_NAMES:
@@ -97,7 +96,9 @@ def _named_run(project, profile, options):
             )
         return name, 'new; no run of this name to resume' if options.resume else 'new'
     if past['profile'] != profile:
-        raise ValueError(f'run {name!r} is of profile {past["profile"]}, not {profile}')
+        raise ValueError(
+            f'run {name!r} belongs to profile {past["profile"]}, not {profile}: choose another --run-id'
+        )
     if not (options.resume or options.only):
         raise ValueError(
             f'run {name!r} exists: continue it with --resume, or choose another --run-id'
@@ -106,10 +107,10 @@ def _named_run(project, profile, options):
 
 
 def choose(
-    wanted,  # such as ("01", "05_results"); none: all
-    names,  # of the notebooks there are
+    wanted,  # such as ("01", "05_results"); (): all
+    names,  # of all notebooks
 ) -> list:
-    "The notebooks that `--only 01,05_results` means. ValueError for one that is not there."
+    "The notebooks that `--only 01,05_results` names. ValueError for an unknown one."
     for word in wanted:
         if not any(word in (name, name.split('_')[0]) for name in names):
             there = ', '.join(names)
@@ -121,24 +122,24 @@ def choose(
 
 @dataclass(frozen=True)
 class Plan:
-    "What a reproduction will do."
+    "The plan of a reproduction."
 
     project: Project
     options: Options
     run: Run  # settings and folders
     note: str  # whether the run is new or continued
-    stages: dict  # notebook -> fingerprint, all of them in order
-    todo: tuple  # the names of those that will run
-    taken: dict  # notebook -> folder of an earlier run that has it unchanged
+    stages: dict  # notebook -> fingerprint, for all notebooks in order
+    todo: tuple  # names of the notebooks that will run
+    taken: dict  # notebook -> folder of an earlier run, whose unchanged results are taken over
 
     def why_not(self, name: str) -> str:
-        "Why a notebook is not run; '' if it runs."
+        "The reason why a notebook does not run. '' if it runs."
         if name in self.taken:
             return f': unchanged, taken over from {self.taken[name].name}'
         return '' if name in self.todo else ' is not run again'
 
     def took(self, name: str) -> str:
-        "How long a notebook took in the newest run of the profile that has it; '' if none has."
+        "The time a notebook took in the profile's newest run that has it, in words. '' if no run has it."
         for past in past_runs(self.project, self.run.profile):
             seconds = past.stage(name).get('seconds')
             if seconds:
@@ -146,15 +147,15 @@ class Plan:
         return ''
 
     def share_done(self, finished) -> float:
-        "About which share of the work is done when these notebooks have run."
+        "The share of the work, 0 to 1, that is done when these notebooks have run. An estimate."
         weights = {name: COLD_SHARES.get(name, MEAN_SHARE) for name in self.todo}
         done = [weight for name, weight in weights.items() if name in finished]
         return sum(done) / sum(weights.values()) if weights else 1.0
 
 
 def _finished_stages(project, run, options, fingerprints):
-    """Notebook -> folder of a run that has it and all before it finished: this one if resumed, else
-    the newest other."""
+    """Notebook -> folder of a run that has finished it and all before it: the resumed run itself, or
+    else the newest other run."""
     candidates = []
     if options.resume:
         candidates.append(Manifest(run.folder))
@@ -177,14 +178,14 @@ def _check_earlier_stages(options, run, names, chosen):
     missing = [name for name in left_out if not past.is_finished(name)]
     if missing:
         raise ValueError(
-            f'--only {",".join(options.only)} reads what {", ".join(missing)} wrote, '
-            f'and run {run.folder.name} lacks it: name another with --run-id, '
+            f'--only {",".join(options.only)} needs the results of {", ".join(missing)}, '
+            f'and run {run.folder.name} lacks them: name another run with --run-id, '
             'or continue the newest with --resume'
         )
 
 
 def plan(options: Options) -> Plan:
-    "Decide what runs where, and write nothing. ValueError or FileNotFoundError if it cannot work."
+    "Decide which notebooks run, and in which folder. Writes nothing. ValueError or FileNotFoundError."
     project = find_project(options.project or None)
     run = read_run(options.profile, '', options.changes, project)
     pick = _named_run if options.run_id else _newest_unfinished
@@ -201,12 +202,12 @@ def plan(options: Options) -> Plan:
 
 
 def stage_files(folder: Path) -> dict:  # relative path -> path
-    "Every file in a run folder that a notebook wrote."
+    "All files in a run folder that notebooks wrote."
     return {n: path for n, path in files_in(folder).items() if not WRITTEN_BY_RUNNER.fullmatch(n)}
 
 
 def begin(plan: Plan) -> Manifest:
-    "Open the run folder and its manifest; what a stage left that is about to run is removed."
+    "Open the run folder and its manifest. Remove old files of the stages that are about to run."
     run = plan.run
     manifest = Manifest(run.folder)
     unchanged = {}
@@ -238,10 +239,10 @@ def begin(plan: Plan) -> Manifest:
 
 
 def progress_words(
-    share: float,  # of the work that is done
-    seconds: float,  # that it took
+    share: float,  # share of the work that is done, 0 to 1
+    seconds: float,  # time that it took
 ) -> str:
-    "How much of a run is done, and about how long the rest takes at this pace; '' at its ends."
+    "Words for the share that is done and the time left at this pace. '' at the start and at the end."
     if not 0 < share < 1:
         return ''
     left = seconds * (1 - share) / share
@@ -255,7 +256,7 @@ def run_stage(
     manifest: Manifest,  # of `begin`
     progress: str = '',  # of `progress_words`
 ) -> None:
-    "Run one notebook and enter it into the manifest. `NotebookFailed` if it stops."
+    "Run one notebook and record it in the manifest. `NotebookFailed` if it stops."
     start = time.time()
     nbs = plan.project.nbs
     folder = plan.run.folder
@@ -281,7 +282,7 @@ def take_over(
     name: str,  # of the notebook
     manifest: Manifest,  # of `begin`
 ) -> None:
-    "Copy what an unchanged notebook made in an earlier run, and the executed notebook."
+    "Copy the results of an unchanged notebook from an earlier run, and its executed copy."
     past = Manifest(plan.taken[name])
     folder = plan.run.folder
     facts = past.stage(name) | dict(taken_from=past.folder.name)
@@ -310,7 +311,7 @@ def _change_words(name, value):  # a changed setting as words of a command
 
 
 def command_line(options: Options) -> str:
-    "The command that asks for the same, for a shell."
+    "The shell command with the same options."
     words = ['stepwise-routing', 'reproduce', '--profile', str(options.profile)]
     for name, value in asdict(replace(options, profile='', changes={})).items():
         words += _option_words(name, value)
@@ -323,7 +324,7 @@ def how_to_continue(
     plan: Plan,
     error: BaseException,  # a `NotebookFailed`, a full disk, or an interrupt
 ) -> str:
-    "What ended a run, and the command that continues it with the same settings."
+    "One line: why a run ended, and the command that continues it with the same settings."
     folder = plan.run.folder
     line = f'run {folder.name} interrupted'
     if not isinstance(error, KeyboardInterrupt):
@@ -335,7 +336,7 @@ def how_to_continue(
 
 
 def run_plan(plan: Plan) -> Manifest:
-    "Run what a plan says; a `NotebookFailed` or Ctrl-C leaves a run that can be resumed."
+    "Carry out a plan. After `NotebookFailed` or Ctrl-C the run can be resumed."
     with sole_runner(plan.run.store), ends_soon():
         manifest = begin(plan)
         begin_time = time.time()

@@ -1,7 +1,7 @@
-"""What each stage of a run does, from its settings: problems, models, draws, outcome tables, methods, results.
+"""The work of each stage of a run, from its settings: problems, models, draws, outcome tables, methods, results.
 
-Here belongs a plain function for whatever a numbered notebook does with a whole run. This is the only room, with
-`run.sweep`, that knows both a `Setting` and the method. What a method computes belongs in `method/`.
+Here belong the plain functions that a numbered notebook calls for a whole run. Only this module and `run.sweep` know
+both a `Setting` and the method. The computations of a method belong in `method/`.
 """
 
 import json
@@ -79,9 +79,9 @@ def read_problems(
     setting: Setting,
     benchmark: str,
     split: str,  # "train", "calibration" or "test"
-    n: int | None = None,  # how many; None: as many as the run says
+    n: int | None = None,  # number of problems; None: the number in the run's settings
 ) -> list:  # `Problem`s
-    "The problems of a split of a run. Errors as of `load_problems`."
+    "The problems of one split of a run. Errors as of `load_problems`."
     folder = setting.run.config.data.data_dir
     if n is None:
         n = setting.n(split)
@@ -91,7 +91,7 @@ def read_problems(
 
 
 def setting_options(setting: Setting) -> dict:
-    "Options of `open_models` for a setting: the limits that its profile sets."
+    "The options of `open_models` for a setting: the limits in its profile."
     limits = setting.run.config.models
     options = {}
     for name in ('max_tokens', 'context', 'memory_shares'):
@@ -108,15 +108,15 @@ def setting_options(setting: Setting) -> dict:
     return options
 
 
-def open_backends(setting: Setting):  # list of backends, index 0 up; None if all is recorded
-    "The models of a setting, small to large, for the time of a `with` block."
+def open_backends(setting: Setting):  # list of backends, index 0 up; None if all steps are recorded
+    "Open the models of a setting, small to large, for a `with` block."
     if setting.is_recorded:
         return nullcontext()
     return open_models(setting.models, **setting_options(setting))
 
 
 def open_run_grader(run: Run):  # grade(problem, answer) -> bool
-    "The grader of a run for the time of a `with` block. Errors as of `open_grader`."
+    "Open the grader of a run, for a `with` block. Errors as of `open_grader`."
     data = run.config.data
     return open_grader(
         data.grader,
@@ -128,7 +128,7 @@ def open_run_grader(run: Run):  # grade(problem, answer) -> bool
 
 
 def check_recorded_models(setting: Setting, benchmark: str, wrote: tuple) -> None:
-    "ValueError unless a recorded benchmark was written by the models that the profile names."
+    "ValueError if other models wrote a recorded benchmark than those that the profile names."
     wanted = tuple(ModelName.parse(name).name for name in setting.models)
     if wanted != wrote:
         raise ValueError(
@@ -141,11 +141,11 @@ def check_recorded_models(setting: Setting, benchmark: str, wrote: tuple) -> Non
 def open_tree(
     setting: Setting,
     benchmark: str,
-    backends=None,  # models of `open_backends`; None replays what the store holds
+    backends=None,  # models of `open_backends`; None: replay the steps in the store
     grade=is_right,  # (`Problem`, parsed answer) -> bool
-    lent: bool = False,  # several processes write to the store, see `RolloutStore`
+    lent: bool = False,  # True: several processes write to the store, see `RolloutStore`
 ):  # `RoutingTree`
-    "The routing trees of a benchmark on the setting's store, for the time of a `with` block."
+    "Open the routing trees of a benchmark on the setting's store, for a `with` block."
     settings = None
     if backends:
         settings = tree_settings(benchmark, backends, find_benchmark(benchmark).draws)
@@ -164,7 +164,7 @@ def small_chains(
     benchmark: str,  # whose training problems are solved
     backends,  # the open models; the first one writes
 ) -> list:  # (problem, steps) pairs
-    "The small model's chains, drawn if the store does not hold them."
+    "The small model's chains. Chains that the store lacks are drawn."
     problems = read_problems(setting, benchmark, 'train')
     with open_tree(setting, benchmark, backends) as tree:
         chains = run_async(gather_progress((tree.run(p, '', 0) for p in problems), benchmark))
@@ -172,12 +172,12 @@ def small_chains(
 
 
 def count_problems(setting: Setting, benchmark: str) -> int:
-    "How many problems a benchmark has in a run, over all splits."
+    "The number of problems that a benchmark has in a run, over all splits."
     return sum(len(read_problems(setting, benchmark, split)) for split in SPLITS)
 
 
 def read_table(setting: Setting, benchmark: str, split: str) -> OutcomeTable:
-    "The outcome table that a run saved. FileNotFoundError in one line if it has none yet."
+    "Read the outcome table that a run saved. FileNotFoundError in one line if it has none yet."
     path = setting.files.outcomes(benchmark, split)
     if not path.is_file():
         run = setting.run
@@ -189,7 +189,7 @@ def read_table(setting: Setting, benchmark: str, split: str) -> OutcomeTable:
 
 
 def read_tables(setting: Setting, benchmark: str, grade) -> tuple:  # `grade`: of `open_run_grader`
-    "Save a benchmark's outcome tables: ({split: table}, `Agreement` of its grader with Math-Verify or None)."
+    "Make and save a benchmark's outcome tables: ({split: table}, `Agreement` of grader and Math-Verify, or None)."
     problems = {split: read_problems(setting, benchmark, split) for split in SPLITS}
     tables = {}
     with open_tree(setting, benchmark, grade=grade) as tree:
@@ -209,7 +209,7 @@ def read_tables(setting: Setting, benchmark: str, grade) -> tuple:  # `grade`: o
 
 
 def read_all(run: Run) -> dict:  # (setting, benchmark) -> what `read_tables` returns
-    "Save the outcome tables of a run."
+    "Make and save all outcome tables of a run."
 
     def work(setting, benchmarks):
         with open_run_grader(setting.run) as grade:
@@ -222,7 +222,7 @@ def read_all(run: Run) -> dict:  # (setting, benchmark) -> what `read_tables` re
 def save_agreement(
     run: Run, agreements: dict
 ):  # (setting, benchmark) -> `Agreement` or None; the saved table
-    "Write grading/agreement.csv and disagreements.csv, if there is any second grader."
+    "Write grading/agreement.csv and disagreements.csv, if there is a second grader."
     import pandas as pd
 
     second = {key: each for key, each in agreements.items() if each}
@@ -239,7 +239,7 @@ def save_agreement(
 
 
 def _saved_policy(folder, benchmark, models):
-    "The policy of one folder; errors with the folder's whole path."
+    "Load the policy of one folder. Errors name the folder's whole path."
     from ..method.policy import PolicyRouter, load_policy
 
     policy = load_policy(folder, models=models)
@@ -260,7 +260,7 @@ def _saved_policy(folder, benchmark, models):
 
 
 def load_policies(setting: Setting, benchmark: str) -> list:
-    "The `SavedPolicy`s of a run by variant and seed, if any. ValueError names the one that cannot be used."
+    "The `SavedPolicy`s of a run, by variant and seed. ValueError names a policy that cannot be used."
     folders = sorted(p for p in setting.files.policies(benchmark).glob('*/*') if p.is_dir())
     models = read_table(setting, benchmark, 'test').models if folders else ()
     policies = []
@@ -279,7 +279,7 @@ def load_policies(setting: Setting, benchmark: str) -> list:
 
 
 def open_case(setting: Setting, benchmark: str) -> Case:
-    "What a comparison on a benchmark needs: its outcome tables, our policies, and the rule of choice."
+    "Open a comparison on a benchmark: its outcome tables, our policies, and the rule that chooses settings."
     tables = {split: read_table(setting, benchmark, split) for split in SPLITS}
     config = setting.run.config
     samples = draw_samples(
@@ -299,7 +299,7 @@ def open_case(setting: Setting, benchmark: str) -> Case:
 
 @contextmanager
 def reward_model(run: Run):
-    "The reward model of RSD and TRIM for the time of a `with` block; None if the run has none."
+    "Open the reward model of RSD and TRIM, for a `with` block. None if the run has none."
     from ..models.reward import load_prm
 
     name = run.config.baselines.reward_model
@@ -312,7 +312,7 @@ def reward_model(run: Run):
 
 
 def walking_routers(setting: Setting, case: Case) -> list:
-    "The baselines that walk, RSD last; those that ask are without store and model, see `with_answers`."
+    "The baselines that walk, RSD last. Those that ask a model get store and model from `with_answers`."
     baselines = setting.run.config.baselines
     routers = []
     if baselines.steer_next:
@@ -326,7 +326,7 @@ def walking_routers(setting: Setting, case: Case) -> list:
 
 
 def answer_stores(setting: Setting, benchmark: str, backends, prm) -> list:
-    "(Kind, model, path, settings, record) of what judge and reward model say; `prm`: of `reward_model`."
+    "(Kind, model, path, settings, record) of each store of verdicts: the judge's, and the reward model's (`prm`)."
     models = [(SpecReason, backends[1])] if setting.run.config.baselines.specreason else []
     models += [(RSD, prm)] if prm else []
     stores = []
@@ -345,7 +345,7 @@ def open_answers(
     prm,  # of `reward_model`
     lent: bool = False,  # as of `open_tree`
 ):  # kind of an `AskingRouter` -> its (store, model)
-    "What judge and reward model say, for the time of a `with` block."
+    "Open the stores of verdicts of judge and reward model, for a `with` block."
     answers = {}
     with ExitStack() as stack:
         for kind, model, path, settings, record in answer_stores(setting, benchmark, backends, prm):
@@ -355,7 +355,7 @@ def open_answers(
 
 
 def with_answers(router, answers):  # of `open_answers`
-    "A router that asks, with its store and its model; any other router as it is."
+    "Give a router that asks its store and its model. Any other router is returned unchanged."
     if not isinstance(router, AskingRouter):
         return router
     store, model = answers[router.kind]
@@ -368,7 +368,7 @@ def walking_methods(
     routers: list,  # of `walking_routers`
     asked: list,  # of each router, of `asked_scores`
 ) -> list:  # (method, its fixed threshold or None) pairs
-    "All methods that walk; a baseline has 41 quantiles of its scores of the small calibration steps."
+    "All methods that walk. A baseline's thresholds are 41 quantiles of its scores of small calibration steps."
     baselines = setting.run.config.baselines
     calibration = case.tables['calibration']
     methods = []
@@ -385,19 +385,19 @@ def walking_methods(
 
 
 def shows_curves(setting: Setting) -> bool:
-    "Do test problems get the whole curve of a method that walks?"
+    "Are methods that walk also run at all their thresholds on test problems?"
     return setting.run.config.baselines.walk_thresholds == 'curve'
 
 
 def own_walkers(setting: Setting, case: Case) -> list:  # lists of `SavedPolicy`s
-    "Our policies that walk, by variant."
+    "Our policies that walk, a list per variant."
     if setting.name != 'open' or not setting.run.config.baselines.ours_next:
         return []
     return case.variants(walks=True)
 
 
 def read_walked(setting: Setting, case: Case) -> dict:  # split -> `Problem`s
-    "The problems of all splits. ValueError unless those of the outcome tables are the same."
+    "The problems of all splits. ValueError if the outcome tables hold other problems."
     problems = {split: read_problems(setting, case.benchmark, split) for split in SPLITS}
     for split in SPLITS[1:]:
         check_problems(case.tables[split], problems[split])
@@ -409,7 +409,7 @@ def compare_walks(
     case: Case,  # of `replay_case`
     methods: list,  # of `walking_methods`
     run: Walker,
-    rsd=None,  # has the rewards, or asks for them; None leaves TRIM out
+    rsd=None,  # the router RSD, which has the rewards or asks for them; None: leave TRIM out
 ) -> None:
     "Add all methods that walk to a case, on all calibration and test problems."
     test = case.tables['test']
@@ -444,7 +444,7 @@ def walk_case(
 
 
 def save_case(setting: Setting, case: Case) -> None:
-    "Write methods/: results, calibration grids, single seeds (ablations among them) and receipts."
+    "Write methods/: results, calibration grids, single seeds (with the ablations) and receipts."
     receipts = []
     for p in case.policies:
         facts = [p.calibration[k] for k in RECEIPT_COLUMNS[6:]]
@@ -475,13 +475,13 @@ def save_case(setting: Setting, case: Case) -> None:
 
 
 def kept_given_up(setting: Setting) -> set:
-    "The (problem, answer) pairs that grading gave up in all stages of a run so far."
+    "The (problem, answer) pairs that grading gave up on, in all stages of a run so far."
     files = (setting.folder / 'grading').glob('given-up-*.json')
     return {tuple(pair) for file in files for pair in json.loads(file.read_text('utf-8'))}
 
 
 def with_own(read, columns, path, own_path):
-    "Rows of chapter 04b, and those of `run.own_routers` behind them if there are any."
+    "The rows of chapter 04b, followed by those of `run.own_routers`, if there are any."
     import pandas as pd
 
     frame = read(path, columns)
@@ -493,14 +493,14 @@ LEVELLED = ('micro-omni',)  # its levels differ in kind: one is beyond both mode
 
 
 def read_levels(setting: Setting, benchmark: str) -> dict:  # id of a test problem -> its level
-    "The levels of a benchmark that is also reported by level; nothing for all others."
+    "The levels of a benchmark that is also reported by level. {} for all others."
     if benchmark not in LEVELLED:
         return {}
     return {p.id: p.difficulty for p in read_problems(setting, benchmark, 'test')}
 
 
 def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
-    "Everything a setting stored about a benchmark; one line if something is missing or does not belong together."
+    "Load all results of a setting on a benchmark. One-line error if a file is missing or files do not fit together."
     table = read_table(setting, benchmark, 'test')
     table = take_rows(table, np.argsort(table.problem_id, kind='stable'))
 
@@ -546,7 +546,7 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
 
 
 def load_results(setting: Setting) -> SettingResults:
-    "One setting of a run, from its files alone."
+    "Load one setting of a run, from its files alone."
     run = setting.run
     return SettingResults(
         name=setting.name,
@@ -563,5 +563,5 @@ def load_results(setting: Setting) -> SettingResults:
 
 
 def load_run(run: Run) -> dict:  # "open", "api" -> `SettingResults`
-    "All settings of a run, from its files alone; one clear line if something is missing."
+    "Load all settings of a run, from its files alone. One-line error if a file is missing."
     return {setting.name: load_results(setting) for setting in run.settings}

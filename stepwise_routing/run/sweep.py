@@ -1,7 +1,7 @@
-"""Which policies a run trains, from its settings, and their training
+"""The policies that a run trains, from its settings, and their training
 
-Here belongs what turns the settings of a run into policies on disk. How one policy is trained
-belongs in `method.training`; what the training looks like belongs in `run.training_report`.
+Here belongs the way from the settings of a run to policies on disk. Training one policy belongs in
+`method.training`. Tables and curves of the training belong in `run.training_report`.
 """
 
 import shutil
@@ -26,13 +26,13 @@ class Job:
 
     variant: str  # its name in folders and tables
     on_escalate: str  # "append" or "regenerate"
-    features: tuple  # what the policy sees
-    training: Policy  # how it is trained
+    features: tuple  # names of the features that the policy sees
+    training: Policy  # hyper-parameters of its training
     seed: int  # of its weights, batches and actions
-    alpha: float  # accuracy that its calibration may lose, as that of all other rows
+    alpha: float  # accuracy that its calibration may lose; the same for all rows
 
     def folder(self, root) -> Path:
-        "Where it is kept in a folder of policies."
+        "Its folder inside a folder of policies."
         return Path(root) / self.variant / f'alpha{self.training.alpha:g}-seed{self.seed}'
 
 
@@ -79,7 +79,7 @@ ABLATIONS = {
 
 
 def _changed_training(config: Config, changes: dict) -> Policy:
-    "The training of a run with some fields changed; changed steps are capped."
+    "The hyper-parameters of a run with some changed. The number of steps is capped."
     training = replace(config.policy, **changes)
     if 'steps' in changes:
         training = replace(training, steps=min(training.steps, config.sweep.most_steps))
@@ -98,15 +98,15 @@ def _ablation(name, config, seed) -> Job:  # key of `ABLATIONS`
 
 
 def _per_step_training(config: Config) -> Policy:
-    "How the policies that may return to the small model are trained: on few live walks."
+    "The hyper-parameters of per-step policies, which may return to the small model: few live walks."
     sweep = config.sweep
     batch = min(sweep.per_step_batch, sweep.per_step_problems)
     return replace(config.policy, estimator='sampled', steps=sweep.per_step_steps, batch=batch)
 
 
 def planned(setting: Setting) -> list:  # of `Job`s
-    """The policies of a setting: variants and seeds; of the open one also those trained as in the
-    paper, ablations, per step."""
+    """The policies of a setting, by variant and seed. The open setting also has policies trained as in
+    the paper, ablations, and per-step policies."""
     config = setting.run.config
     sweep = config.sweep
     alpha = config.policy.alpha
@@ -134,8 +134,8 @@ def planned(setting: Setting) -> list:  # of `Job`s
 
 
 def _walked(setting, tree, env, held_out):
-    """The environments of two tables as live walks of fewer problems, and what else the key is made
-    of."""
+    """The environments of two tables as live walks on fewer problems, and the further parts of the
+    policy's key in the store."""
     n = setting.run.config.sweep.per_step_problems
     sizes = dict(train=min(n, len(env)), calibration=min(2 * n, len(held_out)))
     envs = []
@@ -155,7 +155,7 @@ def fit_job(
     job: Job,
     tree=None,  # `RoutingTree` to walk; None: outcome tables
 ) -> dict:  # config.json
-    "Train one policy, or find it in the store; a batch is at most all problems there are."
+    "Train one policy, or find it in the store. A batch is never larger than the number of problems."
     splits = ('train', 'calibration')
     table, held_out_table = (read_table(setting, benchmark, split) for split in splits)
     batch = job.training.batch
@@ -193,7 +193,7 @@ def fit_job(
 def out_of_reach(
     configs: list,  # config.json of each policy
 ) -> list:  # of lines
-    "What to say of each benchmark whose constraint no fixed time of escalating keeps in training."
+    "A line per benchmark whose constraint is out of reach: no fixed step of handing over keeps it."
     lines = []
     for config in configs:
         if config['least'] > config['alpha'] + 1e-9:
@@ -207,7 +207,7 @@ def out_of_reach(
 
 
 def left_out(setting: Setting, benchmark: str) -> str | None:
-    "Why no policy can be trained on a benchmark; None if one can."
+    "The reason why no policy can be trained on a benchmark. None if one can."
     try:
         TableEnv(read_table(setting, benchmark, 'train'), unit=setting.unit)
     except ValueError as e:
@@ -215,13 +215,13 @@ def left_out(setting: Setting, benchmark: str) -> str | None:
 
 
 def job_size(setting: Setting, benchmark: str, job: Job) -> int:
-    "How much work a policy is: steps times problems, and what a step takes anyhow."
+    "The amount of work for a policy: steps times problems, plus a constant per step."
     n = len(read_table(setting, benchmark, 'train'))
     return job.training.steps * (100 + min(job.training.batch or n, n))
 
 
 def table_jobs(run: Run) -> list:  # of (setting, benchmark, job)
-    "The policies of a run that outcome tables can train."
+    "The policies of a run that are trained on outcome tables."
     jobs = []
     for setting in run.settings:
         for benchmark in setting.benchmarks:
@@ -235,7 +235,7 @@ def table_jobs(run: Run) -> list:  # of (setting, benchmark, job)
 def fit_tables(
     run: Run,  # with outcome tables
 ) -> list:  # config.json of each policy
-    """Train every policy that outcome tables can train, side by side; each is on disk when it is
+    """Train all policies that are trained on outcome tables, side by side. Each is saved when it is
     done."""
     from tqdm.auto import tqdm
 
@@ -256,7 +256,7 @@ def fit_tables(
 def fit_trees(
     run: Run,  # with outcome tables of its open setting
 ) -> list:  # config.json of each policy
-    "Train the per-step policies of a run, if it has any; opens the models."
+    "Train the per-step policies of a run, if it has any. It opens the models."
     setting = Setting(run, 'open')
     jobs = [job for job in planned(setting) if job.variant in PER_STEP]
     if not jobs or not setting.models:

@@ -1,8 +1,7 @@
-"""What the training of a run looks like: tables and curves of its policies
+"""Tables and curves of the training of a run's policies
 
-Here belongs what reads the policies, logs and calibration tables of a run, and tabulates them.
-Which policies a run trains belongs in `run.sweep`; how figures are drawn belongs in
-`report.training`.
+Here belong reading the policies, logs and calibration tables of a run, and making tables of them. The
+policies of a run are planned in `run.sweep`. Figures are drawn in `report.training`.
 """
 
 import numpy as np
@@ -19,7 +18,7 @@ from .sweep import PER_STEP, Job, planned
 
 ROW_LABELS = {'append': 'Ours', 'append-full': 'Ours (full)'}  # variants whose training is drawn
 SMOOTHING = 5  # policy steps of the running mean
-PERCENTILES = np.linspace(1, 99, 60)  # of score_prob, for the curves of a policy
+PERCENTILES = np.linspace(1, 99, 60)  # percentiles of score_prob in the curves of a policy
 
 CHOICE_HEADINGS = {
     'Runs': 'runs',
@@ -40,9 +39,9 @@ that hand over nearly all chains, or nearly none.
 
 def calibration_table(
     configs: list,  # config.json of each policy, of `fit_tables` and `fit_trees`
-):  # data frame by unit, benchmark, variant and target; a line of text without policies
-    """What calibration found for every variant, means over the seeds; `least`: what the best fixed
-    time loses."""
+):  # data frame by unit, benchmark, variant and target; without policies, a line of text
+    """The results of calibration for every variant, means over seeds. `least`: the accuracy that the
+    best fixed step of handing over loses."""
     import pandas as pd
 
     rows = []
@@ -57,8 +56,8 @@ def calibration_table(
     return groups[columns].mean().round(3)
 
 
-def trained_setting(run: Run) -> tuple:  # (`Setting`, its benchmarks that have policies)
-    "The first setting of a run that has policies; the open one and no benchmarks if none has."
+def trained_setting(run: Run) -> tuple:  # (`Setting`, its benchmarks with policies)
+    "The first setting of a run that has policies. If none has, the open setting and no benchmarks."
     for setting in run.settings:
         benchmarks = [b for b in setting.benchmarks if setting.files.policies(b).is_dir()]
         if benchmarks:
@@ -77,8 +76,8 @@ def sweep_share(
     policy,
     kappas,  # the policy's sweep of thresholds
 ) -> float:
-    """Share of the area between the random and the oracle frontier, over cost, that thresholds
-    recover."""
+    """The share of the area between the random and the oracle frontier, over cost, that a policy's
+    thresholds reach."""
     large_cost = env.large_cost
     curve = env.risk_curve(policy, [*kappas, 1.0])
     small_only = float(env.cost[:, -1].mean())
@@ -98,7 +97,7 @@ def sweep_share(
 
 
 def _choice_row(setting, benchmark, job: Job) -> dict:
-    "What one policy comes to on calibration problems."
+    "The results of one policy on calibration problems."
     import pandas as pd
 
     folder = job.folder(setting.files.policies(benchmark))
@@ -127,7 +126,7 @@ def choices_table(
     setting: Setting,
     benchmarks: list,  # those with policies
 ):  # data frame by benchmark and variant; means over the seeds
-    """What every way of training comes to on calibration problems; frozen and collapsed are numbers
+    """The results of every way of training on calibration problems. Frozen and collapsed are numbers
     of runs."""
     import pandas as pd
 
@@ -140,7 +139,7 @@ def choices_table(
 
 
 def _training_curve(setting, benchmark, variant):
-    "Mean and range over the seeds of one variant, by policy step."
+    "Mean and range over the seeds of one variant, for each policy step."
     import pandas as pd
 
     seeds = []
@@ -164,7 +163,7 @@ def training_curves(
     setting: Setting,
     benchmarks: list,  # those with policies
 ):  # data frame: row, benchmark, step; cost, lost, kappa, each with _min and _max
-    "Training of the rows Ours: mean and range over the seeds, running mean of 5 steps."
+    "The training of the rows Ours: mean and range over seeds, as a running mean of 5 steps."
     import pandas as pd
 
     curves = [_training_curve(setting, b, variant) for variant in ROW_LABELS for b in benchmarks]
@@ -172,8 +171,8 @@ def training_curves(
 
 
 def _escalation_surface(policy, table, steps):  # [step index, percentile]
-    """pi(escalate) by step index and percentile of score_prob; other features at their median, not
-    final."""
+    """pi(escalate) by step index and percentile of score_prob. Other features are at their median, and
+    the step is not final."""
     observed = table.obs[~np.isnan(table.obs).any(-1)]
     column = table.features.index
     grid = np.tile(np.median(observed, 0), (len(steps), len(PERCENTILES), 1))
@@ -189,7 +188,7 @@ def policy_curves(
     setting: Setting,
     benchmarks: list,  # those with policies
 ):  # data frame: row, benchmark, step, percentile, escalate, kappa
-    "Where the first full policy of every benchmark escalates."
+    "The curves of where the first full policy of each benchmark escalates."
     import pandas as pd
 
     variant = 'append-full'
@@ -208,8 +207,8 @@ def policy_curves(
 
 
 def report_training(run: Run) -> list:
-    """Write tables and figures of a run's training and policies, and show the latter; empty if it
-    trained none. Without results, the committed figures are shown."""
+    """Write tables and figures of a run's training and policies, and show the figures. [] if it trained
+    no policies. Without results, show the committed figures."""
     if not run.has_results:
         return [preview(fig) for fig, _ in policy_figures(tables_of(run)).values()]
     setting, benchmarks = trained_setting(run)

@@ -1,7 +1,7 @@
-"""What a run walks, in as many processes as there are: which problems are walked together, and what is put together.
+"""Runs the methods that walk, in several processes: which problems are walked together, and joining the results.
 
-Here belongs chapter 04b of a whole run. How processes start and end belongs in `run.workers`, what a benchmark needs
-in `run.stages`, what a method comes to in `method.comparison`.
+Here belongs chapter 04b for a whole run. How processes start and end belongs in `run.workers`, what a benchmark needs
+in `run.stages`, the results of a method in `method.comparison`.
 """
 
 import math
@@ -53,7 +53,7 @@ PART = 30  # problems that a process walks at a time
 
 
 def walk_whole(setting: Setting, opener, benchmarks: list) -> list:  # of `Case`s
-    "Compare all methods on some benchmarks, and save what they reach."
+    "Compare all methods on some benchmarks, and save the results."
     cases = [open_case(setting, b) for b in benchmarks]
     for case in cases:
         replay_case(case)
@@ -69,13 +69,13 @@ def walk_whole(setting: Setting, opener, benchmarks: list) -> list:  # of `Case`
 
 
 def grids_alone(case: Case) -> Case:
-    "A case without what is large."
+    "A case without its large parts: the grids remain."
     return replace(case, tables={}, policies=[], rows=[], singles=[], samples=None, points=[])
 
 
 @contextmanager
 def open_part(setting: Setting, opener, benchmark: str):  # (tree, answers)
-    "The tree of a benchmark, and what is said about it, on stores that were lent to this process."
+    "Open the tree of a benchmark and the stores of verdicts, on stores that were lent to this process."
     with (
         open_run_grader(setting.run) as grade,
         reward_model(setting.run) as prm,
@@ -87,7 +87,7 @@ def open_part(setting: Setting, opener, benchmark: str):  # (tree, answers)
 
 
 def ask_part(setting: Setting, opener, part: Part, routers: list) -> list:
-    "[What the routers say about the part's small calibration chains, as of `asked_scores`]; TRIM's rewards are stored."
+    "[The routers' scores of the part's small calibration chains, see `asked_scores`]. TRIM's rewards are stored."
     problems = part.problems(setting)
     with open_part(setting, opener, part.benchmark) as (tree, answers):
         ready = [with_answers(router, answers) for router in routers]
@@ -101,7 +101,7 @@ def ask_part(setting: Setting, opener, part: Part, routers: list) -> list:
 
 
 def walk_part(setting: Setting, opener, part: Part, split: str, routers: list) -> list:
-    "[Outcomes of the routers on the part's problems of a split]."
+    "[Outcomes of the routers on the part's problems of one split]."
     problems = part.problems(setting)[split]
     with open_part(setting, opener, part.benchmark) as (tree, answers):
         wanted = [(with_answers(router, answers), problems) for router in routers]
@@ -109,7 +109,7 @@ def walk_part(setting: Setting, opener, part: Part, split: str, routers: list) -
 
 
 def end_case(setting: Setting, opener, case: Case, methods: list, walked: list) -> list:
-    "[The case] with all that `walked`, the `done` of a `Walker`, comes to; it is saved."
+    "[The case] with the results of `walked`, the `done` of a `Walker`. The case is saved."
     replay_case(case)
     with ExitStack() as stack:
         run = Walker(
@@ -127,7 +127,7 @@ def end_case(setting: Setting, opener, case: Case, methods: list, walked: list) 
 
 
 def needs_all_rewards(setting: Setting) -> bool:
-    "Does TRIM run, which learns from the rewards of all small chains?"
+    "Does TRIM run? It learns from the rewards of all small chains."
     baselines = setting.run.config.baselines
     return bool(baselines.reward_model and baselines.trim)
 
@@ -136,26 +136,26 @@ def needs_all_rewards(setting: Setting) -> bool:
 
 
 def walk_parts(setting: Setting, case: Case, split: str = '') -> list:  # of `Part`s
-    "A benchmark in parts of about `PART` problems of a split; of all splits without one."
+    "The parts of a benchmark, of about `PART` problems of a split, or of all splits for ''."
     n = len(case.tables[split]) if split else count_problems(setting, case.benchmark)
     parts = math.ceil(n / PART)
     return [Part(case.benchmark, i, parts) for i in range(parts)]
 
 
 def in_order(parts: list) -> np.ndarray:
-    "Values [problem] of a benchmark from those of its parts."
+    "Join the values [problem] of the parts of a benchmark, in the order of its problems."
     n = sum(map(len, parts))
     places = np.concatenate([np.arange(n)[i :: len(parts)] for i in range(len(parts))])
     return np.concatenate(parts)[np.argsort(places)]
 
 
 def whole_outcome(parts: list) -> dict:
-    "The outcome of a router from those of its parts."
+    "Join the outcomes of a router on all parts."
     return {name: in_order([part[name] for part in parts]) for name in parts[0]}
 
 
 def walk_in_parts(setting: Setting, benchmark: str):
-    "A course of `run.workers`: the walks of a benchmark in parts, and in between what all parts decide."
+    "A course of `run.workers`: the walks of a benchmark in parts, with the decisions between that need all parts."
     case = open_case(setting, benchmark)
     read_walked(setting, case)
     routers = walking_routers(setting, case)
@@ -174,12 +174,12 @@ def walk_in_parts(setting: Setting, benchmark: str):
 
 
 def all_scores(parts: list) -> list | None:
-    "What a router says about all small chains, in any order; None if it does not ask."
+    "A router's scores of all small chains, in any order. None if the router does not ask."
     return None if parts[0] is None else list(chain(*parts))
 
 
 def walk_side_by_side(setting: Setting, case: Case, wanted: list):  # (router, split) pairs
-    "A round of walks that are all on one split; returns their outcomes."
+    "One round of walks, all on one split. Returns their outcomes."
     if not wanted:
         return []
     routers = [router for router, _ in wanted]
@@ -194,9 +194,9 @@ def walk_side_by_side(setting: Setting, case: Case, wanted: list):  # (router, s
 
 @contextmanager
 def lent_to_walk(setting: Setting, opener):
-    """Keep the right to write to all stores that a setting is walked with, for the time of a `with` block.
+    """During a `with` block, hold the right to write to all stores that the walks of a setting use, and lend it.
 
-    The processes that walk write to them, as those that draw, see `run.drawing`.
+    The processes that walk write to the stores like those that draw, see `run.drawing`.
     """
     with ExitStack() as stores:
         with opener(setting) as backends, reward_model(setting.run) as prm:
@@ -208,7 +208,7 @@ def lent_to_walk(setting: Setting, opener):
 
 
 def walk_courses(setting: Setting, workers: int) -> list:  # of generators, see `run.workers`
-    "How a setting is walked: divided by problem, by benchmark, or not at all."
+    "The courses of a setting: divided by problem, by benchmark, or not at all."
     if workers > 1 and is_shared(setting):
         return [walk_in_parts(setting, b) for b in setting.benchmarks]
     if workers > 1 and setting.name == 'open':
@@ -217,7 +217,7 @@ def walk_courses(setting: Setting, workers: int) -> list:  # of generators, see 
 
 
 def job_size(setting: Setting, task, first, *details) -> int:
-    "How many problems a job walks or asks about."
+    "The number of problems that a job walks or asks about."
     if task is walk_whole:
         return sum(count_problems(setting, b) for b in first)
     if task is walk_part:
@@ -229,7 +229,7 @@ def walk_all(
     run: Run,
     opener=open_backends,  # setting -> its models, for the time of a `with` block
 ) -> list:  # a `Case` per setting and benchmark, with nothing but its grids
-    "Compare all methods of a run, and save what they reach, in as many processes as `models.workers` says."
+    "Compare all methods of a run, in `models.workers` processes, and save the results."
 
     def work(setting, task, *details):
         return task(setting, opener, *details)

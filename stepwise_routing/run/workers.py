@@ -1,6 +1,6 @@
-"""Jobs in processes side by side, each ended when nobody waits for it.
+"""Runs jobs in several processes. A job ends when its caller has gone.
 
-Here belongs how processes start, end and are interrupted. What a job does belongs in `run.stages` and `run.sweep`.
+Here belong starting, ending and interrupting processes. The work of a job belongs in `run.stages` and `run.sweep`.
 """
 
 import logging
@@ -19,28 +19,29 @@ from ..base.tools import note_progress
 from ..data.grading import graded, keep_given_up
 from ..models.model_name import ModelName
 
-# memory of a process with the micro models: it took 0.6 GiB to draw 100 problems, 1.4 to walk 450
+# GiB of a process with the micro models: drawing 100 problems took 0.6, walking 450 took 1.4
 WORKER_GIB = 1.5
-PATIENCE = 60  # seconds that a job gets to end the paid calls under way
-ORPHANED = 6  # the same where the process that began it has ended
+PATIENCE = 60  # seconds for a job to end the paid calls under way
+ORPHANED = 6  # the same, if the process that started it has ended
 ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1')
 
 
 def interrupt_once(number, _):
-    "A handler of signals: the first one interrupts; a second one does not cut short what the first has begun."
+    "A handler of signals. The first signal interrupts; a second one does not cut that short."
     signal.signal(number, signal.SIG_IGN)
-    logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # tasks that it ends are no news
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)  # no lines about the tasks it ends
     raise KeyboardInterrupt
 
 
 @contextmanager
 def wanted_by(
-    parent: int,  # process number of who waits for the job
-    flag,  # a folder that the parent removes when it wants no answer any more
+    parent: int,  # number of the process that waits for the job
+    flag,  # a folder that the parent removes when it no longer wants the answer
 ):
-    """Interrupt a job of a worker process when nobody waits for it; it has a minute to end the calls under way.
+    """In a worker process: interrupt the job when its parent no longer waits for it.
 
-    Where the parent has ended, some seconds: whoever ended it may wait for the terminal."""
+    The job gets `PATIENCE` seconds to end the calls under way, or `ORPHANED` seconds if the parent has ended: then
+    somebody may be waiting for the terminal."""
     done = threading.Event()
     job = threading.get_ident()
 
@@ -66,16 +67,16 @@ def wanted_by(
 
 
 def _in_worker(parent, flag, work, *job):
-    "Run one job in a worker process; None after an interrupt."
+    "Run one job in a worker process. Returns None after an interrupt."
     if os.getpgrp() != os.getpid():
-        os.setsid()  # out of the group that Jupyter interrupts and terminates
+        os.setsid()  # leave the group of processes that Jupyter interrupts and terminates
     signal.signal(signal.SIGUSR1, interrupt_once)
     with suppress(KeyboardInterrupt), wanted_by(parent, flag):
         return work(*job)
 
 
 class Course:
-    "A generator of rounds: it yields a list of jobs, is sent their results, and so on until it ends."
+    "Follows a generator of rounds. It yields a list of jobs, is sent their results, and so on to its end."
 
     def __init__(self, rounds):
         self.rounds = rounds
@@ -83,7 +84,7 @@ class Course:
         self.results = None  # of its latest round
 
     def next_jobs(self) -> list:
-        "The jobs of the next round that has any; none: it has ended."
+        "The jobs of the next round that has any. [] if the generator has ended."
         jobs = []
         with suppress(StopIteration):
             while not jobs:
@@ -93,15 +94,15 @@ class Course:
 
 
 def in_rounds(
-    work,  # what is called with the arguments of each job
+    work,  # function, called with the arguments of each job
     courses: list,  # generators, see `Course`
     workers: int,  # processes; 1: this one
-    size=None,  # arguments of a job -> how much work it is; None: all are alike
+    size=None,  # arguments of a job -> amount of its work; None: all jobs are alike
     ended=None,  # called without arguments whenever a job has ended
-) -> list:  # of each course, what `work` returned of the jobs of its last round
-    """Follow all courses to their ends, in processes side by side. No course waits for another one.
+) -> list:  # per course: the results of `work` for the jobs of its last round
+    """Follow all courses to their ends, in several processes. No course waits for another.
 
-    The largest jobs are done first, of equal ones the last. Errors and interrupts reach all
+    The largest job is done first; of equal ones, the last. Errors and interrupts reach all
     processes. A job under way gets a minute to end its paid calls, so that they are booked."""
     courses = [Course(rounds) for rounds in courses]
     if workers == 1:
@@ -113,7 +114,7 @@ def in_rounds(
 
 
 def _in_this_process(work, course, ended):
-    "What `in_rounds` returns of one course."
+    "Follow one course in this process. Returns the results of its last round."
     while jobs := course.next_jobs():
         course.results = []
         for job in jobs:
@@ -124,7 +125,7 @@ def _in_this_process(work, course, ended):
 
 
 def _next_jobs(courses):
-    "(Course, its place in the round, job) of the next jobs of some courses."
+    "The next jobs of some courses, as (course, place in its round, job)."
     jobs = []
     for course in courses:
         each = course.next_jobs()
@@ -134,7 +135,7 @@ def _next_jobs(courses):
 
 
 def _side_by_side(work, courses, jobs, workers, size, ended):
-    "Do the first jobs of courses, and all that follow from them; parameters as of `in_rounds`."
+    "Do the first jobs of courses, and all jobs that follow from them. Parameters as of `in_rounds`."
     from concurrent.futures import FIRST_COMPLETED, wait
 
     from joblib.externals.loky import get_reusable_executor
@@ -165,7 +166,7 @@ def _side_by_side(work, courses, jobs, workers, size, ended):
                 for course in ready:
                     course.results = [future.result() for future in course.futures]
                 begin(_next_jobs(ready))
-        finally:  # calls under way come to their end, then no process stays behind
+        finally:  # calls under way end, and no process is left over
             for future in every:
                 future.cancel()
             shutil.rmtree(flag)
@@ -184,14 +185,14 @@ def in_processes(
     workers: int,
     size=None,
     ended=None,
-) -> list:  # what `work` returns, in the order of the jobs
-    "Do jobs that do not depend on each other; other parameters as of `in_rounds`."
+) -> list:  # results of `work`, in the order of the jobs
+    "Do jobs that do not depend on each other. Other parameters as of `in_rounds`."
     (results,) = in_rounds(work, [one_round(jobs)], workers, size, ended)
     return results or []
 
 
 def free_gib() -> float:
-    "Memory that is free on this machine, in GiB; in a container at most what it may have."
+    "Free memory of this machine, in GiB. In a container, at most the container's share."
     import psutil
 
     free = psutil.virtual_memory().available / 2**30
@@ -201,11 +202,11 @@ def free_gib() -> float:
 
 
 def worker_count(run) -> int:
-    "In how many processes a `Run` draws and walks: `models.workers`."
+    "The number of processes in which a `Run` draws and walks, from `models.workers`."
     config = run.config
     workers = config.models.workers
     if config.data.grader != 'math-verify':
-        return 1  # one server grades
+        return 1  # there is one server that grades
     if workers != 'auto':
         return workers
     models = [ModelName.parse(name) for name in config.open.models]
@@ -218,7 +219,7 @@ def worker_count(run) -> int:
 
 
 def _jobs(run, workers, parts):
-    "(Setting, parts) pairs: one part a job, but for a setting whose calls share a ledger."
+    "(Setting, parts) pairs, with one part per job. A setting whose calls share a ledger is one job."
     jobs = []
     for setting in run.settings:
         every = []
@@ -233,10 +234,10 @@ def _jobs(run, workers, parts):
 
 def note_given_up(
     course,  # see `Course`
-    begun: list,  # gets its jobs
-    lost: list,  # gets (setting, pairs that grading gave up) of every job
+    begun: list,  # the jobs are appended to it
+    lost: list,  # (setting, pairs that grading gave up on) of each job is appended to it
 ):
-    "The same course for a `graded` work, of which it sees the results alone."
+    "The same course for a `graded` work. The course sees only the results of the work."
     results = None
     with suppress(StopIteration):
         while True:
@@ -249,13 +250,13 @@ def note_given_up(
 
 def follow(
     run,  # `Run`
-    work,  # arguments of a job, a setting first -> a list of results
-    desc: str,  # what is done, for the file of what grading gave up and for who watches
+    work,  # function: arguments of a job, a setting first -> list of results
+    desc: str,  # name of the stage, for progress and for the file of pairs that grading gave up on
     courses: list,  # generators, see `Course`
     size=None,  # arguments of a job -> how much work it is; None: all are alike
-    workers: int | None = None,  # how many processes; None: as `worker_count` says
+    workers: int | None = None,  # number of processes; None: `worker_count`
 ) -> list:  # the results of the last rounds, course by course, job by job
-    "Do a stage of a run in `models.workers` processes, see `in_rounds`, and keep what grading gave up."
+    "Do a stage of a run in `models.workers` processes, see `in_rounds`. Keep the pairs that grading gave up on."
     workers = workers or worker_count(run)
     numbers = count(1)
     begun = []
@@ -273,13 +274,13 @@ def follow(
 
 def side_by_side(
     run,  # `Run`: all benchmarks of all its settings
-    work,  # (setting, parts) -> a result per part
+    work,  # function: (setting, parts) -> a result per part
     desc: str,  # as of `follow`
-    size=None,  # (setting, part) -> how much work it is; None: all are alike
-    parts=None,  # (setting's name, benchmark) -> its parts; None: benchmarks are not divided
+    size=None,  # (setting, part) -> amount of its work; None: all parts are alike
+    parts=None,  # (setting's name, benchmark) -> list of its parts; None: benchmarks are not divided
     workers: int | None = None,  # as of `follow`
 ) -> list:  # the results, part by part, benchmark by benchmark, setting by setting
-    "Do a stage of a run whose parts do not depend on each other, see `follow`."
+    "Do a stage of a run whose parts do not depend on each other. See `follow`."
     workers = workers or worker_count(run)
 
     def job_size(setting, parts_of_job):

@@ -1,11 +1,11 @@
-"""How far do more cores carry? `python tests/bench/cores.py [--profile micro] [--no-api]`
+"""How much do more cores help? `python tests/bench/cores.py [--profile micro] [--no-api]`
 
-Draws and walks what a profile draws and walks, job after job in one process and into a fresh store, and takes the
-processor seconds of each job. From them follows when the last of 1, 2, 4, 8 and 16 workers ends, who take jobs in the
-order of `in_rounds`: with whole benchmarks as jobs, and with parts of benchmarks. A worker loads torch, models and
-kernels once. What one process does between the rounds of walks is added in full, as if everybody waited for it. The
-calls of the API setting are one job; its seconds are those of this process and of its server together, which overlap
-in a run, so they are an upper bound. There are no policies: those that walk are not in the profile micro."""
+The script does all draws and walks of a profile in one process, one job after the other, with a fresh store. It
+measures the processor seconds of each job. From these it computes when the last of 1, 2, 4, 8 and 16 workers would
+end. Workers take jobs in the order of `in_rounds`. A job is a whole benchmark, or a part of one. A worker loads torch,
+models and kernels once. Work between the rounds of walks is added in full, as if all workers waited for it. The calls
+of the API setting are one job. Its seconds are those of this process plus those of its server. In a run the two
+overlap, so this is an upper bound. No policy walks here: the profile micro has none that does."""
 import argparse
 import heapq
 import resource
@@ -36,7 +36,7 @@ def largest_first(jobs): # (size, seconds); of equal ones the last
     return [jobs[i] for i in sorted(range(len(jobs)), key=lambda i: (-jobs[i][0], -i))]
 
 def makespan(courses, workers, start):
-    "When the last worker ends; a course is a list of rounds, a round a list of (size, seconds)."
+    "The time when the last worker ends. A course is a list of rounds, a round is a list of (size, seconds)."
     courses = [deque(rounds) for rounds in courses]
     firsts = [(size, (took, i)) for i, rounds in enumerate(courses) for size, took in rounds[0]]
     left = [len(rounds.popleft()) for rounds in courses]
@@ -79,7 +79,7 @@ def draw_api(setting):
 # ---- walks
 
 def noted(course, rounds, between):
-    "The same course; `rounds` gets a list per round, `between` the seconds before it."
+    "The same course. Each round is appended to `rounds`, the seconds before it to `between`."
     results = None
     while True:
         start = seconds()
@@ -90,7 +90,7 @@ def noted(course, rounds, between):
         results = yield jobs
 
 def walk_jobs(setting, workers):
-    "(Courses, seconds in between) of the walks of a setting, which are done."
+    "Do the walks of a setting. Returns (courses, seconds between rounds)."
     courses, between = [], []
     def work(setting, task, *details):
         results = []
@@ -102,7 +102,7 @@ def walk_jobs(setting, workers):
         in_rounds(work, [noted(course, courses[-1], between)], 1)
     return courses, sum(between)
 
-# ---- what comes of it
+# ---- results
 
 def whole(courses): # each as a single job
     jobs = [[job for jobs in rounds for job in jobs] for rounds in courses]

@@ -1,10 +1,11 @@
 """How fast does the CPU engine write? `python tests/bench/engine.py [--problems 200]`
 
-Three tables, each of ratios measured in turns in one process, in processor time of one thread, best of the repeats:
-- a pass of 1, 16, 64 and 256 rows, 100 tokens into a chain: the kernels of models/qwen in float32 beside the general
-  engine (models/padded, float64) and beside torch's matrix products of the pass alone;
-- the job of notebook 02: the small chains of some problems, and the large model's continuations from all prefixes;
-- API calls through a local server: milliseconds a call at one and at 32 calls in flight."""
+The script prints three tables of ratios. The two sides of a ratio are measured in turns, in one process. Times are
+processor times of one thread, the best of all repeats.
+- A pass of 1, 16, 64 and 256 rows, 100 tokens into a chain. It compares the kernels of models/qwen in float32 with the
+  general engine (models/padded, float64), and with torch's matrix products of the pass alone.
+- The job of notebook 02: the small chains of some problems, and the large model's continuations from all prefixes.
+- API calls through a local server: milliseconds per call, with 1 and with 32 calls in flight."""
 import argparse
 import asyncio
 import time
@@ -29,7 +30,7 @@ def flat(panels): return panels.transpose(0, 2, 1).reshape(-1, panels.shape[1]).
 def backend(which, dtype): return TransformersBackend(micro_path(which), index=int(which == 'large'), dtype=dtype)
 
 def best(call, repeats):
-    "Least processor seconds of a call."
+    "The smallest processor time of a call, in seconds, over the repeats."
     times = []
     for _ in range(repeats):
         start = time.thread_time()

@@ -1,8 +1,9 @@
-"""How does cost grow? `python tests/bench/growth.py [--problems 250 500 1000 2000 4000]`
+"""How does cost grow with the number of problems? `python tests/bench/growth.py [--problems 250 500 1000 2000 4000]`
 
-Drawing all rollouts of micro-gsm problems and reading their outcome table, in a fresh store each time: processor
-seconds of this process, bytes of the store, peak memory, each also per problem; and walks of a random router over two
-and three models (the third is the large one again). Linear growth is a constant column per problem."""
+The script draws all rollouts of micro-gsm problems and reads their outcome table, with a fresh store for each number.
+It prints processor seconds of this process, bytes of the store and peak memory, in all and per problem. It also prints
+walks of a random router over two and three models (the third is the large one again). If growth is linear, a column
+per problem is constant."""
 import argparse
 import resource
 import time
@@ -23,7 +24,7 @@ def models(k):
     return [TransformersBackend(micro_path('large' if i else 'small'), index=i, name=f'model {i}') for i in range(k)]
 
 class Coin:
-    "Goes on with any model from the current one upwards, by the problem's id and the step."
+    "A random router: it keeps the model or moves up. The problem's id and the step decide."
     name, mode, on_escalate, start = 'coin', 'absorbing', 'append', 0
     def choose(self, states): # an upward move once in four steps
         state, = states

@@ -1,9 +1,10 @@
-"""Runs that are ended at random moments, and what is left of them.
+"""Kills runs at random moments, continues them, and checks the results.
 
     python tests/bench/kills.py [--profile smoke recorded] [--moments 15] [--seed 0]
 
-A run is begun, ended by a signal, continued with --resume, ended again, and so on; then it may finish. Its tables have
-to be those of a run that nobody ended, no reply may be in a ledger twice, and no process may be left after 10 s."""
+A run is started, ended by a signal, continued with --resume, ended again, and so on. At last it may finish. Three
+things must hold: its tables equal those of an undisturbed run, no reply is in a ledger twice, and no process is left
+after 10 s."""
 import argparse
 import hashlib
 import os
@@ -21,13 +22,13 @@ import psutil
 from stepwise_routing.models.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = 'STEPWISE_KILLS' # in the environment of every process of a run
+MARK = 'STEPWISE_KILLS' # variable in the environment of every process of a run
 KINDS = dict(kill=(signal.SIGKILL, False), term=(signal.SIGTERM, False), hup=(signal.SIGHUP, False),
              ctrl_c=(signal.SIGINT, True), term_all=(signal.SIGTERM, True), hup_all=(signal.SIGHUP, True))
-PATIENCE = 10 # seconds that processes have to end
+PATIENCE = 10 # seconds for processes to end
 
 def begin(project, profile, mark):
-    "`reproduce` in a process group of its own, as a shell starts it."
+    "Start `reproduce` in a process group of its own, as a shell does."
     code = 'from stepwise_routing.run.cli import main; main()'
     words = ['reproduce', str(project), '--profile', profile, '--run-id', 'tried', '--resume']
     environment = os.environ | {MARK: mark, 'PYTHONPATH': str(ROOT)}
@@ -44,7 +45,7 @@ def alive(mark):
     return found
 
 def seconds_until_none(mark, limit):
-    "How long the processes of a run go on; those that are left at the limit are killed."
+    "The seconds until all processes of a run have ended. At the limit, the rest are killed."
     start = time.monotonic()
     while left := alive(mark):
         if time.monotonic() - start > limit:
@@ -61,7 +62,7 @@ def tables(project):
     return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 def paid_twice(project):
-    "Requests with more than one reply in a ledger."
+    "The number of requests with more than one reply in a ledger."
     total = 0
     for path in (project/'runs'/'store').rglob('ledger.db'):
         with Ledger(path) as book:
@@ -73,7 +74,7 @@ def new_project(folder):
     return folder
 
 def ended(project, profile, kind, wait):
-    "One run that is ended after so many seconds; what was seen, None if it had finished before."
+    "End a run after `wait` seconds. Returns a row of observations, or None if it had finished before."
     mark = f'{os.getpid()}-{time.monotonic()}'
     child = begin(project, profile, mark)
     try:
@@ -88,7 +89,7 @@ def ended(project, profile, kind, wait):
                 said=child.communicate()[1].strip().split('\n')[-1][-160:])
 
 def trial(profile, moments, seed=0, longest=25., say=print):
-    "Rows of all moments, and whether the tables, the ledgers and the processes are as they should be."
+    "(Rows of all moments, True if tables, ledgers and processes are as they should be)."
     r, rows = random.Random(f'{profile} {seed}'), []
     with tempfile.TemporaryDirectory() as tmp:
         whole, tried = (new_project(Path(tmp)/name) for name in ('whole', 'tried'))

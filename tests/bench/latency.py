@@ -1,13 +1,14 @@
-"""How long does somebody wait for a routed answer?
+"""How long does a user wait for a routed answer?
 `python tests/bench/latency.py [--engine transformers|vllm] [--problems 100] [--out tables/latency]`
 
-The micro pair, one problem at a time on a machine that does nothing else: seconds until the first step is accepted,
-between accepted steps, and in all, as medians and 95th percentiles over problems (between: over steps). A step is
-accepted when whoever writes the next one is asked to, or when the chain ends; so what a judge or a reward model takes
-counts. A model that goes on to the end is asked step by step, which is what a server that streams would show. The
-threshold on the least sure token's probability escalates after a given share of the small model's steps, SpecReason and
-RSD at their threshold of one half; the bare threshold stands in for STEER and for our policies, whose networks are far
-smaller than a step. Nothing is kept from one problem to the next. The table is one machine's; no run publishes it."""
+The micro pair answers one problem at a time, on a machine that does nothing else. The table has the seconds until the
+first step is accepted, between accepted steps, and in all. It shows medians and 95th percentiles over problems
+(between steps: over steps). A step is accepted when the next step is asked for, or when the chain ends. So the time
+of a judge or a reward model counts. A model that goes on to the end is asked step by step, as a server that streams
+would do. The bare threshold on the least sure token escalates after a given share of the small model's steps. It
+represents STEER and our policies too, because their networks take far less time than a step. SpecReason and RSD use a
+threshold of one half. Nothing is cached from one problem to the next. The table holds for one machine, and no run
+publishes it."""
 import argparse
 import time
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ from stepwise_routing.models.reward import load_prm
 
 
 class Stamped:
-    "A model that writes one step a call and notes when it was first asked for each step of the chain."
+    "A model that writes one step per call, and notes when each step was first asked for."
     def __init__(self, model, asked): self.model, self.asked = model, asked
     def __getattr__(self, name): return getattr(self.model, name)
     async def write(self, request):
@@ -47,7 +48,7 @@ class Stamped:
         return steps
 
 def timed(models, problem, method, prm=None):
-    "Seconds from the question until each step was accepted; `method(stores, models)` makes the router."
+    "Seconds from the question until each step was accepted. `method(stores, models)` makes the router."
     forget([m for m in (*models, prm) if m])
     asked = {}
     with TemporaryDirectory() as tmp, ExitStack() as stack:
@@ -64,7 +65,7 @@ def timed(models, problem, method, prm=None):
     return np.array([asked.get(i, end) for i in range(1, len(walked.steps))] + [end]) - start
 
 def threshold_at(models, problems, share):
-    "The least probability below which this share of the small model's steps lies."
+    "The probability below which this share of the small model's steps is."
     settings = tree_settings(problems[0].benchmark, models)
     with TemporaryDirectory() as tmp, RolloutStore(f'{tmp}/draws.db', settings) as store:
         steps = [w.steps for w in walk(problems, SmallOnly(), RoutingTree(models, store))]
@@ -80,7 +81,7 @@ def main():
     parser.add_argument('--engine', choices=('transformers', 'vllm'), default='transformers')
     parser.add_argument('--benchmarks', default='micro-gsm,micro-math,micro-omni')
     parser.add_argument('--problems', type=int, default=100)
-    parser.add_argument('--share', type=float, default=.1, help='of the small steps that escalate')
+    parser.add_argument('--share', type=float, default=.1, help='share of the small steps that escalate')
     parser.add_argument('--out', default='tables/latency')
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""What of the results hangs on the last bits? `python tests/bench/perturbed.py RUN [--noise 1e-6] [--times 2]`
+"""Which results depend on the last bits? `python tests/bench/perturbed.py RUN [--noise 1e-6] [--times 2]`
 
-Another processor rounds sums differently, so confidences differ there in their last digits. Here the observations in a
-run's outcome tables get relative noise of that size; policies are trained again, every method that the tables can
-replay chooses again, and its test row is computed again. Printed is, for every row of which anything moved, how often
-the chosen setting moved, and by how much at most the test accuracy (points) and the cost (% of the large model's)."""
+Another processor rounds sums differently, so the last digits of confidences differ there. The script adds relative
+noise of that size to the observations in a run's outcome tables. Then it trains policies again, lets every method that
+tables can replay choose again, and computes its test row again. It prints the rows that changed: how often the chosen
+setting changed, and the largest change of the test accuracy (points) and of the cost (% of the large model's)."""
 import argparse
 import warnings
 from dataclasses import replace
@@ -35,7 +35,7 @@ def chosen_rows(run):
     return pd.DataFrame(rows, columns=[*KEYS, 'chosen', 'accuracy', 'cost']).set_index(KEYS)
 
 def perturbed(run, folder, noise, seed):
-    "The run with noise on what its tables observed, in another folder, and policies trained on that."
+    "A copy of the run in another folder, with noise on the observations and policies trained on them."
     other, rng = replace(run, folder=folder/'run', store=folder/'store'), np.random.default_rng(seed)
     for s, copy in zip(run.settings, other.settings):
         for b, split in ((b, split) for b in s.benchmarks for split in SPLITS):

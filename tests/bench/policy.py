@@ -1,8 +1,9 @@
-"""Where the time of a policy goes: `python tests/bench/policy.py [outcome table.npz]` (default: a synthetic table of
+"""Where does a policy spend its time? `python tests/bench/policy.py [outcome table.npz]` (default: a synthetic table of
 500 problems).
 
-Prints milliseconds a training step at the paper's setting and with the exact estimator, the share of each part of a
-step, and microseconds a decision. One core; compare the ratios of one run, not runs on different days."""
+The script prints milliseconds per training step, at the paper's setting and with the exact estimator, the share of each
+part of a step, and microseconds per decision. It uses one core. Compare the ratios of one run, not runs on different
+days."""
 import cProfile
 import pstats
 import sys
@@ -21,7 +22,7 @@ PARTS = ('sample', 'exact_estimate', 'sampled_estimate', 'critic_step', 'fisher_
          'cpo_direction', 'line_search', 'deploy')
 
 def training(env, steps=200):
-    "ms a step, and the share of the parts, per setting."
+    "Print, per setting, milliseconds per step and the share of each part."
     for name, settings in dict(paper={}, sampled_50=dict(batch=50), exact_5=dict(estimator='exact'),
                                exact_all=dict(estimator='exact', batch=None)).items():
         n = steps if settings.get('batch', 5) else steps//4
@@ -37,7 +38,7 @@ def training(env, steps=200):
         print(f'{name}: {1000*spent/n:.1f} ms a step, that is so many s for 1000 steps (under the profiler: {parts})')
 
 def decisions(env, policy, table):
-    "Microseconds a decision at several batch sizes."
+    "Print microseconds per decision for several batch sizes."
     inputs = policy_inputs(table.obs, table.features, policy.features)[env.inside.numpy()]
     decide = decider(policy)
     for batch in (1, 16, 256):

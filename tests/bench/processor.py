@@ -1,9 +1,10 @@
 """Are the numbers the same on another processor? `python tests/bench/processor.py [--cpu Haswell]`
 
-The parts of a run in which last digits arise, each as a hash: what the micro models draw, with its confidences;
-policies trained by the exact and by the sampled gradient; STEER's mixtures. Once here, once on a processor that QEMU
-imitates (`qemu-x86_64`, package qemu-user; `qemu-x86_64 -cpu help` lists them), both with the settings that kernels of
-a run inherit, and once here without these settings. An imitated processor takes some minutes."""
+The script hashes the parts of a run whose last digits could differ: the draws of the micro models with their
+confidences, policies trained by the exact and by the sampled gradient, and STEER's mixtures. It does so three times:
+here, on a processor that QEMU imitates, and here without the settings that kernels of a run inherit (the first two have
+them). QEMU is `qemu-x86_64` of the package qemu-user; `qemu-x86_64 -cpu help` lists processors. An imitated processor
+takes some minutes."""
 import argparse
 import hashlib
 import json
@@ -44,7 +45,7 @@ def facts():
     return out | {'mixture': hashed(np.array(mixture.mean), np.array(mixture.std))}
 
 def measured(before=(), **settings):
-    "The hashes of another process; `before`: the command that runs it."
+    "The hashes of another process. `before`: the command that runs it, such as QEMU."
     env = {k: v for k, v in os.environ.items() if k not in settings} | settings
     command = [*before, sys.executable, __file__, '--facts']
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])

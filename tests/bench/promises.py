@@ -1,8 +1,8 @@
-"""How often does each target lose more than it allows? `python tests/bench/promises.py RUN` with the folder of a run.
+"""How often does a target break its promise? `python tests/bench/promises.py RUN`, with the folder of a run.
 
-Calibration and test problems of a benchmark are put together and split anew 200 times. In each split a setting is
-chosen on one part, by both targets, and judged on the other: does it lose more than alpha against the large model,
-whose answers are averaged over its draws?
+The calibration and test problems of a benchmark are put together and split again 200 times. In each split, both targets
+choose a setting on one part. The other part judges it: does the setting lose more than alpha against the large model?
+The large model's answers are averaged over its draws.
 """
 
 import sys
@@ -23,7 +23,7 @@ ALPHA = 0.02
 
 
 def outcomes(routers, tables) -> tuple:  # right [setting, problem], cost [setting, problem]
-    "What each setting comes to on all problems."
+    "Verdict and cost of each setting on all problems."
     right, cost = [], []
     for router in routers:
         each = [replay(router, table) for table in tables]

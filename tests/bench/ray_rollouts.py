@@ -1,4 +1,4 @@
-"""Two Ray workers against one process: the same rollouts of the micro models, one thread each.
+"""Compares two Ray workers with one process: the same rollouts of the micro models, with one thread each.
 python tests/bench/ray_rollouts.py [--n 200] [--workers 2]"""
 import argparse
 import os
@@ -19,7 +19,7 @@ from stepwise_routing.models.names import open_models
 NAMES = ['micro-small', 'micro-large']
 
 def timed(path, problems, **how):
-    "Edges, seconds that drawing took, seconds until the models were open."
+    "(Number of edges, seconds for drawing, seconds until the models were open)."
     began = time.time()
     with open_models(NAMES, **how) as models, RolloutStore(path, tree_settings('micro-math', models)) as store:
         up = time.time()

@@ -1,18 +1,19 @@
-"""Does routing starve the engine?
+"""Does routing slow down the engine?
 `python tests/bench/routing.py [--engine transformers|vllm] [--problems 256] [--repeats 3]`
 
-The micro pair on micro-gsm and micro-math, every comparison as the ratio of tokens/s of two runs measured in turns, in
-one process: median and range of the repeats, by the clock and by the processor time of this process and its children
-(other work on the machine disturbs that less). No cache is kept between runs. A routed run is timed with all it does:
-store, confidences, grading. Baselines:
-- whole chains: each model writes whole solutions, as many as make up the number of tokens it wrote in the routed run,
-  all requests of both models at once. A routed chain also makes the large model read what the small one wrote, and the
-  other way round, which this does not;
-- same steps: the steps of the routed run once more, token for token, each stretch of steps by one model a request with
-  its prefix given, all at once: what the same reading and writing takes when nobody waits for a decision;
-- rounds: RSD as its authors' loop has it, with three barriers a round (all draft, all drafts are scored, the target
-  rewrites the rejected ones), against the walk; both with the same models, caches and seeds, their chains compared.
-Passes are forward passes of all models, with any number of rows: what counts on an accelerator that is not full."""
+The micro pair answers micro-gsm and micro-math. Every comparison is a ratio of tokens/s of two runs, measured in
+turns in one process. The table has the median and range of the repeats, by the clock and by the processor time of
+this process and its children (other work on the machine disturbs it less). No cache is kept between runs. The time of
+a routed run includes store, confidences and grading. The baselines are:
+- Whole chains. Each model writes whole solutions, about as many tokens as it wrote in the routed run, with all
+  requests of both models at once. In a routed chain each model also reads the other one's steps; here it does not.
+- Same steps. The steps of the routed run are written again, token for token. Each stretch of steps by one model is
+  one request with its prefix given, all at once. So it is the same reading and writing without waiting for decisions.
+- Rounds. RSD in its authors' loop, against RSD as a walk. The loop has three barriers per round: all chains draft,
+  all drafts are scored, the target rewrites the rejected ones. Both have the same models, caches and seeds, and their
+  chains are compared.
+Passes are forward passes of all models, with any number of rows. They are the cost on an accelerator that is not
+full."""
 import argparse
 import asyncio
 import os
@@ -42,7 +43,7 @@ from stepwise_routing.models.reward import load_prm
 
 @dataclass(frozen=True)
 class Confidence:
-    "A threshold on S^os of the last step; per step the small model reads the large one's steps again, as for a policy."
+    "A threshold on S^os of the last step. Per step, the small model also reads the large one's steps, as for a policy."
     mode: str
     threshold: float
     name: str = 'Confidence'
@@ -55,7 +56,7 @@ class Confidence:
 # --- measuring
 
 def cpu_seconds():
-    "Processor time of this process and all below it, seconds."
+    "Processor seconds of this process and its children."
     below, stats = {os.getpid()}, {}
     for p in Path('/proc').iterdir():
         if p.name.isdigit():
@@ -88,7 +89,7 @@ def forget(models):
         else: urllib.request.urlopen(m.base_url.removesuffix('/v1') + '/reset_prefix_cache', data=b'').read()
 
 def row(name, baseline, tokens, pairs, note):
-    "One line of the table, of (baseline, contender) clocks of the same number of tokens."
+    "Print a line of the table, from (baseline, contender) clocks of the same number of tokens."
     cells = [f'{tokens/statistics.median(c.wall for c in clocks):.0f}' for clocks in zip(*pairs)]
     for what in ('wall', 'cpu'):
         r = sorted(getattr(a, what)/getattr(b, what) for a, b in pairs)
@@ -100,12 +101,12 @@ def row(name, baseline, tokens, pairs, note):
 # --- what is measured
 
 async def chains(models, jobs):
-    "Whole chains, one (model, problem, sample) each, all at once."
+    "Write whole chains, one per (model, problem, sample), all at once."
     seed = lambda p, s, m: lambda i: edge_seed(p.benchmark, p.id, s, str(m)*i, m)
     return await asyncio.gather(*(models[m].write(Request(p, (), seed(p, s, m), True)) for m, p, s in jobs))
 
 async def stretches(models, jobs):
-    "Stretches of steps, (model, problem, path, prefix, steps) each, all at once."
+    "Write stretches of steps, one per (model, problem, path, prefix, steps), all at once."
     seed = lambda p, path, m: lambda i: edge_seed(p.benchmark, p.id, 0, path + str(m)*i, m)
     requests = [(m, Request(p, prefix, seed(p, path, m), True, len(prefix) + n)) for m, p, path, prefix, n in jobs]
     return await asyncio.gather(*(models[m].write(request) for m, request in requests))
@@ -151,13 +152,13 @@ async def rounds(models, prm, problems, threshold, max_steps=30):
 # --- comparisons
 
 def first_chains(jobs, lengths, tokens):
-    "As many of these chains as have that many tokens, as nearly as whole chains can."
+    "The first chains that together have about this number of tokens."
     upto = np.cumsum(lengths)
     assert upto[-1] >= tokens, f'{upto[-1]} tokens of plain chains, the routed run has {tokens}: draw more'
     return jobs[:int(np.abs(upto - tokens).argmin()) + 1]
 
 def as_stretches(problems, edges):
-    "The edges of a run, each stretch by one model a job of `stretches`."
+    "The edges of a run as jobs of `stretches`: a job is a stretch of steps by one model."
     by_id, jobs = {p.id: p for p in problems}, []
     for p, path, m in edges:
         if path.endswith(str(m)) and (p, path[:-1], m) in edges: continue
@@ -167,7 +168,7 @@ def as_stretches(problems, edges):
     return jobs
 
 def timed(models, work, tokens):
-    "The clock of a coroutine that draws about `tokens` tokens, as if it were exactly that many; and what it has drawn."
+    "(Clock of a coroutine that draws about `tokens` tokens, scaled to exactly that number; its draws)."
     forget(models)
     with Clock(models) as clock: drawn = run_async(work)
     share = tokens/tokens_of(drawn)
@@ -175,7 +176,7 @@ def timed(models, work, tokens):
     return clock, drawn
 
 def against_plain(name, models, problems, router, plain, repeats):
-    "A routed run against both kinds of plain generation."
+    "Compare a routed run with both kinds of plain generation."
     pairs = {'whole chains': [], 'same steps': []}
     for _ in range(repeats):
         forget(models)
@@ -192,7 +193,7 @@ def against_plain(name, models, problems, router, plain, repeats):
     if not same: print(f'(the same steps have {tokens_of(drawn)} tokens: draws depend on the batch here)')
 
 def against_rounds(name, models, prm, problems, threshold, repeats):
-    "RSD as a walk against RSD in rounds, first one, then the other first."
+    "Compare RSD as a walk with RSD in rounds. They take turns in going first."
     pairs, every = [], [*models, prm]
     for i in range(repeats):
         def in_rounds():

@@ -1,12 +1,12 @@
-"""How long does somebody wait for a step when 200 others ask at once?
+"""How long does a user wait for a step when 200 streams run at once?
 `python tests/bench/serving.py [--streams 200] [--repeats 3] [--benchmark micro-gsm]`
 
-The micro pair behind a server in this process, with a bare threshold as its router; the clients are in another process
-and read raw streams. In turns: `route` on the list of questions, all streams of the router at once, all streams of the
-small model alone at once. Shown are medians over the repeats: seconds to the first step and between steps (p50, p95),
-their ratios to the small model served alone, and the throughput of the server as a share of that of `route`. Every
-streamed text is compared with `route`'s; one that differs, or an error, ends the script. Other work on the machine
-disturbs the seconds more than the ratios."""
+A server in this process serves the micro pair, with a bare threshold as its router. The clients are in another
+process and read raw streams. Three things are measured in turns: `route` on the list of questions, all streams of the
+router at once, and all streams of the small model alone at once. The table has medians over the repeats: seconds to
+the first step and between steps (p50, p95), their ratios to the small model alone, and the server's throughput as a
+share of that of `route`. Every streamed text is compared with `route`'s. The script ends if a text differs, or after
+an error. Other work on the machine disturbs the seconds more than the ratios."""
 import argparse
 import asyncio
 import json
@@ -53,7 +53,7 @@ async def all_streams(port, model, questions):
 def client(port, model): print(json.dumps(asyncio.run(all_streams(port, model, json.load(sys.stdin)))))
 
 def asked(url, model, questions):
-    "What the clients' process has seen."
+    "Run the clients' process. Returns the texts and times that it saw."
     command = [sys.executable, __file__, '--client', url.split(':')[2].split('/')[0], model]
     done = subprocess.run(command, input=json.dumps(questions), capture_output=True, text=True)
     if done.returncode: sys.exit(done.stderr)
