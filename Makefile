@@ -1,6 +1,7 @@
 # make reproduce   install if needed, then tables/ and figures/ from the micro models and the recorded pair; goes on if interrupted
 # make test        install if needed, then a cold smoke run of the stages, the other notebooks, all tests but the slow ones
-# make fuzz        the property tests with ten times the examples, at random; its findings become fixed examples
+# make fuzz        a search of MINUTES=60 for replies, answers, settings, files and requests that break something
+# make properties  all property tests with ten times the examples, at random; what both find becomes fixed examples
 # make ablations   a policy per design choice and per-step policies, to tables/ablations/ and figures/ablations/
 # make bench       speed of the engine, of policy steps, of routed generation, and how cost grows; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
@@ -12,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02b_outcomes|03b_training|04b_comparison|05_results
 
-.PHONY: reproduce ablations bench test fuzz smoke lessons hooks notebooks clients site
+.PHONY: reproduce ablations bench test fuzz properties smoke lessons hooks notebooks clients site
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
@@ -30,6 +31,9 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 fuzz: $(STAMP)
+	$(BIN)/python tests/helpers/fuzz.py $(or $(MINUTES),60)
+
+properties: $(STAMP)
 	STEPWISE_FUZZ=10 $(BIN)/python -m pytest -n 2 -m hypothesis --timeout 3600
 
 smoke: $(STAMP)

@@ -1,7 +1,8 @@
 """Tests import what they share from tests/helpers; a fixture of several files stands here.
 
-`make test` gives the same result every time: property tests take the same examples on every machine. `make fuzz` looks
-for new ones (STEPWISE_FUZZ times as many, at random). STEPWISE_ORDER=N puts the tests in the N-th random order."""
+`make test` gives the same result every time: property tests take the same examples on every machine. `make fuzz` and
+`make properties` look for new ones (STEPWISE_FUZZ times as many, at random). STEPWISE_ORDER=N puts the tests in the
+N-th random order."""
 import os
 import random
 import socket

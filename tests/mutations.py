@@ -16,8 +16,10 @@ from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE, GRADING, POLICY = 'tests/test_store.py', 'tests/test_grading.py', 'tests/test_policy.py'
+SURVIVORS = 'tests/test_survivors.py' # of those below that no other test noticed
 CONFIG, RUNS = (f'tests/test_reproduce.py -k "{words}"' for words in ('refused or profile', 'not kill and not ctrl_c'))
-PAID = 'cap or ledger or disk or paid or kept or once or options or tried or records or closed or bills or waited'
+PAID = ('cap or ledger or disk or paid or kept or once or options or tried or records or closed or bills or waited or '
+        'tokens')
 LEDGER = f'tests/test_api.py tests/test_faults.py -k "({PAID}) and not test_a_fault and not test_a_soak and not stage"'
 WALKS = 'tests/test_walks.py tests/test_tree.py'
 CPO = 'tests/test_cpo.py -k "clipped or weighs"'
@@ -25,8 +27,9 @@ TRAINING = 'tests/test_training.py -k "temperature_falls or stays_below_one"'
 CHOICE = ('tests/test_baselines.py tests/test_own.py -k "not collect and (class or nested or grid or chosen or shown '
           'or fitted or random or oracle or steer or trim or cheap)"')
 SWEEP = 'tests/test_training.py tests/test_profiles.py -k "sweep or planned or job or seed or ablation or paper"'
+CERTAIN = 'tests/test_certain.py tests/test_own.py -k "certain or enough or safe or loses or bound or problems_would"'
 FAIR = 'tests/test_baselines.py -k "are_fitted_on or random_spends"'
-OWN = ('tests/test_own.py -k "received or link or exported or public or own_json or twice or ledger or fewer or says '
+OWN = ('tests/test_own.py -k "received or link or export or public or own_json or twice or ledger or fewer or says '
        'or question"')
 MUTATIONS = { # tests -> (file, old text, new text)
     STORE: [
@@ -97,7 +100,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/policy.py', "config.get('checksum', same := config_checksum(config)) != same", 'False'),
         ('method/policy.py', 'np.nan_to_num(', '('), # padding is no number
         ('method/policy.py', 'return self.policy.n_models - 1 if self.kappa < 0 else 0', 'return 0')],
-    'tests/test_certain.py tests/test_own.py -k "certain or enough or safe or loses or bound or problems_would"': [
+    f'{SURVIVORS} {CERTAIN}': [
         ('method/certain.py', 'np.asarray(large_right, float) - np.asarray(right, float)',
          'np.asarray(right, float) - np.asarray(large_right, float)'),
         ('method/certain.py', 'loss.std(ddof=1)', 'loss.std()'),
@@ -109,7 +112,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/certain.py', '            break\n', '            continue\n'), # a setting after one that is not safe
         ('method/certain.py', 'quantile(1 - delta) + quantile(power)', 'quantile(1 - delta)'),
         ('method/certain.py', 'if mean >= alpha:', 'if mean > 1:')],
-    'tests/test_uncertainty.py': [
+    f'{SURVIVORS} tests/test_uncertainty.py': [
         ('method/uncertainty.py', 'resamples(len(calibration), n_boot, seed + 1)',
          'np.ones((1 + n_boot, len(calibration)))'), # calibration is not drawn again
         ('method/uncertainty.py', 'resamples(len(test), n_boot, seed)[:, place]', 'resamples(len(test), n_boot, seed)'),
@@ -122,7 +125,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/uncertainty.py', 'seed_shares[:, k] * at_choice / cost[:, -1]', 'seed_shares[:, k] * at_choice'),
         ('method/uncertainty.py', 'columns[metric] = values[taken, resample]', 'columns[metric] = values[taken[0]]'),
         ('method/uncertainty.py', "missed=table.large_again * wrong", "missed=table.correct[:, 0] * wrong")],
-    'tests/test_outcomes.py tests/test_core.py tests/test_independent.py': [
+    f'{SURVIVORS} tests/test_outcomes.py tests/test_core.py tests/test_independent.py': [
         ('method/outcomes.py', 'large_accuracy - alpha - _ROUNDING', 'large_accuracy - 2 * alpha'),
         ('method/outcomes.py', 'large_accuracy - alpha - _ROUNDING', 'large_accuracy - alpha + _ROUNDING'),
         ('method/outcomes.py', 'np.where(keeps_accuracy(accuracy, large_accuracy, alpha), cost, np.inf)', 'cost + 0.0'),
@@ -134,7 +137,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/outcomes.py', 'loss[order] < lowest_before', 'loss[order] <= lowest_before'),
         ('method/outcomes.py', 'call.prompt - call.cached for call', 'call.prompt for call'), # the cache is paid
         ('method/outcomes.py', 'hits = np.asarray(hits) & np.asarray(inside)', 'hits = np.asarray(hits)')],
-    'tests/test_results.py tests/test_tables.py tests/test_report.py -k "not compile"': [
+    f'{SURVIVORS} tests/test_results.py tests/test_tables.py tests/test_report.py -k "not compile"': [
         ('method/results.py', '(1 - 0.975, 0.975)', '(1 - 0.95, 0.95)'), # an interval of 90 %
         ('method/results.py', 'np.quantile(draws[1:]', 'np.quantile(draws[:1]'),
         ('method/results.py', "missed=rows['large_again'] * wrong", "missed=rows['large_correct'] * wrong"),

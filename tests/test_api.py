@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -104,6 +105,8 @@ def test_dropped_repetitions_stay_on_the_bill(new, old):
 HALF = dict(message={}, finish_reason='stop', logprobs=dict(content=[{}]))
 JUNK = [None, [], {}, dict(choices=None), dict(choices=[None]), dict(choices=[dict(message=None)]),
         dict(choices=[dict(message=dict(content='x'))]), dict(choices=[HALF])]
+FIRST = dict(token='x', logprob=-1., top_logprobs=[dict(token=None, logprob=-1.)]) # it would stop whoever chooses
+JUNK.append(dict(choices=[dict(message=dict(content='x'), finish_reason='stop', logprobs=dict(content=[FIRST]))]))
 
 @pytest.mark.parametrize('junk', JUNK)
 def test_junk_is_no_reply(junk):
@@ -115,6 +118,13 @@ BAD_USAGE = [None, 3, {}, dict(prompt_tokens=1), dict(prompt_tokens=-1, completi
 
 @pytest.mark.parametrize('usage', BAD_USAGE)
 def test_a_usage_record_that_cannot_be_is_none(usage): assert replies.read_usage(dict(usage=usage)) is None
+
+def test_cached_tokens_are_paid_once_and_at_their_price():
+    long = replace(ask().problem, question='How many? '*800)
+    with Faulty() as server:
+        backend = api(server)
+        (steps,) = closing(backend, replace(ask(), problem=long))
+        assert steps[0].cached >= 1024 and backend.ledger.units == server.cents*CENT
 
 # faults
 

@@ -12,6 +12,7 @@ from asker import OPTIONS
 from test_own import PAIR, ready, rows, toys # noqa: F401
 
 from stepwise_routing.base.store import RolloutStore, checksum
+from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.questions import own_problems
 from stepwise_routing.method.outcomes import OutcomeTable, toy_table
 from stepwise_routing.method.policy import config_checksum
@@ -86,6 +87,15 @@ def test_a_record_that_is_none_is_one_line(tmp_path, data):
     with RolloutStore(tmp_path/'d', {}) as store:
         store.write('REPLACE', dict(edge=[(json.dumps(['p', 0, '', 0]), data)]))
         says(lambda: store.get('p', 0, '', 0), 'd holds a record that is none')
+
+@pytest.mark.parametrize('kept', [1, 16, 100, 511, 512, 4095])
+@pytest.mark.parametrize('readonly', [False, True])
+def test_a_file_with_records_that_is_cut_off_is_no_new_one(tmp_path, kept, readonly):
+    "All that was paid would be paid again, up to the whole cap."
+    with Ledger(tmp_path/'l') as book: run_async(book.settle(run_async(book.reserve('a', 7)), 5, reply=dict(text='x')))
+    (tmp_path/'l').write_bytes((tmp_path/'l').read_bytes()[:kept])
+    says(lambda: Ledger(tmp_path/'l') if not readonly else RolloutStore(tmp_path/'l', readonly=True), 'l is damaged')
+    assert (tmp_path/'l').stat().st_size == kept
 
 @pytest.mark.parametrize('most, units', [(5, -10**12), (-1, None), (5, 'abc'), (5, 1.5), ('5', 1)])
 def test_a_ledger_gives_no_money_away(tmp_path, most, units):

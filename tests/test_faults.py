@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import asker
 import pytest
+from areas import AREAS, count
 from asker import ask, request
-from faults import FAULTS, SIGNALS, STAGES, note, soak, try_fault, try_stage
+from faults import FAULTS, ROOT, SIGNALS, STAGES, note, soak, try_fault, try_stage
 from faulty import Faulty
 
 from stepwise_routing.base.tools import run_async
@@ -320,3 +321,35 @@ def test_a_damaged_ledger_is_refused_before_it_pays(tmp_path):
     at = data.rindex(b'%032x' % 7) # in the index of keys: nobody would find this reply
     path.write_bytes(data[:at] + b'f' + data[at + 1:])
     with pytest.raises(ValueError, match='l is damaged .*restore a copy'): Ledger(path)
+
+# ---- the table of areas
+
+TRIALS = """
+import time, pytest
+def test_a(): pass
+def test_b(): assert 1 == 2
+def test_c():
+    units = 5
+    assert units == 7
+@pytest.mark.timeout(1)
+def test_d(): time.sleep(60)
+@pytest.mark.skip
+def test_e(): pass
+@pytest.fixture
+def broken(): raise OSError
+def test_f(broken): pass
+"""
+
+def test_what_came_of_a_trial_is_counted(tmp_path):
+    (tmp_path/'test_trials.py').write_text(TRIALS)
+    report = tmp_path/'report.xml'
+    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--junitxml={report}', 'test_trials.py']
+    subprocess.run(command, cwd=tmp_path, capture_output=True)
+    assert count('x', report) == dict(area='x', trials=5, mended=1, crashed=2, hung=1, bill=1)
+
+def test_every_area_names_tests_that_are_there():
+    for words in AREAS.values():
+        for file, some in words.items():
+            text = (ROOT/'tests'/f'{file}.py').read_text('utf-8')
+            missing = [w for w in some.removeprefix('not ').split(' or ') if w not in file + text]
+            assert missing == [], file

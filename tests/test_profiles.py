@@ -236,6 +236,7 @@ BOMB = 'policy:\n  alpha: [&a0 [x,x,x,x,x,x,x,x,x,x]' + ''.join(
     ('policy:\n  alpha: .1\npolicy:\n  steps: 2\n', "'policy' occurs twice"),
     ('policy: {alpha: .1, alpha: .2}', "'alpha' occurs twice"), ('? [1]\n: 1\n', 'unhashable'),
     ('policy:\n  alpha: ' + '['*5000 + ']'*5000, 'recursion'), ('policy:\n  alpha: 2026-99-99', 'month'),
+    ('store: "\\ud800"', 'surrogates'),
     ('#' * 10**6, 'bytes: it is not a profile'), ('policy:\n  alpha: ' + 'x'*50_000, 'alpha is .* should be')])
 def test_yaml_of_somebody_else_is_one_short_line(tmp_path, text, said):
     (tmp_path/'bad.yaml').write_text(text)

@@ -20,6 +20,7 @@ from .tools import bad_row
 FORMAT = 3  # of all files; files of another format are refused
 TURN = 60  # seconds that a process waits for its turn to write to a file that was lent to it
 REMEMBERED = 1 << 13  # records of a store that stay in memory
+SMALLEST = 512  # bytes of a file of SQLite that holds anything
 
 # ---- the file
 
@@ -54,6 +55,12 @@ def one_writer(path) -> sqlite3.Connection:
             f'{path} is already open for writing, here or in another process: close it there first'
         ) from None
     return lock
+
+
+def check_not_cut(path) -> None:
+    "ValueError for a file that is almost empty: SQLite would begin a new one in its place."
+    if Path(path).is_file() and 0 < os.path.getsize(path) < SMALLEST:
+        raise ValueError(f'{path} is damaged (cut off): restore a copy of the file')
 
 
 def checksum(row) -> int:
@@ -92,6 +99,7 @@ class Database:
                 mode = 'ro' if readonly else 'rwc'
                 uri = f'{Path(path).resolve().as_uri()}?mode={mode}'
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
+                check_not_cut(path)
                 if not readonly and not lent:
                     self.lock = one_writer(path)
             self.db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)

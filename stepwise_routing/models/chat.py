@@ -138,6 +138,9 @@ _ON_SEND = ContextVar(
 )  # called where a request leaves, before its first byte
 
 
+PACKED = 'gzip'  # how a reply may be packed, once: a part of it cannot grow without end
+
+
 @lru_cache(None)
 def _http_client():  # OpenAI's, as a class
     import openai
@@ -158,12 +161,16 @@ def _http_client():  # OpenAI's, as a class
             request.extensions['trace'] = trace
             reply = await super().send(request, **options | dict(stream=True))
             try:
+                packed = reply.headers.get('content-encoding', PACKED)
+                if packed.lower() not in (PACKED, 'identity'):
+                    raise ConnectionError(f'a reply that is packed as {one_line(packed):.60}')
                 async for part in reply.aiter_bytes():
                     body += part
                     if len(body) > self.largest:
                         raise ConnectionError(f'a reply of more than {self.largest} bytes')
             finally:
                 await reply.aclose()
+                self.cookies.clear()
             # of the headers only this one is heeded; none decides how a reply is read
             after = reply.headers.get('retry-after', '').encode('ascii', 'ignore')
             head = {b'content-type': b'application/json', b'retry-after': after}
@@ -192,6 +199,7 @@ def api_client(
         ) from None
     http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
+    options['default_headers'] = {'Accept-Encoding': PACKED}
     return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
 
 
@@ -277,10 +285,8 @@ class OpenAIBackend:
         elif status == 404:
             names = []
             with contextlib.suppress(Exception):
-                names = [
-                    one_line(m.id)[:60]
-                    for m in (await self.clients[0].models.list(timeout=10)).data
-                ]
+                listed = await self.clients[0].get('/models', cast_to=str)
+                names = [one_line(m['id'])[:60] for m in json.loads(listed)['data'][:1000]]
             hint = nearest(self.model, names)
             line = (
                 f'{self.host} has no model {self.model!r}{hint}; it lists: {", ".join(names[:5])}'

@@ -13,6 +13,7 @@ from ..base.records import Step, extract_boxed
 from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
 from .interface import five_digits, leading
 
+LONGEST = 256  # characters of a token at most
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 
 
@@ -89,6 +90,8 @@ def _tokens(content):
         raise ValueError
     raw = [_token_bytes(t) for t in content]
     first = (alternatives[0] or [content[0]]) if content else []
+    if not all(type(a['token']) is str for a in first):
+        raise TypeError
     return dict(
         bytes=[b.decode('latin-1') for b in raw],
         logs=[float(t['logprob']) for t in content],
@@ -107,7 +110,7 @@ def read_reply(
         text = choice['message'].get('content') or ''
         finish = choice['finish_reason']
         text.encode()  # it is text, and every character whole
-        if content is not None and len(content) > most_tokens:
+        if len(text) > LONGEST * most_tokens or len(content or ()) > most_tokens:
             raise ValueError
         tokens = None if content is None else _tokens(content)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError):

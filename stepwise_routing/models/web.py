@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ..base.background import LoopThread
 from ..base.settings import Count, Positive, Section, Whole
+from ..base.tools import one_line
 from .chat import is_loopback
 from .metrics import Metrics
 
@@ -24,8 +25,8 @@ class Refused(Exception):
     def __init__(self, status, line, param=None, code=None, headers=()):
         super().__init__(status, line)
         self.status = status
-        self.line = line
-        self.param = param  # field that is wrong
+        self.line = one_line(line)  # a part of it may be the client's
+        self.param = param and one_line(param)  # field that is wrong
         self.code = code  # as OpenAI has it
         self.headers = dict(headers)
 
@@ -165,7 +166,7 @@ def handler_class():
                 self.gate.check_origin(self.request.headers)
                 if self.request.path != '/health':
                     self.gate.check_key(self.request.headers)
-                self.check_size(int(length) if length.isdigit() else 0)
+                self.check_size(int(length) if length.isdecimal() else 0)
             except Refused as refused:
                 self.refuse(refused)
 

@@ -254,6 +254,11 @@ def load_yaml(
                 raise yaml.YAMLError(f'{twice[0]!r} occurs twice')
             return super().construct_mapping(node, deep)
 
+        def construct_scalar(self, node):
+            text = super().construct_scalar(node)
+            text.encode()  # UnicodeEncodeError, a ValueError: half a character
+            return text
+
     try:
         return yaml.load(text, PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """Faults of a paid API: real processes ask a real server that fails. What survives, what is lost, what is paid twice?
 
-    python tests/helpers/faults.py                  run tests/test_faults.py and write its table to tables/faults.md
+    python tests/helpers/faults.py                  run the tests of helpers/areas.py, write counts to tables/faults.md
     python tests/helpers/faults.py --soak 2000 10   everything at once: API calls, kill -9s; its rows go there, too
 """
 import hashlib
@@ -15,6 +15,7 @@ from collections import Counter
 from datetime import date
 from pathlib import Path
 
+from areas import AREAS, COLUMNS, FIRST, NOTE, try_area
 from asker import OPTIONS, request
 from faulty import Faulty, chain
 
@@ -181,7 +182,7 @@ def stamp():
     git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return f'{date.today()}, commit {git.stdout.strip() or "unknown"}'
 
-PARTS = '**Faults and stages**', '**Soak**'
+PARTS = '**Areas**', f'**{FIRST}**', '**Soak**'
 SUITE = """
 One process meets the fault; new ones go on until all is stored. Rollouts and walks are what these stages ask of an API:
 whole chains, and single steps; the fault meets the first attempt of some requests. Survived are those that end as an
@@ -196,7 +197,7 @@ what is under Cap; Over: cents due above the cap of that time, at the worst mome
 can be due. What the server claims beyond what it was asked for is not due. All three are US cents.
 """
 def write(part, when, text):
-    "Put a part of tables/faults.md in its place; the other stays."
+    "Put a part of tables/faults.md in its place; the others stay."
     path, parts = ROOT/'tables'/'faults.md', {}
     for piece in (path.read_text('utf-8') if path.is_file() else '').split('\n\n\n'):
         parts |= {name: piece.strip() for name in PARTS if piece.startswith(name)}
@@ -205,17 +206,20 @@ def write(part, when, text):
     path.write_text('\n\n\n'.join(parts[name] for name in PARTS if name in parts) + '\n', 'utf-8')
 
 def suite():
-    "Run the tests of faults, then write what they measured; their exit status."
+    "Run the tests of every area, then write what they measured; 1 if one of them failed."
     when = stamp()
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder)/'rows'
-        command = [sys.executable, '-m', 'pytest', '-q', str(ROOT/'tests'/'test_faults.py'), '-k', 'not soak']
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | dict(FAULTS_ROWS=str(rows)))
+        os.environ['FAULTS_ROWS'] = str(rows)
+        areas = [try_area(area) for area in AREAS]
         measured = [json.loads(line) for line in rows.read_text('utf-8').splitlines()]
+    numbers = [name for name in COLUMNS.values() if name != 'area']
+    areas.append(dict(area='All') | {name: sum(row[name] for row in areas) for name in numbers})
+    write(PARTS[0], when, table(areas, COLUMNS) + '\n' + NOTE)
     columns = dict(Fault='fault', Stage='stage', Tried='tried', Survived='survived', Lost='lost') | {
         'Paid twice': 'twice', 'Hung': 'hung'}
-    write(PARTS[0], when, table([x for row in measured for x in by_stage(row)], columns) + '\n' + SUITE)
-    return done.returncode
+    write(PARTS[1], when, table([x for row in measured for x in by_stage(row)], columns) + '\n' + SUITE)
+    return int(areas[-1]['mended'] < areas[-1]['trials'])
 
 def long_soak(calls, kills):
     when, rows = stamp(), []
@@ -227,7 +231,7 @@ def long_soak(calls, kills):
     columns = dict(Server='server', Processes='runs', Tried='tried', Attempts='attempts', Faults='hit') | {
         'kill -9': 'kills', 'Full disks': 'full', 'Survived': 'survived', 'Lost': 'lost',
         'Paid twice': 'twice', 'Hung': 'hung', 'Cap': 'cap', 'Over': 'over', 'Window': 'window'}
-    write(PARTS[1], when, table(rows, columns) + '\n' + SOAK)
+    write(PARTS[2], when, table(rows, columns) + '\n' + SOAK)
     return any(row['survived'] != calls or row['lost'] or row['twice'] or row['hung'] for row in rows)
 
 if __name__ == '__main__':
