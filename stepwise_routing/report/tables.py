@@ -329,14 +329,14 @@ def _report_setting(r) -> str:
 def report_paper(
     results: dict,  # of `load_run`
 ) -> Report:
-    "Write Tables 1 and 2 and the full tables. Show Tables 1 and 2."
+    "Write Tables 1 and 2 and the full tables with all they leave out; show the former."
     return Report('\n'.join(_report_setting(r) for r in results.values()))
 
 
 def report_shortfalls(
     results: dict,  # of `load_run`
 ) -> Report:
-    "What falls short in all settings, as a folded list."
+    "What falls short in all settings, folded."
     sentences = []
     for name in ('open', 'api'):
         if name not in results:

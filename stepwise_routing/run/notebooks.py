@@ -190,7 +190,7 @@ def failure_line(
 
 
 def _print_progress(name, begin, folder, on_terminal, before):
-    "Print one line on stderr: seconds so far, the share done before, the notes of the processes."
+    "One line on stderr: seconds so far, what was done before, the notes that processes have left."
     notes = [f'{time.time() - begin:.0f} s', *filter(None, [before])]
     notes += [path.read_text('utf-8') for path in sorted(folder.iterdir())]
     line = one_line(f'{name}: ' + ' | '.join(notes))

@@ -60,10 +60,10 @@ def add_router(
     run: Run,  # finished up to chapter 04b, as of `open_run`
     router,  # a `Router` with a `name` of its own and `table_score`, such as a `ThresholdRouter`
 ) -> dict:  # "open", "api" -> `SettingResults`, with the new rows
-    """Put your router into the tables and figures of a run. Its setting is chosen by the same rule as all others.
+    """Put a router of yours into the tables and figures of a run, by the rule that chose all others.
 
-    A router of the same name replaces its earlier rows. The main figure shows six methods. To draw yours, call
-    `draw_accuracy_cost(**points, methods=[...])`. ValueError for a router that outcome tables cannot replay.
+    The same name replaces its earlier rows. The main figure shows six methods; for yours, draw
+    `draw_accuracy_cost(**points, methods=[...])`. ValueError for a router that cannot be replayed.
     """
     for setting in run.settings:
         for benchmark in setting.benchmarks:

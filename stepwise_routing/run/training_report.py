@@ -207,8 +207,8 @@ def policy_curves(
 
 
 def report_training(run: Run) -> list:
-    """Write tables and figures of a run's training and policies, and show the figures. [] if it trained
-    no policies."""
+    """Write tables and figures of a run's training and policies, and show the latter; empty if it
+    trained none."""
     setting, benchmarks = trained_setting(run)
     if not benchmarks:
         return []
