@@ -80,13 +80,13 @@ def test_a_table_that_no_run_can_make_is_refused(tmp_path, name):
 def test_a_store_that_acts_by_itself_is_refused(tmp_path, what):
     RolloutStore(tmp_path/'d', {}).close()
     with sqlite3.connect(tmp_path/'d') as db: db.execute(what)
-    says(lambda: RolloutStore(tmp_path/'d', {}), 'd has a (trigger|view) that we never make')
+    says(lambda: RolloutStore(tmp_path/'d', {}), 'd has a (trigger|view), and our files have none')
 
 @pytest.mark.parametrize('data', ['[1', '', b'', b'x', '{"text": 1}'])
 def test_a_record_that_is_none_is_one_line(tmp_path, data):
     with RolloutStore(tmp_path/'d', {}) as store:
         store.write('REPLACE', dict(edge=[(json.dumps(['p', 0, '', 0]), data)]))
-        says(lambda: store.get('p', 0, '', 0), 'd holds a record that is none')
+        says(lambda: store.get('p', 0, '', 0), 'd holds a record that cannot be read')
 
 @pytest.mark.parametrize('kept', [1, 16, 100, 511, 512, 4095])
 @pytest.mark.parametrize('readonly', [False, True])

@@ -34,10 +34,10 @@ def unchanged(monkeypatch): monkeypatch.setattr(benchmarks, 'REGISTERED', dict(b
 
 @pytest.mark.parametrize('fields, line', [
     (dict(name=''), 'give it a name'), (dict(separator=';'), "benchmark 'x': separator is ';'"),
-    (dict(source=3), 'no problems'), (dict(prompt=lambda q: q), 'no list of chat messages'),
-    (dict(prompt=lambda: []), 'TypeError'), (dict(answer=lambda texts: 3), 'answer.texts. gives 3'),
+    (dict(source=3), 'no problems'), (dict(prompt=lambda q: q), 'should return a list of chat messages'),
+    (dict(prompt=lambda: []), 'TypeError'), (dict(answer=lambda texts: 3), 'answer.texts. returns 3'),
     (dict(answer=lambda texts: texts[7]), 'IndexError'), (dict(scored=lambda text: [1]*len(text)), 'True or False'),
-    (dict(scored=lambda text: np.ones(2, bool)), 'per character'), (dict(is_last=3), 'TypeError')])
+    (dict(scored=lambda text: np.ones(2, bool)), 'for each character'), (dict(is_last=3), 'TypeError')])
 def test_a_wrong_record_gives_one_line(fields, line):
     with pytest.raises(ValueError, match=line) as e: Benchmark(**dict(name='x') | fields)
     assert '\n' not in str(e.value)

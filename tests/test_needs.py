@@ -74,7 +74,7 @@ def test_what_a_bare_machine_lacks_is_told_in_one_line_each(offline, machine, mo
     (dict(data__benchmarks=['gsm8k', 'aime']), "aime: unknown benchmark 'aime'"),
     (dict(data__benchmarks=['mbpp']), 'needs your leave to grade mbpp: it runs programs that a language model wrote'),
     (dict(data__benchmarks=['none.jsonl']), 'needs none: none.jsonl is not a file'),
-    (dict(data__benchmarks=['micro-gsm'], open__n_test=1001), 'micro-gsm test has 1000 problems, n=1001 were asked')])
+    (dict(data__benchmarks=['micro-gsm'], open__n_test=1001), 'micro-gsm test has 1000 problems: n=1001 is too many')])
 def test_settings_that_cannot_work_are_needs(offline, machine, changes, line):
     lines = needs(run_of('open', **changes))
     assert any(line in x for x in lines), lines

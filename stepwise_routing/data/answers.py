@@ -181,9 +181,7 @@ class Quantity:
     "A number and its unit."
 
     number: Number
-    unit: (
-        set | None
-    )  # its words, singular; empty: none; None: the letters are a product, as in 2xy  # its words, singular; empty: no unit; None: the letters are a product, as in 2xy
+    unit: set | None  # its words, singular; empty: none; None: a product of letters, as in 2xy
 
 
 def singular(word: str) -> str:

@@ -47,7 +47,7 @@ def model_folder(name) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / 'config.json').exists():
-            raise FileNotFoundError(f'{path} has no config.json: give the folder of a model')
+            raise FileNotFoundError(f'{path} is no model folder: it has no config.json')
         if any(any(path.glob(w)) for w in _WEIGHTS):
             return path
         raise FileNotFoundError(f'{path}: no weights ({" or ".join(_WEIGHTS)})')
