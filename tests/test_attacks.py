@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import zlib
 
 import numpy as np
 import pytest
@@ -82,7 +83,15 @@ def test_a_store_that_acts_by_itself_is_refused(tmp_path, what):
     with sqlite3.connect(tmp_path/'d') as db: db.execute(what)
     says(lambda: RolloutStore(tmp_path/'d', {}), 'd has a (trigger|view), and our files have none')
 
-@pytest.mark.parametrize('data', ['[1', '', b'', b'x', '{"text": 1}'])
+STEP = b'{"text": "", "model": 0, "finish": "stop"}'
+UNPACKED = zlib.compress(STEP) # it is one; with a hundred million blanks before it, it is none
+
+def test_a_record_with_checksum_is_one(tmp_path):
+    with RolloutStore(tmp_path/'d', {}) as store:
+        store.write('REPLACE', dict(edge=[(json.dumps(['p', 0, '', 0]), UNPACKED)]))
+        assert store.get('p', 0, '', 0).finish == 'stop'
+
+@pytest.mark.parametrize('data', ['[1', '', b'', b'x', '{"text": 1}', zlib.compress(b' '*10**8 + STEP), UNPACKED[:-9]])
 def test_a_record_that_is_none_is_one_line(tmp_path, data):
     with RolloutStore(tmp_path/'d', {}) as store:
         store.write('REPLACE', dict(edge=[(json.dumps(['p', 0, '', 0]), data)]))

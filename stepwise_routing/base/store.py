@@ -20,6 +20,7 @@ from .tools import bad_row
 FORMAT = 3  # of all files; files of another format are refused
 TURN = 60  # seconds that a process waits for its turn to write to a file that was lent to it
 REMEMBERED = 1 << 13  # records of a store that stay in memory
+LARGEST_RECORD = 1 << 26  # bytes, unpacked
 SMALLEST = 512  # bytes of a file of SQLite that holds anything
 
 # ---- the file
@@ -60,7 +61,9 @@ def one_writer(path) -> sqlite3.Connection:
 def check_not_cut(path) -> None:
     "ValueError for a file that is almost empty: SQLite would begin a new one in its place."
     if Path(path).is_file() and 0 < os.path.getsize(path) < SMALLEST:
-        raise ValueError(f'{path} is damaged (cut off): restore a copy of the file')
+        raise ValueError(
+            f'{path} is damaged or of another kind: restore a copy, or take another file'
+        )
 
 
 def checksum(row) -> int:
@@ -321,7 +324,8 @@ class RolloutStore(Database):
         values = {}
         names = [field.name for field in fields(self.record)]
         try:
-            entries = json.loads(zlib.decompress(data)).items()
+            text = zlib.decompressobj().decompress(data, LARGEST_RECORD)
+            entries = json.loads(text).items()
         except (zlib.error, ValueError, TypeError, AttributeError, RecursionError):
             raise ValueError(
                 f'{self.path} holds a record that cannot be read: take another file'

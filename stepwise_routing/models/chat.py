@@ -199,8 +199,10 @@ def api_client(
         ) from None
     http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
-    options['default_headers'] = {'Accept-Encoding': PACKED}
-    return openai.AsyncOpenAI(api_key=key or 'none', base_url=base_url, **options)
+    head = {'Accept-Encoding': PACKED}
+    return openai.AsyncOpenAI(
+        api_key=key or 'none', base_url=base_url, default_headers=head, **options
+    )
 
 
 OWN_WORDS = 4096  # tokens that a server may add to a prompt or reply: its own system prompt
@@ -285,7 +287,7 @@ class OpenAIBackend:
         elif status == 404:
             names = []
             with contextlib.suppress(Exception):
-                listed = await self.clients[0].get('/models', cast_to=str)
+                listed = await self.clients[0].get('/models', cast_to=str, options=dict(timeout=10))
                 names = [one_line(m['id'])[:60] for m in json.loads(listed)['data'][:1000]]
             hint = nearest(self.model, names)
             line = (
