@@ -8,6 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from ..method.certain import Calibration
+from ..models.pair import places
 
 CLASSES = dict(  # of routers, from the simplest to the largest
     score_prob='a threshold on score_prob',
@@ -18,7 +19,7 @@ CLASSES = dict(  # of routers, from the simplest to the largest
 LARGE_ALONE = 'large alone'
 HARDLY = 0.9  # share of the large model's cost; above, a router is hardly worth its trouble
 
-CARD = """# A router: {small} hands over to {large}
+CARD = """# A router: {small} hands over to {larger}
 
 | model | weights |
 |---|---|
@@ -43,7 +44,7 @@ content: it does not make an answer safe.
 
 ```python
 from stepwise_routing.own import route
-route('this-folder', 'What is 7 times 8?', models=['SMALL', 'LARGE'])
+route('this-folder', 'What is 7 times 8?', models={places})
 ```
 """
 PROMISES = dict(
@@ -166,7 +167,7 @@ def curve_words(
 
 
 def router_card(
-    models,  # public names of the small and the large one
+    models,  # public names, small to large
     weights,  # hash of the weights of each; None: not known
     n_train: int,  # training problems
     max_steps: int,  # steps of a chain at most
@@ -175,13 +176,14 @@ def router_card(
     licence: str,  # of the router
 ) -> str:
     "The card, in Markdown."
-    small, large = models
+    small, *larger = models
     rows = [f'| {name} | {fact or "not known"} |' for name, fact in zip(models, weights)]
     numbers = dict(calibration)
     large_accuracy = numbers.pop('large')
     return CARD.format(
         small=small,
-        large=large,
+        larger=' or '.join(larger),
+        places=[place.upper() for place in places(len(models))],
         weights='\n'.join(rows),
         router=router_words(model_class),
         n_train=n_train,

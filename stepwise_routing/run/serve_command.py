@@ -17,7 +17,7 @@ def serve_parser() -> Parser:
     )
     add = parser.add_argument
     add('folders', nargs='+', metavar='FOLDER', help='of collect, train and calibrate')
-    add('--models', nargs=2, required=True, metavar=('SMALL', 'LARGE'), help='names of the models')
+    add('--models', nargs='+', required=True, metavar='MODEL', help='their names, small to large')
     add('--port', type=int, default=8000)
     add('--host', default='127.0.0.1', help='another one than this machine takes a key')
     add('--max-cents', type=float, metavar='N', help='that may be spent in all until it stops')
@@ -32,7 +32,10 @@ def serve_parser() -> Parser:
 
 def serve(argv) -> None:  # the words after `stepwise-routing serve`
     "Serve until Ctrl-C or a signal to terminate. Errors as of `own.serve`."
-    words = vars(serve_parser().parse_args(argv))
+    parser = serve_parser()
+    words = vars(parser.parse_args(argv))
+    if len(words['models']) < 2:
+        parser.error('--models takes two names or more, small to large')
     names = 'base_url', 'key_env', 'price'
     given = {name: words.pop(name) for name in names}
     access = Access(**{name: value for name, value in given.items() if value is not None})
