@@ -13,13 +13,10 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
-
-import numpy as np
 
 from stepwise_routing.base.settings import (
-    FROM_LIST,
     Count,
+    Names,
     Policy,
     Probability,
     Section,
@@ -32,8 +29,9 @@ from .data.grading import graded, is_right
 from .data.questions import own_problems
 from .data.sources import file_rows
 from .method.offers import fingerprint, offers
-from .method.outcomes import OutcomeTable, outcome_table
-from .method.tree import RoutingTree, collect_rollouts
+from .method.outcomes import OutcomeTable
+from .method.sides import TableSide, draw, drawn_sides, right_rows, walked_sides
+from .method.tree import RoutingTree
 from .models.answers import RouterService
 from .models.bills import set_caps
 from .models.metrics import Metrics
@@ -43,9 +41,10 @@ from stepwise_routing.models.pair import (
     check_cost,
     check_questions,
     check_weights,
-    open_pair,
+    open_several,
+    places,
     public_name,
-    two_models,
+    several_models,
     weights_of,
 )
 from .models.web import KEY_ENV, Limits, running
@@ -86,9 +85,9 @@ FORMAT = 'stepwise-routing own 4'
 class Own(Section):
     "The settings of a folder. They hold no path, server or key."
 
-    models: Annotated[tuple[str, str], FROM_LIST]  # public names of the small and the large one
-    name: str = 'own'  # of the benchmark; it is part of all seeds
-    max_steps: Count = 30  # most steps of a chain
+    models: Names  # public names, small to large
+    name: str = 'own'  # of the problems; part of the seeds
+    max_steps: Count = 30  # steps of a chain at most
     calibration: Probability = 0.4  # share of the problems that are set aside for calibration
     sampling: Sampling = Sampling()  # how the models write
 
@@ -133,22 +132,18 @@ def _all_problems(folder, problems, own):
     return own_problems([*earlier, *new], own.name)
 
 
-def _write_tables(folder, problems, tables):
-    "Write tables and problems at the end of a call. An interrupted call leaves the folder as it was."
-    for table in tables:
-        table.save(folder / f'{table.split}.npz')
+def _write_sides(folder, problems, sides):
+    "Write tables and problems, at the end of a call; until then a folder stays as it was."
+    for side in sides:
+        side.save()
     rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in problems]
     write_file(folder / 'problems.jsonl', '\n'.join(rows) + '\n')
-
-
-def _percent(shares):
-    return round(100 * float(np.mean(shares)), 1)
 
 
 def collect(
     folder,  # keeps everything; made if missing
     problems,  # JSONL file with "question" and "answer", or rows, see `own_problems`
-    models,  # the small and the large one: names as for `open_models`, `Model`s, or two backends
+    models,  # two or more, small to large: names as for `open_models`, `Model`s, or backends
     sampling: Sampling = Sampling(),  # how they write
     access: Access = Access(),  # where they are and which key is used; it is not kept
     grade=is_right,  # (`Problem`, parsed answer) -> bool
@@ -162,9 +157,9 @@ def collect(
     If grading gives up on answers, the result has their number. ValueError for input that cannot work.
     """
     folder = Path(folder)
-    pair = two_models(models)
+    given = several_models(models)
     own = Own(
-        models=[public_name(model) for model in pair],
+        models=[public_name(model) for model in given],
         name=name,
         max_steps=max_steps,
         calibration=calibration,
@@ -173,25 +168,18 @@ def collect(
     check_links(folder)
     problems = _all_problems(folder, problems, own)
 
-    def tables_of(tree):
-        sides = own_split(problems, calibration)
-        return [outcome_table(part, tree, side) for side, part in sides.items() if part]
-
-    with open_pair(pair, sampling, access, folder / 'ledger.db', max_cents) as backends:
+    with open_several(given, sampling, access, folder / 'ledger.db', max_cents) as backends:
         check_cost(backends)
         settings = tree_settings(name, backends, find_benchmark(name).draws)
         with RolloutStore(folder / 'draws.db', settings) as store:
             check_questions(problems, backends)
             write_file(folder / 'own.json', _as_json(own))
             tree = RoutingTree(backends, store, max_steps=max_steps, grade=grade)
-            new_steps = collect_rollouts(problems, tree)
-            tables, given_up = graded(tables_of, tree)
-            _write_tables(folder, problems, tables)
-    result = {table.split: len(table) for table in tables}
-    small = [table.outcome(-1)['correct'] for table in tables]
-    large = [table.large_only()['correct'] for table in tables]
-    result['small right'] = _percent(np.concatenate(small))
-    result['large right'] = _percent(np.concatenate(large))
+            new_steps = draw(problems, tree)
+            parts = own_split(problems, calibration)
+            sides, given_up = graded(drawn_sides, parts, tree, folder)
+            _write_sides(folder, problems, sides)
+    result = {side.name: len(side) for side in sides} | right_rows(sides)
     result['new steps'] = new_steps
     if given_up:
         result['answers given up'] = len(given_up)
@@ -199,11 +187,11 @@ def collect(
 
 # %% ../nbs/06_your_own_models.ipynb #tables
 def own_table(
-    folder,  # of `collect`
+    folder,  # of `collect`, with two models
     side: str,  # "train" or "calibration"
 ) -> OutcomeTable:
-    "Read an outcome table of a folder. ValueError if there is none yet."
-    read_own(folder)
+    "An outcome table of a folder. ValueError: there is none, or none yet."
+    _check_two(folder, 'an outcome table')
     check_links(folder)
     file = Path(folder) / f'{side}.npz'
     if file.is_file():
@@ -214,28 +202,29 @@ def own_table(
     )
 
 
-def _own_inputs(table):  # (features, unit of cost)
-    "The features that both models' interfaces provide, and the unit of cost."
-    from stepwise_routing.method.policy import FULL_FEATURES
+def _check_two(folder, what):
+    "ValueError: there are more models, and this is for two."
+    n = len(read_own(folder).models)
+    if n > 2:
+        raise ValueError(f'{folder} has {n} models; {what} is for two')
 
-    is_missing = np.isnan(table.obs[table.inside]).any(0)
-    features = [name for name in FULL_FEATURES if not is_missing[table.features.index(name)]]
-    unit = 'cents' if table.large_cents.any() else 'paper_flops'
-    return tuple(features), unit
+
+def _sides(folder, *walking):  # models, access, max_cents, grade
+    "Side -> its problems, for a `with` block: read off the tables of two models, or walked by more."
+    own = read_own(folder)
+    if len(own.models) == 2:
+        return contextlib.nullcontext(lambda side: TableSide(own_table(folder, side), folder))
+    check_links(folder)
+    return walked_sides(folder, own, own_split, *walking)
 
 # %% ../nbs/06_your_own_models.ipynb #train
-def _own_policy(policy, alpha, steps, n):  # -> `Policy`
-    "The hyper-parameters of a call to `train`. An argument that is None changes nothing."
+def _own_policy(policy, alpha, steps, side):  # -> `Policy`
+    "The hyper-parameters of a call; None changes nothing."
     if policy is None:
-        batch = None if n <= 500 else 500
-        policy = Policy(estimator='exact', batch=batch, steps=80)
+        policy = Policy(**side.training)
     changes = dict(alpha=alpha, steps=steps)
     given = {name: value for name, value in changes.items() if value is not None}
     return replace(policy, **given)
-
-
-def _candidate_folder(folder, model_class, seed):
-    return Path(folder) / 'candidates' / model_class / f'seed{seed}'
 
 
 def train(
@@ -243,10 +232,15 @@ def train(
     alpha: float | None = None,  # accuracy that may be lost, as a share of the problems; None: 0.02
     on_escalate: str = 'regenerate',  # the large model writes the unsure step again; "append": the next
     steps: int | None = None,  # policy steps; None: 80
-    seeds: int = 3,  # policies per class; they differ in weights, batches and actions
-    policy: Policy | None = None,  # all hyper-parameters; None: exact gradients, 80 steps
-):  # DataFrame, a row per candidate: its results on the training problems, in %
-    """Train the candidates. Candidates of an earlier, equal call are kept.
+    seeds: int = 3,  # policies of a class; they differ in weights, batches and actions
+    policy: Policy
+    | None = None,  # all hyper-parameters; None: 80 steps, with two models exact ones
+    models=None,  # three or more models walk, so say where they are, as for `collect`
+    access: Access = Access(),  # where they are
+    max_cents: float | None = None,  # never spend more on paid models, earlier calls included
+    grade=is_right,  # as for `collect`
+):  # DataFrame, a row per candidate: its numbers on the training problems, in %
+    """Train the candidates. Those that the same call has trained before are kept.
 
     Nothing is deployed yet: `calibrate` does that. If `policy` is given, alpha and steps default to
     its own. ValueError for input that cannot work.
@@ -254,35 +248,38 @@ def train(
     import pandas as pd
 
     from stepwise_routing.method import training  # torch: imported by those who need it
-    from stepwise_routing.method.candidates import nested_classes, save_threshold
-    from stepwise_routing.method.cpo import TableEnv
+    from stepwise_routing.method.candidates import candidate_folder, save_threshold
     from stepwise_routing.method.policy import load_policy
 
     folder = Path(folder)
-    table = own_table(folder, 'train')
-    features, unit = _own_inputs(table)
-    policy = _own_policy(policy, alpha, steps, len(table))
-    checked('seeds', seeds, Count)
-    table_hash = digest((folder / 'train.npz').read_bytes().hex())
-    candidates_file = folder / 'candidates.json'
-    candidates_file.unlink(missing_ok=True)
-    rows = []
-    for model_class, seen in nested_classes(features).items():
-        env = TableEnv(table, seen, on_escalate, unit)
-        is_bare = model_class in features
-        for seed in range(1 if is_bare else seeds):
-            parts = model_class, table_hash, seen, on_escalate, unit, asdict(policy), seed
-            key = training.training_key(*parts)
-            place = _candidate_folder(folder, model_class, seed)
-            if is_bare:
-                save_threshold(env, place, key, unit)
-            else:
-                training.fit(env, None, place, policy, seed, None, key=key, unit=unit)
-            result = training.calibrate(load_policy(place), env, 'accuracy', policy.alpha)
-            rows.append(_training_row(model_class, seed, result))
+    with _sides(folder, models, access, max_cents, grade) as sides:
+        side = sides('train')
+        unit = side.unit
+        policy = _own_policy(policy, alpha, steps, side)
+        checked('seeds', seeds, Count)
+        candidates_file = folder / 'candidates.json'
+        candidates_file.unlink(missing_ok=True)
+        rows = []
+        for model_class, seen in side.classes.items():
+            env = side.env(seen, on_escalate, unit)
+            is_bare = model_class in side.features
+            for seed in range(1 if is_bare else seeds):
+                parts = model_class, side.key, seen, on_escalate, unit, asdict(policy), seed
+                key = training.training_key(*parts)
+                place = candidate_folder(folder, model_class, seed)
+                if is_bare:
+                    save_threshold(env, place, key, unit)
+                else:
+                    training.fit(env, None, place, policy, seed, None, key=key, unit=unit)
+                result = training.calibrate(load_policy(place), env, 'accuracy', policy.alpha)
+                rows.append(_training_row(model_class, seed, result))
     names = [(row['class'], row['seed']) for row in rows]
     write_file(candidates_file, json.dumps(names) + '\n')
     return pd.DataFrame(rows)
+
+
+def _percent(share):
+    return round(100 * share, 1)
 
 
 def _training_row(model_class, seed, result):
@@ -295,26 +292,13 @@ def _training_row(model_class, seed, result):
     }
 
 # %% ../nbs/06_your_own_models.ipynb #choose
-def _candidates(folder):  # -> list of `Candidate`
-    "All candidates that `train` made. FileNotFoundError before `train`, ValueError for a damaged list."
-    from stepwise_routing.method.candidates import Candidate, HeldOut
-    from stepwise_routing.method.cpo import TableEnv
-    from stepwise_routing.method.policy import load_policy
+@contextlib.contextmanager
+def _candidates(folder, *walking):  # list of `Candidate`; walking as for `_sides`
+    "All candidates that `train` made. Errors as of `read_candidates`."
+    from stepwise_routing.method.candidates import read_candidates
 
-    tables = [own_table(folder, side) for side in SIDES]
-    file = Path(folder) / 'candidates.json'
-    if not file.is_file():
-        raise FileNotFoundError(f'{folder}: nothing is trained yet; call train')
-    found = []
-    for model_class, seed in json.loads(file.read_text('utf-8')):
-        if model_class not in CLASSES:
-            raise ValueError(f'{file} is damaged: call train again')
-        policy = load_policy(_candidate_folder(folder, model_class, int(seed)))
-        options = policy.config['on_escalate'], policy.config['unit'], policy.scaler
-        train_env = TableEnv(tables[0], policy.features, *options)
-        held_out = HeldOut(policy, tables[1], policy.features, *options)
-        found.append(Candidate(model_class, seed, policy, train_env, held_out))
-    return found
+    with _sides(folder, *walking) as sides:
+        yield read_candidates(folder, *map(sides, SIDES), CLASSES)
 
 
 def _choose(candidates, target, alpha, share):  # -> (`Candidate`, `Choice`)
@@ -341,6 +325,10 @@ def calibrate(
     folder,  # of `collect` and `train`
     target: str = 'certain',  # "certain" and "miss" promise for new problems, "accuracy" for these only
     alpha: float = 0.05,  # accuracy that may be lost against the large model, or misses
+    models=None,  # three or more models walk, so say where they are, as for `collect`
+    access: Access = Access(),  # where they are
+    max_cents: float | None = None,  # never spend more on paid models, earlier calls included
+    grade=is_right,  # as for `collect`
 ) -> Choice:
     """Choose class and threshold on the problems set aside, deploy them, and print the reason.
 
@@ -349,9 +337,10 @@ def calibrate(
     from stepwise_routing.method.candidates import check_enough
     from stepwise_routing.method.policy import save_policy
 
-    candidates = _candidates(folder)
-    check_enough(folder, len(candidates[0].held_out), target, alpha)
-    candidate, choice = _choose(candidates, target, alpha, read_own(folder).calibration)
+    share = read_own(folder).calibration
+    with _candidates(folder, models, access, max_cents, grade) as candidates:
+        check_enough(folder, len(candidates[0].held_out), target, alpha)
+        candidate, choice = _choose(candidates, target, alpha, share)
     result = choice.calibration
     facts = dict(calibration=asdict(result), model_class=choice.model_class, costs=choice.costs)
     config = candidate.policy.config | dict(kappa=result.kappa) | facts
@@ -382,13 +371,17 @@ def curve(
     folder,  # of `collect` and `train`
     target: str = 'certain',  # as for `calibrate`
     alphas=ALPHAS,  # accuracy that may be lost, or misses
+    models=None,  # three or more models walk, so say where they are, as for `collect`
+    access: Access = Access(),  # where they are
+    max_cents: float | None = None,  # never spend more on paid models, earlier calls included
+    grade=is_right,  # as for `collect`
 ):  # DataFrame, a row per alpha; `needed`: calibration problems for a router that saves cost
     "What `calibrate` would choose at each alpha. Nothing is deployed or changed."
     import pandas as pd
 
     share = read_own(folder).calibration
-    candidates = _candidates(folder)
-    choices = [_choose(candidates, target, alpha, share)[1] for alpha in alphas]
+    with _candidates(folder, models, access, max_cents, grade) as candidates:
+        choices = [_choose(candidates, target, alpha, share)[1] for alpha in alphas]
     print(curve_words(choices))
     rows = [choice.row() for choice in choices]
     return pd.DataFrame(rows).astype({'needed': 'Int64'})
@@ -397,7 +390,7 @@ def curve(
 @contextlib.contextmanager
 def open_router(
     folder,  # of `collect`, `train` and `calibrate`, or of `export`
-    models=None,  # names of your small and large model, as for `open_models`; needed
+    models=None,  # names of your models, small to large, as for `open_models`; needed
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, `collect` included
     fall_back: bool = False,  # let the small model go on if the large one does not answer
@@ -412,16 +405,17 @@ def open_router(
     if models is None:
         raise ValueError(
             f'{folder} was trained for the models {own.models!r}: say where yours are, with '
-            'models=[SMALL, LARGE], and with access= for those behind a server'
+            f'models=[{", ".join(places(len(own.models))).upper()}], and with access= for those '
+            'behind a server'
         )
-    pair = two_models(models)
+    given = several_models(models, len(own.models))
     policy = _calibrated_policy(folder)
     is_collected = (folder / 'draws.db').is_file()
     with TemporaryDirectory() as empty:  # in place of a folder of `export`, which is only read
         work_folder = folder if is_collected else Path(empty)
         check_links(work_folder)
         ledger = work_folder / 'ledger.db'
-        opened = open_pair(pair, own.sampling, access, ledger, max_cents, keep_replies=False)
+        opened = open_several(given, own.sampling, access, ledger, max_cents, keep_replies=False)
         with opened as backends:
             draws = find_benchmark(own.name).draws
             settings = tree_settings(own.name, backends, draws)
@@ -436,7 +430,7 @@ def open_router(
 def route(
     folder,  # of `collect`, `train` and `calibrate`, or of `export`
     questions,  # one question or a list
-    models=None,  # names of your small and large model, as for `open_models`; needed
+    models=None,  # names of your models, small to large, as for `open_models`; needed
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, `collect` included
 ):  # `Routed`, or a list
@@ -452,27 +446,29 @@ def _router(policy, kappa):
 
 
 def _points(folder, policy, alphas):
-    "Alpha -> the router calibrated for it. Without candidates, only the deployed router."
+    "Alpha -> the router calibrated for it; the deployed one only where nothing else can be read off."
     from stepwise_routing.method.candidates import check_enough
 
     calibration = policy.config['calibration']
     points = {calibration['alpha']: _router(policy, policy.kappa)}
-    if not (Path(folder) / 'candidates.json').is_file():
+    own = read_own(folder)
+    if not (Path(folder) / 'candidates.json').is_file() or len(own.models) > 2:
         return points
-    candidates = _candidates(folder)
-    share = read_own(folder).calibration
-    for alpha in alphas:
-        with contextlib.suppress(ValueError):  # too few problems for this one
-            check_enough(folder, len(candidates[0].held_out), calibration['target'], alpha)
-            candidate, choice = _choose(candidates, calibration['target'], alpha, share)
-            points.setdefault(alpha, _router(candidate.policy, choice.calibration.kappa))
+    with _candidates(folder) as candidates:
+        for alpha in alphas:
+            with contextlib.suppress(ValueError):  # too few problems for this one
+                check_enough(folder, len(candidates[0].held_out), calibration['target'], alpha)
+                candidate, choice = _choose(
+                    candidates, calibration['target'], alpha, own.calibration
+                )
+                points.setdefault(alpha, _router(candidate.policy, choice.calibration.kappa))
     return dict(sorted(points.items()))
 
 
 @contextlib.contextmanager
 def serving(
     folders,  # one router's folder, or a list of them
-    models,  # names of the small and the large model, as for `open_models`
+    models,  # names of the models, small to large, as for `open_models`
     access: Access = Access(),  # where they are
     port: int = 0,  # 0: any free one
     host: str = '127.0.0.1',  # address to listen on; any other than 127.0.0.1 needs a key
@@ -521,7 +517,8 @@ def drift(
     models,  # names of the small and the large model, as for `open_models`
     access: Access = Access(),  # where they are
 ) -> Drift:
-    "Do recorded questions resemble the calibration problems? ValueError if the router uses no scores."
+    "Are recorded questions like the calibration problems? ValueError: the router sees no scores."
+    _check_two(folder, 'drift')
     table = own_table(folder, 'calibration')
     with open_router(folder, models, access) as router:
         deployed = router.router
@@ -572,12 +569,14 @@ def report(
     | None = None,  # of the large model, for the cache table: a row of PRICES, or your own
     licence: str = 'not stated',  # of the router, for the model card
 ) -> list:  # names of the files
-    "Write a card, a figure and tables about the deployed router. The router does not change."
-    own, policy, candidates = read_own(folder), _calibrated_policy(folder), _candidates(folder)
+    "Write a card, a figure and tables about the deployed router. Nothing is deployed."
+    _check_two(folder, 'a report')
+    own, policy = read_own(folder), _calibrated_policy(folder)
     config, target = policy.config, policy.config['calibration']['target']
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
         card = _card(own, config, weights_of(store.settings), licence)
     router = _router(policy, policy.kappa)
-    choices = [_choose(candidates, target, alpha, own.calibration)[1] for alpha in ALPHAS]
+    with _candidates(folder) as candidates:
+        choices = [_choose(candidates, target, alpha, own.calibration)[1] for alpha in ALPHAS]
     table = own_table(folder, 'calibration')
     return write_report(out, card, table, router, config['unit'], own.models, choices, price)

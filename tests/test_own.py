@@ -275,7 +275,7 @@ def test_the_same_calls_give_the_same_router(tmp_path, toys):
 def test_fewer_seeds_than_before_are_all_that_counts(tmp_path, toys):
     constructed(tmp_path/'mine', 'scores')
     assert len(train(tmp_path/'mine', steps=3, seeds=2)) == 6 and len(train(tmp_path/'mine', steps=3, seeds=1)) == 4
-    assert {c.seed for c in own_module._candidates(tmp_path/'mine')} == {0}
+    with own_module._candidates(tmp_path/'mine') as candidates: assert {c.seed for c in candidates} == {0}
 
 def test_nothing_certain_means_the_large_model_alone(tmp_path, toys, capsys):
     folder = tmp_path/'mine'
@@ -373,8 +373,8 @@ def test_a_folder_is_for_one_thing(tmp_path, toys, how, said):
     with pytest.raises(ValueError, match=said): collect(tmp_path/'mine', rows(20), **dict(dict(models=PAIR), **how))
 
 def test_bad_arguments(tmp_path, toys):
-    for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
-        with pytest.raises(ValueError, match='a small and a large model are needed'):
+    for models in ('toy-0', ['toy-0'], ['a']*11):
+        with pytest.raises(ValueError, match='a small and a large model are needed, two to 10 in all'):
             collect(tmp_path/'mine', rows(), models)
     for share in (0, 1, -1):
         with pytest.raises(ValueError, match='calibration is'):
@@ -392,7 +392,7 @@ def test_bad_arguments(tmp_path, toys):
     for q in ('', ' ', None, 3):
         with pytest.raises(ValueError, match='a question should be text'): route(tmp_path/'mine', [q], PAIR)
     for models in ('toy-0', ['toy-0'], ['a', 'b', 'c']):
-        with pytest.raises(ValueError, match='a small and a large model are needed'):
+        with pytest.raises(ValueError, match='a small and a large model are needed, 2 in all'):
             route(tmp_path/'mine', 'What?', models)
 
 @pytest.mark.parametrize('record, bad, said', [
@@ -454,7 +454,7 @@ def test_options_of_each_model(tmp_path, toys):
     assert options['each'] == [dict(base_url='http://10.0.0.1:8000/v1'), dict(price='1/0.5/4', params=7e9)]
     assert '10.0.0.1' not in (tmp_path/'mine'/'own.json').read_text()
     for wrong, said in ((dict(temperature=1), 'unknown setting'), (dict(params=0), 'params is 0'),
-                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'belong to both')):
+                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'of all models')):
         with pytest.raises(ValueError, match=said): Model('toy-0', **wrong)
 
 def test_options_of_each_model_reach_it(monkeypatch):
@@ -473,7 +473,7 @@ def test_backends_stand_in_the_place_of_names(tmp_path):
     train(tmp_path/'mine', .1, steps=5, seeds=1)
     calibrate(tmp_path/'mine', 'accuracy', .1)
     assert route(tmp_path/'mine', 'What is 3 + 4?', pair).steps
-    with pytest.raises(ValueError, match='two names, or two backends'):
+    with pytest.raises(ValueError, match='names of models, or backends'):
         route(tmp_path/'mine', 'What?', ['toy-0', pair[1]])
 
 class SizeLess(Adder):

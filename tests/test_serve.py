@@ -236,8 +236,8 @@ def test_streams_that_are_left_stop(local):
     async def part(seed, n):
         text = ''
         async with aclosing(chat.chunks(asked(seed))) as chunks:
-            async for c in chunks:
-                text += c['choices'][0]['delta'].get('content', '')
+            async for together in chunks:
+                text += ''.join(c['choices'][0]['delta'].get('content', '') for c in together)
                 n -= bool(text)
                 if not n: break
         return text

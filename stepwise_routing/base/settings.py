@@ -7,6 +7,7 @@ training, which the method also needs outside of a run. All other sections belon
 import contextlib
 import inspect
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
@@ -65,6 +66,12 @@ def error_line(
     return f'{name} is {value!r:.80}{hint}: {subject} should be {" or ".join(allowed)}'
 
 
+@lru_cache
+def adapter(kind) -> TypeAdapter:
+    "What checks values of an annotated type."
+    return TypeAdapter(kind, config=CHECKS)
+
+
 def checked(
     name: str,  # of the value
     value,
@@ -72,7 +79,7 @@ def checked(
 ):
     "The value, converted to its type. ValueError in one line if that is not possible."
     try:
-        return TypeAdapter(kind, config=CHECKS).validate_python(value)
+        return adapter(kind).validate_python(value)
     except ValidationError as error:
         raise ValueError(error_line(name, value, kind, error.errors())) from None
 

@@ -19,11 +19,11 @@ from .policy import (
     PAPER_FEATURES,
     RoutingPolicy,
     covered,
+    load_policy,
     save_policy,
     threshold_policy,
 )
-from .training import calibrate, candidate_thresholds, lost_at, threshold_path
-
+from .training import TreeEnv, calibrate, candidate_thresholds, lost_at, threshold_path
 
 
 def nested_classes(
@@ -73,6 +73,23 @@ class HeldOut(TableEnv):
         return super().deploy(policy, kappa, rows, pi)
 
 
+class WalkedEnv(TreeEnv):
+    "Problems on which routers walk. What all of them come to is kept for the policy asked last."
+
+    policy = None
+
+    def deploy(self, policy, kappa, rows=None):
+        "As that of `TreeEnv`."
+        if rows is not None:  # training, whose policy changes
+            return super().deploy(policy, kappa, rows)
+        if policy is not self.policy:
+            self.policy = policy
+            self.known = {}  # kappa -> outcomes
+        if kappa not in self.known:
+            self.known[kappa] = super().deploy(policy, kappa)
+        return self.known[kappa]
+
+
 @dataclass(frozen=True)
 class Candidate:
     "A trained router, with its problems."
@@ -80,8 +97,34 @@ class Candidate:
     model_class: str  # a key of `nested_classes`
     seed: int
     policy: RoutingPolicy
-    training: TableEnv  # training problems
-    held_out: HeldOut  # calibration problems
+    training: TableEnv | TreeEnv  # training problems
+    held_out: HeldOut | WalkedEnv  # calibration problems
+
+
+def candidate_folder(folder, model_class: str, seed: int) -> Path:
+    "Where the policy of a candidate is."
+    return Path(folder) / 'candidates' / model_class / f'seed{seed}'
+
+
+def read_candidates(
+    folder,  # of `own.train`
+    training,  # a side of `method.sides`: the training problems
+    held_out,  # the calibration problems
+    known,  # classes that there are
+) -> list:
+    "All candidates. FileNotFoundError: nothing is trained yet. ValueError: the list is damaged."
+    file = Path(folder) / 'candidates.json'
+    if not file.is_file():
+        raise FileNotFoundError(f'{folder}: nothing is trained yet; call train')
+    found = []
+    for model_class, seed in json.loads(file.read_text('utf-8')):
+        if model_class not in known:
+            raise ValueError(f'{file} is damaged: call train again')
+        policy = load_policy(candidate_folder(folder, model_class, int(seed)))
+        options = policy.config['on_escalate'], policy.config['unit'], policy.scaler
+        env = training.env(policy.features, *options)
+        found.append(Candidate(model_class, seed, policy, env, held_out.held_out(policy)))
+    return found
 
 
 def calibrated(candidate: Candidate, target: str, alpha: float) -> Calibration:

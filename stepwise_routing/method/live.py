@@ -4,9 +4,13 @@ Here belongs the tree of a single walk, its limits, and what is told about each 
 belongs in `method.walks`; who asks, and from which thread, in `own`.
 """
 
+import asyncio
+import contextlib
 import math
 import time
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ..base.records import Problem, Step, api_cost, edge_seed, find_price
 from ..data.benchmarks import find_benchmark
@@ -26,6 +30,16 @@ class Wish:
     top_p: float | None = None
     max_tokens: int | None = None  # of all that is generated, drafts included
     max_cents: float | None = None  # of all calls
+    by_token: bool = False  # tell the text of an API model while it writes the rest of a chain?
+
+
+@dataclass(frozen=True)
+class LiveText:
+    "Steps that are being written and will be kept: their text so far."
+
+    model: str  # name of who writes it
+    text: str
+    step = None  # there is none yet
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class LiveTree:
         self.drawn = {}  # (path, model) -> `Step`
         self.calls = []  # of the walk, which puts them there
         self.asked = None  # model that was asked last
+        self.texts = asyncio.Queue()  # what was heard of it; None: its steps are there
+        self.has_told = False  # has somebody seen a text?
 
     def steps(self, path) -> tuple:
         "The steps that lead to a node."
@@ -133,10 +149,44 @@ class LiveTree:
         if request.max_new is not None and request.max_new < 1:
             yield (Step('', model, 'length'),)
             return
-        steps = tuple(await backend.write(request))
+        more = {}
+        if self.wish.by_token and hasattr(backend, 'streams'):
+            more['heard'] = self.ear()
+        steps = tuple(await backend.write(request, **more))
         for i, step in enumerate(steps):
             self.drawn[path + str(model) * i, model] = step
         yield steps
+
+    def ear(self):
+        "What a model's text is told to, from any thread."
+        loop = asyncio.get_running_loop()
+
+        def heard(text):
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                loop.call_soon_threadsafe(self.texts.put_nowait, text)
+
+        return heard
+
+    async def with_texts(self, walked):
+        "The (`Step`, is it kept?) pairs of a walk, and before each what was heard of it: (text, None)."
+        upcoming = None
+        try:
+            while True:
+                upcoming = asyncio.ensure_future(anext(walked))
+                upcoming.add_done_callback(lambda _: self.texts.put_nowait(None))
+                while (text := await self.texts.get()) is not None:
+                    self.has_told = True
+                    yield text, None
+                try:
+                    pair = upcoming.result()
+                except StopAsyncIteration:
+                    return
+                yield pair
+        finally:
+            if upcoming is not None:
+                upcoming.cancel()
+                await asyncio.wait({upcoming})
+            await walked.aclose()
 
     async def read(self, problem, path, model) -> Step:
         "The last step of a path with a model's confidences."
@@ -157,6 +207,29 @@ class Watched:
         self.start = router.start
         self.rescore = getattr(router, 'rescore', False)
         self.note = None  # (decision, score, threshold) of the step just judged
+        if tree.n_models > 2 and hasattr(router, 'choose'):
+            self.choose = self.choose_model  # a walk asks whoever has it
+
+    def choose_model(self, states):
+        "The model that goes on, of three or more: the largest with room that is not above the chosen one."
+        (state,) = states
+        current = int(state.path[-1])
+        (chosen,) = map(int, self.router.choose(states))
+        score, threshold = None, None
+        if hasattr(self.router, 'decide'):
+            inputs = self.router.inputs(states)
+            (pi,) = self.router.decide(inputs, np.array([current]))
+            score, threshold = float(pi[current + 1 :].max()), float(self.router.kappa)
+        taken = chosen
+        while taken > current and self.tree.room(state.problem, state.path, taken) < 1:
+            taken -= 1
+        decision = 'keep'
+        if taken < chosen:
+            decision = 'limit'
+        if taken > current:
+            decision = 'hand_over'
+        self.note = decision, score, threshold
+        return [taken]
 
     def escalates(self, states):
         (state,) = states
@@ -180,12 +253,12 @@ class Watched:
 
 async def live_steps(
     problem: Problem,
-    router,  # see `walk`; for two models
+    router,  # see `walk`
     backends,  # small to large
     wish: Wish = Wish(),
     max_steps: int = 30,  # of a chain
     fall_back: bool = False,  # let the small model go on where the large one is away?
-):  # `LiveStep`s
+):  # `LiveStep`s, and `LiveText`s between them
     "The steps of an answer, each as soon as its fate is known. Errors of the models as they are."
     tree = LiveTree(backends, wish, max_steps)
     watched = Watched(router, tree)
@@ -204,11 +277,18 @@ async def live_steps(
         calls = tuple(current.calls)
         return LiveStep(step, name, kept, decision, score, threshold, seconds, calls)
 
+    walked = walk_steps(current)
+    if wish.by_token:
+        walked = tree.with_texts(walked)
     try:
-        async for step, kept in walk_steps(current):
-            yield told(step, kept, watched.taken())
+        async with contextlib.aclosing(walked):
+            async for step, kept in walked:
+                if kept is None:
+                    yield LiveText(tree.specs[tree.asked].name, step)
+                else:
+                    yield told(step, kept, watched.taken())
     except (RuntimeError, OSError):
-        if not fall_back or not tree.asked:
+        if not fall_back or not tree.asked or tree.has_told:
             raise
         async for step in _small_rest(current):
             yield told(step, True, ('fall_back', None, None))

@@ -1,4 +1,4 @@
-"""What a server offers of a router: itself, its calibrated points, and its two models alone.
+"""What a server offers of a router: itself, its calibrated points, and its models alone.
 
 Here belongs under which names a router is served and what identifies it. How a request is answered
 belongs in `models.answers`.
@@ -10,9 +10,8 @@ from ..base.tools import digest
 from ..data.benchmarks import find_benchmark
 from ..models.answers import Served
 from ..models.interface import prompt_text
+from ..models.pair import places
 from .walks import LargeOnly, SmallOnly
-
-ALONE = dict(small=SmallOnly(), large=LargeOnly())
 
 
 def fingerprint(owner, router) -> str:
@@ -20,6 +19,8 @@ def fingerprint(owner, router) -> str:
     prompt = find_benchmark(owner.own.name).prompt('?')
     facts = [backend.settings() for backend in owner.backends]
     parts = [json.dumps(facts, sort_keys=True), json.dumps(prompt), router.name]
+    if 0 < router.start < len(facts) - 1:
+        parts.append(router.start)
     if hasattr(router, 'kappa'):
         parts += [router.kappa, router.on_escalate, router.policy.config['weights']]
     return f'fp_{digest(*parts)}'
@@ -38,7 +39,8 @@ def offers(
         served_points[alpha] = Served(point, owner, router, fingerprint(owner, router))
     deployed = Served(name, owner, owner.router, fingerprint(owner, owner.router), served_points)
     models = []
-    for model, router in ALONE.items():
+    for start, model in enumerate(places(len(owner.backends))):
+        router = LargeOnly(start) if start else SmallOnly()
         models.append(Served(prefix + model, owner, router, fingerprint(owner, router)))
     return [deployed, *served_points.values(), *models]
 
@@ -54,11 +56,14 @@ def check_prompt(
         if text is None:
             continue
         prompt = prompt_text(text.hf, messages)
+        if len(prompt.encode('utf-8', 'replace')) < backend.context:
+            continue  # no token is shorter than a byte
         longest = backend.context * text.widths.max()
         if len(prompt) > longest:  # said without counting tokens, which would take long
             size = f'{len(prompt)} characters'
         else:
-            size = f'{len(text.hf.encode(prompt, add_special_tokens=False))} tokens'
+            ids = text.prompt(problem.question, problem.benchmark)  # the engine finds it again
+            size = f'{len(ids)} tokens'
         if len(prompt) > longest or int(size.split()[0]) >= backend.context:
             raise ValueError(
                 f'the prompt has {size}, the context of {backend.spec.name} only '

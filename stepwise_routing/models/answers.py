@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 
 from ..base.records import api_cost
-from ..base.tools import nearest
+from ..base.tools import nearest, unfinished
 from .chat_request import ChatRequest, read_request
 from .metrics import Metrics
 from .web import Refused
@@ -114,17 +114,9 @@ class StopText:
             self.has_ended = True
             shown, self.waiting = self.waiting[: min(found)], ''
             return shown
-        n = len(self.waiting) - self.beginning()
+        n = len(self.waiting) - unfinished(self.waiting, self.stops)
         shown, self.waiting = self.waiting[:n], self.waiting[n:]
         return shown
-
-    def beginning(self) -> int:
-        "Number of characters at the end that could begin a stop string."
-        longest = max(map(len, self.stops), default=1) - 1
-        for n in range(min(longest, len(self.waiting)), 0, -1):
-            if any(stop.startswith(self.waiting[-n:]) for stop in self.stops):
-                return n
-        return 0
 
     def rest(self) -> str:
         "The text held back, to be shown at the end."
@@ -143,11 +135,11 @@ class Answer:
         self.stop = StopText(request.stop)
         self.notes = []  # of all steps
         self.calls = ()
-        self.has_text = False
+        self.text = ''  # of the steps that were kept
+        self.fed = 0  # how much of it, and of what is still being written, was taken up
         self.last = None  # the last step that was kept
         self.tokens = []  # (where it ends in the text, its record), not shown yet
-        self.length = 0  # characters of the text, those held back included
-        self.shown = 0  # characters shown so far
+        self.shown = 0  # of the text
 
     def take(self, live) -> str:
         "Take a further step; return the text that may be shown now."
@@ -159,15 +151,30 @@ class Answer:
         text = live.step.text
         if not text:
             return ''
-        lead = self.served.owner.separator if self.has_text else ''
-        self.has_text = True
+        lead = self.lead
         if self.request.logprobs:
-            place = self.length
+            place = len(self.text)
             for token, prob in token_texts(live.step, lead):
                 place += len(token)
                 self.tokens.append((place, token_record(token, prob)))
-        self.length += len(lead + text)
-        return self.visible(self.stop.feed(lead + text))
+        self.text += lead + text
+        return self.feed(self.text)
+
+    def hear(self, text: str) -> str:
+        "Steps that are being written: all of their text so far; the text that may be shown now."
+        return self.feed(self.text + self.lead + text)
+
+    @property
+    def lead(self) -> str:
+        "What stands before the next step."
+        return self.served.owner.separator if self.text else ''
+
+    def feed(self, text: str) -> str:
+        "The answer so far; the text that may be shown now."
+        new, self.fed = text[self.fed :], max(self.fed, len(text))
+        if self.stop.has_ended:
+            return ''
+        return self.visible(self.stop.feed(new))
 
     def visible(self, text: str) -> str:
         self.shown += len(text)
@@ -281,7 +288,7 @@ class RouterService:
         return served.at(request.alpha)
 
     def stream(self, served: Served, request: ChatRequest):
-        "The steps of an answer."
+        "The steps of an answer, and of a stream without log-probabilities also what is being written."
         seed = secrets.randbits(62) if request.seed is None else request.seed
         return served.owner.stream(
             request.messages,
@@ -291,6 +298,7 @@ class RouterService:
             top_p=request.top_p,
             max_tokens=request.max_tokens,
             max_cents=request.max_cents,
+            by_token=request.stream and not request.logprobs,
         )
 
     @contextlib.asynccontextmanager
@@ -302,10 +310,13 @@ class RouterService:
 
         async def noted(source):
             began = time.monotonic()
+            is_first = True
             async for live in source:
-                if not steps:
+                if is_first:
                     self.metrics.first_step(time.monotonic() - began)
-                steps.append(live)
+                is_first = False
+                if live.step:
+                    steps.append(live)
                 yield live
 
         try:
@@ -348,25 +359,32 @@ class RouterService:
         return answer.body(text), headers
 
     async def chunks(self, request: ChatRequest):
-        "The answer in chunks. A chunk is sent as soon as its step is decided."
+        "Lists of chunks, each as soon as its step is decided."
         told = 0  # notes that a chunk has carried
         async with self.answering(request) as (answer, steps):
+            has_begun = False
             async for live in steps:
-                if len(answer.notes) == 0:
-                    yield answer.chunk(dict(role='assistant', content=''))
-                text = answer.take(live)
+                ready = []
+                if not has_begun:
+                    ready.append(answer.chunk(dict(role='assistant', content='')))
+                has_begun = True
+                text = answer.take(live) if live.step else answer.hear(live.text)
                 if text:
-                    yield answer.chunk(dict(content=text), answer.notes[told:])
+                    ready.append(answer.chunk(dict(content=text), answer.notes[told:]))
                     told = len(answer.notes)
-                if answer.stop.has_ended:
+                if ready:
+                    yield ready
+                if answer.stop.has_ended and live.step:  # the bill comes with the steps
                     break
+        last = []
         text = answer.rest()
         if text:
-            yield answer.chunk(dict(content=text))
+            last.append(answer.chunk(dict(content=text)))
         end = answer.chunk({}, answer.notes[told:], answer.finish)
-        yield end | dict(stepwise_summary=answer.summary)
+        last.append(end | dict(stepwise_summary=answer.summary))
         if request.include_usage:
-            yield answer.usage_chunk()
+            last.append(answer.usage_chunk())
+        yield last
 
 
 def header_text(name: str) -> str:

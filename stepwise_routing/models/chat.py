@@ -20,9 +20,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
-from ..base.tools import digest, nearest, one_line
+from ..base.tools import digest, nearest, one_line, unfinished
 from ..data.benchmarks import find_benchmark
-from . import replies
+from . import events, replies
 from .hub import check_sampling
 from .interface import Choice
 from .ledger import CENT, Ledger
@@ -67,12 +67,8 @@ class ApiOptions:
 
     base_url: str = 'https://api.openai.com/v1'  # of the server
     key_env: str = 'OPENAI_API_KEY'  # environment variable with the key
-    price: str | None = (
-        None  # row of `PRICES`, or "free"; None = the row that the model is named after
-    )
-    identity: dict | None = (
-        None  # what stands for the server, e.g. a hash of its weights; None = its address
-    )
+    price: str | None = None  # row of `PRICES`, or "free"; None = the row of the model's name
+    identity: dict | None = None  # what stands for the server, e.g. a hash; None = its address
     name: str | None = None  # for tables and settings; None = the model's
     params: float = 0.0  # number of parameters, where known
     temperature: float = 0.7  # of sampling; 0 = greedy
@@ -83,9 +79,7 @@ class ApiOptions:
     concurrency: int = 32  # calls in flight
     timeout: float = 60.0  # seconds for one reply
     retries: int = 6  # attempts
-    pause: float = (
-        0.5  # seconds; pauses between attempts are drawn from 0 up to this, doubled each time
-    )
+    pause: float = 0.5  # seconds; pauses are drawn from 0 up to this, doubled at each attempt
     max_cents: float | None = (
         None  # never spend more, earlier runs with the same ledger included; None = no cap
     )
@@ -136,6 +130,7 @@ def price_row(model: str, price: str | None, must: bool) -> str | None:
 _ON_SEND = ContextVar(
     'on_send', default=None
 )  # called where a request leaves, before its first byte
+_ON_PART = ContextVar('on_part', default=None)  # called with the bytes of a reply, as they arrive
 
 
 PACKED = 'gzip'  # how a reply may be packed, once: a part of it cannot grow without end
@@ -148,6 +143,7 @@ def _http_client():  # OpenAI's, as a class
     class Client(openai.DefaultAsyncHttpxClient):
         async def send(self, request, **options):
             on_send = _ON_SEND.get()
+            on_part = _ON_PART.get()
             body = bytearray()
 
             async def trace(event, facts):
@@ -168,6 +164,8 @@ def _http_client():  # OpenAI's, as a class
                     body += part
                     if len(body) > self.largest:
                         raise ConnectionError(f'a reply of more than {self.largest} bytes')
+                    if on_part and reply.status_code == 200:
+                        on_part(part)
             finally:
                 await reply.aclose()
                 self.cookies.clear()
@@ -211,6 +209,8 @@ _CONNECTIONS = 16  # of a client: it looks at all that are idle before each requ
 
 class OpenAIBackend:
     "A model behind an OpenAI-compatible API. RuntimeError if it cannot go on, ValueError for a bad argument."
+
+    streams = True  # does the server send a reply in pieces? False once it has refused to
 
     def __init__(
         self,
@@ -316,6 +316,7 @@ class OpenAIBackend:
         if spelled != self.masked(spelled):
             return _Outcome('a reply whose tokens spell the API key', units=units)
         if usage is None:
+            self.streams = False  # a whole reply may have one
             lacks = 'usage record, so its cost is unknown; use a server that sends one'
         elif 'logprobs' in body and reply['tokens'] is None:
             lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
@@ -323,16 +324,27 @@ class OpenAIBackend:
             return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
         return _Outcome(reply=reply, units=units)
 
-    async def _attempt(self, body):
-        "Ask the server once."
+    async def _attempt(self, body, listener):
+        "Ask once; if the server sends no stream, ask for a whole reply, too."
         import openai
 
         limit = self.options.timeout
-        call = next(self.turns).post('/chat/completions', cast_to=str, body=body)
+        is_stream = listener is not None and self.streams
+        asked = body
+        if is_stream:
+            asked = body | events.WANTED
+            listener.begin()
+        _ON_PART.set(listener if is_stream else None)
+        call = next(self.turns).post('/chat/completions', cast_to=str, body=asked)
         try:
-            return self._read(await asyncio.wait_for(call, limit), body)
+            text = events.whole_reply(await asyncio.wait_for(call, limit))
+            return self._read(text, body)
         except openai.APIStatusError as e:
-            return await self._refusal(e)
+            if not is_stream or e.status_code not in (400, 422):
+                return await self._refusal(e)
+            outcome = await self._attempt(body, None)
+            self.streams = outcome.reply is None  # then it was not the stream that was refused
+            return outcome
         except Exception as e:
             if not transport(e):
                 raise
@@ -340,8 +352,8 @@ class OpenAIBackend:
             why = f'no reply within {limit:g} s' if late else 'the connection broke off'
             return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
-    async def _billed(self, key, body):
-        """One attempt, booked in the ledger. Before it we book the most it can cost; after it, its true cost.
+    async def _billed(self, key, body, listener):
+        """One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost.
 
         A server may count more tokens than we asked for. This is its error: the call stays booked at the
         most it can cost, and the server's claim is kept beside it."""
@@ -356,7 +368,7 @@ class OpenAIBackend:
 
         _ON_SEND.set(on_send)
         try:
-            outcome = await self._attempt(body)
+            outcome = await self._attempt(body, listener)
         finally:
             if not sent and outcome.units is None:
                 outcome = _Outcome(f'no connection to {self.host}', units=0)
@@ -386,19 +398,20 @@ class OpenAIBackend:
         self.ledger.stop(RuntimeError(f'{line}; {end}'))
         raise self.ledger.broken
 
-    async def _reply_with_retries(self, key, body):
-        "Ask until there is a reply, and keep it in the ledger. RuntimeError after the last attempt."
+    async def _reply_with_retries(self, key, body, listener):
+        "A reply that is in the ledger; RuntimeError where there is none to be had."
         closing = self.ledger.closing
         retries = self.options.retries
         async with self.slots:
             for attempt in range(retries):
                 if closing.is_set():
                     raise RuntimeError(f'{self.model}: closed before it answered')
-                outcome = await self._billed(key, body)
+                outcome = await self._billed(key, body, listener)
                 why = outcome.why
                 if outcome.reply:
                     return outcome.reply
-                if outcome.wait is None:
+                is_heard = listener is not None and listener.told  # another reply would not fit
+                if outcome.wait is None or is_heard:
                     raise RuntimeError(why)
                 if attempt + 1 == retries:
                     break
@@ -414,6 +427,7 @@ class OpenAIBackend:
         messages,  # of the chat
         max_tokens: int,  # of the reply
         seed: int,  # of the draw
+        listener=None,  # `Listener` for the text of the reply, in the ledger's thread
         **more,  # other fields of the request: stop, temperature, top_logprobs
     ) -> dict:  # of `read_reply`
         "The reply to a conversation, from the ledger or the server. RuntimeError if there is no reply."
@@ -434,13 +448,14 @@ class OpenAIBackend:
             body |= dict(logprobs=True, top_logprobs=top)
         key = digest(json.dumps(dict(at=self.server_id, body=body), sort_keys=True), size=16)
         return await self.ledger.run(
-            self.ledger.once(key, lambda: self._reply_with_retries(key, body))
+            self.ledger.once(key, lambda: self._reply_with_retries(key, body, listener))
         )
 
-    async def write(self, request) -> tuple:
-        """The steps of a reply to a `Request`.
+    async def write(self, request, heard=None) -> tuple:
+        """The steps of a reply to a `Request`, its guards included.
 
-        Steps that repeat the prefix are dropped. An empty reply, or one of repeats only, is asked for once more.
+        `heard` is called with the text of the steps so far, in another thread, while a reply up to
+        the end of a chain arrives.
         """
         seed = int(request.seed(0))
         max_tokens = self.options.max_tokens
@@ -456,12 +471,21 @@ class OpenAIBackend:
         wanted = dict(temperature=request.temperature, top_p=request.top_p)
         sampling = {name: value for name, value in wanted.items() if value is not None}
 
-        async def ask_for_steps(seed, **stop):
+        def sure(text):
+            cut = len(text) - unfinished(text, [self.key])  # what may become the key waits
+            text = self.masked(text[:cut])
+            return replies.sure_text(text, request.steps, max_steps, benchmark)
+
+        listener = None
+        if heard is not None and request.to_end:
+            listener = events.Listener(heard, sure)
+
+        async def ask_for_steps(seed, listener=None, **stop):
             messages = replies.step_messages(request)
-            reply = await self.ask(messages, max_tokens, seed, **stop, **sampling)
+            reply = await self.ask(messages, max_tokens, seed, listener, **stop, **sampling)
             return replies.reply_steps(reply, self.index, max_steps, bool(stop), benchmark)
 
-        steps = await ask_for_steps(seed, **stop)
+        steps = await ask_for_steps(seed, listener, **stop)
         if not steps[0].text and steps[0].finish == 'step':
             steps = (replies.add_bill(*await ask_for_steps(seed), *steps),)
         fresh = replies.drop_repeats(steps, request.steps)

@@ -1,4 +1,4 @@
-"""Your own small and large model: how they write, and where they are.
+"""Two or more models of one's own, small to large: how they write, and where they are.
 
 A router's folder keeps how the models write (`Sampling`) and their public names. Where they are and
 which key is used (`Access`) is an argument of each call. It is never kept, so a folder from somebody
@@ -71,23 +71,36 @@ class Model:
         if params is not None:
             self.options['params'] = checked('params', params, Positive)
         if 'memory_shares' in access:
-            raise ValueError(
-                'memory_shares belong to both models: give them in the Access of the call'
-            )
+            raise ValueError('memory_shares are of all models: give them in the Access of the call')
 
     def __str__(self):
         return self.name
 
 
-def two_models(models) -> list:
-    "Check for a small and a large model: names, `Model`s or backends. ValueError if not two, or mixed."
-    both = [models] if isinstance(models, str) else list(models)
-    if len(both) != 2:
-        raise ValueError(f'a small and a large model are needed, got {len(both)}')
-    kinds = {hasattr(model, 'write') for model in both}
+MOST_MODELS = 10  # a path has a digit a step
+
+
+def places(
+    n: int,  # models, two or more
+) -> list:  # of names
+    "What the models are called by their size: small, middle (or middle 1, ...), large."
+    between = [f'middle {i}' for i in range(1, n - 1)]
+    return ['small', *(['middle'] if n == 3 else between), 'large']
+
+
+def several_models(
+    models,  # small to large, each a name, a `Model` or a backend
+    n: int | None = None,  # how many are needed; None: two or more
+) -> list:
+    "The models as a list. ValueError: too few, too many, or names and backends mixed."
+    given = [models] if isinstance(models, str) else list(models)
+    if not 2 <= len(given) <= MOST_MODELS or n not in (None, len(given)):
+        needed = f'two to {MOST_MODELS}' if n is None else n
+        raise ValueError(f'a small and a large model are needed, {needed} in all, got {len(given)}')
+    kinds = {hasattr(model, 'write') for model in given}
     if len(kinds) > 1:
-        raise ValueError('the models are mixed: give two names, or two backends')
-    return both
+        raise ValueError('give names of models, or backends, but not both')
+    return given
 
 
 def public_name(
@@ -105,15 +118,15 @@ def public_name(
     return str(replace(model, name=plain, url=''))
 
 
-def open_pair(
-    models: list,  # of `two_models`
+def open_several(
+    models: list,  # of `several_models`
     sampling: Sampling,
     access: Access,
     ledger,  # path of the book of paid replies
-    max_cents: float | None = None,  # most US cents, earlier calls with this ledger included
-    keep_replies: bool = True,  # False: the book keeps amounts only, and the cap is for this call only
-):  # list of two backends
-    "Open the two models for a `with` block. ValueError as of `open_models`."
+    max_cents: float | None = None,  # never spend more, earlier calls with this ledger included
+    keep_replies: bool = True,  # False: a book of amounts alone, and a cap for this call alone
+):  # list of backends
+    "Open the models for the time of a `with` block. ValueError as of `open_models`."
     if hasattr(models[0], 'write'):  # whoever made them closes them
         return contextlib.nullcontext(models)
     if not isinstance(access, Access):
@@ -142,21 +155,22 @@ def check_questions(problems, backends) -> None:
 
 
 def check_cost(backends) -> None:
-    "ValueError unless the costs of both models can be compared. It runs before anything is drawn."
-    small, large = [backend.spec for backend in backends]
-    for which, spec in (('small', small), ('large', large)):
-        is_needed = which == 'large' or large.price is None
+    "ValueError unless the costs of all models can be compared; called before anything is drawn."
+    specs = [backend.spec for backend in backends]
+    large = specs[-1]
+    for which, spec in zip(places(len(specs)), specs):
+        is_needed = spec is large or large.price is None
         if is_needed and spec.price is None and not spec.params:
             raise ValueError(
                 f'nothing says what the {which} model {spec.name} costs: give it a price, '
                 'Model(NAME, price="gpt-4.1-mini") or "INPUT/CACHED/OUTPUT" in US dollars per million '
                 'tokens, or its number of parameters, Model(NAME, params=7e9)'
             )
-    if small.price is not None and large.price is None:
-        raise ValueError(
-            f'the small model {small.name} has a price and the large model {large.name} has none: '
-            'give both a price, or neither'
-        )
+        if spec.price is not None and large.price is None:
+            raise ValueError(
+                f'the {which} model {spec.name} has a price and the large model {large.name} has none: '
+                'give both a price, or neither'
+            )
 
 
 def weights_of(settings) -> list:

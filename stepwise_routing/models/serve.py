@@ -306,7 +306,7 @@ class _Chat:
         return self.head('chat.completion') | dict(choices=[choice], usage=usage), {}
 
     async def chunks(self, asked):
-        "The reply in chunks, one per step. A single step that ends at a stop string is one chunk."
+        "The reply in lists of chunks, a step each; a single step, which ends at a stop string, in one."
         body = asked.body
         head = self.head('chat.completion.chunk')
         if asked.include_usage:
@@ -328,23 +328,25 @@ class _Chat:
         try:
             step = await steps.get()
             if step:
-                yield chunk(dict(role='assistant', content=''))
+                yield [chunk(dict(role='assistant', content=''))]
             while step:
                 text, logprobs = part.more(*step)
-                yield chunk(dict(content=text), logprobs)
+                yield [chunk(dict(content=text), logprobs)]
                 step = await steps.get()
             reply, text, finish, stop, token_probs = await writing
         finally:
             writing.cancel()
             await asyncio.wait({writing})
+        last = []
         if not part.ids:
-            yield chunk(dict(role='assistant', content=''))
+            last.append(chunk(dict(role='assistant', content='')))
         text, logprobs = part.rest(reply, text, token_probs)
         if text or logprobs:
-            yield chunk(dict(content=text), logprobs)
-        yield chunk({}, finish=finish, stop_reason=stop)
+            last.append(chunk(dict(content=text), logprobs))
+        last.append(chunk({}, finish=finish, stop_reason=stop))
         if asked.include_usage:
-            yield head | dict(choices=[], usage=self.usage(ids, reply))
+            last.append(head | dict(choices=[], usage=self.usage(ids, reply)))
+        yield last
 
 
 def _open_served(name, context):

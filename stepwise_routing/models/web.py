@@ -57,7 +57,7 @@ class Service(Protocol):
         "Returns (the whole answer, headers)."
 
     def chunks(self, request):
-        "An async generator of chunks. The first chunk comes with the first step."
+        "An async generator of lists of chunks that go out together, the first one with the first step."
 
 
 def error_body(refused: Refused) -> dict:
@@ -259,35 +259,48 @@ def handler_class():
             self.finish(body)
 
         async def send_stream(self, chunks):
-            "Send each chunk as soon as it is ready, and signs of life in between."
-            upcoming = asyncio.ensure_future(anext(chunks))
+            "Chunks as soon as they are there; meanwhile a sign of life."
+            pinging = asyncio.ensure_future(self.ping())
             try:
-                while True:
-                    done, _ = await asyncio.wait({upcoming}, timeout=self.gate.limits.ping)
-                    if not done:
-                        await self.send(': ping\n\n')
-                        continue
-                    try:
-                        chunk = upcoming.result()
-                    except StopAsyncIteration:
-                        break
-                    await self.send(event(chunk))
-                    upcoming = asyncio.ensure_future(anext(chunks))
+                async for together in chunks:
+                    await self.send(''.join(map(event, together)))
             finally:
-                upcoming.cancel()
-                await asyncio.wait({upcoming})
-            await self.send('data: [DONE]\n\n')
-            self.finish()
+                pinging.cancel()
+            self.write('data: [DONE]\n\n')
+            await self.taken(self.finish())
+
+        async def ping(self):
+            "A comment now and then, while nothing else is sent."
+            pause = self.gate.limits.ping
+            self.sent_at = time.monotonic()
+            while True:
+                quiet = time.monotonic() - self.sent_at
+                await asyncio.sleep(max(pause - quiet, 0) or pause)
+                stream = self.request.connection.stream
+                is_quiet = time.monotonic() - self.sent_at >= pause
+                if is_quiet and stream and not stream.writing():
+                    self.emit(': ping\n\n')  # nobody waits for it: who sends a chunk waits for both
 
         async def send(self, text):
-            "Write a part of a stream. TimeoutError if the client reads too slowly."
+            "Write a part of a stream. TimeoutError: the client reads too slowly."
+            await self.taken(self.emit(text))
+
+        async def taken(self, future):
+            "Wait until the client has taken what was written. Mostly it has by now."
+            stream = self.request.connection.stream
+            if stream is None or stream.closed() or stream.writing():
+                await asyncio.wait_for(future, self.gate.limits.patience)
+
+        def emit(self, text):
+            "Write a part of a stream; a future of when the client has taken it."
+            self.sent_at = time.monotonic()
             if not self.is_streaming:
                 self.is_streaming = True
                 self.set_header('Content-Type', 'text/event-stream')
                 self.set_header('Cache-Control', 'no-cache')
                 self.set_header('X-Accel-Buffering', 'no')
             self.write(text)
-            await asyncio.wait_for(self.flush(), self.gate.limits.patience)
+            return self.flush()
 
         async def fail(self, refused):
             "Send an error: as an HTTP status before the first byte, later as an event that ends the stream."

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from ..method.certain import Calibration
+from ..models.pair import places
 
 CLASSES = dict(  # of routers, from the simplest to the largest
     score_prob='a threshold on score_prob',
@@ -17,7 +18,7 @@ CLASSES = dict(  # of routers, from the simplest to the largest
 LARGE_ALONE = 'large alone'
 HARDLY = 0.9  # share of the large model's cost; a router above this is hardly worth its trouble
 
-CARD = """# A router: {small} hands over to {large}
+CARD = """# A router: {small} hands over to {larger}
 
 | model | weights |
 |---|---|
@@ -42,7 +43,7 @@ content: it does not make an answer safe.
 
 ```python
 from stepwise_routing.own import route
-route('this-folder', 'What is 7 times 8?', models=['SMALL', 'LARGE'])
+route('this-folder', 'What is 7 times 8?', models={places})
 ```
 """
 PROMISES = dict(
@@ -165,22 +166,23 @@ def curve_words(
 
 
 def router_card(
-    models,  # public names of the small and the large one
-    weights,  # hash of the weights of each model; None: not known
+    models,  # public names, small to large
+    weights,  # hash of the weights of each; None: not known
     n_train: int,  # training problems
     max_steps: int,  # steps of a chain at most
     model_class: str,  # see `router_words`
     calibration: dict,  # fields of a `Calibration`
     licence: str,  # of the router
 ) -> str:
-    "The model card, in Markdown."
-    small, large = models
+    "The card, in Markdown."
+    small, *larger = models
     rows = [f'| {name} | {fact or "not known"} |' for name, fact in zip(models, weights)]
     numbers = dict(calibration)
     large_accuracy = numbers.pop('large')
     return CARD.format(
         small=small,
-        large=large,
+        larger=' or '.join(larger),
+        places=[place.upper() for place in places(len(models))],
         weights='\n'.join(rows),
         router=router_words(model_class),
         n_train=n_train,

@@ -9,15 +9,16 @@ from dataclasses import fields
 from ..base.records import READINGS, UNITS
 from ..base.settings import Policy
 from ..method.certain import TARGETS, Calibration
+from ..models.pair import MOST_MODELS
 from .card import CLASSES, LARGE_ALONE
 
 PUBLIC = 'model_class', 'costs', 'on_escalate', 'unit', 'n_train', 'seed', 'calibration'
 
 
-def _are_names(values, kinds) -> bool:
-    "Is this a list of two values of these kinds?"
-    is_pair = isinstance(values, list) and len(values) == 2
-    return is_pair and all(isinstance(value, kinds) for value in values)
+def _are_names(values, kinds, n) -> bool:
+    "Is this a list of n values of these kinds?"
+    are_n = isinstance(values, list) and len(values) == n
+    return are_n and all(isinstance(value, kinds) for value in values)
 
 
 def _is_calibration(entries) -> bool:
@@ -32,15 +33,16 @@ def check_entries(
     folder,  # for the message
     config: dict,  # of a policy that `load_policy` has read
 ) -> None:
-    "ValueError, with its name, for an entry that `calibrate` would not write."
-    weights = config.get('model_weights', [None, None])
+    "ValueError naming an entry that `calibrate` does not write."
+    n = config['n_models']
+    weights = config.get('model_weights', [None] * n)
     fits = dict(
         on_escalate=config.get('on_escalate') in READINGS,
         unit=config.get('unit') in UNITS,
-        mode=config['mode'] == 'absorbing' and config['n_models'] == 2,
+        mode=config['mode'] == 'absorbing' and 2 <= n <= MOST_MODELS,
         model_class=config.get('model_class') in [*CLASSES, LARGE_ALONE],
-        models=_are_names(config.get('models'), str),
-        model_weights=_are_names(weights, (str, type(None))),
+        models=_are_names(config.get('models'), str, n),
+        model_weights=_are_names(weights, (str, type(None)), n),
         costs=isinstance(config.get('costs'), dict),
         n_train=type(config.get('n_train')) is int,
         calibration=_is_calibration(config.get('calibration')),

@@ -24,7 +24,7 @@ class OwnRouter:
 
     def __init__(
         self,
-        backends,  # the small and the large model
+        backends,  # the models, small to large
         policy,  # of `load_policy`
         own,  # an `Own`: name of the problems, most steps
         fall_back: bool = False,  # True: the small model goes on if the large one does not answer

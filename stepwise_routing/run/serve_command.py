@@ -16,26 +16,29 @@ def serve_parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add('folders', nargs='+', metavar='FOLDER', help='folder of a calibrated router')
-    add('--models', nargs=2, required=True, metavar=('SMALL', 'LARGE'), help='names of the models')
-    add('--port', type=int, default=8000, help='port to listen on; 0: any free one (default 8000)')
-    add(
-        '--host', default='127.0.0.1', help='address to listen on; others than 127.0.0.1 need a key'
-    )
-    add('--max-cents', type=float, metavar='N', help='most US cents to spend, all routers together')
-    add('--max-cents-each', type=float, metavar='N', help='most US cents to spend for each router')
-    add('--fall-back', action='store_true', help='small goes on if the large model fails')
-    add('--record', metavar='FILE', help='append questions and answers to a file, for drift')
-    add('--base-url', metavar='URL', help='address of the server of a paid model')
+    add('folders', nargs='+', metavar='FOLDER', help='of collect, train and calibrate')
+    add('--models', nargs='+', required=True, metavar='MODEL', help='their names, small to large')
+    add('--port', type=int, default=8000)
+    add('--host', default='127.0.0.1', help='another one than this machine takes a key')
+    add('--max-cents', type=float, metavar='N', help='that may be spent in all until it stops')
+    add('--max-cents-each', type=float, metavar='N', help='the same for each router')
+    add('--fall-back', action='store_true', help='small goes on where the large model is away')
+    add('--record', metavar='FILE', help='keep what is asked and answered, for collect and drift')
+    add('--base-url', metavar='URL', help='of the server of a paid model')
     add('--key-env', metavar='NAME', help='environment variable with the key of that server')
     add('--price', metavar='ROW', help='row of PRICES that the paid model is billed by, or "free"')
     return parser
 
 
 def serve(argv) -> None:  # the words after `stepwise-routing serve`
-    "Serve until Ctrl-C or SIGTERM. Errors as of `own.serve`."
-    words = vars(serve_parser().parse_args(argv))
-    access = Access(**{name: words.pop(name) for name in ('base_url', 'key_env', 'price')})
+    "Serve until Ctrl-C or a signal to terminate. Errors as of `own.serve`."
+    parser = serve_parser()
+    words = vars(parser.parse_args(argv))
+    if len(words['models']) < 2:
+        parser.error('--models takes two names or more, small to large')
+    names = 'base_url', 'key_env', 'price'
+    given = {name: words.pop(name) for name in names}
+    access = Access(**{name: value for name, value in given.items() if value is not None})
     from ..own import serve
 
     serve(words.pop('folders'), words.pop('models'), access, **words)

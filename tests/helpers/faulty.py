@@ -52,9 +52,10 @@ def chain(body):
 
 class Faulty:
     "The server, in a thread of its own, for the time of a `with` block."
-    def __init__(self, faults=(), key=None, models=('toy-model',), delay=0., port=0):
+    def __init__(self, faults=(), key=None, models=('toy-model',), delay=0., port=0, between=None):
         self.faults = faults if callable(faults) else list(faults)
         self.key, self.models, self.delay, self.port = key, models, delay, port
+        self.between = between or (lambda i: asyncio.sleep(0)) # two pieces of a stream
         self.book, self.seen = [], []    # (digest of the request, cents); bodies
         self.claims = []                 # cents that it claims beyond what it was asked for
         self.busy, self.busiest = 0, 0   # calls in flight
@@ -104,6 +105,26 @@ class Faulty:
         await writer.drain()
         return cut is None
 
+    async def _stream(self, fault, reply, writer):
+        "The reply in pieces, a word each. `torn`: it breaks off behind the fourth; `whole`: it comes at once."
+        if fault == 'whole': return await self._send(writer, 200, reply)
+        choice, = reply['choices']
+        tokens = (choice['logprobs'] or {}).get('content')
+        writer.write(b'HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n')
+        async def send(**chunk):
+            writer.write(f'data: {json.dumps(dict(id="x", object="chat.completion.chunk", **chunk))}\n\n'.encode())
+            await writer.drain()
+        for i, piece in enumerate(words(choice['message']['content'])):
+            if i == dict(torn=4, reset=0).get(fault): return self._reset(writer)
+            logprobs = dict(content=[tokens[i]]) if tokens else None
+            await send(choices=[dict(index=0, delta=dict(content=piece), logprobs=logprobs, finish_reason=None)])
+            await self.between(i)
+        await send(choices=[dict(index=0, delta={}, logprobs=None, finish_reason=choice['finish_reason'])])
+        if 'usage' in reply: await send(choices=[], usage=reply['usage'])
+        writer.write(b'data: [DONE]\n\n')
+        await writer.drain()
+        return False
+
     async def _drip(self, writer, body): # a byte now and then
         writer.write(b'HTTP/1.1 200 X\r\nContent-Length: 9999\r\n\r\n')
         for _ in range(200):
@@ -140,6 +161,8 @@ class Faulty:
             return await self._send(writer, int(fault), error('Slow down, ' + str(shown)), 'Retry-After: 0')
         if fault == 'refused': return await self._send(writer, 409, error('Conflict'))
         if fault == 'quota': return await self._send(writer, 429, error('No money', code='insufficient_quota'))
+        if fault == 'no-stream' and 'stream' in body:
+            return await self._send(writer, 400, error('stream: not here'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
         if fault == 'escape': return await self._send(writer, 400, error('\x1b[31mred\x07 \x9b2J'))
         reply = self._reply(fault, body, shown)
@@ -157,6 +180,7 @@ class Faulty:
         if fault == 'malformed': return await self._send(writer, 200, json.dumps(reply).encode()[:-40])
         if fault == 'gzip': return await self._send(writer, 200, BOMB, 'Content-Encoding: gzip')
         if fault == 'drip': return await self._drip(writer, reply)
+        if body.get('stream'): return await self._stream(fault, reply, writer)
         if fault == 'reset': await self._send(writer, 200, reply, cut=60); return self._reset(writer)
         return await self._send(writer, 200, reply)
 
