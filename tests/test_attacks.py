@@ -17,7 +17,8 @@ from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.questions import own_problems
 from stepwise_routing.method.outcomes import OutcomeTable, toy_table
 from stepwise_routing.method.policy import config_checksum
-from stepwise_routing.models.chat import OpenAIBackend, api_client, plain_address
+from stepwise_routing.models.address import plain_address
+from stepwise_routing.models.chat import OpenAIBackend, api_client
 from stepwise_routing.models.ledger import Ledger
 from stepwise_routing.own import *
 from stepwise_routing.report.traffic import first_scores

@@ -17,8 +17,9 @@ from faults import FAULTS, ROOT, SIGNALS, STAGES, note, soak, try_fault, try_sta
 from faulty import Faulty
 
 from stepwise_routing.base.tools import run_async
+from stepwise_routing.models.address import read_key
 from stepwise_routing.models.bills import Bills
-from stepwise_routing.models.chat import OpenAIBackend, read_key
+from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.vllm import VLLMBackend
 from stepwise_routing.models.xverify import open_grader

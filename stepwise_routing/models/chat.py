@@ -8,13 +8,11 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import random
 import re
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import ip_address
 from itertools import cycle
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -23,42 +21,10 @@ from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
 from ..base.tools import digest, nearest, one_line, unfinished
 from ..data.benchmarks import find_benchmark
 from . import events, replies
+from .address import is_loopback, plain_address, read_key
 from .hub import check_sampling
 from .interface import Choice
 from .ledger import CENT, Ledger
-
-
-def is_loopback(base_url) -> bool:
-    "Is this the address of a server on this machine?"
-    try:
-        host = urlsplit(base_url).hostname
-    except ValueError:
-        return False
-    with contextlib.suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == 'localhost'
-
-
-def plain_address(base_url: str) -> str:
-    "A server's address in a standard spelling. ValueError for a bad one, a password in it, or a query."
-    if '@' in base_url or '?' in base_url:
-        raise ValueError(
-            'base_url: leave out user, password and query; put the key into an environment variable'
-        )
-    try:
-        url = urlsplit(base_url)
-        port = url.port
-    except ValueError:  # of a port or an IPv6 address that is none
-        url = None
-    is_plain = base_url.isprintable() and ' ' not in base_url
-    if not url or not is_plain or url.scheme not in ('http', 'https') or not url.hostname:
-        raise ValueError(f'base_url={base_url!r}: give an address like http://127.0.0.1:8000/v1')
-    host = url.hostname
-    usual = dict(http=80, https=443)[url.scheme]
-    if is_loopback(base_url):
-        host = '127.0.0.1'
-    port = '' if port in (None, usual) else f':{port}'
-    return f'{url.scheme}://{host}{port}{url.path.rstrip("/")}'
 
 
 @dataclass(frozen=True)
@@ -99,17 +65,6 @@ class ApiOptions:
         check_sampling(self.temperature, self.top_p, **counts)
         for k in ('temperature', 'top_p'):
             object.__setattr__(self, k, float(getattr(self, k)))  # 1 and 1. are one
-
-
-def read_key(key_env, base_url) -> str:
-    "The API key in an environment variable. Without one: '' for a server on this machine, else ValueError."
-    key = os.environ.get(key_env, '').strip()
-    host = urlsplit(base_url).hostname
-    if re.search('[^!-~]', key):
-        raise ValueError(f'{key_env} holds no API key: it has a blank or an unusual character')
-    if key or is_loopback(base_url):
-        return key
-    raise ValueError(f'no API key: set the environment variable {key_env} to one for {host}')
 
 
 def price_row(model: str, price: str | None, must: bool) -> str | None:

@@ -27,7 +27,8 @@ import numpy as np
 from ..base.records import ModelSpec, Step
 from ..base.tools import install_line, run_async
 from ..data.benchmarks import find_benchmark
-from .chat import api_client, plain_address, read_key, transport
+from .address import plain_address, read_key
+from .chat import api_client, transport
 from .engine import new_step, sampling_of
 from .hub import (
     LocalOptions,

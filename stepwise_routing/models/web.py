@@ -15,7 +15,7 @@ from typing import Protocol
 from ..base.background import LoopThread
 from ..base.settings import Count, Positive, Section, Whole
 from ..base.tools import one_line
-from .chat import is_loopback
+from .address import is_loopback
 from .metrics import Metrics
 
 

@@ -17,7 +17,8 @@ from fastcore.xdg import xdg_cache_home
 from ..base.tools import digest, nearest, run_async, write_file
 from ..data.answers import MAX_ANSWER
 from ..data.grading import given_up, is_right
-from .chat import ApiOptions, OpenAIBackend, is_loopback, plain_address
+from .address import is_loopback, plain_address
+from .chat import ApiOptions, OpenAIBackend
 from .hub import hub_folder, model_folder, weights_sha256
 from .model_name import ModelName
 from .vllm import serve_vllm

@@ -49,7 +49,7 @@ def a_grader(name: str) -> str:
     if name != 'math-verify' and not (kind == 'xverify' and judge):
         raise ValueError('"math-verify" or "xverify:..."')
     if '://' in judge:
-        from ..models.chat import is_loopback
+        from ..models.address import is_loopback
 
         if not judge.startswith(('http://', 'https://')) or not is_loopback(judge):
             raise ValueError('a judge on this machine; make a tunnel to one elsewhere')

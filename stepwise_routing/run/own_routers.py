@@ -88,7 +88,7 @@ def add_router(
 
     A function is called for every benchmark and setting with its `OutcomeTable` of training problems, so a router can
     be fitted to each. A router of the same name replaces its earlier rows. The main figure shows six methods. To draw
-    yours, call `draw_accuracy_cost(**points, methods=[...])`. ValueError for a router that outcome tables cannot replay.
+    yours, call `draw_accuracy_cost(**points, methods=[...])`. ValueError if outcome tables cannot replay it.
     """
     for setting in run.settings:
         for benchmark in setting.benchmarks:
