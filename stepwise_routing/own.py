@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from stepwise_routing.base.settings import (
     Count,
-    Names,
+    Models,
     Policy,
     Probability,
     Section,
@@ -85,7 +85,7 @@ FORMAT = 'stepwise-routing own 4'
 class Own(Section):
     "The settings of a folder. They hold no path, server or key."
 
-    models: Names  # public names, small to large
+    models: Models  # public names, small to large
     name: str = 'own'  # of the problems; part of the seeds
     max_steps: Count = 30  # steps of a chain at most
     calibration: Probability = 0.4  # share of the problems that are set aside for calibration

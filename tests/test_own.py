@@ -577,6 +577,7 @@ def test_own_json_with_an_option_of_access_is_refused(tmp_path, toys, name):
         assert '\n' not in str(e.value) and len(toys.made) == made
 
 @pytest.mark.parametrize('change', [dict(max_steps=0), dict(max_steps='x'), dict(models=['a']), dict(calibration='x'),
+                                    dict(models=['a']*11),
                                     dict(more=1), dict(models='ab'), dict(models=[1, 2]), dict(name=3),
                                     dict(sampling=[]), dict(sampling=dict(temperature='hot'))])
 def test_a_tampered_own_json_is_one_line(tmp_path, toys, change):

@@ -199,6 +199,14 @@ class Counted(models_serve._Chat):
         finally: self.busy -= 1
         self.usages.append(reply['usage'])
         return reply, head
+    async def chunks(self, asked):
+        self.busy += 1
+        try:
+            async with contextlib.aclosing(super().chunks(asked)) as source:
+                async for together in source:
+                    self.usages += [c['usage'] for c in together if c.get('usage')]
+                    yield together
+        finally: self.busy -= 1
     @property
     def units(self): return sum(
         (u['prompt_tokens'] - u['prompt_tokens_details']['cached_tokens'])*1_000_000

@@ -36,6 +36,7 @@ Count = Annotated[int, Field(ge=1)]
 Units = Annotated[int, Field(ge=1, le=4096)]  # of a layer
 FROM_LIST = Strict(False)  # a tuple may be given as a list, as YAML does
 Names = Annotated[tuple[str, ...], FROM_LIST]
+Models = Annotated[Names, Field(min_length=2, max_length=10)]  # small to large
 CHECKS = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)
 
 # ---- errors in one line
