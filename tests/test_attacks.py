@@ -84,6 +84,12 @@ def test_a_store_that_acts_by_itself_is_refused(tmp_path, what):
     with sqlite3.connect(tmp_path/'d') as db: db.execute(what)
     says(lambda: RolloutStore(tmp_path/'d', {}), 'd has a (trigger|view), and our files have none')
 
+def test_words_of_a_damaged_file_reach_no_terminal(tmp_path):
+    RolloutStore(tmp_path/'d', {}).close()
+    raw = (tmp_path/'d').read_bytes()
+    (tmp_path/'d').write_bytes(raw.replace(b'PRIMARY', b"'\x1b[31mX", 1))
+    says(lambda: RolloutStore(tmp_path/'d', {}), 'd is damaged or of another kind .*31mX')
+
 STEP = b'{"text": "", "model": 0, "finish": "stop"}'
 UNPACKED = zlib.compress(STEP) # it is one; with a hundred million blanks before it, it is none
 

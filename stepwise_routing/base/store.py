@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from .records import Step
-from .tools import bad_row
+from .tools import bad_row, one_line
 
 FORMAT = 3  # of all files; files of another format are refused
 TURN = 60  # seconds that a process waits for its turn to write to a file that was lent to it
@@ -35,11 +35,11 @@ def errors_in_one_line(path):
         raise ValueError(f'{path}: {error}') from None
     except sqlite3.OperationalError as error:
         raise OSError(
-            f'{path} cannot be used ({error}): make room or give access; what it holds is safe'
+            f'{path} cannot be used ({one_line(error)}): make room or give access; what it holds is safe'
         ) from None
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # of the schema, say
         raise ValueError(
-            f'{path} is damaged or of another kind ({error}): restore a copy, or take another file'
+            f'{path} is damaged or of another kind ({one_line(error)}): restore a copy, or take another file'
         ) from None
 
 
@@ -207,7 +207,7 @@ class Database:
         "ValueError if pages or indexes are damaged. Else a row that is not found would be paid for again."
         ((first, *_), *_) = self.read('PRAGMA integrity_check(1)')
         if first != 'ok':
-            reason = ' '.join(first.split())[:100]
+            reason = one_line(' '.join(first.split()))[:100]
             raise ValueError(f'{self.path} is damaged ({reason}): restore a copy of the file')
 
     def close(self) -> None:
