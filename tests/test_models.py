@@ -612,7 +612,7 @@ def test_the_models_of_a_setting_get_the_limits_of_its_profile(tmp_path):
     assert setting_options(api) == limits | paid
     assert check_shares(['vllm:a/b', 'served:micro-large'], (.6,)) == [.6, None]
     assert check_shares(['micro-small', 'vllm:a/b'], ()) == [None, .9]
-    cases = (['vllm:a/b'], (.5, .5), r'one per model \(1\)'), (['vllm:a/b', 'vllm:a/c'], (.5,), 'above 0')
+    cases = (['vllm:a/b'], (.5, .5), r'one per model, 1 in all'), (['vllm:a/b', 'vllm:a/c'], (.5,), 'above 0')
     for names, shares, words in cases:
         with pytest.raises(ValueError, match=words): check_shares(names, shares)
 
