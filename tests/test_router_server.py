@@ -252,7 +252,7 @@ WRONG = [ # change of a request, the field that is named, a part of the line
     (dict(messages=[*user('x'), dict(role='assistant', content='', tool_calls=[{}]), *user('x')]), 'messages[1]',
         'tool_calls'),
     (dict(messages=[dict(role='user', content='a \ud800 b')]), 'messages[0]', 'half a character'),
-    (dict(messages=[dict(role='user', content='x', **{'a\nb': 1})]), 'messages[0]', 'a b: a router does not serve it'),
+    (dict(messages=[dict(role='user', content='x', **{'a\nb': 1})]), 'messages[0]', 'a b: routers do not support it'),
     ({'a\x1b\ud800': 1}, 'a  ', 'unknown field'),
     (dict(temperature=3), 'temperature', 'temperature is 3'),
     (dict(temperature=-1), 'temperature', 'temperature is -1'),

@@ -121,7 +121,8 @@ class Bills(Ledger):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            self.unwanted.add(task)
+            if not task.done():
+                self.unwanted.add(task)
             raise self.broken or asyncio.CancelledError from None
 
     def forget(self, task) -> None:
