@@ -432,25 +432,30 @@ def tables_of(
     return run.tables if list(run.tables.glob('frontiers*.csv')) else find_project().root / 'tables'
 
 
+def previews(
+    drawn: dict,  # of `accuracy_figures` or `policy_figures`
+    dpi: float = 100,  # dots per inch
+) -> list:  # IPython Images
+    "Show figures, without those of every method."
+    main = [fig for stem, (fig, _) in drawn.items() if not stem.endswith('_full')]
+    return [preview(fig, dpi) for fig in main]
+
+
 def save_and_show(
     drawn: dict,  # of `accuracy_figures` or `policy_figures`
     figures: Path,  # folder
     dpi: float = 100,  # dots per inch of the pictures shown
 ) -> list:  # IPython Images
     "Save all figures. Show them, without the figures of every method."
-    pictures = []
     for stem, (fig, caption) in drawn.items():
         save_figure(fig, figures / stem, caption)
-        if not stem.endswith('_full'):
-            pictures.append(preview(fig, dpi))
-    return pictures
+    return previews(drawn, dpi)
 
 
 def committed_figures() -> list:  # IPython Images
     "The main figures, drawn from the committed tables; nothing is written."
     tables = find_project().root / 'tables'
-    drawn = accuracy_figures(tables) | accuracy_figures(tables, '_api')
-    return [preview(fig, 130) for stem, (fig, _) in drawn.items() if not stem.endswith('_full')]
+    return previews(accuracy_figures(tables) | accuracy_figures(tables, '_api'), 130)
 
 
 def report_accuracy_cost(

@@ -9,7 +9,7 @@ import numpy as np
 from ..method.bounds import oracle_frontier, random_frontier
 from ..method.cpo import TableEnv
 from ..method.policy import decider, load_policy, policy_inputs
-from ..report.figures import preview, save_and_show, tables_of
+from ..report.figures import previews, save_and_show, tables_of
 from ..report.training import policy_figures
 from ..report.writer import interval_table, markdown, save_table
 from .config import Run, Setting
@@ -210,7 +210,7 @@ def report_training(run: Run) -> list:
     """Write tables and figures of a run's training and policies, and show the figures. [] if it trained
     no policies. Without results, show the committed figures."""
     if not run.has_results:
-        return [preview(fig) for fig, _ in policy_figures(tables_of(run)).values()]
+        return previews(policy_figures(tables_of(run)))
     setting, benchmarks = trained_setting(run)
     if not benchmarks:
         return []
