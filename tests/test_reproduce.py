@@ -580,7 +580,7 @@ def test_ci_fails_where_tables_differ(tmp_path, number, status):
 
 @pytest.mark.parametrize('reproduced, number, status, line', [
     (0, 1.0001, 0, '== all checks passed'), (0, 1.1, 1, 'error: 1 differences in the tables'),
-    (124, 1, 124, 'error: the reproduction was stopped after 45 minutes'), (3, 1, 3, '== make reproduce')])
+    (124, 1, 124, 'error: the reproduction was stopped after 60 minutes'), (3, 1, 3, '== make reproduce')])
 def test_ci_passes_only_after_a_reproduction_in_time_with_the_committed_numbers(tmp_path, reproduced, number, status,
                                                                                line):
     "Of the commands only `.ci/tables.py` is the real one; `make reproduce` writes a table and ends with a status."
