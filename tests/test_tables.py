@@ -393,7 +393,7 @@ def test_a_figure_takes_a_curve_of_ones_own():
     lines = [line for ax in fig.axes for line in ax.get_lines() if line.get_label() == 'mine']
     assert [line.get_xydata().tolist() for line in lines] == [[[30, 60], [50, 80]]]
     assert lines[0].get_color() == '#123456' and fig.axes[0].title.get_fontsize() == 11
-    assert '; mine.' in figure_caption(points, own, facts=data['facts'])
+    assert ', mine.' in figure_caption(points, own, facts=data['facts'])
     for wrong, line in ((('mine', [1], [1, 2], 'micro-math'), '1 costs and 2'),
                         (('x', [], [], 'micro-math'), '0 costs'),
                         (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of')):

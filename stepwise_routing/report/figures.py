@@ -320,19 +320,23 @@ def draw_accuracy_cost(
 
 def _drawn_in_words(points, methods, rows):
     if not methods:
-        return 'every method; above: append, below: regenerate'
+        return 'Every method is drawn: append in the upper row, regenerate in the lower row.'
     if set(methods) == set(drawn_methods(points)):
-        words = 'each method in its variant that was cheapest on calibration'
+        words = 'Each method is drawn in the variant that was cheapest on calibration problems'
         has_ours = any(row['method'] == 'Ours' for row in rows)
-        return f'{words}, but Ours appends, as in the paper' if has_ours else words
-    return '; '.join(dict.fromkeys(map(label, rows)))
+        return f'{words}; Ours appends, as in the paper.' if has_ours else f'{words}.'
+    names = dict.fromkeys(map(label, rows))
+    return f'Drawn: {", ".join(names)}.'
 
 
 def _cost_in_words(points, facts, xscale):
-    cost = '2N FLOPs a token for N parameters'
+    cost = 'in FLOPs: 2N a token for a model of N parameters.'
     if points['cost_in'].iloc[0] == 'cents':
-        cost = f'US cents; {facts["billing"]}; the small model costs nothing'
-    return f'{cost}; logarithmic axis, linear below 1 %' if xscale == 'log' else cost
+        cost = f'in US cents: {facts["billing"]}. The small model costs nothing.'
+    words = f"Cost is a share of the large model's cost, {cost}"
+    if xscale == 'log':
+        words += ' Cost has a logarithmic axis, which is linear below 1 %.'
+    return words
 
 
 def _rewriting_in_words(rows):
@@ -343,9 +347,9 @@ def _rewriting_in_words(rows):
             families.append(family)
     rewriting = ' and '.join(families)
     if any(map(is_hollow, rows)):
-        filled = f'; so do {rewriting}, filled' if rewriting else ''
-        return f'Hollow markers: regenerate, the large model writes the step again{filled}.'
-    return f'With {rewriting}, the large model writes the step again.' if rewriting else ''
+        filled = f' So do {rewriting}, with filled markers.' if rewriting else ''
+        return f'Hollow markers: regenerate; the large model writes the last step again.{filled}'
+    return f'With {rewriting}, the large model writes the last step again.' if rewriting else ''
 
 
 def figure_caption(
@@ -366,18 +370,21 @@ def figure_caption(
     sizes = points.groupby('benchmark', sort=False)['n'].first()
     counts = ', '.join(f'{benchmark} {n}' for benchmark, n in sizes.items())
     sentences = [
-        f"Accuracy against cost (share of the large model's, {cost}), {facts['profile']} profile; {drawn}.",
-        f'Test problems: {counts}; all methods see the same draws of both models.',
-        'Lines: one score or policy at all its thresholds; markers: the threshold chosen on calibration problems; '
-        'light crosses: its 95% intervals, for which test and calibration problems and seeds are drawn again.',
+        f'Accuracy and cost of routers on the test problems of the profile {facts["profile"]} ({counts}).',
+        cost,
+        drawn,
+        'All methods see the same draws of both models.',
+        'A line shows one score or policy at all its thresholds.',
+        'A marker shows the threshold that was chosen on calibration problems.',
+        'Light crosses are 95% intervals: test problems, calibration problems and seeds are drawn again.',
     ]
     if seeds is not None and any(row['method'].startswith('Ours') for row in rows):
-        sentences.append('Ours is the mean over training seeds; small dots: single seeds.')
+        sentences.append('Ours is the mean over training seeds; small dots are single seeds.')
     if any(100 * row['cost_share'] > EDGE for row in rows):
-        sentences.append('An arrow: the cost is higher than shown.')
+        sentences.append('An arrow says that the cost is higher than shown.')
     sentences.append(
-        'Grey, solid: chance picks a model for each problem; dotted: chance escalates after each step; dashed: '
-        'hindsight, which knows the answers; in both the large model appends.'
+        'Grey lines: chance picks a model for each problem (solid); chance hands over after a step (dotted); '
+        'hindsight knows the answers (dashed). In the last two the large model appends.'
     )
     rewriting = _rewriting_in_words(rows)
     if rewriting:

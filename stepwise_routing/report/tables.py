@@ -100,39 +100,55 @@ def details(
 
 
 METHOD_NOTES = """
-Shares are fractions, *cost* is in {unit}; *large_share*: of the steps, by the large model; *ac*: accuracy per cost.
-The *threshold* of ours is alpha, of which *kappa* follows: the mean over the training seeds, and the least and the
-largest. Every setting is the cheapest one that loses at most {points} to the large model on the calibration problems;
-*large only*: nothing cheaper did. *Bare threshold*: on the mean top logit or the least sure token's probability of
-the last step, in its own units. *STEER (rest)* hands everything after the first unsure step to the large model;
-*STEER (next)* decides about every step anew. *Regenerate* writes the unsure step again instead of going on after it.
-*SpecReason* has the large model grade every step of the small one with a digit, the likeliest (*greedy*) or the mean
-over all ten (*expected*), and write it again where the grade is low; *RSD* the same by a process reward model, which
-is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns from those rewards; *GlimpRouter* looks at the first token of a step.
-*Two numbers* is a bare threshold that gives a chain up for good where the first step is below a second number. The
-*threshold* of TRIM-Agg and of two numbers is the number of a setting. *Random* escalates by chance; the *oracle* sees
-the answers, *Knows the steps* the first wrong step: both are no methods. *Coverage* is one minus the share of
-problems that only the large model alone gets right, in the draw that methods share. A *miss* is counted against
-independent draws of it, its *excess* is over the misses of the large model itself. *Ours* is the policy of chapter 03
-on the paper's observation, *(full)* one that also sees the score from token probabilities, *(probability)* and
-*(logit)* see one score alone; *(nested)* is the simplest of these classes that is nearly the cheapest on calibration.
-*(as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the smallest
-batch that was stable (50); the other rows use exact gradients. On the paper's observation, *(online kappa)* keeps the
-threshold of training and *(bound)* bounds the misses; *(per step)* decides about every step anew. A row of ours is
-the mean over the training seeds, problem by problem. Intervals: 95 %; test problems, calibration problems with the
-choice, and training seeds are drawn again (for *online kappa*, *bound* and single yardsticks: test problems alone).
+How to read a row:
+
+- Shares are fractions. *cost* is in {unit}. *large_share* is the share of steps that the large model wrote. *ac* is
+  accuracy per cost.
+- The setting of a row is the cheapest one that loses at most {points} to the large model on the calibration problems.
+  *large only* says that no cheaper setting did.
+- The *threshold* of ours is alpha. *kappa* follows from it: the mean over the training seeds, the least and the
+  largest. The *threshold* of TRIM-Agg and of two numbers is the number of a setting.
+- *Coverage* is one minus the share of problems that only the large model alone solves, in the draw that methods share.
+  A *miss* is counted against independent draws of the large model. Its *excess* is over the large model's own misses.
+- A row of ours is the mean over the training seeds, problem by problem.
+- Intervals hold 95 %: test problems, calibration problems with the choice, and training seeds are drawn again. For
+  *online kappa*, *bound* and single yardsticks only test problems are drawn again.
+
+The methods:
+
+- *Regenerate*: the large model writes the unsure step again. Without this word it goes on after that step.
+- *Bare threshold*: hand over when the mean top logit of the last step, or its least sure token's probability, is low.
+- *Two numbers*: a bare threshold that also gives a chain up for good where the first step is below a second number.
+- *STEER (rest)* hands everything after the first unsure step to the large model. *STEER (next)* decides about every
+  step anew.
+- *SpecReason*: the large model grades every step of the small one with a digit, and writes the step again where the
+  grade is low. The grade is the likeliest digit (*greedy*) or the mean over all ten (*expected*).
+- *RSD* does the same with the rewards of a process reward model. It is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns a
+  policy from these rewards.
+- *GlimpRouter* looks at the first token of a step.
+- *Ours* is the policy of chapter 03 on the paper's observation. *(full)* also sees the score from token probabilities.
+  *(probability)* and *(logit)* see one score alone. *(nested)* is the simplest of these that is nearly the cheapest on
+  calibration problems.
+- *Ours (as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the
+  smallest batch that was stable (50). The other rows of ours use exact gradients.
+- *Ours (online kappa)* keeps the threshold of training, *(bound)* bounds the misses, *(per step)* decides about every
+  step anew. All three see the paper's observation.
+- No methods, but yardsticks: *Random* escalates by chance, the *oracle* sees the answers, *Knows the steps* sees the
+  first wrong step.
 """
 
 NOTES = dict(
     paper_flops=METHOD_NOTES
-    + """*FLOPs* count generated tokens only, as the paper does: of a grade of SpecReason the
-one token that says it, of RSD's reward model nothing. *Full FLOPs* also count prompt tokens that no cache holds,
-discarded drafts, what the judge and the reward model read.
+    + """
+*FLOPs* count generated tokens only, as the paper does. Of a grade of SpecReason they count the one token that says it,
+of RSD's reward model nothing. *Full FLOPs* also count prompt tokens that no cache holds, discarded drafts, and all that
+judge and reward model read.
 """,
     cents=METHOD_NOTES
-    + """*Cost* is what the large model's tokens cost, input, cached input and output at their own
-prices; small model and reward model are run by ourselves and cost nothing here. A grade of SpecReason costs its whole
-prompt and one token of output.
+    + """
+*Cost* is the price of the large model's tokens: input, cached input and output have prices of their own. Small model
+and reward model run on our own machine and cost nothing here. A grade of SpecReason costs its whole prompt and one
+token of output.
 """,
 )
 
@@ -158,7 +174,10 @@ def ablation_markdown(
     "The ablations as a table, with intervals over problems and ranges over seeds."
     names = {'Benchmark': 'benchmark', 'Policy': label, 'Test problems': 'n', 'Seeds': 'seeds'}
     cells = {heading: _ablation_cell(metric) for metric, heading in ABLATED.items()}
-    note = 'Means over seeds; [bootstrap 95% interval over test problems]; lowest–highest seed.'
+    note = (
+        'A number is the mean over seeds. In brackets: its 95% interval, for which test problems are drawn again. '
+        'Below: the lowest and the highest seed.'
+    )
     return f'{markdown(interval_table(table, names, cells))}\n{note}\n'
 
 
@@ -166,9 +185,9 @@ def ablation_markdown(
 
 
 CLASS_NOTES = """
-Cost at the chosen settings on the calibration problems, in % of the large model's. *Ours* sees the features of the
-paper, the mean top logit among them, *Ours (full)* all features. **Bold**: the simplest class that is at most
-{nearly:.0f} % dearer than the cheapest one. It is the row *{name}*.
+A number is the cost of the chosen setting on the calibration problems, in % of the large model's cost. *Ours* sees
+the features of the paper; one of them is the mean top logit. *Ours (full)* sees all features. **Bold** is the simplest
+class that is at most {nearly:.0f} % dearer than the cheapest class. It is the row *{name}* of the other tables.
 """
 
 
@@ -203,12 +222,14 @@ def certain_rows(
 
 
 CERTAIN_NOTES = """
-*Certain*: the last setting, on a walk from safe to cheap, of which we are 90 % sure that it loses at most
-{points} of the large model's accuracy on new problems, by {n} calibration problems. Cost in % of the large
-model's, accuracy against it in points, on test [95% intervals; each resample chooses again]. *Large alone*: no
-setting is certain and cheaper; *would do*: how many calibration problems about, from the formula of chapter 02c,
-or a dash where no number would. *Not certain*: the cost of the cheapest setting that kept the accuracy on
-calibration. One row a family; all rows are in the CSV file.
+We test settings from safe to cheap on {n} calibration problems. *Certain* is the last setting of which we are 90 %
+sure: it loses at most {points} of the large model's accuracy on new problems. Cost is in % of the large model's cost.
+Accuracy is in points above or below the large model's. Both are measured on test problems. In brackets: 95%
+intervals; each resample chooses the setting again.
+*Large alone* says that no setting is certain and cheaper. *Would do* then says about how many calibration problems
+would be enough (formula of chapter 02c); a dash says that no number would. *Cost, not certain* is the cost of the
+cheapest setting that kept the accuracy on the calibration problems. The table has one row for each family of methods;
+the CSV file has all rows.
 """
 
 

@@ -54,9 +54,11 @@ def training_caption(
     "The caption of the figure of training."
     first = curves.iloc[0]
     return (
-        f'Training of the rows {" and ".join(curves["row"].unique())}; {first["seeds"]} seeds: mean and range over '
-        'the seeds, running mean of 5 steps; cost and accuracy lost (the large model\'s minus its own) are those '
-        f'of Gamma on the {first["batch"]} training rows of a step. Dotted: alpha.'
+        f'Training of the rows {" and ".join(curves["row"].unique())}, step by step. '
+        f'A line is the mean over {first["seeds"]} seeds, smoothed over 5 steps; its band is the range over the seeds. '
+        f'Cost and lost accuracy are those of the deployed policy (Gamma) on the {first["batch"]} training problems '
+        "of a step. Lost accuracy is the large model's accuracy minus the policy's. Dotted line: alpha, which may be "
+        'lost.'
     )
 
 
@@ -101,9 +103,10 @@ def policies_caption(
 ) -> str:
     "The caption of the figure of policies."
     return (
-        "Probability of escalating against the percentile of the least sure token's probability, by step index "
-        f'(numbers on the lines); other features at their median. Policies: {curves["row"].iloc[0]}, first seed. '
-        'Dotted: calibrated kappa.'
+        f'Where the policy {curves["row"].iloc[0]} (first seed) hands over. '
+        'The height of a line is the probability of handing over. The number on it is the index of the step. '
+        "To the right, the probability of the step's least sure token rises; its percentile is shown. "
+        'All other features are at their median. Dotted line: the calibrated threshold kappa.'
     )
 
 

@@ -11,6 +11,7 @@ from itertools import zip_longest
 
 from .. import __version__
 from ..base.tools import write_file
+from .committed import OUTCOMES, PROFILE, pack_outcomes
 from .config import settings_of
 from .manifest import file_sha256, files_in, shipped_files
 
@@ -69,6 +70,8 @@ def publish(
     written = []
     for kind in ('tables', 'figures'):
         made = files_in(run.folder / kind)
+        if made and kind == 'tables' and run.profile == PROFILE:
+            made[OUTCOMES] = pack_outcomes(run)
         if made:
             target = published(plan, kind)
             _publish_folder(made, target, facts)

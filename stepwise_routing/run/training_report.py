@@ -31,8 +31,9 @@ CHOICE_HEADINGS = {
 }  # heading -> column
 
 CHOICE_NOTES = """
-On calibration problems, means over the runs, as fractions: of the area between chance and hindsight, of the large
-model's cost, of answers lost against it. Frozen: runs without an accepted step in their last fifth. Collapsed: runs
+The first numbers are means over the runs, on calibration problems. The share of the area lies between chance (0) and
+hindsight (1). Cost is a fraction of the large model's cost. Lost is the fraction of answers lost against the large
+model. *Frozen* is the number of runs without an accepted step in their last fifth. *Collapsed* is the number of runs
 that hand over nearly all chains, or nearly none.
 """
 
