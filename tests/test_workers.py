@@ -21,7 +21,7 @@ from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.method.routers import Grade
 from stepwise_routing.models.interface import Reward
 from stepwise_routing.models.names import open_models
-from stepwise_routing.run import drawing, notebooks, walking
+from stepwise_routing.run import drawing, walking
 from stepwise_routing.run.config import Config, Run, changed
 from stepwise_routing.run.drawing import Part, draw_all, draw_edges, draw_parts, lent_stores
 from stepwise_routing.run.stages import kept_given_up, open_case, read_all
@@ -53,17 +53,6 @@ def test_benchmarks_are_done_side_by_side(tmp_path):
     assert [x[3] for x in there] == [1, 1, 1, 3, 3, 3], 'the calls of the API setting share a ledger'
     graded = replace(toy_run(tmp_path, 2), config=changed(toy_run(tmp_path, 2).config, {'data.grader': 'xverify:x'}))
     assert {x[2] for x in side_by_side(graded, jobs_of, 'jobs')} == {os.getpid()}, 'one server grades'
-
-def settings_of_kernels(s, benchmarks): return [{name: os.environ.get(name) for name in notebooks.KERNEL_SETTINGS}]
-
-@pytest.mark.parametrize('chosen', [{}, {'ATEN_CPU_CAPABILITY': 'default'}])
-def test_processes_round_alike_under_jupyter_too(tmp_path, monkeypatch, chosen):
-    "`reproduce` sets this for its kernels; a kernel that JupyterLab starts has none of it."
-    for name in notebooks.KERNEL_SETTINGS: monkeypatch.delenv(name, raising=False)
-    for name, value in chosen.items(): monkeypatch.setenv(name, value)
-    monkeypatch.setattr(notebooks, 'has_avx2', lambda: True)
-    for seen in side_by_side(toy_run(tmp_path, 2), settings_of_kernels, 'jobs'):
-        assert seen == notebooks.KERNEL_SETTINGS | chosen
 
 def double(x): return 2*x, os.getpid()
 

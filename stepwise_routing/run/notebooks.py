@@ -89,11 +89,6 @@ def has_avx2() -> bool:
     return facts.is_file() and bool(re.search(r'\bavx2\b', facts.read_text(errors='replace')))
 
 
-def kernel_settings() -> dict:
-    "Environment in which all processors with AVX2 compute the same bytes. {} on other processors."
-    return KERNEL_SETTINGS if has_avx2() else {}
-
-
 @contextlib.contextmanager
 def sole_runner(
     store: Path,  # runs/store/<profile>
@@ -103,7 +98,9 @@ def sole_runner(
     from ..base.store import one_writer
 
     store.mkdir(parents=True, exist_ok=True)
-    defaults = ONE_THREAD | MEMORY | kernel_settings()
+    defaults = ONE_THREAD | MEMORY
+    if has_avx2():
+        defaults |= KERNEL_SETTINGS
     always = dict(PYTHONHASHSEED='0', JUPYTER_PREFER_ENV_PATH='1')
     try:
         lock = one_writer(store)

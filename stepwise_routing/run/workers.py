@@ -18,12 +18,12 @@ from tempfile import TemporaryDirectory
 from ..base.tools import note_progress
 from ..data.grading import graded, keep_given_up
 from ..models.model_name import ModelName
-from .notebooks import ONE_THREAD, kernel_settings
 
 # GiB of a process with the micro models: drawing 100 problems took 0.6, walking 450 took 1.4
 WORKER_GIB = 1.5
 PATIENCE = 60  # seconds for a job to end the paid calls under way
 ORPHANED = 6  # the same, if the process that started it has ended
+ONE_THREAD = dict(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1')
 
 
 def interrupt_once(number, _):
@@ -141,8 +141,7 @@ def _side_by_side(work, courses, jobs, workers, size, ended):
     from joblib.externals.loky import get_reusable_executor
 
     every = []
-    rounding = {name: os.environ.get(name, value) for name, value in kernel_settings().items()}
-    pool = get_reusable_executor(workers, env=ONE_THREAD | rounding)
+    pool = get_reusable_executor(workers, env=ONE_THREAD)
     with TemporaryDirectory(ignore_cleanup_errors=True) as flag:
 
         def begin(new):
