@@ -350,7 +350,7 @@ def test_the_verdict_of_chapter_05_is_that_of_the_tables():
 def test_ablations_show_intervals_and_seeds(with_ours):
     md = ablation_markdown(with_ours.whole(ablation_table))
     assert '| toy | Ours (full), regenerate | 60 | 1 | ' in md and '| toy | short | ' in md
-    assert md.count('–') == 2*3 + 1
+    assert md.count('–') == 2*3
 
 # ---- transcripts -----------------------------------------------------------------------------------------------------
 HOSTILE = '</p><script>alert(1)</script><img src=x onerror="alert(2)">\'"&{{7*7}}{% raw %}'

@@ -173,15 +173,17 @@ def made_by(
     run,  # `Run`
 ):  # Markdown that a notebook shows
     "A line for readers of a chapter: the command, the commit and the seconds behind what it shows."
-    from ..report.writer import Report  # heavy
+    from IPython.display import Markdown
 
     receipt = Manifest(run.folder)
     if not receipt.data:
-        return Report(
+        return Markdown(
             'From the committed results, or run by hand. For a run of your own: `stepwise-routing reproduce`.'
         )
     seconds = sum(stage.get('seconds', 0) for stage in receipt['notebooks'].values())
     git = receipt['git'] or 'unknown'
     commit = git[:9] + git[40:]  # 40 digits, and -dirty if files have changed
     command = f'stepwise-routing reproduce --profile {run.profile}'
-    return Report(f'Made by `{command}`, commit {commit}. The stages before took {seconds:.0f} s.')
+    return Markdown(
+        f'Made by `{command}`, commit {commit}. The stages before took {seconds:.0f} s.'
+    )
