@@ -7,7 +7,7 @@ import pytest
 
 from stepwise_routing.base.tools import find_project
 from stepwise_routing.run.committed import (
-    OUTCOMES, committed_outcomes, fill_outcomes, has_draws, outcome_files, pack_outcomes)
+    OUTCOMES, committed_outcomes, fill_outcomes, outcome_files, pack_outcomes)
 from stepwise_routing.run.config import changed, read_run
 
 TABLES = find_project().root/'tables'
@@ -32,7 +32,7 @@ def test_committed_outcomes_are_those_of_the_committed_tables(fresh, setting, su
         assert (len(small_alone), small_alone.mean()) == (600, pytest.approx(accuracy, abs=1e-9))
 
 def test_a_fresh_run_gets_the_committed_outcomes_once(fresh):
-    assert not has_draws(fresh) and fill_outcomes(fresh)
+    assert not fresh.has_draws and fill_outcomes(fresh)
     assert {p.relative_to(fresh.folder).as_posix() for p in files(fresh)} == {*outcome_files(fresh)}
     mine = next(iter(outcome_files(fresh).values()))
     mine.write_bytes(b'mine')
@@ -51,11 +51,11 @@ def test_settings_that_draw_nothing_do_not_matter(fresh):
 def test_a_run_with_draws_keeps_to_them(fresh):
     fresh.store.mkdir()
     (fresh.store/'micro-math.db').touch()
-    assert has_draws(fresh) and not fill_outcomes(fresh) and not fresh.folder.exists()
+    assert fresh.has_draws and not fill_outcomes(fresh) and not fresh.folder.exists()
 
 def test_recorded_steps_are_draws(fresh):
     recorded = replace(read_run('recorded'), folder=fresh.folder, store=fresh.store)
-    assert has_draws(recorded) and not fill_outcomes(recorded)
+    assert recorded.has_draws and not fill_outcomes(recorded)
 
 def test_what_is_packed_comes_out_again(fresh):
     fill_outcomes(fresh)

@@ -39,15 +39,6 @@ def pack_outcomes(
     return path
 
 
-def has_draws(run: Run) -> bool:
-    "Have the models of a run drawn anything yet, or are its steps recorded?"
-    return any(
-        setting.is_recorded or setting.files.rollouts(benchmark).is_file()
-        for setting in run.settings
-        for benchmark in setting.benchmarks
-    )
-
-
 def _is_drawn_alike(run, tables):
     "Would this run draw what the committed run has drawn?"
     committed = json.loads((tables / 'provenance.json').read_text('utf-8'))['parameters']
@@ -66,7 +57,7 @@ def fill_outcomes(
 
     Returns False, and writes nothing, for a run that has draws or other settings."""
     tables = find_project().root / 'tables'
-    if has_draws(run) or not (tables / OUTCOMES).is_file() or not _is_drawn_alike(run, tables):
+    if run.has_draws or not (tables / OUTCOMES).is_file() or not _is_drawn_alike(run, tables):
         return False
     with zipfile.ZipFile(tables / OUTCOMES) as archive:
         for name, path in outcome_files(run).items():

@@ -320,6 +320,15 @@ class Run:
         return tuple(setting for setting in both if setting.models)
 
     @property
+    def has_draws(self) -> bool:
+        "Have the models of this run drawn anything yet, or are its steps recorded?"
+        return any(
+            setting.is_recorded or setting.files.rollouts(benchmark).is_file()
+            for setting in self.settings
+            for benchmark in setting.benchmarks
+        )
+
+    @property
     def has_results(self) -> bool:
         "Has chapter 04b compared any methods in this run?"
         return any(
