@@ -72,8 +72,13 @@ class QuestionFile:
     licence: str = 'yours'
     is_public = False
 
-    def problems(self, split: str, data_dir=None) -> list:
-        "All problems of a split. Hashes put 2/5 into train, 1/5 into calibration and 2/5 into test."
+    @staticmethod
+    def split_of(problem: Problem) -> str:
+        "The split of a problem. Hashes put 2/5 into train, 1/5 into calibration and 2/5 into test."
         turns = 'train', 'train', 'calibration', 'test', 'test'
+        return turns[fifth_of(problem)]
+
+    def problems(self, split: str, data_dir=None) -> list:
+        "All problems of a split, as `split_of` says."
         problems = own_problems(self.path, self.name)
-        return [problem for problem in problems if turns[fifth_of(problem)] == split]
+        return [problem for problem in problems if self.split_of(problem) == split]
