@@ -1,4 +1,5 @@
 """Benchmarks side by side in processes: the same results, the same errors, and nobody stays behind."""
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from walking import edges
 
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import write_file
+from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.method.routers import Grade
 from stepwise_routing.models.interface import Reward
@@ -53,6 +55,18 @@ def test_benchmarks_are_done_side_by_side(tmp_path):
     assert [x[3] for x in there] == [1, 1, 1, 3, 3, 3], 'the calls of the API setting share a ledger'
     graded = replace(toy_run(tmp_path, 2), config=changed(toy_run(tmp_path, 2).config, {'data.grader': 'xverify:x'}))
     assert {x[2] for x in side_by_side(graded, jobs_of, 'jobs')} == {os.getpid()}, 'one server grades'
+
+def counted_problems(s, benchmarks): return [(b, len(load_problems(b, 'train')), os.getpid()) for b in benchmarks]
+
+def test_worker_processes_know_the_benchmarks_of_question_files(tmp_path):
+    rows = ''.join(json.dumps(dict(question=f'{i}?', answer=i)) + '\n' for i in range(40))
+    files = [tmp_path/f'{name}.jsonl' for name in ('some', 'others')]
+    for file in files: file.write_text(rows)
+    run = toy_run(tmp_path, 2)
+    run = replace(run, config=changed(run.config, {'data.benchmarks': [str(file) for file in files], 'api.models': []}))
+    found = side_by_side(run, counted_problems, 'jobs')
+    assert [name for name, *_ in found] == ['some', 'others'] and all(n for _, n, _ in found)
+    assert os.getpid() not in {number for *_, number in found}
 
 def double(x): return 2*x, os.getpid()
 

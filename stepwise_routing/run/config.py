@@ -360,6 +360,12 @@ class Setting:
         names = self.run.config.data.benchmarks
         return tuple(open_benchmark(n).name if n.endswith('.jsonl') else n for n in names)
 
+    def register_files(self) -> None:
+        "Make its JSONL files known as benchmarks in this process."
+        for name in self.run.config.data.benchmarks:
+            if name.endswith('.jsonl'):
+                open_benchmark(name)
+
     @property
     def is_recorded(self) -> bool:
         "Are all steps replayed from a recording?"

@@ -248,6 +248,12 @@ def note_given_up(
             results = [result for result, _ in answers]
 
 
+def with_benchmarks(work, setting, *details):
+    "Do a job in a process that may not know the run's benchmarks yet. Returns the result of `work`."
+    setting.register_files()
+    return work(setting, *details)
+
+
 def follow(
     run,  # `Run`
     work,  # function: arguments of a job, a setting first -> list of results
@@ -267,7 +273,8 @@ def follow(
             note_progress(f'{desc}: {next(numbers):,} of {len(begun):,} jobs')
 
     courses = [note_given_up(course, begun, lost) for course in courses]
-    last_rounds = in_rounds(partial(graded, work), courses, workers, size, ended)
+    graded_work = partial(graded, partial(with_benchmarks, work))
+    last_rounds = in_rounds(graded_work, courses, workers, size, ended)
     keep_given_up(desc, lost)
     return [result for each in last_rounds for results, _ in each or [] for result in results]
 
