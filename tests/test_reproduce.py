@@ -261,6 +261,17 @@ def test_kernels_choose_the_same_instructions_everywhere(tmp_path, monkeypatch, 
     due = notebooks.KERNEL_SETTINGS if avx2 else dict.fromkeys(notebooks.KERNEL_SETTINGS)
     assert json.loads((project.root/'facts').read_text()) == due | dict(ATEN_CPU_CAPABILITY='default')
 
+def test_jupyterlab_starts_kernels_that_round_like_a_run(whole, monkeypatch):
+    started = []
+    monkeypatch.setattr(os, 'execve', lambda program, words, environment: started.append((words, environment)))
+    monkeypatch.chdir(whole.root)
+    monkeypatch.setattr(notebooks, 'has_avx2', lambda: True)
+    monkeypatch.delenv('MKL_CBWR', raising=False)
+    cli.main(['lab', '--no-browser'])
+    (words, environment), = started
+    assert words[1:] == ['-m', 'jupyterlab', str(whole.nbs), '--no-browser']
+    assert notebooks.KERNEL_SETTINGS.items() <= environment.items() and environment['PATH'] == os.environ['PATH']
+
 def test_a_finished_run_is_not_run_again(whole, capsys):
     copies = {p: p.stat().st_mtime_ns for p in (whole.runs/'whole').glob('*.ipynb')}
     cli.main(['--project', str(whole.root), 'reproduce', '--profile', 'toy', '--run-id', 'whole', '--resume'])

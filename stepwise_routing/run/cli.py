@@ -181,6 +181,7 @@ COMMAND_MEANINGS = dict(
     test='With --faults: run the tests of faults, and write tables/faults.md. Needs a clone.',
     init='Copy notebooks, profiles and committed results from an installed wheel to a new folder.',
     serve='Serve your own routers in the OpenAI protocol.',
+    lab='Open the chapters in JupyterLab. Further words are options of `jupyter lab`.',
 )
 
 
@@ -239,7 +240,7 @@ def command_help(command: str) -> str:
     "The help page of one command."
     description = COMMAND_MEANINGS[command]
     parser = Parser(f'stepwise-routing {command}', description=description, allow_abbrev=False)
-    if command != 'demo':
+    if command not in ('demo', 'lab'):
         _add_folder(parser)
     if command == 'test':
         parser.add_argument(
@@ -268,6 +269,11 @@ def run_command(argv) -> None:  # the words after `stepwise-routing`
         return
     if argv[:1] and argv[0] in COMMAND_MEANINGS and {'-h', '--help'} & {*argv[1:]}:
         print(command_help(argv[0]), end='')
+        return
+    if argv[:1] == ['lab']:
+        from .notebooks import open_lab
+
+        open_lab(find_project(), argv[1:])
         return
     words = vars(build_parser().parse_args(argv))
     command = words.pop('command')

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from unittest import mock
 
-from ..base.tools import one_line
+from ..base.tools import install_line, one_line
 
 ONE_THREAD = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
 
@@ -89,6 +89,15 @@ def has_avx2() -> bool:
     return facts.is_file() and bool(re.search(r'\bavx2\b', facts.read_text(errors='replace')))
 
 
+def kernel_environment() -> dict:
+    "Environment variables of a kernel: those of this process, and what decides how a kernel rounds and runs."
+    defaults = ONE_THREAD | MEMORY
+    if has_avx2():
+        defaults |= KERNEL_SETTINGS
+    always = dict(PYTHONHASHSEED='0', JUPYTER_PREFER_ENV_PATH='1')
+    return defaults | os.environ | always
+
+
 @contextlib.contextmanager
 def sole_runner(
     store: Path,  # runs/store/<profile>
@@ -98,18 +107,27 @@ def sole_runner(
     from ..base.store import one_writer
 
     store.mkdir(parents=True, exist_ok=True)
-    defaults = ONE_THREAD | MEMORY
-    if has_avx2():
-        defaults |= KERNEL_SETTINGS
-    always = dict(PYTHONHASHSEED='0', JUPYTER_PREFER_ENV_PATH='1')
     try:
         lock = one_writer(store)
     except BlockingIOError:
         raise RuntimeError(
             f'another run of profile {store.name} is under way: wait for its end'
         ) from None
-    with contextlib.closing(lock), mock.patch.dict(os.environ, defaults | os.environ | always):
+    with contextlib.closing(lock), mock.patch.dict(os.environ, kernel_environment()):
         yield
+
+
+def open_lab(
+    project,  # `Project`
+    options: list,  # of `jupyter lab`
+):
+    "Become JupyterLab on the chapters of a clone, with kernels that round like those of a run."
+    import importlib.util
+
+    if not importlib.util.find_spec('jupyterlab'):
+        raise ImportError(f'jupyterlab is not installed: {install_line("dev")}')
+    command = [sys.executable, '-m', 'jupyterlab', str(project.nbs), *options]
+    os.execve(sys.executable, command, kernel_environment())
 
 
 LAST_SECONDS = 5.0  # time for processes to end after SIGTERM or SIGHUP
