@@ -44,7 +44,7 @@ def test_the_verdict_of_the_readme_is_that_of_the_claims():
     for words in (f'We turned {len(verdicts)} sentences of the paper into claims',
                   f"{counts['does not hold']} are not confirmed for *Ours*",
                   f"{counts['holds']} hold, {counts['cannot be tested here']} cannot be tested"): assert words in text
-    assert text.index('**The verdict.**') < 800 and 'jupyter lab' in text
+    assert text.index('**The verdict.**') < 800 and 'stepwise-routing lab' in text
 
 def test_a_table_is_included_up_to_a_phrase(clone):
     (clone.root/'tables/t.md').write_text('| a | table |\n\n**What it leaves out**\n\nmuch', 'utf-8')
