@@ -100,7 +100,8 @@ def source(project, out):
         text, wide = path.read_text('utf-8'), WIDE.get(path.stem.removesuffix('_api'))
         if wide and path.parent == out/'tables':
             text = narrowed(text, f'{wide[0]}{"_api" if path.stem.endswith("_api") else ""}.csv', wide[1])
-        write_file(path, f'# {path.stem}\n\n' + text)
+        kind = '' if path.parent == out/'tables' else f' ({path.parent.name})'
+        write_file(path, f'# {path.stem}{kind}\n\n' + text)
     pages = 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'CITATION.cff', 'LICENSE'
     (out/'docs').mkdir()
     shutil.copy(root/'docs'/'method.svg', out/'docs')
