@@ -147,7 +147,9 @@ def init(options):
         raise ValueError(f'{out / "nbs"} exists already: choose a new folder')
     make_folder(out, shared_files())
     print(f'Notebooks and profiles: {out / "nbs"}; committed results: {out / "tables"}')
-    print(f'Next: stepwise-routing reproduce {out} --profile smoke, or in that folder: stepwise-routing lab')
+    print(
+        f'Next: stepwise-routing reproduce {out} --profile smoke, or in that folder: stepwise-routing lab'
+    )
 
 
 COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # commands without a run

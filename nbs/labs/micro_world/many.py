@@ -39,9 +39,13 @@ def new_problems(benchmark: str):  # yields `Problem`s, without end
                 yield as_problem(benchmark, draft)
 
 
-def question_rows(benchmark: str, name: str) -> list:  # of dicts with "question" and "answer"
-    "The rows of a file called `name`. Hashes of the questions decide on the split, so some problems are left out."
-    missing = dict(SIZES)
+def question_rows(
+    benchmark: str,
+    name: str,  # of the file; it decides which problem is in which split
+    sizes=SIZES,  # split -> number of problems
+) -> list:  # of dicts with "question" and "answer"
+    "The rows of a file of new problems. Problems of a split that is full are left out."
+    missing = dict(sizes)
     rows = []
     for problem in new_problems(benchmark):
         row = dict(question=problem.question, answer=problem.answer)
