@@ -224,13 +224,20 @@ def metrics(
 
 
 METRIC_NOTES = """
-All in % [paired bootstrap 95% interval]. *Share of the area* between chance and hindsight (the random and the oracle
-frontier of the same reading of "escalate"): 0 is chance, 100 is hindsight; compare within a reading. *APGR*: how much
-of the gap between the two models is closed, as a mean over all costs between theirs. *CPT(q)*: the least share of the
-large model's cost at which q % of the gap is closed; *QNC*: at which the large model's accuracy is reached. A curve is
-the thresholds that nothing beats on the calibration split, and straight lines between them, from the small model on;
-*not reached*: it ends before. Above 100: dearer than the large model alone. (1): a single point, which says little.
-One row a family; all rows are in the CSV file.
+All numbers are in %. In brackets: 95 % intervals of the paired bootstrap.
+
+- *Share of the area*: where a curve lies between chance (0) and hindsight (100). Chance hands over at random, hindsight
+  knows the answers. Each reading (append or regenerate) has its own chance and hindsight, so compare rows of one
+  reading.
+- *APGR*: how much of the gap in accuracy between the two models is closed, as a mean over all costs between theirs.
+- *CPT(q)*: the smallest cost, in % of the large model's, at which q % of the gap is closed.
+- *QNC*: the smallest cost at which the large model's accuracy is reached. A cost above 100 is dearer than the large
+  model alone.
+- *Not reached*: the curve ends before.
+
+A curve begins at the small model alone. Straight lines join the thresholds that no other one beats on the calibration
+problems. (1) marks a method with a single point, which says little. The table has one row for each family of methods;
+the CSV file has all rows.
 """
 
 
@@ -276,9 +283,10 @@ def shares_by_level(
 
 
 LEVEL_NOTES = """
-Share of the area between chance and hindsight, in % [paired bootstrap 95% interval], on the test problems of each
-level, n of them; one row a family, all rows are in the CSV file. Level 6 of micro-omni is beyond both models; chapter
-05 tells when it was added.
+A number is the share of the area between chance (0) and hindsight (100) on the test problems of one level, in %. The
+level has n test problems. In brackets: 95 % intervals of the paired bootstrap. The table has one row for each family of
+methods; the CSV file has all rows. Level 6 of micro-omni is too hard for both models; chapter 05 tells when it was
+added.
 """
 
 
@@ -463,13 +471,19 @@ COMPARISON_HEADINGS = {
     'accuracy': '**At the settings that are cheapest on calibration**',
 }
 COMPARISON_NOTES = """
-Cost of ours / cost of the other, and accuracy of ours - accuracy of the other, in points, on test [95% intervals:
-test problems, calibration problems with the choice, and training seeds are drawn again]; p: two-sided, Holm-corrected
-over the cost tests of a table. **Bold**, a win: ours is significantly cheaper (p < .05), and its accuracy is not more
-than {points} below (the whole interval says so). *Large alone*: no setting of these methods was both good enough and
-cheaper than the large model, which stands in for them; ours against it is counted once, and not at all where ours is
-the large model alone as well. *At equal accuracy*: the other may choose its spot on the test problems, anywhere on the
-straight lines along its thresholds and to the two single models (not corrected).
+- *Cost ratio*: the cost of ours, divided by the cost of the other method. Below 1, ours is cheaper.
+- *p, cost*: how easily chance alone makes such a difference in cost (two-sided; Holm's correction for all cost tests of
+  the table).
+- *Accuracy*: that of ours minus that of the other, in points.
+- **Bold** marks a win: ours is significantly cheaper (p < .05), and its accuracy is at most {points} below the other's,
+  by the whole interval.
+- *Large alone*: no setting of these methods was both accurate enough and cheaper than the large model, so the large
+  model stands in for them. Ours against it is counted once. It is not counted where ours is the large model alone, too.
+- *At equal accuracy*: the other method may choose its setting on the test problems, so that it is as accurate as ours.
+  It may mix two neighbouring thresholds, or a threshold and a single model. These ratios are not corrected.
+
+All is measured on test problems. In brackets: 95 % intervals. Each resample draws test problems, calibration problems
+and training seeds again, and makes the choice again.
 
 """
 
