@@ -1,5 +1,6 @@
 "A benchmark is one record: wrong ones are refused, steps can be lines, and code is graded by its tests or not at all."
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,15 @@ def test_an_unknown_name_is_one_line_and_a_file_is_a_benchmark(tmp_path):
     parts = {split: load_problems('mine', split) for split in SPLITS}
     assert sum(map(len, parts.values())) == 40 and all(parts.values())
     assert not {p.id for p in parts['train']} & {p.id for p in parts['test']}
+
+def test_a_changed_question_file_is_read_again(tmp_path):
+    file = tmp_path/'growing.jsonl'
+    rows = [json.dumps(dict(question=f'{i}?', answer=i)) + '\n' for i in range(40)]
+    def number(): return sum(len(open_benchmark(str(file)).source.problems(split)) for split in SPLITS)
+    for n in (20, 40):
+        file.write_text(''.join(rows[:n]))
+        os.utime(file, ns=(n, n))
+        assert number() == n
 
 def test_ones_own_file_registers_for_commands_and_chapters(tmp_path, monkeypatch):
     (tmp_path/'nbs'/'params').mkdir(parents=True)

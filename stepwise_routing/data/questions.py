@@ -6,6 +6,7 @@ benchmarks are in `data.sources`.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from ..base.records import Problem
@@ -63,6 +64,16 @@ def own_problems(
     return list(problems.values())
 
 
+@lru_cache(maxsize=8)
+def problems_of_file(
+    path: Path,
+    name: str,  # of the benchmark
+    changed: int,  # time of the file's last change: a changed file is read again
+) -> list:  # `Problem`s
+    "The problems of a file. It is read once, since each part of a run asks for them."
+    return own_problems(path, name)
+
+
 @dataclass(frozen=True)
 class QuestionFile:
     "Your own JSONL file, with `question` and `answer` in each row."
@@ -80,5 +91,7 @@ class QuestionFile:
 
     def problems(self, split: str, data_dir=None) -> list:
         "All problems of a split, as `split_of` says."
-        problems = own_problems(self.path, self.name)
+        path = Path(self.path).resolve()
+        changed = path.stat().st_mtime_ns if path.is_file() else 0
+        problems = problems_of_file(path, self.name, changed)
         return [problem for problem in problems if self.split_of(problem) == split]
