@@ -14,16 +14,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stepwise_routing.base.settings import (
-    Count,
-    Models,
-    Policy,
-    Probability,
-    Section,
-    checked,
-)
+from .base.settings import Count, Models, Policy, Probability, Section, checked
 from .base.store import RolloutStore, check_settings, tree_settings
-from .base.tools import check_links, digest, nearest, write_file
+from .base.tools import check_links, digest, nearest, progress_of, write_file
 from .data.benchmarks import find_benchmark
 from .data.grading import graded, is_right
 from .data.questions import own_problems
@@ -154,7 +147,9 @@ def collect(
 ) -> dict:  # problems per side, right answers of each model alone (%), steps drawn now
     """Draw and grade the outcomes that a router learns from. Call it again to continue, or to add problems.
 
-    If grading gives up on answers, the result has their number. ValueError for input that cannot work.
+    Where no progress bar can be shown, such as in a log file, a line on stderr says every 30 seconds
+    how far it is. If grading gives up on answers, the result has their number. ValueError for input
+    that cannot work.
     """
     folder = Path(folder)
     given = several_models(models)
@@ -209,13 +204,17 @@ def _check_two(folder, what):
         raise ValueError(f'{folder} has {n} models; {what} is for two')
 
 
+@contextlib.contextmanager
 def _sides(folder, *walking):  # models, access, max_cents, grade
     "Side -> its problems, for a `with` block: read off the tables of two models, or walked by more."
     own = read_own(folder)
     if len(own.models) == 2:
-        return contextlib.nullcontext(lambda side: TableSide(own_table(folder, side), folder))
+        yield lambda side: TableSide(own_table(folder, side), folder)
+        return
     check_links(folder)
-    return walked_sides(folder, own, own_split, *walking)
+    walked = walked_sides(folder, own, own_split, *walking)
+    with walked as sides, progress_of(f'{own.name} walks'):
+        yield sides
 
 # %% ../nbs/06_your_own_models.ipynb #train
 def _own_policy(policy, alpha, steps, side):  # -> `Policy`

@@ -1,5 +1,6 @@
 "The engine against plain forward passes of the same model, whatever shares the batch; and every way a step can end."
 import asyncio
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from stepwise_routing.base.records import Problem, Step, chat_prompt, edge_seed
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import engine as models_engine
-from stepwise_routing.models.hub import TransformersBackend, micro_path, weights_sha256
+from stepwise_routing.models.hub import TransformersBackend, load_tokenizer, micro_path, weights_sha256
 from stepwise_routing.models.interface import (
     Request,
     StepTokenizer,
@@ -627,3 +628,11 @@ def test_a_models_name_has_a_kind_and_perhaps_a_commit(tmp_path):
         assert ModelName.parse(text) == ModelName(*parts) and str(ModelName(*parts)) == text
     with pytest.raises(ValueError, match='a folder has no revision'): ModelName.parse(f'{tmp_path}@{commit}')
     with pytest.raises(ValueError, match='40 hexadecimal digits'): ModelName.parse('org/name@main')
+
+@pytest.mark.parametrize('kind, options', [('qwen2', dict(fix_mistral_regex=False)), ('ministral', {}), (None, {})])
+def test_only_folders_of_mistral_can_have_the_wrong_pattern(tmp_path, monkeypatch, kind, options):
+    "transformers warns of it, unless it is told that the pattern is right. A name on the Hub has no folder here."
+    from transformers import PreTrainedTokenizerFast
+    if kind: (tmp_path/'config.json').write_text(json.dumps(dict(model_type=kind)))
+    monkeypatch.setattr(PreTrainedTokenizerFast, 'from_pretrained', lambda source, **given: (source, given))
+    assert load_tokenizer(tmp_path) == (tmp_path, options)

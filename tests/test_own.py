@@ -1,4 +1,6 @@
+import asyncio
 import contextlib
+import io
 import json
 import math
 import re
@@ -20,6 +22,7 @@ import stepwise_routing.own as own_module
 from stepwise_routing.base.records import ModelSpec, extract_boxed
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.base.tools import count_steps, gather_progress, progress_of, run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.questions import own_problems
@@ -721,6 +724,72 @@ def test_a_killed_collect_goes_on(tmp_path, toys):
         assert (folder/name).read_bytes() == (tmp_path/'whole'/name).read_bytes()
     ready(tmp_path/'whole')
     assert ready(folder) == calibrate(tmp_path/'whole', 'accuracy', .1)
+
+# --- progress
+
+@pytest.fixture
+def half_minute(monkeypatch):
+    "Lets half a minute pass on the clock of the bar. The lines about progress come then, and at the end."
+    now, timers = [0.], []
+    @contextlib.contextmanager
+    def repeating(seconds, action):
+        assert seconds == 30
+        timers.append(action)
+        yield
+        timers.remove(action)
+    def passes():
+        now[0] += 30
+        for action in timers: action()
+    monkeypatch.setattr('stepwise_routing.base.tools.repeating', repeating)
+    monkeypatch.setattr('tqdm.std.time', lambda: now[0])
+    monkeypatch.delenv('STEPWISE_PROGRESS', raising=False)
+    return passes
+
+def four_problems(half_minute, **how):
+    "The first one needs no draw, each other one 1,000 steps and half a minute."
+    async def problem(i):
+        for _ in range(3*i): await asyncio.sleep(0)  # until the one before has ended
+        if i: count_steps(1000)
+        if i: half_minute()
+    run_async(gather_progress(map(problem, range(4)), 'mine', **how))
+
+def test_a_log_says_how_far_it_is(half_minute, capsys):
+    four_problems(half_minute)
+    assert capsys.readouterr().err.splitlines() == [
+        'mine: 1 of 4 problems, 1,000 steps drawn, 30 s, time left ?',
+        'mine: 2 of 4 problems, 2,000 steps drawn, 60 s, time left 02:00',
+        'mine: 3 of 4 problems, 3,000 steps drawn, 90 s, time left 00:45',
+        'mine: 4 of 4 problems, 3,000 steps drawn, 90 s, time left 00:00']
+
+def test_progress_is_silent_where_it_is_told_elsewhere(half_minute, capsys, monkeypatch, tmp_path):
+    four_problems(half_minute, progress=False)
+    with progress_of('all', progress=False): four_problems(half_minute)
+    monkeypatch.setenv('STEPWISE_PROGRESS', str(tmp_path))
+    four_problems(half_minute)
+    assert capsys.readouterr().err == ''
+    assert [p.read_text() for p in tmp_path.iterdir()] == ['mine: 4 of 4']
+
+def test_a_bar_shows_steps_before_a_problem_is_finished(half_minute, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self): return True
+    monkeypatch.setattr('sys.stderr', Terminal())
+    four_problems(half_minute)
+    shown = sys.stderr.getvalue()
+    assert '1,000 steps drawn' in shown and '3,000 steps drawn' in shown and 'time left' not in shown
+
+def test_collect_and_route_count_steps(tmp_path, toys, half_minute, capsys):
+    "Nothing is said if nothing is drawn, or if one question alone is asked."
+    def said(): return capsys.readouterr().err.splitlines()
+    n = collect(tmp_path/'mine', rows(120), PAIR)['new steps']
+    assert said() == [f'own rollouts: 120 of 120 problems, {n:,} steps drawn, 0 s, time left ?']
+    collect(tmp_path/'mine', rows(120), PAIR)
+    ready(tmp_path/'mine')
+    with open_router(tmp_path/'mine', PAIR) as router:
+        router.route('What is 2 + 3?')
+        assert said() == []
+        router.route(['What is 2 + 3?', 'What is 4 + 5?'])
+    (line,) = said()
+    assert re.fullmatch(r'own answers: 2 of 2 problems, \d+ steps drawn, 0 s, time left .+', line)
 
 def test_a_folder_stays_as_it_was_until_added_problems_are_drawn(tmp_path, toys):
     folder, question = tmp_path/'mine', rows()[-1]['question']

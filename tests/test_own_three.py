@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 from micro_router import Scaler
-from test_own import Adder, content, rows, toys  # noqa: F401
+from test_own import Adder, content, half_minute, rows, toys  # noqa: F401
 
 from stepwise_routing.base.records import ModelSpec, api_cost
 from stepwise_routing.base.settings import Policy
@@ -74,6 +74,17 @@ def test_nothing_is_drawn_or_trained_twice(tmp_path, toys):
     assert times() == before and len(before) == 6 and sum(b.steps_written for b in toys.made) == written
     train(folder, .1, steps=5, seeds=1, models=THREE)
     assert times() != before
+
+def test_a_log_says_how_much_training_and_calibration_draw(tmp_path, toys, half_minute, capsys):
+    folder = tmp_path/'mine'
+    collect(folder, rows(40), THREE)
+    assert capsys.readouterr().err.startswith('own chains: 40 of 40 problems, ')
+    for call in (lambda: train(folder, .1, steps=4, seeds=1, models=THREE),
+                 lambda: calibrate(folder, 'accuracy', .1, models=THREE)):
+        before = len(content(folder))
+        call()
+        drawn = len(content(folder)) - before
+        assert drawn and capsys.readouterr().err == f'own walks, {drawn:,} steps drawn, 0 s\n'
 
 def test_other_grades_are_other_problems(tmp_path, toys):
     "A folder that is graded anew is trained anew."

@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from .records import Step
-from .tools import bad_row, one_line
+from .tools import bad_row, count_steps, one_line
 
 FORMAT = 3  # of all files; files of another format are refused
 TURN = 60  # seconds that a process waits for its turn to write to a file that was lent to it
@@ -357,6 +357,8 @@ class RolloutStore(Database):
         edges = list(edges)
         rows = ((json.dumps(key), self.packed(record)) for key, record in edges)
         counts = self.write('IGNORE', dict(edge=rows))
+        if self.record is Step:
+            count_steps(sum(counts))
         for (key, record), is_new in zip(edges, counts):
             if is_new:
                 self.remember(key, record)

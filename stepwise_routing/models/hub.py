@@ -84,7 +84,12 @@ def load_tokenizer(source):
     from transformers import PreTrainedTokenizerFast
 
     try:
-        return PreTrainedTokenizerFast.from_pretrained(source)
+        # transformers takes a folder whose config.json lacks "transformers_version" for one of Mistral's, and warns of
+        # a wrong pattern. In all other folders the pattern is right, and the advice would put Mistral's in its place.
+        configs = Path(source).glob('config.json')
+        is_other = any('tral' not in file.read_text('utf-8').lower() for file in configs)
+        options = dict(fix_mistral_regex=False) if is_other else {}
+        return PreTrainedTokenizerFast.from_pretrained(source, **options)
     except Exception as e:
         raise FileNotFoundError(f'{source}: no tokenizer there, as tokenizer.json') from e
 

@@ -9,7 +9,7 @@ import contextlib
 
 from ..base.background import LoopThread
 from ..base.records import walk_cost
-from ..base.tools import gather_progress
+from ..base.tools import count_steps, gather_progress
 from ..data.benchmarks import find_benchmark
 from ..data.conversations import asked_problem
 from ..method.live import Wish, live_steps
@@ -92,8 +92,11 @@ class OwnRouter:
         room = asyncio.Semaphore(ROOM)
 
         async def answer(problem):
+            steps = []
             async with room:
-                steps = [step async for step in self.steps(problem, wish, self.router)]
+                async for step in self.steps(problem, wish, self.router):
+                    steps.append(step)
+                    count_steps(1)
             return self.routed(problem, steps)
 
         return await gather_progress(map(answer, problems), f'{self.own.name} answers')

@@ -16,10 +16,11 @@ import tempfile
 import threading
 import time
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from ..base.tools import install_line, one_line
+from ..base.tools import install_line, one_line, repeating
 
 ONE_THREAD = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
 
@@ -228,21 +229,12 @@ def progress_shown(
     before: str = '',  # share of the run that was done before the notebook began, in words
 ):
     "Print the progress of the running cell, every second on a terminal, else every minute."
-    ended = threading.Event()
-    begin = time.time()
     on_terminal = sys.stderr.isatty()
-
-    def watch():
-        while not ended.wait(1 if on_terminal else 60):
-            _print_progress(name, begin, folder, on_terminal, before)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
+    show = partial(_print_progress, name, time.time(), folder, on_terminal, before)
     try:
-        yield
+        with repeating(1 if on_terminal else 60, show):
+            yield
     finally:
-        ended.set()
-        thread.join()
         if on_terminal:
             print('\r\x1b[K', end='', file=sys.stderr, flush=True)
 
