@@ -573,7 +573,8 @@ def test_a_reproduction_says_how_its_tables_compare(ran, capsys):
 def test_the_tables_of_ablations_have_a_folder_of_their_own(ran, monkeypatch):
     (ran.root/'tables').mkdir()
     (ran.root/'tables/mean.md').write_text('of the other profile')
-    assert publish.PUBLISHED == {'micro': '', 'micro-ablations': 'ablations', 'recorded': 'recorded'}
+    folders = {'micro': '', 'micro-ablations': 'ablations', 'micro-many': 'many', 'recorded': 'recorded'}
+    assert publish.PUBLISHED == folders
     monkeypatch.setitem(publish.PUBLISHED, 'toy', 'ablations')
     cli.reproduce(Options('toy', project=str(ran.root)))
     assert set(bytes_of(ran.root/'tables')) == {'mean.md', 'ablations/mean.md', 'ablations/provenance.json'}
