@@ -66,7 +66,8 @@ def own_problems(
 
 @lru_cache(maxsize=8)
 def problems_of_file(
-    path: Path,
+    path: str,
+    folder: Path,  # where a relative path begins
     name: str,  # of the benchmark
     changed: int,  # time of the file's last change: a changed file is read again
 ) -> list:  # `Problem`s
@@ -91,7 +92,7 @@ class QuestionFile:
 
     def problems(self, split: str, data_dir=None) -> list:
         "All problems of a split, as `split_of` says."
-        path = Path(self.path).resolve()
+        path = Path(self.path)
         changed = path.stat().st_mtime_ns if path.is_file() else 0
-        problems = problems_of_file(path, self.name, changed)
+        problems = problems_of_file(self.path, Path.cwd(), self.name, changed)
         return [problem for problem in problems if self.split_of(problem) == split]

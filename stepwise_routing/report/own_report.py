@@ -37,7 +37,7 @@ Target `{target}`. Alpha is the accuracy that may be lost against the large mode
 """
 CACHE = """An application that has talked to the large model before may find its prompt in the cache; a
 hand-over after a chain of the small model may not. So these are the two ends, per problem, at the
-prices of `{price}`: everything that the large model reads is in the cache (warm), or nothing is (cold).
+prices of `{price}`: everything that the large model reads is in the cache (all cached), or nothing is (cold).
 A router hands over at most once per problem, so it pays for one cold prompt at most. What the small
 model costs is left out. The table has no router that takes back the chain after each step of the large
 model: `collect` draws no such chains, so nothing is known of their cost and answers.
@@ -80,7 +80,7 @@ def cache_rows(
     router,  # the one in use
     price: str,  # see `find_price`
 ) -> list:
-    "The large model's US cents per problem, with a warm and with a cold cache."
+    "The large model's US cents per problem: all that it reads is cached, or nothing is."
     outcomes = {'large model alone': (table.large_only(), None)}
     for on_escalate, name in NAMES.items():
         if router.start:
@@ -92,13 +92,13 @@ def cache_rows(
     rows = []
     for name, (outcome, handed) in outcomes.items():
         prompt, written = outcome['large_prompt'], outcome['large_tokens']
-        warm = token_cents(price, prompt, prompt, written).mean()
+        all_cached = token_cents(price, prompt, prompt, written).mean()
         cold = token_cents(price, prompt, 0 * prompt, written).mean()
         rows.append(
             {
                 'who answers': name,
                 'hand-overs per problem': '-' if handed is None else f'{handed:.2f}',
-                'warm, cents': f'{warm:.4g}',
+                'all cached, cents': f'{all_cached:.4g}',
                 'cold, cents': f'{cold:.4g}',
             }
         )

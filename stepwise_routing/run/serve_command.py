@@ -11,8 +11,10 @@ def serve_parser() -> Parser:
     "The words after `stepwise-routing serve`."
     parser = Parser(
         'stepwise-routing serve',
-        description='Serve routers to programs that speak the OpenAI protocol. If the environment '
-        'variable STEPWISE_ROUTING_KEY is set, requests must send its value as their API key.',
+        description='Serve routers to programs that speak the OpenAI protocol. A request names FOLDER, '
+        'FOLDER@alpha=0.02, or one of the models. Its answer says who wrote each step (stepwise) and what '
+        'it cost (usage.cost, US dollars); /metrics has the sums. If the environment variable '
+        'STEPWISE_ROUTING_KEY is set, requests must send its value as their API key.',
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -26,7 +28,11 @@ def serve_parser() -> Parser:
     add('--record', metavar='FILE', help='keep what is asked and answered, for collect and drift')
     add('--base-url', metavar='URL', help='of the server of a paid model')
     add('--key-env', metavar='NAME', help='environment variable with the key of that server')
-    add('--price', metavar='ROW', help='row of PRICES that the paid model is billed by, or "free"')
+    add(
+        '--price',
+        metavar='ROW',
+        help='row of PRICES, "INPUT/CACHED/OUTPUT" in US dollars per million tokens, or "free"',
+    )
     return parser
 
 
