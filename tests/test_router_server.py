@@ -677,10 +677,10 @@ def test_a_report_says_what_the_router_costs(opened, tmp_path):
                  '`collect` draws no such chains'):
         assert part in text
     rows = cache_rows(own_table(folder, 'calibration'), router.router, '1/0.5/4')
-    cents = [(float(r['warm, cents']), float(r['cold, cents'])) for r in rows]
+    cents = [(float(r['all cached, cents']), float(r['cold, cents'])) for r in rows]
     assert all(0 < warm < cold for warm, cold in cents) and [r['hand-overs per problem'] for r in rows][0] == '-'
     same = cache_rows(own_table(folder, 'calibration'), router.router, '1/1/4')
-    assert all(r['warm, cents'] == r['cold, cents'] for r in same)
+    assert all(r['all cached, cents'] == r['cold, cents'] for r in same)
     assert {p: p.read_bytes() for p in (folder/'policy').iterdir()} == before
     report(folder, tmp_path/'plain')
     assert 'no price of the large model was given' in (tmp_path/'plain'/'README.md').read_text()
