@@ -345,7 +345,8 @@ def test_the_verdict_of_chapter_05_is_that_of_the_tables():
     table = pd.read_csv(ROOT/'tables'/'claims.csv').query('about == "method"')
     ours, best = table['verdict'].value_counts(), table['best_verdict'].value_counts()
     tested = len(table) - ours['cannot be tested here']
-    assert f'We turned {len(table)} sentences of the paper about its method into [claims](../tables/claims.md). {tested} of them' in text
+    turned = f'We turned {len(table)} sentences of the paper about its method into [claims](../tables/claims.md). '
+    assert f'{turned}{tested} of them' in text
     assert f'{ours["holds"]} hold for *Ours*, {ours["does not hold"]} are not confirmed' in text
     assert f'{best["holds"]} claims hold for it' in text
 
