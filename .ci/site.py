@@ -11,7 +11,8 @@ from stepwise_routing.base.tools import find_project
 
 SIZE = 'width="100%" height="520" style="border: 0"'
 PARTS = {'In short': 'pictures|method_on_one_page', 'Chapters': r'0\d|claims', 'Labs': 'labs/'}
-RESULTS = 'table1', 'table2', 'claims', 'comparison', 'certain', 'classes', 'full', 'full_api', 'metrics', 'metrics_api', 'cache_api'
+RESULTS = ('table1', 'table2', 'claims', 'comparison', 'certain', 'classes', 'full', 'full_api', 'metrics', 'metrics_api',
+           'cache_api')
 WIDE = { # table -> the CSV file with all columns, and the columns that matter; a click on a heading sorts
     'full': ('evaluation', ('benchmark', 'method', 'threshold', 'kappa', 'accuracy', 'accuracy_vs_large', 'miss', 'cost',
                             'cost_share', 'large_share')),

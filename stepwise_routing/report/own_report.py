@@ -4,13 +4,15 @@ Here belong its tables, figure and text. Reports of a run with many methods are 
 `report.tables` and `report.figures`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..base.records import token_cents
 from ..base.tools import write_file
 from ..method.outcomes import replay
+from ..method.walks import LargeOnly
+from .caches import cache_columns, table_tokens
 from .card import percent
 from .style import new_figure, save_figure
 
@@ -81,25 +83,20 @@ def cache_rows(
     price: str,  # see `find_price`
 ) -> list:
     "The large model's US cents per problem: all that it reads is cached, or nothing is."
-    outcomes = {'large model alone': (table.large_only(), None)}
-    for on_escalate, name in NAMES.items():
-        if router.start:
-            continue
-        times = router.table_escalates(table) & table.inside
-        first = np.where(times.any(1), times.argmax(1), table.n_steps)
-        handed = float((first < table.n_steps).mean())
-        outcomes[f'router, rest: {name}'] = table.outcome(first, on_escalate), handed
+    routers = {'large model alone': LargeOnly()}
+    if not router.start:
+        for on_escalate, name in NAMES.items():
+            routers[f'router, rest: {name}'] = replace(router, on_escalate=on_escalate)
     rows = []
-    for name, (outcome, handed) in outcomes.items():
-        prompt, written = outcome['large_prompt'], outcome['large_tokens']
-        all_cached = token_cents(price, prompt, prompt, written).mean()
-        cold = token_cents(price, prompt, 0 * prompt, written).mean()
+    for name, one in routers.items():
+        columns = cache_columns(table_tokens(one, table), price)
+        handovers = '-' if one.start else f'{columns["handovers"]:.2f}'
         rows.append(
             {
                 'who answers': name,
-                'hand-overs per problem': '-' if handed is None else f'{handed:.2f}',
-                'all cached, cents': f'{all_cached:.4g}',
-                'cold, cents': f'{cold:.4g}',
+                'hand-overs per problem': handovers,
+                'all cached, cents': f'{columns["all_cached"]:.4g}',
+                'cold, cents': f'{columns["cold"]:.4g}',
             }
         )
     return rows

@@ -89,6 +89,11 @@ class Data(Section):
     # run programs that a language model wrote, confined, if a benchmark grades by tests (mbpp)
     run_code: bool = False
 
+    @property
+    def question_files(self) -> list:
+        "The JSONL files among the benchmarks."
+        return [name for name in self.benchmarks if name.endswith('.jsonl')]
+
 
 class Models(Section):
     "Limits and engines of the models on this machine."
@@ -362,9 +367,8 @@ class Setting:
 
     def register_files(self) -> None:
         "Make its JSONL files known as benchmarks in this process."
-        for name in self.run.config.data.benchmarks:
-            if name.endswith('.jsonl'):
-                open_benchmark(name)
+        for name in self.run.config.data.question_files:
+            open_benchmark(name)
 
     @property
     def is_recorded(self) -> bool:

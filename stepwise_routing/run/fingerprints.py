@@ -36,7 +36,7 @@ def direct_packages() -> dict:  # name -> version; None if it is not installed
 
 def data_files(project, config) -> list:  # SHA-256 of each
     "The data files that a run reads: copies of public benchmarks, your own files, recorded benchmarks."
-    files = [Path(name) for name in config.data.benchmarks if name.endswith('.jsonl')]
+    files = [Path(name) for name in config.data.question_files]
     for name in config.data.benchmarks:
         if name.endswith(SUFFIX):
             files.append(recorded_file(name.removesuffix(SUFFIX)))
