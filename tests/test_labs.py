@@ -42,7 +42,7 @@ def test_many_problems_are_new_and_fill_the_splits(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(LABS)
     from micro_world.many import SIZES, question_rows
     sizes = dict(train=3, calibration=20, test=20)
-    rows = question_rows('micro-gsm', 'micro-gsm-many', sizes)
+    rows = question_rows('micro-gsm', 'micro-gsm-many', sizes, 150)
     file = tmp_path/'micro-gsm-many.jsonl'
     file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     made = {split: QuestionFile(str(file), file.stem).problems(split) for split in sizes}

@@ -1,4 +1,4 @@
-"""The receipt of the test problems: everything was fixed at a commit, then the problems were drawn.
+"""The receipt of the held-out problems: everything was fixed at a commit, then they were drawn.
 
 Here belongs how the receipt is read and put into a sentence. nbs/labs/micro_world/freeze.py makes it
 and says which code and settings it covers.
@@ -17,22 +17,22 @@ class Frozen:
     "What was fixed, and when."
 
     commit: str  # code, settings and claims were fixed at this commit
-    date: str  # of the draw of the test problems
-    test_seed: int  # seed of the generator for the test problems
+    date: str  # of the draw
+    test_seed: int  # seed of the generator for the calibration and test problems
     decides: dict  # name of each thing that decides a result -> its digest
-    earlier: list  # receipts of earlier test problems, without their digests
+    earlier: list  # earlier receipts, without their digests
 
     @property
     def sentence(self) -> str:
         "The receipt as a sentence, for the notes under a table."
         return (
-            f'Test problems: drawn on {self.date} with seed {self.test_seed}, after commit '
-            f'{self.commit[:9]} had fixed problems, models, settings, rules and claims of the profile micro.'
+            f'Calibration and test problems: drawn on {self.date} with seed {self.test_seed}, after commit '
+            f'{self.commit[:9]} had fixed training problems, models, settings, rules and claims of the profile micro.'
         )
 
 
 def read_frozen() -> Frozen | None:
-    "The receipt of the shipped test problems. None if there is no receipt yet."
+    "The receipt of the shipped problems. None if there is no receipt yet."
     if not RECEIPT.is_file():
         return None
     return Frozen(**json.loads(RECEIPT.read_text('utf-8')))

@@ -227,12 +227,13 @@ def _slug(text):
 
 
 def _verdicts(path):
-    "Counts by name: the claims that hold for the paper's method, and those that do not."
+    "Counts by name: the claims about the method that hold for the paper's own row, and those that do not."
     import pandas as pd
 
     if not path.is_file():
         return {}
-    verdicts = pd.read_csv(path)['verdict']
+    table = pd.read_csv(path)
+    verdicts = table['verdict'][table['about'] == 'method']
     texts = {'claims.all': str(len(verdicts))}
     for verdict, count in verdicts.value_counts().items():
         texts[f'claims.{_slug(verdict)}'] = str(count)

@@ -30,9 +30,9 @@ Load = namedtuple('Load', 'steps small large prompt counts')
 SHIPPED_PROBLEMS = (1000, 1000, 1000)
 
 LOADS = {
-    'micro-gsm': Load(4.22, 50, 49, 68, SHIPPED_PROBLEMS),
-    'micro-math': Load(5.42, 75, 74, 48, SHIPPED_PROBLEMS),
-    'micro-omni': Load(7.57, 130, 128, 62, SHIPPED_PROBLEMS),
+    'micro-gsm': Load(4.28, 51, 50, 68, SHIPPED_PROBLEMS),
+    'micro-math': Load(5.57, 78, 77, 48, SHIPPED_PROBLEMS),
+    'micro-omni': Load(7.4, 126, 124, 62, SHIPPED_PROBLEMS),
     'gsm8k': Load(324 / 53, 324, 316, 89, (5967, 1506, 1319)),
     'math500': Load(607 / 53, 607, 650, 99, (5986, 1500, 500)),
     'omnimath': Load(907 / 53, 907, 969, 114, (1736, 868, 1736)),

@@ -1,9 +1,9 @@
-"""Draws new test problems when everything else is fixed: `python -m micro_world.freeze`, in nbs/labs.
+"""Draws new held-out problems when everything else is fixed: `python -m micro_world.freeze`, in nbs/labs.
 
 A result is fair if nothing was chosen after the test problems had been seen. So the order is this:
-commit everything, run this module, run `make reproduce`, commit the tables. It takes the test
-problems from a seed of the generator that was never used, leaves out all problems of the earlier
-seeds, and writes a receipt: the commit, the date, the seed, and a digest of all that decides.
+commit everything, run this module, run `make reproduce`, commit the tables. It takes calibration and
+test problems from a seed of the generator that was never used, leaves out all held-out problems of the
+earlier seeds, and writes a receipt: the commit, the date, the seed, and a digest of all that decides.
 `python -m micro_world.freeze tables` keeps a digest of the tables that came out.
 
 tests/test_frozen.py recomputes the digests. Code that decides may be changed without new test
@@ -56,13 +56,12 @@ def decides(module: str) -> bool:
 
 
 def deciding() -> dict:  # name -> digest
-    "Everything that decides a result of the micro profile, but the test problems."
+    "Everything that decides a result of the micro profile, but the held-out problems."
     project = find_project()
     digests = {}
     for benchmark in FAMILIES:
-        for split in ('train', 'calibration'):
-            lines = [problem_line(split, p) for p in drawn_problems(benchmark, split)]
-            digests[f'problems: {benchmark}, {split}'] = digest(*lines)
+        lines = [problem_line('train', p) for p in drawn_problems(benchmark, 'train')]
+        digests[f'problems: {benchmark}, train'] = digest(*lines)
     for name, sha in shipped_files('micro_models').items():
         digests[f'models: {name}'] = sha[:16]
     settings = {}
@@ -88,7 +87,7 @@ def git(*words) -> str:
 
 
 def freeze() -> Frozen:
-    "Write the receipt and the new test problems. SystemExit if something is not committed."
+    "Write the receipt and the new held-out problems. SystemExit if something is not committed."
     if git('status', '--porcelain', '--untracked-files=no'):
         raise SystemExit('commit everything first: the receipt names the commit')
     last = read_frozen()

@@ -18,7 +18,9 @@ from stepwise_routing.data.sources import SPLITS
 from .drafts import as_problem, micro_drafts
 from .families import FAMILIES
 
-SEED = 2000
+SEED = 2001
+EARLIER = 2000  # the seed of an earlier run, whose problems are left out
+DRAWN = 12_000  # problems of a benchmark; some thousands of them are used
 SIZES = dict(train=300, calibration=2000, test=2000)
 
 
@@ -26,35 +28,44 @@ def shipped_questions(benchmark: str) -> set:
     return {problem.question for split in SPLITS for problem in load_problems(benchmark, split)}
 
 
-def new_problems(benchmark: str):  # yields `Problem`s, without end
-    "Problems from the three pools of routers in turn. None is shipped, and no question comes twice."
-    rng = random.Random(f'{benchmark}/many/{SEED}')
+def new_problems(
+    benchmark: str,
+    n: int = DRAWN,
+    seed: int = SEED,
+    seen=None,  # questions to leave out; None: those that are shipped, and those of the earlier run
+) -> list:  # of `Problem`s
+    "New problems from the three pools of routers in turn. No question comes twice."
+    if seen is None:
+        shipped = shipped_questions(benchmark)
+        earlier = new_problems(benchmark, n, EARLIER, shipped)
+        seen = shipped | {problem.question for problem in earlier}
+    rng = random.Random(f'{benchmark}/many/{seed}')
     pools = [micro_drafts(benchmark, pool, rng) for pool in SPLITS]
-    seen = shipped_questions(benchmark)
-    while True:
+    problems = {}
+    while len(problems) < n:
         for pool in pools:
             draft = next(pool)
             if draft.question not in seen:
-                seen.add(draft.question)
-                yield as_problem(benchmark, draft)
+                problems.setdefault(draft.question, draft)
+    return [as_problem(benchmark, draft) for draft in problems.values()][:n]
 
 
 def question_rows(
     benchmark: str,
     name: str,  # of the file; it decides which problem is in which split
     sizes=SIZES,  # split -> number of problems
+    n: int = DRAWN,
 ) -> list:  # of dicts with "question" and "answer"
-    "The rows of a file of new problems. Problems of a split that is full are left out."
-    missing = dict(sizes)
-    rows = []
-    for problem in new_problems(benchmark):
+    """The rows of a file of new problems.
+
+    All problems are drawn first. Then each split takes some of its own at random, so that all splits are alike.
+    """
+    rows = {split: [] for split in sizes}
+    for problem in new_problems(benchmark, n):
         row = dict(question=problem.question, answer=problem.answer)
-        split = QuestionFile.split_of(own_problem(row, name))
-        if missing[split]:
-            missing[split] -= 1
-            rows.append(row)
-        if not any(missing.values()):
-            return rows
+        rows[QuestionFile.split_of(own_problem(row, name))].append(row)
+    rng = random.Random(f'{benchmark}/splits/{SEED}')
+    return [row for split, size in sizes.items() for row in rng.sample(rows[split], size)]
 
 
 def main() -> None:
