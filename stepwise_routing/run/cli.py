@@ -215,8 +215,9 @@ def _add_options(parser):
 
 
 def _add_folder(parser):
+    meaning = 'the clone to work in, or the new folder of init; the same as --project'
     parser.add_argument(
-        'project', nargs='?', default=argparse.SUPPRESS, metavar='DIR', help='the same as --project'
+        'project', nargs='?', default=argparse.SUPPRESS, metavar='DIR', help=meaning
     )
 
 

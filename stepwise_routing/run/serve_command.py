@@ -18,20 +18,54 @@ def serve_parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add('folders', nargs='+', metavar='FOLDER', help='of collect, train and calibrate')
-    add('--models', nargs='+', required=True, metavar='MODEL', help='their names, small to large')
-    add('--port', type=int, default=8000)
-    add('--host', default='127.0.0.1', help='another one than this machine takes a key')
-    add('--max-cents', type=float, metavar='N', help='that may be spent in all until it stops')
-    add('--max-cents-each', type=float, metavar='N', help='the same for each router')
-    add('--fall-back', action='store_true', help='small goes on where the large model is away')
-    add('--record', metavar='FILE', help='keep what is asked and answered, for collect and drift')
-    add('--base-url', metavar='URL', help='of the server of a paid model')
+    add(
+        'folders',
+        nargs='+',
+        metavar='FOLDER',
+        help='a router: a folder of collect, train and calibrate',
+    )
+    add(
+        '--models',
+        nargs='+',
+        required=True,
+        metavar='MODEL',
+        help='names of the models, small to large',
+    )
+    add('--port', type=int, default=8000, help='default: 8000')
+    add(
+        '--host',
+        default='127.0.0.1',
+        help='address to listen on; default: 127.0.0.1, any other one needs a key',
+    )
+    add(
+        '--max-cents',
+        type=float,
+        metavar='N',
+        help='most US cents for paid models, all routers together',
+    )
+    add(
+        '--max-cents-each',
+        type=float,
+        metavar='N',
+        help='most US cents for paid models, for each router',
+    )
+    add(
+        '--fall-back',
+        action='store_true',
+        help='let the small model go on if the large one does not answer',
+    )
+    add(
+        '--record',
+        metavar='FILE',
+        help='keep questions and answers in a file, for collect and drift',
+    )
+    add('--base-url', metavar='URL', help='address of the server of a paid model')
     add('--key-env', metavar='NAME', help='environment variable with the key of that server')
     add(
         '--price',
         metavar='ROW',
-        help='row of PRICES, "INPUT/CACHED/OUTPUT" in US dollars per million tokens, or "free"',
+        help='price of a paid model: a row of PRICES, "INPUT/CACHED/OUTPUT" in US dollars per million tokens, '
+        'or "free"',
     )
     return parser
 
