@@ -345,7 +345,7 @@ def test_the_verdict_of_chapter_05_is_that_of_the_tables():
     cheaper = every[(every['benchmark'] == 'micro-omni') & (every['cost_share'] < .9999)]
     assert len(cheaper) and cheaper['method'].str.startswith('Ours').all()
     lost = certain[certain['method'] == 'Ours (nested)']['accuracy_vs_large']
-    assert f'No certain setting of our best row loses more than {-100*lost.min():.1f} points' in text
+    assert f'no certain setting of our best row loses more than {-100*lost.min():.1f} points' in text
     table = pd.read_csv(ROOT/'tables'/'claims.csv').query('about == "method"')
     ours, best = table['verdict'].value_counts(), table['best_verdict'].value_counts()
     tested = len(table) - ours['cannot be tested here']
