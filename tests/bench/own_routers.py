@@ -2,7 +2,7 @@
 
 Five owners have 300 questions of micro-gsm each and call `collect`, `train` and `calibrate` with the defaults. Each
 deployed router is compared with the bare threshold that the same problems choose by the same promise. Both answer 500
-problems that nobody has seen: test problems of the committed run, whose outcomes are stored.
+problems that nobody has seen: test problems of the newest run of the profile micro, or of the committed one.
 """
 
 import sys
@@ -13,8 +13,7 @@ import pandas as pd
 
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.outcomes import replay, take_rows
-from stepwise_routing.method.policy import PolicyRouter
-from stepwise_routing.own import _candidates as read_all, calibrate, collect, train
+from stepwise_routing.own import _candidates, _router, calibrate, collect, train
 from stepwise_routing.run.committed import committed_outcomes
 from stepwise_routing.run.config import read_run
 
@@ -50,10 +49,10 @@ def bare_router(folder, alpha):
     "The bare threshold that the same problems choose."
     from stepwise_routing.method.candidates import calibrated
 
-    with read_all(folder) as candidates:
+    with _candidates(folder) as candidates:
         (bare,) = [c for c in candidates if c.model_class == BARE]
         kappa = calibrated(bare, 'certain', alpha).kappa
-    return PolicyRouter(bare.policy, kappa, bare.policy.config['on_escalate'])
+    return _router(bare.policy, kappa)
 
 
 def rows_of(folder, rows, table, alphas):
@@ -65,8 +64,7 @@ def rows_of(folder, rows, table, alphas):
     for alpha in alphas:
         choice = calibrate(folder, alpha=alpha)
         policy = load_policy(folder / 'policy')
-        router = PolicyRouter(policy, choice.calibration.kappa, policy.config['on_escalate'])
-        deployed = judged(router, table)
+        deployed = judged(_router(policy, choice.calibration.kappa), table)
         bare = judged(bare_router(folder, alpha), table)
         row = dict(
             alpha=alpha,
