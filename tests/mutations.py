@@ -223,7 +223,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('own.py', "is_collected = (folder / 'draws.db').is_file()", 'is_collected = False'),
         ('own.py', 'sampling = Sampling(**values.pop(', 'sampling = dict(**values.pop('),
         ('models/pair.py', 'if None not in (was, now) and was != now:', 'if False:'),
-        ('own.py', 'models=[public_name(model) for model in pair]', 'models=[str(model) for model in pair]'),
+        ('own.py', 'models=[public_name(model) for model in given]', 'models=[str(model) for model in given]'),
         ('own.py', 'public_entries(config) | ', 'config | '), # unknown entries are given away
         ('own.py', 'own.sampling, access, ledger', 'Sampling(), access, ledger'),
         ('own.py', 'check_questions(problems, backends)', 'pass'),
