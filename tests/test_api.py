@@ -479,7 +479,7 @@ def test_a_tree_takes_an_api(pair, tmp_path):
     from stepwise_routing.method.tree import collect_rollouts
     from stepwise_routing.models.hub import load_micro
     _, remote = pair
-    few, url = problems()[:3], str(remote.clients[0].base_url)
+    few, url = problems()[:3], str(remote.client.base_url)
     more = dict(base_url=url, price='gpt-4.1-mini', key_env='NO_KEY', identity=remote.where)
     judge = OpenAIBackend('micro-large', ledger=tmp_path/'ledger', max_cents=5, **more)
     models = [load_micro('small'), judge]

@@ -370,6 +370,14 @@ def test_client_cookies_are_not_kept():
         assert all(steps[0].text for steps in closing(backend, ask(1), ask(2)))
     assert len(server.seen) == 2 and not any(head.lower().startswith(b'cookie') for head in server.heads)
 
+def test_client_a_second_reply_to_a_request_is_not_the_answer_to_the_next():
+    "On a kept connection each question would get the answer to the one before."
+    def whole(body): return framed(json.dumps(good_reply(body)).encode())
+    once, _, seen = outcomes(lambda body: [whole(body)], n=3)
+    twice, _, seen_again = outcomes(lambda body: [whole(body)*2], n=3)
+    assert [steps[0].text for steps in twice] == [steps[0].text for steps in once]
+    assert len({steps[0].text for steps in once}) > 1 and len(seen) == len(seen_again) == 3
+
 def test_client_a_key_that_stands_twice_in_a_bill_counts_once():
     "Servers and proxies may read another one than we do; ours is booked and never above what was asked for."
     def answer(body):

@@ -13,7 +13,6 @@ import re
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -140,7 +139,10 @@ def api_client(
     timeout,  # seconds
     largest=1 << 26,  # bytes of a reply, unpacked
 ):
-    "OpenAI's client, without its retries."
+    """OpenAI's client, without its retries.
+
+    Each request opens a connection of its own. On one that is kept, a server or a proxy that replies
+    twice would answer the next request with the second reply to this one."""
     import openai
 
     try:
@@ -152,14 +154,13 @@ def api_client(
         ) from None
     http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
-    head = {'Accept-Encoding': PACKED}
+    head = {'Accept-Encoding': PACKED, 'Connection': 'close'}
     return openai.AsyncOpenAI(
         api_key=key or 'none', base_url=base_url, default_headers=head, **options
     )
 
 
 OWN_WORDS = 4096  # tokens that a server may add to a prompt or reply: its own system prompt
-_CONNECTIONS = 16  # of a client: it looks at all that are idle before each request
 
 
 class OpenAIBackend:
@@ -188,14 +189,10 @@ class OpenAIBackend:
         self.where = o.identity or ('loopback' if local else self.server_id)
         self.key = read_key(o.key_env, o.base_url)
         self.slots = asyncio.Semaphore(o.concurrency)
-        self.clients = [
-            api_client(self.key, o.base_url, o.timeout)
-            for _ in range(0, o.concurrency, _CONNECTIONS)
-        ]
-        self.turns = cycle(self.clients)
+        self.client = api_client(self.key, o.base_url, o.timeout)
         self.owner = not isinstance(ledger, Ledger)
         self.ledger = Ledger(ledger, o.max_cents) if self.owner else ledger
-        self.ledger.clients += self.clients
+        self.ledger.clients.append(self.client)
 
     def settings(self):
         "What the draws depend on, as JSON."
@@ -242,7 +239,7 @@ class OpenAIBackend:
         elif status == 404:
             names = []
             with contextlib.suppress(Exception):
-                listed = await self.clients[0].get('/models', cast_to=str, options=dict(timeout=10))
+                listed = await self.client.get('/models', cast_to=str, options=dict(timeout=10))
                 names = [one_line(m['id'])[:60] for m in json.loads(listed)['data'][:1000]]
             hint = nearest(self.model, names)
             line = (
@@ -290,7 +287,7 @@ class OpenAIBackend:
             asked = body | events.WANTED
             listener.begin()
         _ON_PART.set(listener if is_stream else None)
-        call = next(self.turns).post('/chat/completions', cast_to=str, body=asked)
+        call = self.client.post('/chat/completions', cast_to=str, body=asked)
         try:
             text = events.whole_reply(await asyncio.wait_for(call, limit))
             return self._read(text, body)

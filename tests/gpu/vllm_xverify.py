@@ -67,7 +67,7 @@ def main(model, files, n, templates, ledger):
         ledger, start, first = Path(ledger or Path(folder)/'verdicts.db'), time.perf_counter(), {}
         with open_grader(f'xverify:{model}', template=templates[0], ledger=ledger, **SLOW) as grade:
             print(f'server ready after {time.perf_counter() - start:.0f} s')
-            judge, url = grade.judge, str(grade.judge.clients[0].base_url)
+            judge, url = grade.judge, str(grade.judge.client.base_url)
             for t in templates:
                 with XVerify(judge.model, base_url=url, template=t, ledger=judge.ledger,
                              identity=judge.options.identity, **SLOW) as g:
