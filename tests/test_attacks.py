@@ -121,6 +121,62 @@ def test_a_ledger_gives_no_money_away(tmp_path, most, units):
     with sqlite3.connect(tmp_path/'l') as db: db.execute('INSERT INTO call VALUES (?,?,?,?,?,?)', (*row, checksum(row)))
     says(lambda: Ledger(tmp_path/'l', 1), 'l, row 1 of call: its amount is none')
 
+@pytest.mark.parametrize('name', ['d', 'd.lock'])
+def test_a_journal_that_names_another_file_deletes_nothing(tmp_path, name):
+    "SQLite takes it for the rest of a crash, and deletes the file whose name stands at its end."
+    RolloutStore(tmp_path/'d', {}).close()
+    victim = tmp_path/'victim'
+    victim.write_text('precious')
+    if name == 'd.lock': shutil.copy(tmp_path/'d', tmp_path/name)
+    page = int.from_bytes((tmp_path/'d').read_bytes()[16:18], 'big')
+    magic = bytes.fromhex('d9d505f920a163d7')
+    word, named = lambda n: n.to_bytes(4, 'big'), str(victim).encode()
+    head = magic + b''.join(map(word, (0, 1, (tmp_path/'d').stat().st_size//page, 512, page)))
+    end = word(2**30//page + 1) + named + word(len(named)) + word(sum(named)) + magic
+    (tmp_path/f'{name}-journal').write_bytes(head.ljust(512, b'\0') + end)
+    says(lambda: RolloutStore(tmp_path/'d', {}), f'{name}-journal names another file')
+    assert victim.read_text() == 'precious'
+
+@pytest.mark.parametrize('name', ['d', 'd-journal', 'd-wal', 'd-shm', 'd.lock', 'd.lock-journal'])
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir, lambda path: os.symlink('elsewhere', path)])
+def test_what_lies_beside_a_store_is_a_plain_file(tmp_path, name, make):
+    "A named pipe would be waited for without end, and Ctrl-C would not help."
+    make(tmp_path/name)
+    if name == 'd' and make not in (os.mkfifo, os.mkdir): return # a link to a store is followed
+    says(lambda: RolloutStore(tmp_path/'d', {}), f'{name} is no plain file: remove it')
+
+@pytest.mark.parametrize('what', ['CREATE UNIQUE INDEX u ON reply((1))', 'CREATE UNIQUE INDEX u ON call((1))',
+                                  'CREATE TABLE more (a)', 'DROP INDEX by_key', 'DROP TABLE call',
+                                  'ALTER TABLE reply ADD COLUMN more'])
+def test_a_ledger_with_other_tables_or_indexes_is_refused(tmp_path, what):
+    "With one more index, each paid reply would push out the one before it, and be paid again."
+    Ledger(tmp_path/'l').close()
+    with sqlite3.connect(tmp_path/'l') as db: db.execute(what)
+    says(lambda: Ledger(tmp_path/'l'), "l: '.*' is not made as ours|l has no '(by_key|call)'")
+
+@pytest.mark.parametrize('call', [2**63 - 1, 2**53, 0, -1])
+def test_a_ledger_whose_numbers_are_used_up_is_refused(tmp_path, call):
+    "No number would be left for the next call, whose paid reply would be lost."
+    Ledger(tmp_path/'l').close()
+    row = call, 'k', 5, 5, '{}'
+    with sqlite3.connect(tmp_path/'l') as db: db.execute('INSERT INTO call VALUES (?,?,?,?,?,?)', (*row, checksum(row)))
+    says(lambda: Ledger(tmp_path/'l', 1), f'l, row {call} of call: its number is none of ours')
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '{}', 5, None, '['*10**5])
+def test_a_reply_in_a_ledger_that_cannot_be_read_is_one_line(tmp_path, text):
+    Ledger(tmp_path/'l').close()
+    row = 1, 'k', text
+    with sqlite3.connect(tmp_path/'l') as db: db.execute('INSERT INTO reply VALUES (?,?,?,?)', (*row, checksum(row)))
+    with Ledger(tmp_path/'l') as book: says(lambda: book.reply('k'), 'l, row 1 of reply: it cannot be read')
+
+@pytest.mark.parametrize('text', ['', '{', None, '['*10**5])
+def test_a_header_that_cannot_be_read_is_one_line(tmp_path, text):
+    RolloutStore(tmp_path/'d', {}).close()
+    with sqlite3.connect(tmp_path/'d') as db:
+        ((name, _),) = db.execute('SELECT format, settings FROM header')
+        db.execute('UPDATE header SET settings = ?, crc = ?', (text, checksum((name, text))))
+    says(lambda: RolloutStore(tmp_path/'d', {}), 'd has a header that cannot be read')
+
 # ---- a received router
 
 @pytest.fixture(scope='module')

@@ -378,6 +378,56 @@ def test_client_a_second_reply_to_a_request_is_not_the_answer_to_the_next():
     assert [steps[0].text for steps in twice] == [steps[0].text for steps in once]
     assert len({steps[0].text for steps in once}) > 1 and len(seen) == len(seen_again) == 3
 
+KEY = 'sk-test-0123456789'
+ESCAPED = ''.join(f'\\u{ord(c):04x}' for c in KEY)
+
+def with_key(place):
+    "A reply that spells the key in escapes of JSON, at one place."
+    def answer(body):
+        reply = good_reply(body)
+        choice = reply['choices'][0]
+        if place == 'text': choice['message']['content'] = 'The key is KEY. \\boxed{1}'
+        elif place == 'finish': choice['finish_reason'] = 'KEY'
+        else: choice['logprobs']['content'][0]['top_logprobs'][0]['token'] = 'KEY'
+        yield framed(json.dumps(reply).replace('KEY', ESCAPED).encode())
+    return answer
+
+@pytest.mark.parametrize('place', ['text', 'finish', 'token'])
+def test_client_a_key_in_escapes_reaches_neither_file_nor_caller(place, monkeypatch, tmp_path):
+    monkeypatch.setenv('OPENAI_API_KEY', KEY)
+    options = dict(key_env='OPENAI_API_KEY') | (dict(top_logprobs=0) if place == 'text' else {})
+    found = outcomes(with_key(place), **options, ledger=tmp_path/'l')
+    assert found[2] and KEY not in repr(found[:2])
+    assert KEY.encode() not in b''.join(file.read_bytes() for file in tmp_path.iterdir())
+
+def test_client_a_key_in_a_head_or_a_list_reaches_no_error(monkeypatch, tmp_path):
+    "A name is cut to 60 characters only after the key is masked: a part of a long key is a secret, too."
+    key = KEY*10
+    monkeypatch.setenv('OPENAI_API_KEY', key)
+    def packed(body): yield framed(b'{}', b'Content-Encoding: ' + key.encode())
+    def missing(body):
+        if body: yield framed(b'{}', status=b'404 Not Found')
+        else: yield framed(json.dumps(dict(data=[dict(id=f'toy-{key}')])).encode())
+    for i, answer in enumerate((packed, missing)):
+        (error,), _, seen = outcomes(answer, key_env='OPENAI_API_KEY', ledger=tmp_path/str(i))
+        assert seen and is_line(error) and KEY not in str(error) and '***' in str(error)
+        assert KEY.encode() not in (tmp_path/str(i)).read_bytes()
+
+@pytest.mark.parametrize('usage', [dict(prompt_tokens=0, completion_tokens=0), dict(prompt_tokens=0),
+                                   dict(completion_tokens=1)])
+def test_client_a_bill_of_less_than_was_received_is_none(usage):
+    "Cap, costs and the router's training would take a paid reply for a free one."
+    def answer(body):
+        reply = good_reply(body)
+        reply['usage'] |= usage
+        yield framed(json.dumps(reply).encode())
+    (error,), units, _ = outcomes(answer)
+    assert is_line(error) and 'no usage record that counts all its tokens' in str(error) and units > 0
+
+def test_client_an_error_with_a_status_of_200_tells_its_reason():
+    (error,), _, _ = outcomes(lambda body: [framed(b'{"error": {"message": "the model sleeps\\n"}}')])
+    assert is_line(error) and 'the server answers with an error: the model sleeps' in str(error)
+
 def test_client_a_key_that_stands_twice_in_a_bill_counts_once():
     "Servers and proxies may read another one than we do; ours is booked and never above what was asked for."
     def answer(body):

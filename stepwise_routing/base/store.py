@@ -22,6 +22,8 @@ TURN = 60  # seconds that a process waits for its turn to write to a file that w
 REMEMBERED = 1 << 13  # records of a store that stay in memory
 LARGEST_RECORD = 1 << 26  # bytes, unpacked
 SMALLEST = 512  # bytes of a file of SQLite that holds anything
+BESIDE = ('', '-journal', '-wal', '-shm')  # ends of the names of files that SQLite opens together
+JOURNAL_END = bytes.fromhex('d9d505f920a163d7')  # of a journal that names a further file
 
 # ---- the file
 
@@ -43,9 +45,32 @@ def errors_in_one_line(path):
         ) from None
 
 
+def check_beside(file) -> None:
+    """ValueError if SQLite would touch more than `file`, or would wait without end.
+
+    It opens some files beside `file` by their names. It deletes the file that a journal names at its
+    end; our own journals name none."""
+    for end in BESIDE:
+        beside = Path(f'{file}{end}')
+        if not os.path.lexists(beside):
+            continue
+        if beside.is_symlink() or not beside.is_file():
+            raise ValueError(f'{beside} is no plain file: remove it')
+        if end == '-journal' and ends_with(beside, JOURNAL_END):
+            raise ValueError(f'{beside} names another file, and ours never do: remove it')
+
+
+def ends_with(file: Path, end: bytes) -> bool:
+    "Are these the last bytes of a file?"
+    with file.open('rb') as f:
+        f.seek(max(0, file.stat().st_size - len(end)))
+        return f.read() == end
+
+
 def one_writer(path) -> sqlite3.Connection:
     "A lock: the right to write a file, until it is closed. BlockingIOError if another process has it."
     file = os.path.realpath(path) + '.lock'
+    check_beside(file)
     lock = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
     try:
         lock.execute('BEGIN EXCLUSIVE')
@@ -84,6 +109,7 @@ class Database:
     kind = ''  # of file, as its header says
     sync = 'NORMAL'  # when SQLite waits for the disk
     tables = {}  # name -> columns, as SQL
+    indexes = {}  # name -> table and column, as SQL
     lock = None  # the right to write
 
     def __init__(
@@ -100,8 +126,10 @@ class Database:
         with errors_in_one_line(path):
             if path is not None:
                 mode = 'ro' if readonly else 'rwc'
-                uri = f'{Path(path).resolve().as_uri()}?mode={mode}'
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                file = Path(path).resolve()
+                uri = f'{file.as_uri()}?mode={mode}'
+                file.parent.mkdir(parents=True, exist_ok=True)
+                check_beside(file)
                 check_not_cut(path)
                 if not readonly and not lent:
                     self.lock = one_writer(path)
@@ -172,7 +200,7 @@ class Database:
         self.check_plain()
         header = self.rows('header') if 'header' in names else []
         if header:
-            ((file_format, text),) = header
+            file_format, text = header[0]
         else:
             file_format = 'unknown' if names else own_format
             text = json.dumps(settings)
@@ -181,7 +209,13 @@ class Database:
                 f'{self.path} has format {file_format!r}, not {own_format!r}: take another file, '
                 'or the version of stepwise-routing that wrote it'
             )
-        self.settings = json.loads(text)
+        self.check_schema()
+        try:
+            self.settings = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            raise ValueError(
+                f'{self.path} has a header that cannot be read: take another file'
+            ) from None
         if self.readonly:
             return
         if self.lock:
@@ -190,10 +224,16 @@ class Database:
         self.read(f'PRAGMA synchronous={self.sync}')
         if header or settings is None:
             return
-        create = []
+        self.write('IGNORE', dict(header=[(own_format, text)]), first=self.schema().values())
+
+    def schema(self) -> dict:  # name -> SQL
+        "What makes the tables and indexes of a new file."
+        statements = {}
         for name, columns in [*self.tables.items(), ('header', 'format, settings')]:
-            create.append(f'CREATE TABLE {name} ({columns}, crc)')
-        self.write('IGNORE', dict(header=[(own_format, text)]), first=create)
+            statements[name] = f'CREATE TABLE {name} ({columns}, crc)'
+        for name, column in self.indexes.items():
+            statements[name] = f'CREATE INDEX {name} ON {column}'
+        return statements
 
     def check_plain(self) -> None:
         "ValueError if the file holds a trigger or a view: it could change what we write."
@@ -202,6 +242,18 @@ class Database:
             raise ValueError(
                 f'{self.path} has a {others[0][0]}, and our files have none: take another file'
             )
+
+    def check_schema(self) -> None:
+        "ValueError if a table or an index is not as we make it: a row could be lost where another one is written."
+        ours = self.schema()
+        made = self.read('SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL')
+        for name, sql in made:
+            if sql != ours.pop(name, None):
+                raise ValueError(
+                    f'{self.path}: {one_line(name)[:40]!r} is not made as ours: take another file'
+                )
+        if made and ours:
+            raise ValueError(f'{self.path} has no {next(iter(ours))!r}: take another file')
 
     def check_whole(self) -> None:
         "ValueError if pages or indexes are damaged. Else a row that is not found would be paid for again."

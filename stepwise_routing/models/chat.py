@@ -113,7 +113,7 @@ def _http_client():  # OpenAI's, as a class
             try:
                 packed = reply.headers.get('content-encoding', PACKED)
                 if packed.lower() not in (PACKED, 'identity'):
-                    raise ConnectionError(f'a reply that is packed as {one_line(packed):.60}')
+                    raise ConnectionError(f'a reply that is packed as {one_line(packed)}')
                 async for part in reply.aiter_bytes():
                     body += part
                     if len(body) > self.largest:
@@ -240,7 +240,8 @@ class OpenAIBackend:
             names = []
             with contextlib.suppress(Exception):
                 listed = await self.client.get('/models', cast_to=str, options=dict(timeout=10))
-                names = [one_line(m['id'])[:60] for m in json.loads(listed)['data'][:1000]]
+                listed = json.loads(listed)['data'][:1000]
+                names = [self.masked(one_line(m['id']))[:60] for m in listed]
             hint = nearest(self.model, names)
             line = (
                 f'{self.host} has no model {self.model!r}{hint}; it lists: {", ".join(names[:5])}'
@@ -251,14 +252,18 @@ class OpenAIBackend:
         "Read the body of an answer: an `_Outcome` with the reply, or with the reason why it is none."
         text = self.masked(text)
         try:
-            answer = json.loads(text)
+            plain = json.dumps(json.loads(text), ensure_ascii=False)
+            answer = json.loads(self.masked(plain))  # a key may be spelled in escapes
         except (ValueError, RecursionError):
             return _Outcome('a reply that is not JSON', answer=text)
+        text = self.masked(plain)
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
         if usage and not _is_possible(usage, body):
             line = _too_many(self.model, usage, body)
             return _Outcome(line, wait=None, answer=text, claimed=usage | dict(units=units))
+        if error := replies.read_error(answer):
+            return _Outcome(f'the server answers with an error: {error}', units=units, answer=text)
         try:
             reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS)
         except ValueError as e:
@@ -267,9 +272,13 @@ class OpenAIBackend:
         lacks = ''
         if spelled != self.masked(spelled):
             return _Outcome('a reply whose tokens spell the API key', units=units)
-        if usage is None:
+        if reply['usage'] is None:
             self.streams = False  # a whole reply may have one
-            lacks = 'usage record, so its cost is unknown; use a server that sends one'
+            units = None
+            lacks = (
+                'usage record that counts all its tokens, so its cost is unknown; use a server '
+                'that sends one'
+            )
         elif 'logprobs' in body and reply['tokens'] is None:
             lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
         if lacks:
@@ -321,6 +330,7 @@ class OpenAIBackend:
         _ON_SEND.set(on_send)
         try:
             outcome = await self._attempt(body, listener)
+            outcome = outcome._replace(why=self.masked(outcome.why)[:500])
         finally:
             if not sent and outcome.units is None:
                 outcome = _Outcome(f'no connection to {self.host}', units=0)

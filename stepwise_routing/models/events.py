@@ -50,8 +50,9 @@ def _joined(lines) -> dict:
         chunk = chunk_of(line)
         if chunk is None:
             continue
-        if chunk.get('usage') is not None:
-            reply['usage'] = chunk['usage']
+        for name in ('usage', 'error'):
+            if chunk.get(name) is not None:
+                reply[name] = chunk[name]
         for piece in choices_of(chunk):
             parts.append((piece.get('delta') or {}).get('content') or '')
             tokens += (piece.get('logprobs') or {}).get('content') or ()

@@ -14,6 +14,7 @@ from ..base.store import Database
 from ..base.tools import bad_row
 
 CENT = 10**10  # units in a US cent; amounts are whole units
+MOST_CALLS = 1 << 53  # calls of a book; there is room in SQLite for more
 
 
 def note_error(future) -> None:
@@ -32,6 +33,7 @@ class Ledger(Database):
         call='call INTEGER PRIMARY KEY, key, most, units, notes',
         reply='call INTEGER PRIMARY KEY, key, reply',
     )
+    indexes = dict(by_key='reply (key)')
 
     def __init__(
         self,
@@ -64,9 +66,10 @@ class Ledger(Database):
 
     def begin(self, settings):  # called where the file is opened
         Database.begin(self, settings)
-        self.read('CREATE INDEX IF NOT EXISTS by_key ON reply (key)')
         calls = self.rows('call')
         for call, _, max_units, units, _ in calls:
+            if not 0 < call < MOST_CALLS:  # no number would be left for the next one
+                raise bad_row(self.path, f'{call} of call', 'its number is none of ours')
             for amount in (max_units, 0 if units is None else units):
                 if type(amount) is not int or amount < 0:  # it would be money to spend
                     raise bad_row(self.path, f'{call} of call', 'its amount is none: take a copy')
@@ -78,7 +81,18 @@ class Ledger(Database):
     def reply(self, key):  # the last one to a request, None where there is none
         rows = [row for _, row in self.unsaved.values() if row and row[1] == key]
         rows = rows or self.rows('reply', 'WHERE key = ? ORDER BY call DESC LIMIT 1', [key])
-        return json.loads(rows[-1][2]) if rows else None
+        if not rows:
+            return None
+        call, _, text = rows[-1]
+        try:
+            reply = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            reply = None
+        if type(reply) is dict and 'text' in reply:
+            return reply
+        raise bad_row(
+            self.path, f'{call} of reply', 'it cannot be read; restore a copy of the file'
+        )
 
     async def reserve(self, key, max_units):
         "Reserve `max_units` for a call; returns its number. RuntimeError if the cap does not allow it."

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..base.records import Step, extract_boxed
+from ..base.tools import one_line
 from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
 from .interface import five_digits, leading
 
@@ -39,6 +40,12 @@ def read_usage(reply) -> dict | None:
         return None
     whole = all(type(n) is int and n >= 0 for n in usage.values())
     return usage if whole and cached <= usage['prompt'] else None
+
+
+def _is_whole(usage, text, tokens) -> bool:
+    "Does a bill count all that was sent and received? Some servers do not count the token that ends a reply."
+    received = len(tokens['bytes']) - 1 if tokens else bool(text)
+    return usage['prompt'] > 0 and usage['generated'] >= received
 
 
 def _token_ends(text, tokens):
@@ -94,7 +101,7 @@ def _tokens(content):
         raise TypeError
     return dict(
         bytes=[b.decode('latin-1') for b in raw],
-        logs=[float(t['logprob']) for t in content],
+        logs=[min(float(t['logprob']), 0.0) for t in content],
         first=[[a['token'], float(a['logprob'])] for a in first],
     )
 
@@ -103,7 +110,9 @@ def read_reply(
     reply,  # JSON of a server
     most_tokens=math.inf,  # the most tokens that it may have
 ) -> dict:
-    "Text, finish, usage, tokens, and `ends` (does the server tell what stopped it?). ValueError for a bad reply."
+    """Text, finish, usage, tokens, and `ends` (does the server tell what stopped it?). ValueError for a bad reply.
+
+    The usage is None if there is none, or if it counts less than was sent and received."""
     try:
         choice = reply['choices'][0]
         content = (choice.get('logprobs') or {}).get('content')
@@ -120,7 +129,18 @@ def read_reply(
     if tokens:
         _token_ends(text, tokens['bytes'])
     ends = choice['stop_reason'] is None if 'stop_reason' in choice else None
-    return dict(text=text, finish=finish, usage=read_usage(reply), ends=ends, tokens=tokens)
+    usage = read_usage(reply)
+    if usage and not _is_whole(usage, text, tokens):
+        usage = None
+    return dict(text=text, finish=finish, usage=usage, ends=ends, tokens=tokens)
+
+
+def read_error(reply) -> str:
+    "The reason that a server gives in place of a reply; empty if it gives none."
+    error = reply.get('error') if type(reply) is dict else None
+    if type(error) is dict:
+        error = error.get('message')
+    return ' '.join(one_line(error).split())[:200] if error else ''
 
 
 def _pieces(text, finish, max_steps, benchmark):
