@@ -25,7 +25,7 @@ WALKS = 'tests/test_walks.py tests/test_tree.py'
 CPO = 'tests/test_cpo.py -k "clipped or weighs"'
 TRAINING = 'tests/test_training.py -k "temperature_falls or stays_below_one"'
 CHOICE = ('tests/test_baselines.py tests/test_own.py -k "not collect and (class or nested or grid or chosen or shown '
-          'or fitted or random or oracle or steer or trim or cheap)"')
+          'or fitted or random or oracle or steer or trim or cheap or certain_setting)"')
 SWEEP = 'tests/test_training.py tests/test_profiles.py -k "sweep or planned or job or seed or ablation or paper"'
 CERTAIN = 'tests/test_certain.py tests/test_own.py -k "certain or enough or safe or loses or bound or problems_would"'
 FAIR = 'tests/test_baselines.py -k "are_fitted_on or random_spends"'
@@ -98,8 +98,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/policy.py', 'min(scaler.std) <= 0', 'False'),
         ('method/policy.py', "config.get('weights', same := digest(weights.hex())) != same", 'False'),
         ('method/policy.py', "config.get('checksum', same := config_checksum(config)) != same", 'False'),
-        ('method/policy.py', 'np.nan_to_num(', '('), # padding is no number
-        ('method/policy.py', 'return self.policy.n_models - 1 if self.kappa < 0 else 0', 'return 0')],
+        ('method/policy.py', 'np.nan_to_num(', '(')], # padding is no number
     f'{SURVIVORS} {CERTAIN}': [
         ('method/certain.py', 'np.asarray(large_right, float) - np.asarray(right, float)',
          'np.asarray(right, float) - np.asarray(large_right, float)'),
@@ -147,6 +146,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('report/gains.py', 'is_sure = p_cost < 0.05', 'is_sure = p_cost < 0.2'),
         ('report/gains.py', '>= -alpha - ROUNDING', '>= -2 * alpha - ROUNDING')],
     CHOICE: [
+        ('method/policy.py', 'return self.policy.n_models - 1 if self.kappa < 0 else 0', 'return 0'),
         ('method/comparison.py', 'NEARLY = 0.05', 'NEARLY = 0.5'),
         ('method/comparison.py', 'if last is not None and shares[last] < 1:', 'if last is not None:'),
         ('method/comparison.py', "not_test(table, 'choosing a threshold')", 'pass'), # chosen on test

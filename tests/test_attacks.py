@@ -90,6 +90,12 @@ def test_words_of_a_damaged_file_reach_no_terminal(tmp_path):
     (tmp_path/'d').write_bytes(raw.replace(b'PRIMARY', b"'\x1b[31mX", 1))
     says(lambda: RolloutStore(tmp_path/'d', {}), 'd is damaged or of another kind .*31mX')
 
+def test_the_kind_of_a_thing_in_a_damaged_file_reaches_no_terminal(tmp_path):
+    RolloutStore(tmp_path/'d', {}).close()
+    raw = (tmp_path/'d').read_bytes()
+    (tmp_path/'d').write_bytes(raw.replace(b'indexsqlite', b'\x1bndexsqlite', 1))
+    says(lambda: RolloutStore(tmp_path/'d', {}), 'd has a .{1,4}ndex, and our files have none')
+
 STEP = b'{"text": "", "model": 0, "finish": "stop"}'
 UNPACKED = zlib.compress(STEP) # it is one; with a hundred million blanks before it, it is none
 

@@ -240,7 +240,7 @@ class Database:
         others = self.read("SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index')")
         if others:
             raise ValueError(
-                f'{self.path} has a {others[0][0]}, and our files have none: take another file'
+                f'{self.path} has a {one_line(others[0][0])[:40]}, and our files have none: take another file'
             )
 
     def check_schema(self) -> None:
