@@ -44,7 +44,11 @@ EQUAL = [
     ('-1 1/2', '-1.5'), (r'1\frac{1}{2}', '1.5'), ('11111', r'11,\! 111'), ('0.111', '0,111'), ('12/3', '4'),
     ('3 hours', '3 hrs'), ('3 hours', '3'), ('5', '5 dogs'), ('5 boxes', '5 box'), ('5 inches', r'5\text{ in}'),
     ('10 cm', r'10\text{ cm}'), ('3 square feet', '3 ft^2'), ('5 red apples', '5 apples'), ('2 xy', '2 yx'),
-    (r'2^{1006} \sqrt{2^{2010}+2}-2^{2011}', r'2^{2011}(\sqrt{1+2^{-2009}}-1)')]
+    (r'2^{1006} \sqrt{2^{2010}+2}-2^{2011}', r'2^{2011}(\sqrt{1+2^{-2009}}-1)'),
+    (r'\$5', '5 USD per hour'), ('£5', '5 pounds'), (r'30^\circ', '30 deg'), (r'30^\circ', '30$'), ('7', '7%'),
+    (r'28\%', '28 pct'), ('$5$ cents', '5 cents'), ('10:30 am', '10:30'), (r'10:30\text{ a.m.}', '10:30 am'),
+    (r'60 \text{ mph}', r'60 \text{ miles/hour}'), ('AM=5', r'5\text{ inches}'), ('2', '1+1=2'), ('1', '1=1'),
+    ('2024-01-02', '2024-1-2'), ("f'(x)", r"f'\left(x\right)"), ("f' (x)", r'f^{\prime}(x)'), ("f''(x)=2x", '2x')]
 DIFFERENT = [
     ('5', '6'), ('5', '-5'), ('5', 'x=6'), ('x=5', 'y=5'), ('1/2', '2'), ('(3,4)', '(4,3)'), ('[0,1)', '(0,1)'),
     ('[0,1)', '[0,1]'), ('1,2,3', '1,2'),
@@ -64,7 +68,9 @@ DIFFERENT = [
     ('2 xy', '2 yz'), ('2 xy', '2'), ('2', '2 xy'), ('5', '5 ab'), ('5', '5 AB'), ('5', '5 xyz'), ('5', r'5 \sin x'),
     ('111', '0,111'), ('1 3/2', '2.5'), ('1 1/2', '11/2'), ('1 1/2', '1/2'), ('1.5', '3.14 1/2'),
     (r'\sin(\pi)', '1'), ('10^{-20}', r'1.001\cdot 10^{-20}'), (r'\sqrt{2}', '1.4142'), ('1000001', '10^6'),
-    ('x+1', '1.001+x')]
+    ('x+1', '1.001+x'), ('10 am', '10 pm'), ('10:30 am', '10:30 pm'), ("f'(x)", 'f(x)'), ("f'(x)", "f''(x)"),
+    (r'\sqrt2\text{ meters}', r'\sqrt2\text{ feet}'), (r'\pi^\circ', r'\pi\text{ radians}'), ('1', '2=1'),
+    ('2021', '2024-01-02'), ('2024-01-02', '2024-02-01')]
 
 @pytest.fixture(scope='module')
 def grader():
@@ -93,6 +99,11 @@ def test_integers_are_graded_by_value(a, b):
 def test_fractions_are_graded_by_value(a, b, k):
     assert plain_verdict(rf'\frac{{{a}}}{{{b}}}', f'{k*a}/{k*b}') is True
     assert plain_verdict(rf'\dfrac{{{a}}}{{{b}}}', f'{k*a + 1}/{k*b}') is False
+
+@given(st.integers(0, 10**6), *[st.sampled_from([r'\${}', '€{}', '£{}', '{} cents', '{}°', '{} rad', '{} hours'])]*2)
+def test_a_missing_unit_is_forgiven_and_another_one_is_not(number, a, b):
+    assert plain_verdict(a.format(number), b.format(number)) is (a == b)
+    assert plain_verdict(a.format(number), str(number)) and plain_verdict(str(number), b.format(number))
 
 # ---- hostile strings
 CANARY = '/tmp/stepwise-routing-canary-%d' % os.getpid()

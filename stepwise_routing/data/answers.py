@@ -25,17 +25,23 @@ REWRITES = [  # pattern and replacement, applied in this order
     (r'[−–]', '-'),
     (r'\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°', ''),
     (r'([\^_])\{(\w)\}', r'\1\2'),
+    (r"''(?<=[a-zA-Z)}]'')\s*(?=\()", r'^{\\prime\\prime}'),
+    (r"'(?<=[a-zA-Z)}]')\s*(?=\()", r'^{\\prime}'),
     (r'\s+', ' '),
 ]
 REWRITES = [(re.compile(pattern), new) for pattern, new in REWRITES]
 BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)  # a number with its base, such as "101_2"
+MISREAD = re.compile(  # a whole number, and what algebra takes for one: 2024-01-02, 2=1
+    r'[0-9]+|[0-9]{4}-(?:0[0-9]-[0-9]{2}|[0-9]{2}-0[0-9])|([0-9]+) ?= ?(?!\1$)[0-9]+'
+)
 LOOSE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that is not between two digits
 
 
 def tidy(text: str) -> str:
     "An answer without the LaTeX that carries no meaning."
     for pattern, new in REWRITES:
-        text = pattern.sub(new, text)
+        if pattern.search(text):  # most are not found, and `sub` first reads `new`
+            text = pattern.sub(new, text)
     return text.strip().rstrip('.').strip()
 
 
@@ -146,7 +152,7 @@ SPELLINGS = (  # of units; the first of each row replaces the others
     'kg kilogram',
     'g gram',
     'mg milligram',
-    'lb pound',
+    'lb pound gbp £',
     'oz ounce',
     'egg',
     'h hr hour',
@@ -154,7 +160,12 @@ SPELLINGS = (  # of units; the first of each row replaces the others
     's sec second',
     'ml milliliter',
     'l liter litre',
-    'dollar usd',
+    'dollar usd $',
+    'euro eur €',
+    'cent',
+    'percent pct',
+    'degree deg ° \\circ \\degree',
+    'radian rad',
     'mph',
     'kb',
     'mb',
@@ -226,6 +237,27 @@ def same_quantity(a: Quantity, b: Quantity) -> bool | None:
     return all((word in a.unit) == (word in b.unit) for word in DECISIVE)
 
 
+# ---- what tidying or algebra drops
+
+MATH_MODE = re.compile(r'(?<!\\)\$(.*?)(?<!\\)\$')  # its dollar signs are no dollars
+NAME = re.compile(  # of a unit, perhaps; mph is also miles per hour
+    r'(?<![\\a-z])(?!mph|percent|pct|squ|cub)[a-z]{3,}|\\circ|\\degree|[€£°]|\$(?= ?[\d.])'
+)
+HALF = re.compile(r'(?<![\\a-z])([ap])\.?m\b')  # of a day: am, pm
+
+
+def named(text: str) -> tuple:
+    "The units that an answer names, and the halves of a day."
+    text = ''.join(MATH_MODE.split(text.lower()))
+    units = {UNITS.get(singular(name)) for name in NAME.findall(text)}
+    return units - {None}, set(HALF.findall(text))
+
+
+def others_named(a: str, b: str) -> bool:
+    "Do both answers name units, and none of them is the same? Or is one am, the other pm?"
+    return any(x and y and x.isdisjoint(y) for x, y in zip(named(a), named(b)))
+
+
 # ---- the verdict
 
 
@@ -247,6 +279,8 @@ def plain_verdict(
     b = tidy(answer)
     if not a or not b:
         return False
+    if others_named(reference, answer):
+        return False
     if LOOSE_SPACE.sub('', a) == LOOSE_SPACE.sub('', b):
         return True
     first = read_quantity(a)
@@ -255,6 +289,7 @@ def plain_verdict(
         verdict = same_quantity(first, second)
         if verdict is not None:
             return verdict
-    if BASED.fullmatch(a) and BASED.fullmatch(b):
-        return False
+    for form in (BASED, MISREAD):
+        if form.fullmatch(a) and form.fullmatch(b):
+            return False
     return None
