@@ -1,4 +1,5 @@
 """The grader of programs: right programs pass; nothing that a hostile program does is called right, or does harm."""
+import json
 import os
 import platform
 import signal
@@ -6,9 +7,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 
+from stepwise_routing.base.records import Problem
+from stepwise_routing.data.benchmarks import REGISTERED, Benchmark, load_problems, register
+from stepwise_routing.data.grading import is_right
 from stepwise_routing.data.programs import code_of, defined_names, run_tests, why_not
 from stepwise_routing.data.sandbox import ALLOWED, MODULES, allowed_numbers
 
@@ -307,6 +312,58 @@ except RuntimeError as e: print('refused:', e)
 '''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=100)
     assert done.stdout.startswith('refused:') and 'cannot confine a program (seccomp)' in done.stdout, done
+
+# ---- who says what is right
+
+@pytest.mark.parametrize('change, said', [
+    (dict(test_list=[]), 'no test in'), (dict(test_list=['', 'assert True']), 'no test in'),
+    (dict(test_list='assert f(1) == 1'), 'not a list of texts'), (dict(test_list=None), 'not a list of texts'),
+    (dict(test_list=[1]), 'not a list of texts'), (dict(code='def f('), 'not Python'),
+    (dict(code='def f(x): return 1\0'), 'not Python')])
+def test_a_row_that_tests_no_program_is_refused(change, said, tmp_path):
+    row = dict(text='One.', code='def f(x):\n  return 1', task_id=20, test_list=['assert f(1) == 1'], test_setup_code='')
+    (tmp_path/'mbpp.jsonl').write_text(json.dumps(row) + '\n' + json.dumps(row | change) + '\n')
+    with pytest.raises(ValueError, match=f'row 2: .*{said}') as e: load_problems('mbpp', 'test', data_dir=tmp_path)
+    assert '\n' not in str(e.value)
+
+class Given:
+    "A source with these problems in each split."
+    licence, is_public = 'mine', False
+    def __init__(self, problems): self.given = problems
+    def problems(self, split, data_dir=None): return self.given
+
+@pytest.fixture
+def mine():
+    "Registers a benchmark named mine for one test."
+    yield lambda given=(), **fields: register(Benchmark('mine', Given(given), **fields))
+    REGISTERED.pop('mine', None)
+
+@pytest.mark.parametrize('verdict', ['False', 5, None, [], np.array([True, False]), 1.])
+def test_only_true_and_false_are_verdicts(verdict, mine):
+    mine(right=lambda problem, answer: verdict)
+    with pytest.raises(ValueError, match="'mine': right.* return True or False") as e:
+        is_right(Problem('mine', '1', 'q', '1'), '7')
+    assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('verdict', [True, False, np.True_, np.False_])
+def test_a_verdict_of_numpy_is_one(verdict, mine):
+    mine(right=lambda problem, answer: verdict)
+    assert is_right(Problem('mine', '1', 'q', '1'), '7') is bool(verdict)
+
+@pytest.mark.parametrize('said', ['no', 0, None])
+def test_only_true_and_false_end_a_chain(said, mine):
+    with pytest.raises(ValueError, match="'mine': is_last.* return True or False"): mine(is_last=lambda text: said)
+
+ONE = Problem('mine', '1', 'q', '1')
+
+@pytest.mark.parametrize('given, said', [
+    ([ONE, Problem('mine', '1', 'r', '2')], "two problems with the id '1'"), ([dict(question='q')], 'a dict in place of'),
+    ([Problem('gsm8k', '1', 'q', '1')], "a problem of 'gsm8k'"), (None, 'a NoneType: return a list'),
+    ('text', 'a str: return a list'), (iter([ONE]), 'return a list')])
+def test_a_source_gives_problems_of_its_benchmark(given, said, mine):
+    mine(given)
+    with pytest.raises(ValueError, match=said) as e: load_problems('mine', 'test')
+    assert '\n' not in str(e.value)
 
 def test_there_are_at_least_forty_hostile_programs(): assert len(HOSTILE) >= 40
 
