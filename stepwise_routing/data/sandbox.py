@@ -37,16 +37,19 @@ MODULES = frozenset(
 LIBRARY = {
     name: name
     for name in (
-        '_pylong abc argparse array ast atexit base64 binascii bisect builtins bz2 calendar cmath codecs collections '
-        'colorsys contextlib contextvars copy copyreg csv ctypes dataclasses datetime decimal difflib dis enum errno '
-        'fcntl fnmatch fractions functools gc getpass glob graphlib gzip hashlib heapq hmac html inspect io ipaddress '
-        'itertools json keyword linecache locale logging lzma marshal math mmap numbers operator os pathlib pickle '
-        'platform pprint queue random re reprlib resource secrets select shlex shutil signal socket stat statistics '
-        'string struct subprocess sys tempfile textwrap threading time timeit token tokenize traceback types typing '
-        'unicodedata uuid warnings weakref zlib'
+        '__future__ _pylong abc argparse array ast asyncio atexit base64 binascii bisect builtins bz2 calendar cmath '
+        'codecs collections colorsys configparser contextlib contextvars copy copyreg cProfile csv ctypes '
+        'dataclasses datetime decimal difflib dis doctest enum errno fcntl fnmatch fractions functools gc getpass '
+        'glob graphlib gzip hashlib heapq hmac html importlib inspect io ipaddress itertools json keyword linecache '
+        'locale logging lzma marshal math mmap multiprocessing numbers operator optparse os pathlib pickle platform '
+        'pprint queue random re reprlib resource sched secrets select shlex shutil signal socket stat statistics '
+        'string struct subprocess sys tempfile textwrap threading time timeit token tokenize tomllib traceback '
+        'tracemalloc types typing unicodedata unittest uuid warnings weakref zlib zoneinfo'
     ).split()
 } | dict(  # modules behind other words
     urllib='urllib.parse',
+    concurrent='concurrent.futures.thread',
+    xml='xml.etree.ElementTree',
     strptime='_strptime',
     N='unicodedata',  # "\N{BULLET}"
     rot13='encodings.rot_13',
