@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..base.records import chat_prompt, extract_boxed
+from ..base.records import Problem, chat_prompt, extract_boxed
 from ..base.tools import digest, find_project, one_of
 from .mbpp import MbppSet, closes_the_block, code_prompt, passes_tests, program_of
 from .questions import QuestionFile
@@ -33,6 +33,13 @@ def every_character(text: str):  # bool array [character]
     import numpy as np
 
     return np.ones(len(text), bool)
+
+
+def is_bool(value) -> bool:
+    "Is it True or False, of Python or of numpy?"
+    import numpy as np
+
+    return isinstance(value, (bool, np.bool_))
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Benchmark:
         try:
             messages = self.prompt('What is 1 + 1?')
             answer = self.answer(('1 + 1 = 2', 'done'))
-            self.is_last('done')
+            ends = self.is_last('done')
             self.check_scored()
         except ValueError:
             raise
@@ -86,6 +93,8 @@ class Benchmark:
             raise self.wrong('prompt(question) should return a list of chat messages')
         if not (answer is None or isinstance(answer, str)):
             raise self.wrong(f'answer(texts) returns {answer!r}: return text, or None')
+        if not is_bool(ends):
+            raise self.wrong(f'is_last(text) returns a {type(ends).__name__}: return True or False')
 
     def check_scored(self) -> None:
         "ValueError unless `scored` returns True or False for each character."
@@ -96,6 +105,22 @@ class Benchmark:
         mask = np.asarray(self.scored('1 + 1'))
         if mask.dtype != bool or mask.shape != (5,):
             raise self.wrong('scored(text) should return True or False for each character')
+
+    def check_problems(self, problems) -> None:
+        "ValueError unless these are `Problem`s of this benchmark, and no two have the same id."
+        if not isinstance(problems, (list, tuple)):
+            raise self.wrong(f'its source gives a {type(problems).__name__}: return a list')
+        ids = set()
+        for problem in problems:
+            if not isinstance(problem, Problem):
+                raise self.wrong(
+                    f'its source gives a {type(problem).__name__} in place of a Problem'
+                )
+            if problem.benchmark != self.name:
+                raise self.wrong(f'its source gives a problem of {problem.benchmark!r}')
+            if problem.id in ids:
+                raise self.wrong(f'its source gives two problems with the id {problem.id!r}')
+            ids.add(problem.id)
 
     def read_answer(self, steps) -> str | None:
         "The answer of a chain of `Step`s."
@@ -235,6 +260,7 @@ def load_problems(
     if n is not None and n < 1:
         raise ValueError(f'n must be at least 1, got {n}')
     problems = record.source.problems(split, data_dir)
+    record.check_problems(problems)
     if record.source.is_public:
         problems = sorted(problems, key=lambda p: p.id)
     if n is None or n <= len(problems):

@@ -18,7 +18,7 @@ from ..base.records import Problem
 from ..base.tools import PACKAGE, write_file
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
-from .benchmarks import find_benchmark
+from .benchmarks import find_benchmark, is_bool
 from .programs import RISK
 
 START = (  # the code of the process, which finds the package from any folder
@@ -128,14 +128,20 @@ def is_right(
     """The reward $r(x, \\hat y, y^*)$, as the problem's benchmark defines it.
 
     By default an answer is right if it is equivalent to the reference. PermissionError if the benchmark needs to
-    run programs and `run_code` is False.
+    run programs and `run_code` is False. ValueError if the benchmark's `right` returns neither True nor False.
     """
     benchmark = find_benchmark(problem.benchmark)
     if benchmark.right is None:
         return is_equiv(problem.answer, answer)
     if benchmark.runs_code and not run_code:
         raise PermissionError(f'grading {benchmark.name}: {RISK}')
-    return answer is not None and bool(benchmark.right(problem, answer))
+    if answer is None:
+        return False
+    verdict = benchmark.right(problem, answer)
+    if not is_bool(verdict):
+        kind = type(verdict).__name__
+        raise benchmark.wrong(f'right(problem, answer) returns a {kind}: return True or False')
+    return bool(verdict)
 
 
 def grade_pairs(

@@ -30,11 +30,19 @@ REQUEST = (
 
 
 def read_mbpp(row: dict) -> Problem:
-    "A row as a `Problem`: the question shows the tests, the answer holds the tests as JSON."
-    tests = [str(test) for test in row['test_list']]
+    "A row as a `Problem`: the question shows the tests, the answer holds the tests as JSON. ValueError for a bad row."
+    tests = row['test_list']
+    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        raise ValueError("field 'test_list' is not a list of texts")
     code = row['code'].replace('\r\n', '\n')
     question = f'{row["text"].strip()}\n\nThe code must pass these tests:\n' + '\n'.join(tests)
-    functions = [name for name in defined_names(code) if any(name in test for test in tests)]
+    try:
+        defined = defined_names(code)
+    except (SyntaxError, RecursionError) as error:
+        raise ValueError(f"field 'code' is not Python ({error})") from None
+    functions = [name for name in defined if any(name in test for test in tests)]
+    if not functions:
+        raise ValueError("no test in 'test_list' uses what 'code' defines")
     job = dict(tests=tests, setup=row.get('test_setup_code') or '', functions=functions)
     return make_problem('mbpp', question, json.dumps(job), float(row['task_id']), code)
 

@@ -68,11 +68,13 @@ def run_tests(
     if len(program) > LARGEST:
         return Verdict(False, 'the program is too long')
     job = dict(program=program, tests=list(tests), functions=list(functions), setup=setup)
+    if not job['tests']:
+        return Verdict(False, 'there are no tests')
     data = json.dumps(job).encode()
     script = Path(__file__).with_name('sandbox.py')
     with tempfile.TemporaryDirectory() as folder:
         judge = subprocess.Popen(
-            [sys.executable, '-I', '-S', str(script), 'judge'],
+            [sys.executable, '-I', '-S', str(script), 'judge', str(os.getpid())],
             cwd=folder,
             env={},
             stdin=subprocess.PIPE,
@@ -88,10 +90,12 @@ def run_tests(
             _end(judge)
     try:
         said = json.loads(out)
-        right = said['passed'] == len(job['tests']) and not said['reason']
-        return Verdict(right, str(said['reason']))
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         return Verdict(False, 'the judge ended early')
+    if said['unconfined']:
+        raise RuntimeError(said['unconfined'])
+    right = said['passed'] == len(job['tests']) and not said['reason']
+    return Verdict(right, said['reason'])
 
 
 def _end(judge) -> None:

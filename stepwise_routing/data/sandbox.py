@@ -2,8 +2,9 @@
 
 This file is started as a script by `data.programs` and imports nothing of the package. The *judge* evaluates the tests.
 Whenever a test calls a function of the program, the judge sends the arguments to the *candidate*, a process that can
-compute and answer, but cannot open a file for writing, start a process, send a signal or reach the network (Linux
-seccomp). Answers travel as plain data, so no object of the program, with its own idea of equality, is ever compared.
+compute and answer, but cannot open any file or folder, start a process, send a signal or reach the network (Linux
+seccomp). What a program imports is imported before it starts. Answers travel as plain data, so no object of the
+program, with its own idea of equality, is ever compared.
 """
 
 import ast
@@ -11,6 +12,7 @@ import builtins
 import ctypes
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -30,6 +32,30 @@ MODULES = frozenset(
     'array bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator '
     'random re statistics string sys typing'.split()
 )
+
+# Modules that a program can import, if its text names them. To import one does nothing else.
+LIBRARY = {
+    name: name
+    for name in (
+        '__future__ _pylong abc argparse array ast asyncio atexit base64 binascii bisect builtins bz2 calendar cmath '
+        'codecs collections colorsys configparser contextlib contextvars copy copyreg cProfile csv ctypes '
+        'dataclasses datetime decimal difflib dis doctest enum errno fcntl fnmatch fractions functools gc getpass '
+        'glob graphlib gzip hashlib heapq hmac html importlib inspect io ipaddress itertools json keyword linecache '
+        'locale logging lzma marshal math mmap multiprocessing numbers operator optparse os pathlib pickle platform '
+        'pprint queue random re reprlib resource sched secrets select shlex shutil signal socket stat statistics '
+        'string struct subprocess sys tempfile textwrap threading time timeit token tokenize tomllib traceback '
+        'tracemalloc types typing unicodedata unittest uuid warnings weakref zlib zoneinfo'
+    ).split()
+} | dict(  # modules behind other words
+    urllib='urllib.parse',
+    concurrent='concurrent.futures.thread',
+    xml='xml.etree.ElementTree',
+    strptime='_strptime',
+    N='unicodedata',  # "\N{BULLET}"
+    rot13='encodings.rot_13',
+    rot_13='encodings.rot_13',
+)
+ALWAYS = (*MODULES, '_pylong')  # _pylong: Python 3.12 reads large numbers with it
 
 TYPES = {t.__name__: t for t in (bool, int, float, complex, str, bytes, list, tuple, set, dict)}
 
@@ -144,23 +170,51 @@ def receive(descriptor: int, seconds: float | None = None):
 
 # ---- the candidate: what it may ask of the kernel
 
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 38, 22
-AUDIT_ARCH = dict(x86_64=0xC000003E, aarch64=0xC00000B7)
-# read, write, memory, time, its own signals' handlers, reading of files and folders, the end
-ALLOWED = dict(
-    x86_64=(
-        '0 1 3 4 5 6 7 8 9 10 11 12 13 14 15 17 19 20 21 23 24 25 28 35 39 60 63 72 79 89 96 97 102 104 107 '
-        '108 110 131 158 186 201 202 217 218 228 229 230 231 262 267 270 271 273 318 324 332 334 439'
-    ),
-    aarch64=(
-        '17 25 48 57 61 62 63 64 65 66 67 72 73 78 79 80 93 94 96 98 99 101 113 114 115 124 132 134 135 139 160 '
-        '163 169 172 173 174 175 176 177 178 214 215 216 222 226 233 278 283 291 293 439'
-    ),
-)
-OPEN = dict(x86_64={2: 1, 257: 2}, aarch64={56: 2})  # number of an open call -> index of its flags
-WRITING = (
-    os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (0x400000)
-)  # and O_TMPFILE
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
+MACHINES = dict(x86_64=0xC000003E, aarch64=0xC00000B7)  # as a filter sees them
+# All system calls of a program: name, number on each of the machines. They read and write what is open already, and
+# manage memory, time, handlers of own signals, and the end. Nothing here takes a path, or the id of a process.
+# Leave out fcntl: it sends signals to any process (F_SETOWN, F_SETSIG), and locks files.
+ALLOWED = """
+read 0 63
+write 1 64
+close 3 57
+fstat 5 80
+lseek 8 62
+poll 7 -
+ppoll 271 73
+select 23 -
+pselect6 270 72
+mmap 9 222
+mprotect 10 226
+munmap 11 215
+mremap 25 216
+brk 12 214
+futex 202 98
+sched_yield 24 124
+nanosleep 35 101
+clock_nanosleep 230 115
+clock_gettime 228 113
+clock_getres 229 114
+gettimeofday 96 169
+time 201 -
+getrandom 318 278
+getpid 39 172
+gettid 186 178
+getppid 110 173
+rt_sigaction 13 134
+rt_sigprocmask 14 135
+rt_sigreturn 15 139
+exit 60 93
+exit_group 231 94
+"""
+
+
+def allowed_numbers(machine: str) -> list:
+    "The numbers of the allowed system calls."
+    column = 1 + list(MACHINES).index(machine)
+    numbers = [row.split()[column] for row in ALLOWED.split('\n') if row]
+    return [int(number) for number in numbers if number != '-']
 
 
 class Instruction(ctypes.Structure):
@@ -180,30 +234,37 @@ class Program(ctypes.Structure):
     _fields_ = [('length', ctypes.c_uint16), ('instructions', ctypes.POINTER(Instruction))]
 
 
-LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # refuse: EPERM
 
 
 def filter_of(machine: str) -> list:
-    "The filter's instructions. They allow the listed system calls, and opening files for reading."
-    load_call = Instruction(LOAD, 0, 0, 0)
+    "The filter's instructions. They allow the listed system calls and refuse all others."
     code = [
         Instruction(LOAD, 0, 0, 4),  # the architecture
-        Instruction(EQUAL, 1, 0, AUDIT_ARCH[machine]),
+        Instruction(EQUAL, 1, 0, MACHINES[machine]),
         Instruction(RETURN, 0, 0, KILL),
-        load_call,
+        Instruction(LOAD, 0, 0, 0),  # the number of the call
     ]
-    for number in map(int, ALLOWED[machine].split()):
+    for number in allowed_numbers(machine):
         code.append(Instruction(EQUAL, 0, 1, number))
-        code.append(Instruction(RETURN, 0, 0, ALLOW))
-    for number, position in OPEN[machine].items():
-        code.append(Instruction(EQUAL, 0, 4, number))
-        code.append(Instruction(LOAD, 0, 0, 16 + 8 * position))  # its flags
-        code.append(Instruction(ANY_BIT, 0, 1, WRITING))
-        code.append(Instruction(RETURN, 0, 0, REFUSE))
         code.append(Instruction(RETURN, 0, 0, ALLOW))
     code.append(Instruction(RETURN, 0, 0, REFUSE))
     return code
+
+
+def control(*call) -> None:
+    "Ask the kernel to treat this process in another way (prctl). OSError if it cannot do that."
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(*call, *(0,) * (5 - len(call))) != 0:
+        raise OSError(ctypes.get_errno(), 'this kernel cannot confine a program (seccomp)')
+
+
+def end_with(parent: int) -> None:
+    "From now on, this process ends with its parent."
+    control(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the first line
+        os._exit(1)
 
 
 def confine() -> None:
@@ -216,17 +277,22 @@ def confine() -> None:
         (resource.RLIMIT_NOFILE, 32),
     ):
         resource.setrlimit(what, (limit, limit))
-    libc = ctypes.CDLL(None, use_errno=True)
     code = filter_of(os.uname().machine)
     array = (Instruction * len(code))(*code)
     program = Program(len(code), array)
-    for call in (
-        (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
-        (PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-        (PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0),
-    ):
-        if libc.prctl(*call) != 0:
-            raise OSError(ctypes.get_errno(), 'this kernel cannot confine a program (seccomp)')
+    control(PR_SET_DUMPABLE, 0)
+    control(PR_SET_NO_NEW_PRIVS, 1)
+    control(PR_SET_SECCOMP, 2, ctypes.byref(program))
+
+
+def import_words(source: str) -> None:
+    "Import each module of Python that a program's text names, as the program itself can read no file."
+    words = {*ALWAYS, *re.findall(r'\w+', source)}
+    for word in sorted(words & LIBRARY.keys()):
+        try:
+            __import__(LIBRARY[word])
+        except ImportError:  # this Python was built without it
+            pass
 
 
 def answer(request, names: dict, handles: list):
@@ -248,15 +314,17 @@ def answer(request, names: dict, handles: list):
     return elements
 
 
-def candidate(requests: int, answers: int) -> None:
+def candidate(judge: int, requests: int, answers: int) -> None:
     "Read and run the program, then answer requests until they end."
+    end_with(judge)
     source = receive(requests)
-    for name in sorted(MODULES):
-        __import__(name)
-    parent = os.getppid()
-    confine()
-    if os.getppid() != parent:
+    import_words(source)
+    try:
+        confine()
+    except OSError as e:
+        send(answers, ['unconfined', str(e)])
         return
+    send(answers, ['confined', ''])
     names = {'__name__': 'program'}
     handles = []
     sys.setrecursionlimit(5000)
@@ -284,6 +352,12 @@ def candidate(requests: int, answers: int) -> None:
 
 class ProgramError(Exception):
     "The program raised an error, or gave no answer."
+
+
+def error_named(name) -> ProgramError:
+    "The error for an error of the program. A name that Python does not know is not told: the program chose it."
+    known = isinstance(name, str) and isinstance(getattr(builtins, name, None), type)
+    return ProgramError(f'it raised {name if known else "an error of its own"}')
 
 
 class Remote:
@@ -325,7 +399,7 @@ def asker(requests: int, answers: int):
                 return decode(content, lambda n: Remote(ask, n, n))
         except (OSError, EOFError, TimeoutError, ValueError, TypeError, RecursionError) as e:
             raise ProgramError(f'no answer: {type(e).__name__}') from None
-        raise ProgramError(f'it raised {content!s:.80}')
+        raise error_named(content)
 
     return ask
 
@@ -346,16 +420,13 @@ def world(job: dict, defined, ask) -> dict:
     return values
 
 
-def judge() -> None:
-    "Read a job from standard input. Write the verdict to standard output: tests passed, and the failure."
-    job = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_CPU, (2 * CPU_SECONDS,) * 2)
-    resource.setrlimit(resource.RLIMIT_AS, (2 * MEMORY,) * 2)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+def start_candidate() -> tuple:
+    "Start the process of the program. Returns it, and the descriptors for requests and answers."
     to_program, requests = os.pipe()
     answers, from_program = os.pipe()
+    numbers = [str(n) for n in (os.getpid(), to_program, from_program)]
     child = subprocess.Popen(
-        [sys.executable, '-I', '-S', __file__, 'candidate', str(to_program), str(from_program)],
+        [sys.executable, '-I', '-S', __file__, 'candidate', *numbers],
         pass_fds=(to_program, from_program),
         env={},
         stdin=subprocess.DEVNULL,
@@ -364,13 +435,29 @@ def judge() -> None:
     )
     os.close(to_program)
     os.close(from_program)
+    return child, requests, answers
+
+
+def judge(caller: int) -> None:
+    "Read a job from standard input. Write the verdict to standard output: tests passed, and the failure."
+    end_with(caller)
+    job = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CPU, (2 * CPU_SECONDS,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (2 * MEMORY,) * 2)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    child, requests, answers = start_candidate()
+    control(PR_SET_DUMPABLE, 0)  # no process of this user can read the tests in memory
     passed = 0
     reason = ''
+    unconfined = ''
     try:
         send(requests, job['program'])
+        kind, content = receive(answers, WAIT)  # said before the program begins
+        if kind == 'unconfined':
+            unconfined = content
         kind, content = receive(answers, WAIT)
         if kind != 'ready':
-            raise ProgramError(f'it raised {content!s:.80}')
+            raise error_named(content)
         for test in job['tests']:
             ast.parse(test)
             values = world(job, content, asker(requests, answers))
@@ -384,11 +471,10 @@ def judge() -> None:
     finally:
         child.kill()
         child.wait()
-    json.dump(dict(passed=passed, reason=reason), sys.stdout)
+    json.dump(dict(passed=passed, reason=reason, unconfined=unconfined), sys.stdout)
 
 
 if __name__ == '__main__':
-    if sys.argv[1] == 'judge':
-        judge()
-    else:
-        candidate(int(sys.argv[2]), int(sys.argv[3]))
+    role, *numbers = sys.argv[1:]
+    run = judge if role == 'judge' else candidate
+    run(*map(int, numbers))
