@@ -287,7 +287,6 @@ def train(
     write_file(candidates_file, json.dumps(names) + '\n')
     return pd.DataFrame(rows)
 
-
 # %% ../nbs/06_your_own_models.ipynb #choose
 @contextlib.contextmanager
 def _candidates(folder, *walking):  # list of `Candidate`; walking as for `_sides`

@@ -94,10 +94,10 @@ def test_so_many_problems_as_if_each_were_there(n, alpha):
         slow = needed if needed > n and is_safe(np.zeros(needed), alpha) else FEW if n < FEW else 2*n
         assert problems_for(loss, alpha) == slow
 
-@pytest.mark.parametrize('alpha, needed', [(1e-5, 754), (1e-7, 7_545_000), (1e-10, None), (1e-200, None), (5e-324, None)])
-def test_a_tiny_alpha_takes_no_memory(monkeypatch, alpha, needed):
+@pytest.mark.parametrize('alpha', [1e-5, 1e-7, 1e-10, 1e-200, 5e-324])
+def test_a_tiny_alpha_takes_no_memory(monkeypatch, alpha):
     def taken(*_): raise AssertionError('memory is taken')
     loss = np.zeros(60)
     monkeypatch.setattr('stepwise_routing.method.certain.np.zeros', taken)
-    found = problems_for(loss, alpha)
-    assert found is needed is None or found > 1e8
+    needed = problems_for(loss, alpha)
+    assert needed is None if alpha < 1e-9 else 1e8 < needed < 2**63

@@ -4,12 +4,13 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
-from test_own import PAIR, ready, rows, toys  # noqa: F401
+from test_own import PAIR, Adder, rows, toys  # noqa: F401
 
 from stepwise_routing.base.settings import Policy
-from stepwise_routing.base.tools import check_links, digest, write_file
+from stepwise_routing.base.tools import check_links, write_file
 from stepwise_routing.data.questions import own_problems
 from stepwise_routing.method.policy import config_checksum, load_policy
 from stepwise_routing.models.bills import set_caps
@@ -24,7 +25,6 @@ def says(call, words, error=ValueError):
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
     "A whole folder; a test takes a copy."
-    from test_own import Adder
     folder = tmp_path_factory.mktemp('made')/'mine'
     pair = [Adder(0), Adder(1)]
     collect(folder, rows(60), pair)
@@ -107,7 +107,7 @@ def test_layers_are_compared_with_the_weights_before_they_are_built(mine, monkey
 
 def test_a_table_of_the_other_side(mine):
     shutil.copy(mine/'train.npz', mine/'calibration.npz')
-    for call in (calibrate, curve): says(lambda: call(mine), r"calibration\.npz holds the problems of 'train': call col")
+    for call in (calibrate, curve): says(lambda: call(mine), r"calibration\.npz holds the problems of 'train': call")
 
 @pytest.mark.parametrize('is_folder', [False, True])
 def test_earlier_questions_are_not_forgotten(mine, tmp_path, toys, is_folder):
@@ -139,7 +139,7 @@ def test_an_answer_that_no_box_can_hold_is_named(tmp_path, toys, answer):
     assert not (tmp_path/'mine'/'own.json').exists()
     assert 'new steps' in collect(tmp_path/'mine', some, PAIR, grade=lambda problem, answer: True)
 
-@pytest.mark.parametrize('answer', [r'\frac{1}{2}', 'f(x) = {x}', r'\{1, 2\}', 'Paris', r'\boxed{5}', r'\text{a}}', 0.5])
+@pytest.mark.parametrize('answer', [r'\frac{1}{2}', 'f(x) = {x}', r'\{1, 2\}', 'Paris', r'\boxed{5}', r'\text{a}}', .5])
 def test_an_answer_that_a_box_can_hold_is_taken(tmp_path, toys, answer):
     assert 'new steps' in collect(tmp_path/'mine', [dict(question='How much?', answer=answer), *rows(3)], PAIR)
 
@@ -204,8 +204,8 @@ def test_alpha_is_a_share(mine, alpha):
 @pytest.mark.parametrize('how, said', [
     (dict(on_escalate='regenrate'), "unknown on_escalate 'regenrate' .did you mean 'regenerate'"),
     (dict(on_escalate=None), 'unknown on_escalate'), (dict(policy={}), r'policy is \{\}: it should be Policy'),
-    (dict(policy='x'), 'policy is'), (dict(policy=Policy), 'policy is'), (dict(seeds=0), 'seeds'), (dict(steps='3'), 'steps'),
-    (dict(alpha=2), 'alpha')])
+    (dict(policy='x'), 'policy is'), (dict(policy=Policy), 'policy is'), (dict(seeds=0), 'seeds'),
+    (dict(steps='3'), 'steps'), (dict(alpha=2), 'alpha')])
 def test_a_wrong_call_of_train_takes_nothing_away(mine, how, said):
     before = files(mine)
     says(lambda: train(mine, **how), said)
@@ -215,7 +215,6 @@ def test_problems_from_which_nothing_is_learned_take_no_candidates_away(mine, to
     toys.change(slip=0., repair=1.)
     before = (mine/'candidates.json').read_bytes()
     table = own_table(mine, 'train')
-    from dataclasses import replace
     replace(table, correct=table.correct*0 + 1).save(mine/'train.npz')
     says(lambda: train(mine), 'there is nothing to route')
     assert (mine/'candidates.json').read_bytes() == before
@@ -235,3 +234,9 @@ def test_a_grade_that_is_no_number_is_not_right(tmp_path, toys, nan):
 @pytest.mark.parametrize('question', [None, 5, {}, dict(role='user', content='What?')])
 def test_a_question_is_a_text_or_messages(mine, toys, question):
     says(lambda: route(mine, question, PAIR), 'a question should be text, or a list of messages')
+
+@pytest.mark.parametrize('alpha', [1e-7, 1e-20, 5e-324])
+def test_a_tiny_alpha_has_a_line(mine, capsys, alpha):
+    assert calibrate(mine, 'certain', alpha).model_class == 'large alone'
+    for target in ('certain', 'miss'): curve(mine, target, [alpha])
+    says(lambda: calibrate(mine, 'miss', alpha), 'calibration problems are too few')
