@@ -14,13 +14,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .base.settings import Count, Models, Policy, Probability, Section, checked
+from stepwise_routing.base.settings import (
+    Count,
+    Models,
+    Policy,
+    Probability,
+    Section,
+    Text,
+    checked,
+)
 from .base.store import RolloutStore, check_settings, tree_settings
-from .base.tools import check_links, digest, nearest, progress_of, write_file
+from .base.tools import check_links, digest, nearest, read_file, write_file
 from .data.benchmarks import find_benchmark
-from .data.grading import graded, is_right
-from .data.questions import own_problems
-from .data.sources import file_rows
+from .data.grading import check_references, graded, is_right
+from .data.questions import own_problems, with_earlier
 from .method.offers import fingerprint, offers
 from .method.outcomes import OutcomeTable
 from .method.sides import TableSide, draw, drawn_sides, right_rows, walked_sides
@@ -48,9 +55,10 @@ from stepwise_routing.report.card import (
     curve_words,
     median_seed,
     router_card,
+    several_alphas,
     simplest_class,
 )
-from .report.entries import check_entries, public_entries
+from .report.entries import calibrated_policy, public_entries
 from .report.own_report import write_report
 from .report.own_router import OwnRouter
 from .report.traffic import Drift, Recorder, compare, first_scores
@@ -79,7 +87,7 @@ class Own(Section):
     "The settings of a folder. They hold no path, server or key."
 
     models: Models  # public names, small to large
-    name: str = 'own'  # of the problems; part of the seeds
+    name: Text = 'own'  # of the problems; part of the seeds
     max_steps: Count = 30  # steps of a chain at most
     calibration: Probability = 0.4  # share of the problems that are set aside for calibration
     sampling: Sampling = Sampling()  # how the models write
@@ -99,7 +107,7 @@ def read_own(folder) -> Own:
         hint = nearest(Path(folder).name, neighbours)
         raise FileNotFoundError(f'{folder} holds no router{hint}; make one with collect')
     try:
-        values = json.loads(file.read_text('utf-8'))
+        values = json.loads(read_file(file))
         file_format = values.pop('format')
         if file_format == FORMAT:
             sampling = Sampling(**values.pop('sampling'))
@@ -120,17 +128,15 @@ def _all_problems(folder, problems, own):
     before = json.loads(_as_json(read_own(folder)))
     now = json.loads(_as_json(own))
     check_settings(folder, before, now)
-    file = folder / 'problems.jsonl'
-    earlier = file_rows(file) if file.is_file() else []  # the first call may have been stopped
-    return own_problems([*earlier, *new], own.name)
+    return with_earlier(folder, new, own.name)
 
 
 def _write_sides(folder, problems, sides):
-    "Write tables and problems, at the end of a call; until then a folder stays as it was."
-    for side in sides:
-        side.save()
+    "Write problems and tables, at the end of a call; until then a folder stays as it was."
     rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in problems]
     write_file(folder / 'problems.jsonl', '\n'.join(rows) + '\n')
+    for side in sides:
+        side.save()
 
 
 def collect(
@@ -162,6 +168,7 @@ def collect(
     )
     check_links(folder)
     problems = _all_problems(folder, problems, own)
+    check_references(problems, grade)
 
     with open_several(given, sampling, access, folder / 'ledger.db', max_cents) as backends:
         check_cost(backends)
@@ -190,7 +197,10 @@ def own_table(
     check_links(folder)
     file = Path(folder) / f'{side}.npz'
     if file.is_file():
-        return OutcomeTable.load(file)
+        table = OutcomeTable.load(file)
+        if table.split == side:
+            return table
+        raise ValueError(f'{file} holds the problems of {table.split!r:.40}: call collect again')
     raise ValueError(
         f'{folder} has no problems for {side}: collect has not finished, or had too few; '
         'call it again, or with more problems'
@@ -212,8 +222,7 @@ def _sides(folder, *walking):  # models, access, max_cents, grade
         yield lambda side: TableSide(own_table(folder, side), folder)
         return
     check_links(folder)
-    walked = walked_sides(folder, own, own_split, *walking)
-    with walked as sides, progress_of(f'{own.name} walks'):
+    with walked_sides(folder, own, own_split, *walking) as sides:
         yield sides
 
 # %% ../nbs/06_your_own_models.ipynb #train
@@ -221,6 +230,8 @@ def _own_policy(policy, alpha, steps, side):  # -> `Policy`
     "The hyper-parameters of a call; None changes nothing."
     if policy is None:
         policy = Policy(**side.training)
+    if not isinstance(policy, Policy):
+        raise ValueError(f'policy is {policy!r:.80}: it should be Policy(...)')
     changes = dict(alpha=alpha, steps=steps)
     given = {name: value for name, value in changes.items() if value is not None}
     return replace(policy, **given)
@@ -247,7 +258,7 @@ def train(
     import pandas as pd
 
     from stepwise_routing.method import training  # torch: imported by those who need it
-    from stepwise_routing.method.candidates import candidate_folder, save_threshold
+    from stepwise_routing.method.candidates import candidate_folder, save_threshold, training_row
     from stepwise_routing.method.policy import load_policy
 
     folder = Path(folder)
@@ -256,14 +267,14 @@ def train(
         unit = side.unit
         policy = _own_policy(policy, alpha, steps, side)
         checked('seeds', seeds, Count)
+        envs = {name: side.env(seen, on_escalate, unit) for name, seen in side.classes.items()}
         candidates_file = folder / 'candidates.json'
-        candidates_file.unlink(missing_ok=True)
+        candidates_file.unlink(missing_ok=True)  # from here on, files of candidates are replaced
         rows = []
-        for model_class, seen in side.classes.items():
-            env = side.env(seen, on_escalate, unit)
+        for model_class, env in envs.items():
             is_bare = model_class in side.features
             for seed in range(1 if is_bare else seeds):
-                parts = model_class, side.key, seen, on_escalate, unit, asdict(policy), seed
+                parts = model_class, side.key, env.features, on_escalate, unit, asdict(policy), seed
                 key = training.training_key(*parts)
                 place = candidate_folder(folder, model_class, seed)
                 if is_bare:
@@ -271,24 +282,10 @@ def train(
                 else:
                     training.fit(env, None, place, policy, seed, None, key=key, unit=unit)
                 result = training.calibrate(load_policy(place), env, 'accuracy', policy.alpha)
-                rows.append(_training_row(model_class, seed, result))
+                rows.append(training_row(model_class, seed, result))
     names = [(row['class'], row['seed']) for row in rows]
     write_file(candidates_file, json.dumps(names) + '\n')
     return pd.DataFrame(rows)
-
-
-def _percent(share):
-    return round(100 * share, 1)
-
-
-def _training_row(model_class, seed, result):
-    return {
-        'class': model_class,
-        'seed': seed,
-        'right': _percent(result.accuracy),
-        'missed': _percent(result.miss),
-        "of the large model's cost": _percent(result.cost),
-    }
 
 # %% ../nbs/06_your_own_models.ipynb #choose
 @contextlib.contextmanager
@@ -336,6 +333,7 @@ def calibrate(
     from stepwise_routing.method.candidates import check_enough
     from stepwise_routing.method.policy import save_policy
 
+    alpha = checked('alpha', alpha, Probability)
     share = read_own(folder).calibration
     with _candidates(folder, models, access, max_cents, grade) as candidates:
         check_enough(folder, len(candidates[0].held_out), target, alpha)
@@ -346,21 +344,6 @@ def calibrate(
     save_policy(Path(folder) / 'policy', candidate.policy, **config)
     print(choice)
     return choice
-
-
-def _calibrated_policy(folder):
-    "The deployed policy. ValueError if none is deployed yet."
-    from stepwise_routing.method.policy import load_policy
-
-    folder = Path(folder)
-    is_trained = (folder / 'candidates.json').is_file()
-    if is_trained and not (folder / 'policy').is_dir():
-        raise ValueError(f'{folder}: no router is deployed yet; call calibrate')
-    policy = load_policy(folder / 'policy')
-    if 'model_class' not in policy.config:
-        raise ValueError(f'{folder}: the router is of another version; train and calibrate again')
-    check_entries(folder, policy.config)
-    return policy
 
 # %% ../nbs/06_your_own_models.ipynb #curve
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
@@ -378,6 +361,7 @@ def curve(
     "What `calibrate` would choose at each alpha. Nothing is deployed or changed."
     import pandas as pd
 
+    alphas = several_alphas(alphas, 1)
     share = read_own(folder).calibration
     with _candidates(folder, models, access, max_cents, grade) as candidates:
         choices = [_choose(candidates, target, alpha, share)[1] for alpha in alphas]
@@ -408,7 +392,7 @@ def open_router(
             'behind a server'
         )
     given = several_models(models, len(own.models))
-    policy = _calibrated_policy(folder)
+    policy = calibrated_policy(folder)
     is_collected = (folder / 'draws.db').is_file()
     with TemporaryDirectory() as empty:  # in place of a folder of `export`, which is only read
         work_folder = folder if is_collected else Path(empty)
@@ -483,6 +467,7 @@ def serving(
     If the environment variable STEPWISE_ROUTING_KEY is set, requests must send its value as their key.
     ValueError as of `open_router`, or if other machines could connect without a key.
     """
+    alphas = several_alphas(alphas)
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
     served = []
     with contextlib.ExitStack() as stack:
@@ -492,7 +477,7 @@ def serving(
             if router.bills is not None:
                 books.append(router.bills)
             name = Path(folder).resolve().name
-            points = _points(folder, _calibrated_policy(folder), alphas)
+            points = _points(folder, calibrated_policy(folder), alphas)
             served += offers(name, router, points, f'{name}/' if len(folders) > 1 else '')
         set_caps(books, max_cents, max_cents_each)
         metrics = Metrics(lambda: sum(book.spent_now for book in books))
@@ -547,7 +532,7 @@ def export(
     from stepwise_routing.method.policy import save_policy
 
     own = read_own(folder)
-    policy = _calibrated_policy(folder)
+    policy = calibrated_policy(folder)
     out = Path(out)
     if out.exists() and list(out.iterdir()):
         raise ValueError(f'{out} is not empty: choose another folder')
@@ -570,7 +555,7 @@ def report(
 ) -> list:  # names of the files
     "Write a card, a figure and tables about the deployed router. Nothing is deployed."
     _check_two(folder, 'a report')
-    own, policy = read_own(folder), _calibrated_policy(folder)
+    own, policy = read_own(folder), calibrated_policy(folder)
     config, target = policy.config, policy.config['calibration']['target']
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
         card = _card(own, config, weights_of(store.settings), licence)

@@ -110,7 +110,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('method/certain.py', 'limit = (alpha + 1) / 2', 'limit = (2 * alpha + 1) / 2'),
         ('method/certain.py', '            break\n', '            continue\n'), # a setting after one that is not safe
         ('method/certain.py', 'quantile(1 - delta) + quantile(power)', 'quantile(1 - delta)'),
-        ('method/certain.py', 'if mean >= alpha:', 'if mean > 1:')],
+        ('method/certain.py', 'if alpha - mean < FINEST:', 'if mean > 1:')],
     f'{SURVIVORS} tests/test_uncertainty.py': [
         ('method/uncertainty.py', 'resamples(len(calibration), n_boot, seed + 1)',
          'np.ones((1 + n_boot, len(calibration)))'), # calibration is not drawn again

@@ -81,3 +81,23 @@ def test_the_number_that_would_do_is_more_than_the_number_that_did_not():
                 needed = problems_for(loss, alpha)
                 if loss.mean() >= alpha: assert needed is None
                 else: assert needed > n and is_safe(np.zeros(needed), alpha)
+
+@pytest.mark.parametrize('alpha', [.2, .05, .02, .01, .003, 1e-3])
+@pytest.mark.parametrize('n', [20, 60, 299, 400])
+def test_so_many_problems_as_if_each_were_there(n, alpha):
+    "At ordinary alphas the answer is the one of the test on so many problems without a loss."
+    for lost in (0, 1, 2):
+        loss = np.r_[np.ones(lost), -np.ones(1), np.zeros(n - lost - 1)]
+        mean = max(loss.mean(), 0)
+        if mean >= alpha: continue
+        needed = problems_needed(alpha, (loss != 0).mean(), mean)
+        slow = needed if needed > n and is_safe(np.zeros(needed), alpha) else FEW if n < FEW else 2*n
+        assert problems_for(loss, alpha) == slow
+
+@pytest.mark.parametrize('alpha', [1e-5, 1e-7, 1e-10, 1e-200, 5e-324])
+def test_a_tiny_alpha_takes_no_memory(monkeypatch, alpha):
+    def taken(*_): raise AssertionError('memory is taken')
+    loss = np.zeros(60)
+    monkeypatch.setattr('stepwise_routing.method.certain.np.zeros', taken)
+    needed = problems_for(loss, alpha)
+    assert needed is None if alpha < 1e-9 else 1e8 < needed < 2**63

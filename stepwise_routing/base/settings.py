@@ -31,12 +31,16 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(gt=0, le=1)]
 Probability = Annotated[Number, Field(gt=0, lt=1)]  # neither impossible nor certain
+Cents = Annotated[float, Field(ge=0)]
 Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Units = Annotated[int, Field(ge=1, le=4096)]  # of a layer
 FROM_LIST = Strict(False)  # a tuple may be given as a list, as YAML does
 Names = Annotated[tuple[str, ...], FROM_LIST]
-Models = Annotated[Names, Field(min_length=2, max_length=10)]  # small to large
+Text = Annotated[str, Field(pattern=r'^\P{C}*$')]  # without line ends and escape codes
+Models = Annotated[
+    tuple[Text, ...], FROM_LIST, Field(min_length=2, max_length=10)
+]  # small to large
 CHECKS = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)
 
 # ---- errors in one line

@@ -323,7 +323,7 @@ def check_settings(
         return
     difference = settings_difference(old, new)
     if difference:
-        where, there, here = [str(part)[:60] for part in difference]
+        where, there, here = [one_line(part)[:60] for part in difference]
         raise ValueError(
             f'{path} holds draws with other settings: {where} is {there} there and {here} here; '
             'use the same settings, or another store'

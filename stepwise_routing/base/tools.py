@@ -129,6 +129,19 @@ def explain_parameters(thing):  # a function or class with comments on its param
 
 # ---- files
 
+LARGEST_SETTINGS = 1 << 24  # bytes of a file of settings
+
+
+def read_file(
+    path,
+    most: int = LARGEST_SETTINGS,  # bytes that such a file can have
+) -> bytes:
+    "The bytes of a file. ValueError for a file that is too large, before any of it is read."
+    size = os.path.getsize(path)
+    if size > most:
+        raise ValueError(f'{path} has {size:,} bytes, more than {most:,}: take the right file')
+    return Path(path).read_bytes()
+
 
 def write_file(
     path,
@@ -136,6 +149,8 @@ def write_file(
 ) -> Path:
     "Write a whole file or nothing, and make its folders. A link in its place is replaced, not followed."
     path = Path(path)
+    if path.is_dir():
+        raise OSError(f'{path} is a folder where a file of ours belongs: move it away')
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f'{path.name}.{secrets.token_hex(8)}.part')  # nobody can lay a link there
     try:
@@ -171,9 +186,15 @@ def save_rows(
 
 def check_links(folder) -> None:
     "ValueError if a folder holds a link. Writing to a link would change a file elsewhere."
-    for file in Path(folder).rglob('*'):
-        if file.is_symlink():
-            raise ValueError(f'{file} is a link: put the file itself there')
+    try:
+        links = [file for file in Path(folder).rglob('*') if file.is_symlink()]
+    except (OSError, RecursionError) as error:  # its text may be a path of thousands of characters
+        reason = getattr(error, 'strerror', None) or 'too many folders in folders'
+        raise OSError(
+            f'{folder} cannot be searched for links ({reason}): take out what does not belong there'
+        ) from None
+    if links:
+        raise ValueError(f'{one_line(links[0])} is a link: put the file itself there')
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from textwrap import shorten
 
 from ..base.records import Problem
 from ..base.tools import PACKAGE, write_file
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
-from .benchmarks import find_benchmark, is_bool
+from .benchmarks import find_benchmark, is_bool, last_box
 from .programs import RISK
 
 START = (  # the code of the process, which finds the package from any folder
@@ -144,6 +145,27 @@ def is_right(
     return bool(verdict)
 
 
+def verdict_of(grade, problem: Problem, answer: str | None) -> bool:
+    "What a grade says. ValueError for NaN, which Python would count as right."
+    said = grade(problem, answer)
+    if said != said:
+        raise ValueError(f'grade gives {said!r} for {problem.id}: it should give True or False')
+    return bool(said)
+
+
+def check_references(problems, grade) -> None:
+    "ValueError, with the question, for an answer that no boxed reply can give: its braces do not match."
+    for problem in problems:
+        benchmark = find_benchmark(problem.benchmark)
+        if grade is not is_right or benchmark.right or benchmark.answer is not last_box:
+            continue
+        if not is_right(problem, last_box([rf'\boxed{{{problem.answer}}}'])):
+            raise ValueError(
+                f'no reply can be right for the question {shorten(problem.question, 60)!r}: the braces '
+                f'of its answer {problem.answer!r:.60} do not match; correct it'
+            )
+
+
 def grade_pairs(
     grade,  # such as `is_right`; it may have an attribute `workers`: pairs graded at a time (default 2)
     pairs,  # (`Problem`, answer) pairs
@@ -151,7 +173,7 @@ def grade_pairs(
     "Grades each distinct pair once. Yields ((problem id, answer), verdict) in the order of the pairs."
     distinct = {(problem.id, answer): (problem, answer) for problem, answer in pairs}
     with ThreadPoolExecutor(getattr(grade, 'workers', 2)) as pool:
-        verdicts = pool.map(lambda pair: bool(grade(*pair)), distinct.values())
+        verdicts = pool.map(lambda pair: verdict_of(grade, *pair), distinct.values())
         yield from zip(distinct, verdicts)
 
 

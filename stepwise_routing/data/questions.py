@@ -8,10 +8,13 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from textwrap import shorten
 
 from ..base.records import Problem
 from ..base.tools import bad_row, require_fields
 from .sources import fifth_of, file_rows, make_problem
+
+MADE = 'train.npz', 'calibration.npz', 'candidates.json', 'policy'  # after `own.collect` has ended
 
 
 def answer_text(answer) -> str:
@@ -48,6 +51,10 @@ def own_problems(
     """
     is_file = isinstance(source, (str, Path))
     rows = file_rows(source) if is_file else source
+    if not hasattr(rows, '__iter__'):
+        raise ValueError(
+            f'problems is {rows!r:.80}: it should be a JSONL file, or rows with "question" and "answer"'
+        )
     source_name = source if is_file else 'problems'
     problems = {}
     for number, row in enumerate(rows, 1):
@@ -62,6 +69,42 @@ def own_problems(
     if not problems:
         raise ValueError(f'{source_name} holds no problems')
     return list(problems.values())
+
+
+def check_answers(
+    file,  # where the earlier problems are
+    earlier,  # `Problem`s
+    new,  # `Problem`s
+) -> None:
+    "ValueError, with the question, if it had another answer in an earlier call."
+    answers = {problem.id: problem.answer for problem in earlier}
+    for problem in new:
+        before = answers.get(problem.id, problem.answer)
+        if before != problem.answer:
+            raise ValueError(
+                f'the question {shorten(problem.question, 60)!r} has the answer {problem.answer!r:.60} '
+                f'now, and {before!r:.60} in {file}: if the new answer is right, put it there too'
+            )
+
+
+def with_earlier(
+    folder,  # of `own.collect`
+    new,  # `Problem`s
+    name: str,  # of the benchmark
+) -> list:  # `Problem`s
+    "The problems of earlier calls, and new ones. ValueError: the earlier ones are lost, or contradict."
+    file = Path(folder) / 'problems.jsonl'
+    if file.is_file():
+        earlier = own_problems(file, name)
+        check_answers(file, earlier, new)
+        return own_problems([*earlier, *new], name)
+    if any((file.parent / made).exists() for made in MADE):
+        raise ValueError(
+            f'{file}, with the questions of earlier calls, is missing or no file: put a copy back, or '
+            'collect all questions into another folder; with copies of draws.db and ledger.db in it, '
+            'nothing is drawn or paid again'
+        )
+    return new
 
 
 @lru_cache(maxsize=8)

@@ -21,10 +21,12 @@ from ..base.tools import (
     digest,
     install_line,
     nearest,
+    read_file,
     require_fields,
 )
 
 SPLITS = ('train', 'calibration', 'test')
+LARGEST_ROWS = 1 << 31  # bytes of a JSONL file
 
 
 def make_problem(
@@ -135,7 +137,9 @@ def file_rows(path) -> list:
         neighbours = [file.name for file in path.parent.glob('*')]
         raise FileNotFoundError(f'{path} is not a file{nearest(path.name, neighbours)}')
     rows = []
-    text = path.read_bytes().removeprefix(b'\xef\xbb\xbf')  # the mark that Windows puts first
+    text = read_file(path, LARGEST_ROWS).removeprefix(
+        b'\xef\xbb\xbf'
+    )  # the mark that Windows puts first
     for number, line in enumerate(text.split(b'\n'), 1):
         if not line.strip():
             continue

@@ -9,7 +9,11 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from ..base.records import READINGS, UNITS
+from ..base.settings import FROM_LIST, Whole, checked
+from ..base.tools import read_file
 from .certain import Calibration, problems_for
 from .comparison import WORTH
 from .cpo import TableEnv
@@ -19,11 +23,14 @@ from .policy import (
     PAPER_FEATURES,
     RoutingPolicy,
     covered,
+    kept_config,
     load_policy,
     save_policy,
     threshold_policy,
 )
 from .training import TreeEnv, calibrate, candidate_thresholds, lost_at, threshold_path
+
+Name = Annotated[tuple[str, Whole], FROM_LIST]  # class and seed of a candidate
 
 
 def nested_classes(
@@ -48,8 +55,7 @@ def save_threshold(
     unit: str,  # of cost
 ) -> None:
     "A bare threshold as a candidate: nothing to train, and kappa is chosen in calibration."
-    config = Path(folder) / 'config.json'
-    if config.is_file() and json.loads(config.read_text('utf-8')).get('key') == key:
+    if kept_config(folder).get('key') == key:
         return
     facts = dict(on_escalate=env.on_escalate, models=env.models, n_train=len(env), seed=0)
     save_policy(folder, threshold_policy(env.scaler), 0.5, key=key, unit=unit, **facts)
@@ -106,6 +112,28 @@ def candidate_folder(folder, model_class: str, seed: int) -> Path:
     return Path(folder) / 'candidates' / model_class / f'seed{seed}'
 
 
+def names_of_candidates(
+    file,  # candidates.json
+    known,  # classes that there are
+) -> list:  # (class, seed) pairs
+    "What `own.train` has listed. ValueError: the list is damaged."
+    try:
+        names = checked('candidates', json.loads(read_file(file)), list[Name])
+    except (ValueError, RecursionError):
+        names = []
+    are_known = all(model_class in known for model_class, _ in names)
+    if not names or not are_known or len(set(names)) < len(names):
+        raise ValueError(f'{file} is damaged: call train again')
+    return names
+
+
+def is_candidate(policy: RoutingPolicy, features, seed: int) -> bool:
+    "Is this what `own.train` saves for a class with these features?"
+    config = policy.config
+    is_named = config.get('on_escalate') in READINGS and config.get('unit') in UNITS
+    return is_named and policy.features == features and config.get('seed') == seed
+
+
 def read_candidates(
     folder,  # of `own.train`
     training,  # a side of `method.sides`: the training problems
@@ -117,14 +145,23 @@ def read_candidates(
     if not file.is_file():
         raise FileNotFoundError(f'{folder}: nothing is trained yet; call train')
     found = []
-    for model_class, seed in json.loads(file.read_text('utf-8')):
-        if model_class not in known:
-            raise ValueError(f'{file} is damaged: call train again')
-        policy = load_policy(candidate_folder(folder, model_class, int(seed)))
+    for model_class, seed in names_of_candidates(file, known):
+        place = candidate_folder(folder, model_class, seed)
+        policy = load_policy(place)
+        if not is_candidate(policy, training.classes.get(model_class), seed):
+            raise ValueError(f'{place} is not what train saves there: call train again')
         options = policy.config['on_escalate'], policy.config['unit'], policy.scaler
         env = training.env(policy.features, *options)
         found.append(Candidate(model_class, seed, policy, env, held_out.held_out(policy)))
     return found
+
+
+def training_row(model_class: str, seed: int, result: Calibration) -> dict:
+    "What a candidate comes to on the training problems, in %."
+    shares = dict(right=result.accuracy, missed=result.miss)
+    shares["of the large model's cost"] = result.cost
+    percents = {name: round(100 * share, 1) for name, share in shares.items()}
+    return {'class': model_class, 'seed': seed} | percents
 
 
 def calibrated(candidate: Candidate, target: str, alpha: float) -> Calibration:
@@ -155,7 +192,7 @@ def problems_for_bound(
     alpha: float,  # misses that are allowed
 ) -> int:
     "Calibration problems below which no bound on misses is as low as alpha."
-    return math.ceil(1 / alpha - 1 - 1e-9)
+    return math.ceil(1 / max(alpha, 1e-18) - 1 - 1e-9)
 
 
 def check_enough(

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..base.records import READINGS
 from ..base.store import RolloutStore, tree_settings
-from ..base.tools import digest, gather_progress, run_async
+from ..base.tools import digest, gather_progress, one_of, progress_of, run_async
 from ..data.benchmarks import find_benchmark
 from ..data.grading import is_right
 from ..data.questions import own_problems
@@ -165,6 +166,7 @@ class WalkSide:
         from .candidates import WalkedEnv
         from .policy import policy_inputs
 
+        one_of('on_escalate', on_escalate, READINGS)
         if scaler is None:
             scaler = fit_scaler(policy_inputs(self.obs, FEATURES, features), features)
         env = WalkedEnv(self.problems, self.tree, scaler, 'absorbing', on_escalate, unit)
@@ -273,4 +275,5 @@ def walked_sides(
                     return WalkSide(parts[name], tree, name)
                 raise ValueError(f'{folder}: no problem is for {name}; call collect with more')
 
-            yield walked
+            with progress_of(f'{own.name} walks'):
+                yield walked

@@ -44,6 +44,7 @@ from stepwise_routing.method.policy import (
     covered,
     decider,
     escalate,
+    kept_config,
     locally_verified,
     save_policy,
     state_inputs,
@@ -462,8 +463,7 @@ def fit(
     "Train, calibrate, save. A policy with the same key stays as it is."
     import pandas as pd
 
-    file = Path(folder) / 'config.json'
-    config = json.loads(file.read_text('utf-8')) if file.is_file() else {}
+    config = kept_config(folder)
     if config.get('key') == provenance['key']:
         return config
     policy, kappa, log, least = train(env, s, seed, progress=progress)
@@ -476,4 +476,4 @@ def fit(
     log = pd.DataFrame(log, pd.RangeIndex(1, s.steps + 1, name='step'))
     write_file(Path(folder) / 'log.csv', log.to_csv(float_format='%.6g'))
     save_policy(folder, policy, kappa, **receipt, seed=seed, **settings)
-    return json.loads(file.read_text('utf-8'))
+    return kept_config(folder)

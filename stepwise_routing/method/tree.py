@@ -47,6 +47,8 @@ class RoutingTree:
         max_steps: int = 30,  # steps of a chain at most
         grade=is_right,  # (`Problem`, parsed answer) -> bool; it may have `workers`: how many grade at once
     ):
+        if not callable(grade):
+            raise ValueError(f'grade is {grade!r:.80}: it should be a function (problem, answer)')
         self.backends = backends
         self.store = store
         self.sample = sample

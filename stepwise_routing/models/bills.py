@@ -8,6 +8,7 @@ import asyncio
 import threading
 from fractions import Fraction
 
+from ..base.settings import Cents, checked
 from .ledger import CENT, Ledger
 
 PAUSE = 0.02  # seconds between two looks at a purse
@@ -151,6 +152,8 @@ def set_caps(
     each: float | None,
 ) -> None:
     "Set how much several books may spend."
+    checked('max_cents', together, Cents | None)
+    checked('max_cents_each', each, Cents | None)
     purse = None if together is None else Purse(together)
     for book in books:
         book.purse = purse

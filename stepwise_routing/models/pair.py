@@ -13,6 +13,7 @@ from typing import Annotated
 
 from ..base.settings import (
     FROM_LIST,
+    Cents,
     Count,
     NotNegative,
     Positive,
@@ -93,6 +94,8 @@ def several_models(
     n: int | None = None,  # how many are needed; None: two or more
 ) -> list:
     "The models as a list. ValueError: too few, too many, or names and backends mixed."
+    if not hasattr(models, '__iter__'):
+        raise ValueError(f'models is {models!r:.80}: it should be a list, small to large')
     given = [models] if isinstance(models, str) else list(models)
     if not 2 <= len(given) <= MOST_MODELS or n not in (None, len(given)):
         needed = f'two to {MOST_MODELS}' if n is None else n
@@ -129,6 +132,7 @@ def open_several(
     "Open the models for the time of a `with` block. ValueError as of `open_models`."
     if hasattr(models[0], 'write'):  # whoever made them closes them
         return contextlib.nullcontext(models)
+    checked('max_cents', max_cents, Cents | None)
     if not isinstance(access, Access):
         raise ValueError(
             f'access is {access!r}: it should be Access(base_url=..., key_env=..., ...)'

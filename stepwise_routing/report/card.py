@@ -6,6 +6,7 @@ Here belong their texts. Choosing a router, and the other files of an exported f
 import math
 from dataclasses import asdict, dataclass
 
+from ..base.settings import Probability, checked
 from ..method.certain import Calibration
 from ..models.pair import places
 
@@ -151,6 +152,18 @@ class Choice:
             *self.notes,
         ]
         return '\n'.join(lines)
+
+
+def several_alphas(
+    alphas,
+    least: int = 0,  # how many there should be
+) -> list:
+    "The alphas of a call. ValueError in one line if they are too few, or one is no share."
+    given = list(alphas) if hasattr(alphas, '__iter__') else alphas
+    shares = checked('alphas', given, list[Probability])
+    if len(shares) < least:
+        raise ValueError(f'alphas is {shares}: give {least} or more')
+    return shares
 
 
 def curve_words(

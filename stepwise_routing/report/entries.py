@@ -5,6 +5,7 @@ Here belong the checks of a folder that may come from anybody. Saving and readin
 """
 
 from dataclasses import fields
+from pathlib import Path
 
 from ..base.records import READINGS, UNITS
 from ..base.settings import Policy
@@ -53,6 +54,21 @@ def check_entries(
                 f'{folder}: {name} in policy/config.json is not what calibrate writes; '
                 'call calibrate again, or take another router'
             )
+
+
+def calibrated_policy(folder):
+    "The deployed policy of a folder. ValueError if none is deployed yet, or if it may not be used."
+    from ..method.policy import load_policy
+
+    folder = Path(folder)
+    is_trained = (folder / 'candidates.json').is_file()
+    if is_trained and not (folder / 'policy').is_dir():
+        raise ValueError(f'{folder}: no router is deployed yet; call calibrate')
+    policy = load_policy(folder / 'policy')
+    if 'model_class' not in policy.config:
+        raise ValueError(f'{folder}: the router is of another version; train and calibrate again')
+    check_entries(folder, policy.config)
+    return policy
 
 
 def public_entries(

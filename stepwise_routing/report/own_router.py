@@ -82,8 +82,9 @@ class OwnRouter:
         sample: int = 0,  # number of the independent draw
     ):  # `Routed`, or a list
         "Answer questions, all at the same time."
-        asked = [questions] if isinstance(questions, str) else list(questions)
-        is_one = isinstance(questions, str) or any(isinstance(part, dict) for part in asked)
+        is_list = hasattr(questions, '__iter__') and not isinstance(questions, (str, dict))
+        asked = list(questions) if is_list else [questions]
+        is_one = not is_list or any(isinstance(part, dict) for part in asked)
         problems = [self.problem(question) for question in ([questions] if is_one else asked)]
         answers = self.loop.result(self._answers(problems, Wish(sample)))
         return answers[0] if is_one else answers

@@ -1,0 +1,242 @@
+"""A router's folder that is damaged or received, and wrong arguments of the calls: one line that says what is wrong and
+what to do, before anything is drawn, built or deleted."""
+import json
+import math
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+from test_own import PAIR, Adder, rows, toys  # noqa: F401
+
+from stepwise_routing.base.settings import Policy
+from stepwise_routing.base.tools import check_links, write_file
+from stepwise_routing.data.questions import own_problems
+from stepwise_routing.method.policy import config_checksum, load_policy
+from stepwise_routing.models.bills import set_caps
+from stepwise_routing.own import *
+
+BAD = r'candidates\.json is damaged: call train again'
+
+def says(call, words, error=ValueError):
+    with pytest.raises(error, match=words) as e: call()
+    assert str(e.value).isprintable() and len(str(e.value)) < 700
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    "A whole folder; a test takes a copy."
+    folder = tmp_path_factory.mktemp('made')/'mine'
+    pair = [Adder(0), Adder(1)]
+    collect(folder, rows(60), pair)
+    train(folder, .1, steps=3, seeds=1)
+    calibrate(folder, 'accuracy', .1)
+    return folder
+
+@pytest.fixture
+def mine(made, tmp_path): return shutil.copytree(made, tmp_path/'mine')
+
+def huge(file):
+    with open(file, 'wb') as f: f.truncate(1 << 40)  # it takes no room on the disk
+
+def files(folder): return {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
+
+# --- candidates.json, and what it names
+
+@pytest.mark.parametrize('text', [
+    '', '[', '\0', '[]', '5', '"x"', 'null', '{}', '{"score_prob": 0}', '["score_prob"]', '[["score_prob"]]',
+    '[["score_prob", 1e999]]', '[["score_prob", "0"]]', '[["score_prob", null]]', '[["score_prob", 0.9]]',
+    '[["score_prob", true]]', '[["score_prob", -1]]', '[["score_prob", "0"], ["score_prob", 0]]',
+    '[["score_prob", 0], ["score_prob", 0]]', '[[["score_prob"], 0]]', '[["other", 0]]', '[["score_prob", 0, 0]]',
+    pytest.param('['*10**5, id='deep'), pytest.param('\udcff', id='no UTF-8')])
+def test_a_list_of_candidates_that_train_did_not_write(mine, toys, text):
+    (mine/'candidates.json').write_bytes(os.fsencode(text))
+    for call in (curve, calibrate, lambda f: serving(f, PAIR).__enter__()): says(lambda: call(mine), BAD)
+
+def test_a_candidate_in_the_place_of_another(mine):
+    for name, other in (('paper', 'score_prob'), ('full', 'paper')):
+        shutil.rmtree(mine/'candidates'/name)
+        shutil.copytree(mine/'candidates'/other, mine/'candidates'/name)
+        says(lambda: curve(mine), f'{name}.seed0 is not what train saves there: call train again')
+        train(mine, .1, steps=3, seeds=1)
+        curve(mine)
+    for damage in ({'on_escalate': 'x'}, {'unit': None}, {'seed': 3}):
+        file = mine/'candidates'/'full'/'seed0'/'config.json'
+        config = json.loads(file.read_text())
+        changed = config | damage
+        file.write_text(json.dumps(changed | dict(checksum=config_checksum(changed))))
+        says(lambda: curve(mine), 'full.seed0 is not what train saves there')
+        file.write_text(json.dumps(config))
+
+@pytest.mark.parametrize('name', ['score_prob', 'full'])
+@pytest.mark.parametrize('text', ['{', '[]', '{"key": 5}'])
+def test_train_makes_a_damaged_candidate_anew(made, mine, name, text):
+    (mine/'candidates'/name/'seed0'/'config.json').write_text(text)
+    says(lambda: curve(mine), 'seed0 is no readable policy')
+    train(mine, .1, steps=3, seeds=1)
+    assert load_policy(mine/'candidates'/name/'seed0').config == load_policy(made/'candidates'/name/'seed0').config
+
+# --- files without end
+
+@pytest.mark.parametrize('name, call, said', [
+    ('policy/model.safetensors', lambda f: route(f, 'What?', PAIR), 'policy is no readable policy .*model.safetensors'),
+    ('policy/config.json', lambda f: route(f, 'What?', PAIR), 'policy is no readable policy .*config.json'),
+    ('own.json', lambda f: route(f, 'What?', PAIR), r'own\.json is damaged'), ('candidates.json', curve, BAD),
+    ('problems.jsonl', lambda f: collect(f, rows(60), PAIR), 'problems.jsonl has 1,099,511,627,776 bytes')])
+def test_a_file_without_end_is_not_read(mine, toys, monkeypatch, name, call, said):
+    huge(mine/name)
+    monkeypatch.setattr('pathlib.Path.read_text', None)  # whoever reads it whole needs a terabyte of memory
+    says(lambda: call(mine), said)
+
+def test_an_error_without_a_text_has_a_line(mine, monkeypatch):
+    def full(*_): raise MemoryError
+    monkeypatch.setattr('safetensors.torch.load', full)
+    says(lambda: load_policy(mine/'policy'), r'is no readable policy \(MemoryError: \)')
+
+@pytest.mark.parametrize('change', [
+    dict(hidden=[60_000, 60_000]), dict(hidden=[10**9]), dict(n_models=10**9), dict(hidden=[4]*3000), dict(hidden=[-1]),
+    dict(hidden=[10**9, -6]), dict(hidden='abc'), dict(hidden=[True]), dict(n_models=2.), dict(hidden=7)])
+def test_layers_are_compared_with_the_weights_before_they_are_built(mine, monkeypatch, change):
+    def built(*_): raise AssertionError('memory is taken')
+    monkeypatch.setattr('stepwise_routing.method.policy.RoutingPolicy', built)
+    file = mine/'policy'/'config.json'
+    config = json.loads(file.read_text()) | change
+    file.write_text(json.dumps(config | dict(checksum=config_checksum(config))))
+    with pytest.raises(ValueError, match=r'is no readable policy \((ValueError|TypeError)'): load_policy(mine/'policy')
+
+# --- tables and problems
+
+def test_a_table_of_the_other_side(mine):
+    shutil.copy(mine/'train.npz', mine/'calibration.npz')
+    for call in (calibrate, curve): says(lambda: call(mine), r"calibration\.npz holds the problems of 'train': call")
+
+@pytest.mark.parametrize('is_folder', [False, True])
+def test_earlier_questions_are_not_forgotten(mine, tmp_path, toys, is_folder):
+    (mine/'problems.jsonl').rename(tmp_path/'kept')
+    if is_folder: (mine/'problems.jsonl').mkdir()
+    before = files(mine)
+    said = r'problems\.jsonl, with the questions of earlier calls, is missing or no file: .*another folder'
+    says(lambda: collect(mine, rows(61)[60:], PAIR), said)
+    assert files(mine) == before
+    (tmp_path/'other').mkdir()
+    shutil.copy(mine/'draws.db', tmp_path/'other')
+    assert collect(tmp_path/'other', rows(60), PAIR)['new steps'] == 0
+    assert (tmp_path/'other'/'train.npz').read_bytes() == (mine/'train.npz').read_bytes()
+
+def test_an_answer_that_was_put_right(mine, toys):
+    first, *others = rows(60)
+    right = dict(first, answer='-7')
+    says(lambda: collect(mine, [*others, right], PAIR),
+         f"the question '.*' has the answer '-7' now, and {first['answer']!r} in .*problems.jsonl: .*put it there too")
+    lines = [json.dumps(row) for row in [right, *others]]
+    (mine/'problems.jsonl').write_text('\n'.join(lines) + '\n')
+    assert collect(mine, [*others, right], PAIR)['new steps'] == 0
+    assert [p.answer for p in own_problems(mine/'problems.jsonl')][0] == '-7'
+
+@pytest.mark.parametrize('answer', [r'\frac{', r'\frac{1}{2', '{', 'f(x) = {x', '}'])
+def test_an_answer_that_no_box_can_hold_is_named(tmp_path, toys, answer):
+    some = [*rows(3), dict(question='How much is a half?', answer=answer)]
+    says(lambda: collect(tmp_path/'mine', some, PAIR), "right for the question 'How much is a half.': the braces")
+    assert not (tmp_path/'mine'/'own.json').exists()
+    assert 'new steps' in collect(tmp_path/'mine', some, PAIR, grade=lambda problem, answer: True)
+
+@pytest.mark.parametrize('answer', [r'\frac{1}{2}', 'f(x) = {x}', r'\{1, 2\}', 'Paris', r'\boxed{5}', r'\text{a}}', .5])
+def test_an_answer_that_a_box_can_hold_is_taken(tmp_path, toys, answer):
+    assert 'new steps' in collect(tmp_path/'mine', [dict(question='How much?', answer=answer), *rows(3)], PAIR)
+
+# --- names and folders
+
+def test_no_error_line_moves_the_cursor(mine, toys):
+    evil = 'a\nb\x1b[2J'
+    os.symlink('/etc/passwd', mine/evil)
+    says(lambda: collect(mine, rows(60), PAIR), 'is a link: put the file itself there')
+    (mine/evil).unlink()
+    for change in (dict(name=evil), dict(models=[evil, 'toy-1'])):
+        values = json.loads((mine/'own.json').read_text())
+        (mine/'own.json').write_text(json.dumps(values | change))
+        says(lambda: collect(mine, rows(60), PAIR), r'own\.json is damaged')
+        (mine/'own.json').write_text(json.dumps(values))
+    says(lambda: collect(mine.parent/'new', rows(3), PAIR, name=evil), 'name is')
+    says(lambda: load_policy(mine/'policy', ['a', 'b']), 'not for a and b')
+
+def test_folders_in_folders_are_a_short_line(tmp_path):
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(40):
+        os.mkdir('d'*200, dir_fd=at)
+        below = os.open('d'*200, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    says(lambda: check_links(tmp_path), 'cannot be searched for links .*: take out what does not belong', OSError)
+    os.system(f'rm -r {tmp_path}/d*')  # Python's own functions cannot
+
+@pytest.mark.parametrize('name', ['own.json', 'problems.jsonl'])
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path, toys, name):
+    (tmp_path/'mine'/name).mkdir(parents=True)
+    says(lambda: collect(tmp_path/'mine', rows(3), PAIR), f'mine/{name} is a folder where a file of ours', OSError)
+    assert not list(tmp_path.rglob('*.part'))
+    says(lambda: write_file(tmp_path/'mine', 'x'), 'mine is a folder', OSError)
+
+# --- arguments
+
+CENTS = ['5', True, [], -1, math.nan, math.inf]
+
+@pytest.mark.parametrize('cents', CENTS)
+def test_a_cap_is_a_number_of_cents(mine, tmp_path, toys, cents):
+    for call in (lambda: collect(tmp_path/'new', rows(3), PAIR, max_cents=cents),
+                 lambda: route(mine, 'What?', PAIR, max_cents=cents), lambda: set_caps([], cents, None)):
+        says(call, 'max_cents is .*: it should be .* or None')
+    says(lambda: set_caps([], None, cents), 'max_cents_each is')
+
+@pytest.mark.parametrize('alphas, said', [
+    ([], 'alphas is .*: give 1 or more'), ((), 'give 1 or more'), (None, 'alphas is None: it should be a valid list'),
+    (.1, 'alphas is 0.1: it'), ([None], 'alphas is .None.'), (['x'], "'x' should be a valid number"),
+    ([2], 'less than 1'), ([math.nan], 'finite'), ('x', 'valid number'), ([0], 'greater than 0')])
+def test_alphas_are_shares(mine, alphas, said):
+    says(lambda: curve(mine, alphas=alphas), said)
+    if alphas not in ([], ()): says(lambda: serving(mine, PAIR, alphas=alphas).__enter__(), said)
+
+@pytest.mark.parametrize('alpha', ['x', None, [.1], True, 0, 1, math.nan, {}])
+def test_alpha_is_a_share(mine, alpha):
+    before = files(mine)
+    says(lambda: calibrate(mine, 'accuracy', alpha), 'alpha is .*: it should be')
+    assert files(mine) == before
+
+@pytest.mark.parametrize('how, said', [
+    (dict(on_escalate='regenrate'), "unknown on_escalate 'regenrate' .did you mean 'regenerate'"),
+    (dict(on_escalate=None), 'unknown on_escalate'), (dict(policy={}), r'policy is \{\}: it should be Policy'),
+    (dict(policy='x'), 'policy is'), (dict(policy=Policy), 'policy is'), (dict(seeds=0), 'seeds'),
+    (dict(steps='3'), 'steps'), (dict(alpha=2), 'alpha')])
+def test_a_wrong_call_of_train_takes_nothing_away(mine, how, said):
+    before = files(mine)
+    says(lambda: train(mine, **how), said)
+    assert files(mine) == before
+
+def test_problems_from_which_nothing_is_learned_take_no_candidates_away(mine, toys):
+    toys.change(slip=0., repair=1.)
+    before = (mine/'candidates.json').read_bytes()
+    table = own_table(mine, 'train')
+    replace(table, correct=table.correct*0 + 1).save(mine/'train.npz')
+    says(lambda: train(mine), 'there is nothing to route')
+    assert (mine/'candidates.json').read_bytes() == before
+
+@pytest.mark.parametrize('how, said', [
+    (dict(problems=None), 'problems is None: it should be a JSONL file'), (dict(problems=5), 'problems is 5'),
+    (dict(models=None), 'models is None: it should be a list'), (dict(models=5), 'models is 5'),
+    (dict(grade='x'), "grade is 'x': it should be a function"), (dict(grade=None), 'grade is None')])
+def test_a_wrong_argument_of_collect_draws_nothing(tmp_path, toys, how, said):
+    says(lambda: collect(tmp_path/'mine', **dict(problems=rows(3), models=PAIR) | how), said)
+    assert sum(backend.steps_written for backend in toys.made) == 0
+
+@pytest.mark.parametrize('nan', [math.nan, float('-nan')])
+def test_a_grade_that_is_no_number_is_not_right(tmp_path, toys, nan):
+    says(lambda: collect(tmp_path/'mine', rows(3), PAIR, grade=lambda *_: nan), 'grade gives nan for own-.*True or Fal')
+
+@pytest.mark.parametrize('question', [None, 5, {}, dict(role='user', content='What?')])
+def test_a_question_is_a_text_or_messages(mine, toys, question):
+    says(lambda: route(mine, question, PAIR), 'a question should be text, or a list of messages')
+
+@pytest.mark.parametrize('alpha', [1e-7, 1e-20, 5e-324])
+def test_a_tiny_alpha_has_a_line(mine, capsys, alpha):
+    assert calibrate(mine, 'certain', alpha).model_class == 'large alone'
+    for target in ('certain', 'miss'): curve(mine, target, [alpha])
+    says(lambda: calibrate(mine, 'miss', alpha), 'calibration problems are too few')
