@@ -8,6 +8,7 @@ import asyncio
 import threading
 from fractions import Fraction
 
+from ..base.settings import NotNegative, checked
 from .ledger import CENT, Ledger
 
 PAUSE = 0.02  # seconds between two looks at a purse
@@ -150,7 +151,9 @@ def set_caps(
     together: float | None,  # US cents from now on; None: no cap
     each: float | None,
 ) -> None:
-    "Set how much several books may spend."
+    "Set how much several books may spend. ValueError in one line if that is no amount."
+    together = checked('max_cents', together, NotNegative | None)
+    each = checked('max_cents_each', each, NotNegative | None)
     purse = None if together is None else Purse(together)
     for book in books:
         book.purse = purse
