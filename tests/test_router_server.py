@@ -311,6 +311,10 @@ def test_junk_is_refused(served, raw):
     status, reply, _ = post(served.url, raw)
     assert status == 400 and json.loads(reply)['error']['message']
 
+def test_a_number_that_is_too_long_is_not_called_another_thing(served):
+    status, raw, _ = post(served.url, b'{"seed": %s}' % (b'1'*5000))
+    assert status == 400 and 'a number of thousands of digits' in json.loads(raw)['error']['message']
+
 @pytest.mark.parametrize('path, method, status', [
     ('/nothing', 'GET', 404), ('/chat/completions', 'GET', 405), ('/models', 'POST', 405), ('/embeddings', 'POST', 404),
     ('/models/none', 'GET', 404), ('/chat/completions/', 'POST', 404), ('/chat/completions', 'DELETE', 405)])
