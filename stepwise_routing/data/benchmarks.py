@@ -148,15 +148,16 @@ register(
     )
 )
 for recorded_name in recorded_names():
-    register(
-        replace(
-            REGISTERED[recorded_name],
-            name=recorded_name + SUFFIX,
-            source=RecordedSet(recorded_name),
-            right=RecordedVerdict(recorded_name),
-            runs_code=False,
+    if recorded_name in REGISTERED:  # a file of another name is nothing of ours
+        register(
+            replace(
+                REGISTERED[recorded_name],
+                name=recorded_name + SUFFIX,
+                source=RecordedSet(recorded_name),
+                right=RecordedVerdict(recorded_name),
+                runs_code=False,
+            )
         )
-    )
 
 
 OWN_FILE = 'own_benchmarks.py'  # in nbs/ of a clone: calls of `register`, for commands and chapters
@@ -235,6 +236,9 @@ def load_problems(
     if n is not None and n < 1:
         raise ValueError(f'n must be at least 1, got {n}')
     problems = record.source.problems(split, data_dir)
+    if not isinstance(problems, (list, tuple)):
+        kind = type(problems).__name__
+        raise record.wrong(f'problems(split, data_dir) of its source returns {kind}: return a list')
     if record.source.is_public:
         problems = sorted(problems, key=lambda p: p.id)
     if n is None or n <= len(problems):

@@ -315,6 +315,9 @@ def main(argv=None):  # words of the command line; None: those of this process
     except (ValueError, FileNotFoundError) as e:
         line = str(e)
         status = 2
+    except MemoryError as e:
+        line = f'this process may not have more memory: {e or "no size is known"}'
+        status = 1
     except (RuntimeError, ImportError, OSError) as e:
         line = str(e)
         status = 1
