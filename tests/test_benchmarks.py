@@ -260,7 +260,8 @@ EDGE = '["edge",["toy-1",0,"",0],{"text":"1","model":0,"finish":"eos"}]'
     ([ABOUT, PROBLEM.replace('test', 'dev'), EDGE], "row 2: .*'dev'"),
     ([ABOUT, PROBLEM, EDGE.replace('"model"', '"zzz"')], 'row 3: .*zzz'),
     ([ABOUT, PROBLEM, '["grade","toy-1","1","false"]', EDGE], 'row 3: .*neither true nor false'),
-    ([ABOUT, PROBLEM, EDGE, '['*99_999], 'row 4: .*RecursionError'), ([ABOUT, 'null'], 'row 2'), ([ABOUT, '[]'], 'row 2'),
+    ([ABOUT, PROBLEM, EDGE, '['*99_999], 'row 4: .*RecursionError'), ([ABOUT, 'null'], 'row 2'),
+    ([ABOUT, '[]'], 'row 2'),
     (b'\xff', 'is damaged'), (None, 'is damaged')], ids=lambda x: str(x)[-40:])
 def test_a_recorded_file_that_is_damaged_is_one_line(tmp_path, lines, said):
     import lzma
@@ -301,7 +302,8 @@ def test_a_source_that_gives_no_list_is_one_line(found):
         licence, is_public = 'CC0', False
         def problems(self, split, data_dir=None): return found
     register(Benchmark('toy-odd', Source()))
-    with pytest.raises(ValueError, match="'toy-odd': problems.* returns .*: return a list"): load_problems('toy-odd', 'test')
+    with pytest.raises(ValueError, match="'toy-odd': problems.* returns .*: return a list"):
+        load_problems('toy-odd', 'test')
 
 def test_a_benchmark_with_its_own_prompt_is_drawn_with_models(tmp_path):
     "The store knows the prompt, and so must the tree; another prompt is another store."

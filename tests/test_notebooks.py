@@ -112,5 +112,6 @@ def test_the_claims_are_run_in_a_folder_of_any_name(tmp_path):
         cell_type='code', id='a', metadata={}, outputs=[], execution_count=None, source="print('it has run')")])
     (nbs/'claims.ipynb').write_text(json.dumps(notebook))
     code = '\n'.join(['import os', 'from stepwise_routing.base.tools import find_project', *lines])
-    done = subprocess.run([sys.executable, '-m', 'IPython', '--quick', '-c', code], cwd=nbs, capture_output=True, text=True)
+    command = sys.executable, '-m', 'IPython', '--quick', '-c', code
+    done = subprocess.run(command, cwd=nbs, capture_output=True, text=True)
     assert 'it has run' in done.stdout, done.stdout + done.stderr

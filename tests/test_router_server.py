@@ -671,8 +671,10 @@ def test_of_a_row_that_fills_the_disk_nothing_stays(tmp_path):
 
 @pytest.mark.parametrize('options, line', [
     (dict(port=99_999), 'port 99999 does not exist'), (dict(port=-1), 'port -1 does not exist'),
-    (dict(max_cents=float('nan')), 'max_cents is nan: it should be'), (dict(max_cents=-1), 'max_cents is -1: it should'),
-    (dict(max_cents_each=float('inf')), 'max_cents_each is inf: it should be'), (dict(key='pässwört'), f'{KEY_ENV} holds no'),
+    (dict(max_cents=float('nan')), 'max_cents is nan: it should be'),
+    (dict(max_cents=-1), 'max_cents is -1: it should'),
+    (dict(max_cents_each=float('inf')), 'max_cents_each is inf: it should be'),
+    (dict(key='pässwört'), f'{KEY_ENV} holds no'),
     (dict(folders=[]), 'no router to serve')], ids=str)
 def test_what_no_server_can_have_is_one_line(opened, monkeypatch, options, line):
     monkeypatch.setenv(KEY_ENV, options.pop('key', ''))

@@ -560,7 +560,8 @@ def test_without_a_run_the_committed_tables_are_shown(tmp_path):
     assert not list(tmp_path.iterdir())
 
 @pytest.mark.parametrize('damage, said', [
-    (lambda text: text[:900], 'is cut off'), (lambda text: text.split('\n')[0] + '\n', 'lacks micro-gsm: is it cut off'),
+    (lambda text: text[:900], 'is cut off'),
+    (lambda text: text.split('\n')[0] + '\n', 'lacks micro-gsm: is it cut off'),
     (lambda text: text.replace(',0.', ',x', 1), "row 2: cost_share is 'x.*', not a number"),
     (lambda text: text.replace(',', ';'), "no column 'cost_share'"),
     (lambda text: text[:text.index('micro-omni')], 'lacks micro-omni'), (lambda text: '', 'No columns')], ids=range(6))
