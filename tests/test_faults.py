@@ -83,6 +83,12 @@ def test_a_demo_without_output_ends(monkeypatch):
     monkeypatch.setattr(sys, 'stdout', None) # as after `>&-`
     transcripts.show_demo()
 
+def test_a_demo_with_nothing_to_show_says_so(monkeypatch):
+    from stepwise_routing.report import transcripts
+    monkeypatch.setattr(transcripts, 'demo', lambda: ([], None)) # with weights or problems of somebody else
+    with pytest.raises(ValueError, match='no problem was handed over.*install the package again'):
+        transcripts.show_demo()
+
 def api(server, **kwargs): return OpenAIBackend('toy-model', **asker.OPTIONS | dict(base_url=server.url) | kwargs)
 
 def closing(backend, *requests):
