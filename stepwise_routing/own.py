@@ -9,7 +9,6 @@ __all__ = ['SIDES', 'FORMAT', 'ALPHAS', 'own_split', 'Own', 'read_own', 'collect
 # %% ../nbs/06_your_own_models.ipynb #imports
 import contextlib
 import json
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +31,7 @@ from .method.offers import fingerprint, offers
 from .method.outcomes import OutcomeTable
 from .method.sides import TableSide, draw, drawn_sides, right_rows, walked_sides
 from .method.tree import RoutingTree
+from .models.address import plain_key
 from .models.answers import RouterService
 from .models.bills import set_caps
 from .models.metrics import Metrics
@@ -466,9 +466,11 @@ def serving(
 
     If the environment variable STEPWISE_ROUTING_KEY is set, requests must send its value as their key.
     ValueError as of `open_router`, or if other machines could connect without a key.
+    OSError if the address or the file `record` cannot be used.
     """
     alphas = several_alphas(alphas)
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
+    recorder = Recorder(record) if record else None
     served = []
     with contextlib.ExitStack() as stack:
         books = []
@@ -481,8 +483,8 @@ def serving(
             served += offers(name, router, points, f'{name}/' if len(folders) > 1 else '')
         set_caps(books, max_cents, max_cents_each)
         metrics = Metrics(lambda: sum(book.spent_now for book in books))
-        service = RouterService(served, metrics, Recorder(record) if record else None)
-        with running(service, port, host, os.environ.get(KEY_ENV, ''), limits, metrics) as url:
+        service = RouterService(served, metrics, recorder)
+        with running(service, port, host, plain_key(KEY_ENV), limits, metrics) as url:
             yield url
 
 

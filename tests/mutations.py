@@ -193,7 +193,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
     CONFIG: [
         ('base/settings.py', 'Annotated[Number, Field(gt=0, lt=1)]', 'Annotated[Number, Field(ge=0, le=1)]'),
         ('base/settings.py', 'Positive = Annotated[Number, Field(gt=0)]', 'Positive = Number'),
-        ('base/settings.py', 'Count = Annotated[int, Field(ge=1)]', 'Count = int'),
+        ('base/settings.py', 'Count = Annotated[int, Field(ge=1, le=MOST)]', 'Count = int'),
         ('base/settings.py', 'strict=True, ', ''), # true is a number
         ('base/settings.py', 'allow_inf_nan=False', 'allow_inf_nan=True'),
         ('base/settings.py', "FROM_LIST = Strict(False)", "FROM_LIST = Strict(True)"), # no list for a tuple
@@ -217,7 +217,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
          "tree = ast.parse(path.read_text('utf-8'))"),
         ('base/code.py', 'waiting += read_module(files[name], name)[1]', 'pass'), # only what is imported directly
         ('run/runner.py', "return ['-p', f'{name}={text.strip()[1:-1]}']", 'return []'),
-        ('run/runner.py', 'if name not in recorded:', 'if False:')],
+        ('run/runner.py', 'if is_of_a_stage and name not in kept:', 'if False:')],
     OWN: [
         ('own.py', "work_folder = folder if is_collected else Path(empty)", 'work_folder = folder'),
         ('own.py', "is_collected = (folder / 'draws.db').is_file()", 'is_collected = False'),

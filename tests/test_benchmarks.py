@@ -2,6 +2,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,6 +247,63 @@ def test_recorded_outcomes_are_replayed_and_nothing_is_graded_again(tmp_path, mo
 def test_a_benchmark_that_is_not_recorded_is_one_line():
     from stepwise_routing.data.recorded import read_recorded
     with pytest.raises(FileNotFoundError, match='aime is not recorded'): read_recorded('aime')
+
+ABOUT = '["about",{"benchmark":"toy","licence":"CC0","settings":{"models":[]}}]'
+PROBLEM = '["problem","test",{"benchmark":"toy","id":"toy-1","question":"?","answer":"1"}]'
+EDGE = '["edge",["toy-1",0,"",0],{"text":"1","model":0,"finish":"eos"}]'
+
+@pytest.mark.parametrize('lines, said', [
+    ([ABOUT, PROBLEM, EDGE], ''), ([ABOUT, PROBLEM.replace('?', '\u2028'), EDGE], ''),
+    ([PROBLEM, EDGE], "no field 'benchmark'"), ([ABOUT.replace('toy', 'mbpp'), PROBLEM, EDGE], "it holds 'mbpp'"),
+    ([ABOUT, PROBLEM], '1 of 1 problems have no steps'), ([ABOUT], '0 of 0 problems'),
+    ([ABOUT, PROBLEM, EDGE, '["zzz",1]'], "row 4: not a recorded line .*unknown kind 'zzz'"),
+    ([ABOUT, PROBLEM.replace('test', 'dev'), EDGE], "row 2: .*'dev'"),
+    ([ABOUT, PROBLEM, EDGE.replace('"model"', '"zzz"')], 'row 3: .*zzz'),
+    ([ABOUT, PROBLEM, '["grade","toy-1","1","false"]', EDGE], 'row 3: .*neither true nor false'),
+    ([ABOUT, PROBLEM, EDGE, '['*99_999], 'row 4: .*RecursionError'), ([ABOUT, 'null'], 'row 2'),
+    ([ABOUT, '[]'], 'row 2'),
+    (b'\xff', 'is damaged'), (None, 'is damaged')], ids=lambda x: str(x)[-40:])
+def test_a_recorded_file_that_is_damaged_is_one_line(tmp_path, lines, said):
+    import lzma
+
+    from stepwise_routing.data.recorded import read_recorded
+    text = '\n'.join(lines).encode() if isinstance(lines, list) else lines or ABOUT.encode()
+    data = lzma.compress(text)
+    (tmp_path/'toy.jsonl.xz').write_bytes(data if lines else data[:40])
+    try: line = str(len(read_recorded('toy', tmp_path).edges))
+    except ValueError as e: line = str(e)
+    assert re.search(said and f'toy.jsonl.xz.*{said}' or '^1$', line) and '\n' not in line, line
+
+def test_a_further_file_among_the_recorded_ones_hinders_nobody(tmp_path):
+    import shutil
+
+    from stepwise_routing.base.tools import PACKAGE
+    copy = tmp_path/'stepwise_routing'
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns('__pycache__', 'micro_*', '*.xz'))
+    (copy/'recorded').mkdir(exist_ok=True)
+    for name in ('gsm8k', 'extra'): (copy/'recorded'/f'{name}.jsonl.xz').write_bytes(b'')
+    code = 'from stepwise_routing.data.benchmarks import REGISTERED; print([n for n in REGISTERED if "recorded" in n])'
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+                          capture_output=True, text=True)
+    assert done.stdout == "['gsm8k-recorded']\n", done.stderr
+
+def test_a_shipped_file_that_is_cut_off_is_one_line(tmp_path, monkeypatch):
+    from stepwise_routing.data import sources
+    whole = sources.PACKAGE/'micro_problems'/'micro-gsm.jsonl.xz'
+    (tmp_path/'micro_problems').mkdir()
+    (tmp_path/'micro_problems'/whole.name).write_bytes(whole.read_bytes()[:2000])
+    monkeypatch.setattr(sources, 'PACKAGE', tmp_path)
+    with pytest.raises(ValueError, match='micro-gsm.jsonl.xz is damaged'):
+        sources.shipped_problems.__wrapped__('micro-gsm')
+
+@pytest.mark.parametrize('found', [None, iter(()), 'abc'], ids=str)
+def test_a_source_that_gives_no_list_is_one_line(found):
+    class Source:
+        licence, is_public = 'CC0', False
+        def problems(self, split, data_dir=None): return found
+    register(Benchmark('toy-odd', Source()))
+    with pytest.raises(ValueError, match="'toy-odd': its source gives a .*: return a list"):
+        load_problems('toy-odd', 'test')
 
 def test_a_benchmark_with_its_own_prompt_is_drawn_with_models(tmp_path):
     "The store knows the prompt, and so must the tree; another prompt is another store."

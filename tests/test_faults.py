@@ -66,6 +66,29 @@ def test_the_table_of_faults_needs_a_clone(tmp_path, capsys):
         with pytest.raises(SystemExit) as e: cli.main(line)
         assert e.value.code == 2 and message in capsys.readouterr().err
 
+def test_too_little_memory_is_one_line(monkeypatch, capsys):
+    def greedy(): raise MemoryError('Unable to allocate 9 GiB')
+    monkeypatch.setitem(cli.COMMANDS, 'demo', lambda options: greedy())
+    with pytest.raises(SystemExit) as e: cli.main(['demo'])
+    assert e.value.code == 1 and capsys.readouterr().err == (
+        'stepwise-routing: this process may not have more memory: Unable to allocate 9 GiB\n')
+
+def test_a_demo_without_output_ends(monkeypatch):
+    import sys
+
+    import pandas as pd
+
+    from stepwise_routing.report import transcripts
+    monkeypatch.setattr(transcripts, 'demo', lambda: (['text'], pd.DataFrame()))
+    monkeypatch.setattr(sys, 'stdout', None) # as after `>&-`
+    transcripts.show_demo()
+
+def test_a_demo_with_nothing_to_show_says_so(monkeypatch):
+    from stepwise_routing.report import transcripts
+    monkeypatch.setattr(transcripts, 'demo', lambda: ([], None)) # with weights or problems of somebody else
+    with pytest.raises(ValueError, match='no problem was handed over.*install the package again'):
+        transcripts.show_demo()
+
 def api(server, **kwargs): return OpenAIBackend('toy-model', **asker.OPTIONS | dict(base_url=server.url) | kwargs)
 
 def closing(backend, *requests):

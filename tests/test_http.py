@@ -104,6 +104,15 @@ def test_a_length_that_python_alone_takes_for_a_number(door, length):
     assert not said or statuses(said) == [400], said
     assert door.ask().choices
 
+@pytest.mark.parametrize('first, status', [
+    (b'POST /v1/chat/completions HTTP/1.1\r\nContent-Length: ' + b'9'*5000, 413), (b'CONNECT x:443 HTTP/1.1', 405),
+    (b'TRACE /health HTTP/1.1', 405), (b'FOO /health HTTP/1.1', 405)], ids=lambda x: str(x)[:20])
+def test_what_tornado_refuses_is_an_error_of_the_protocol(door, first, status):
+    said = exchange(door.port, first + b'\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n')
+    assert statuses(said)[:1] == [status] and b'<html>' not in said
+    error = json.loads(said.split(b'\r\n\r\n')[1].split(b'HTTP/1.1')[0])['error']
+    assert error['message'] and error['type'] == 'invalid_request_error' and error['code']
+
 def test_a_packed_request_is_not_unpacked(door):
     before = memory()
     said = posted(door.port, gzip.compress(b' ' * (1 << 26)), b'Content-Encoding: gzip')

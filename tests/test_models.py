@@ -352,6 +352,13 @@ def test_prompts_come_from_the_chat_template_or_chatml():
     hf.chat_template = None
     assert prompt_text(hf, [dict(role='user', content='q')]) == '<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n'
 
+@pytest.mark.parametrize('template', ['{% for x in range(10**9) %}{% endfor %}', '{{ 1/0 }}'])
+def test_a_chat_template_that_cannot_be_computed_is_one_line(template):
+    hf = bytes_tokenizer()
+    hf.chat_template = template
+    with pytest.raises(ValueError, match="the model's chat template fails: ") as e: prompt_text(hf, chat_prompt('1+1?'))
+    assert '\n' not in str(e.value)
+
 def test_ids_are_kept_when_they_are_this_vocabularys_and_made_when_not():
     text = StepTokenizer(bytes_tokenizer('.\n\n', 'ab'), [256], 259)
     spelled = tuple(text.encode('a')) + tuple(text.encode('b')) + tuple(text.encode('.\n\n'))

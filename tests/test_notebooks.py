@@ -2,6 +2,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,17 @@ def test_outputs_name_no_machine(path):
 def test_a_notebook_starts_with_a_title_and_a_claim_or_question(path):
     first = next(c for c in cells(path, 'markdown'))['source']
     assert re.match(r'# \S[^\n]*\n\n(> |\*\*Question)\S', first)
+
+def test_the_claims_are_run_in_a_folder_of_any_name(tmp_path):
+    "05 runs another notebook, and the path of a clone may hold what a line of IPython would read as a quote."
+    nbs = tmp_path/'my "own" {x} $y'/'nbs'
+    (nbs/'params').mkdir(parents=True)
+    source = next(c['source'] for c in cells(NBS/'05_results.ipynb', 'code') if '%run' in c['source'])
+    lines = source.split('\n')[:2]
+    notebook = dict(nbformat=4, nbformat_minor=5, metadata={}, cells=[dict(
+        cell_type='code', id='a', metadata={}, outputs=[], execution_count=None, source="print('it has run')")])
+    (nbs/'claims.ipynb').write_text(json.dumps(notebook))
+    code = '\n'.join(['import os', 'from stepwise_routing.base.tools import find_project', *lines])
+    command = sys.executable, '-m', 'IPython', '--quick', '-c', code
+    done = subprocess.run(command, cwd=nbs, capture_output=True, text=True)
+    assert 'it has run' in done.stdout, done.stdout + done.stderr

@@ -236,7 +236,12 @@ BOMB = 'policy:\n  alpha: [&a0 [x,x,x,x,x,x,x,x,x,x]' + ''.join(
     ('policy:\n  alpha: .1\npolicy:\n  steps: 2\n', "'policy' occurs twice"),
     ('policy: {alpha: .1, alpha: .2}', "'alpha' occurs twice"), ('? [1]\n: 1\n', 'unhashable'),
     ('policy:\n  alpha: ' + '['*5000 + ']'*5000, 'recursion'), ('policy:\n  alpha: 2026-99-99', 'month'),
-    ('store: "\\ud800"', 'surrogates'),
+    ('store: "\\ud800"', 'surrogates'), ('policy:\n  alpha: !!timestamp "zz"', "'zz' is no timestamp"),
+    ('data:\n  run_code: !!bool "maybe"', "'maybe' is no bool"),
+    ('policy.alpha: .3\npolicy: {alpha: .1}\n', "'policy.alpha' stands there twice"),
+    ('policy: {steps: 010}', '010: write a number without'), ('policy: {steps: 1:30}', '1:30: write a number without'),
+    ('policy: {steps: 1' + '0'*30 + '}', 'steps is .* or equal to 1000000000'),
+    ('policy: {batch: 1' + '0'*20 + '}', 'batch is .* or equal to 1000000000'),
     ('#' * 10**6, 'bytes: it is not a profile'), ('policy:\n  alpha: ' + 'x'*50_000, 'alpha is .* should be')])
 def test_yaml_of_somebody_else_is_one_short_line(tmp_path, text, said):
     (tmp_path/'bad.yaml').write_text(text)
@@ -244,7 +249,7 @@ def test_yaml_of_somebody_else_is_one_short_line(tmp_path, text, said):
     assert 'bad.yaml' in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 400
 
 @pytest.mark.parametrize('name, start', [
-    ('my profile', 'my-profile-'), ("a; 'b'", 'a-b--'), ('.-x', 'x-'), ('-', 'prof')])
+    ('my profile', 'my-profile-'), ("a; 'b'", 'a-b--'), ('.-x', 'x-'), ('-', 'prof'), ('x'*240, 'x'*50)])
 def test_a_profile_of_any_name_has_runs_that_can_be_named(tmp_path, name, start):
     (tmp_path/f'{name}.yaml').write_text('open:\n  n_test: 4\n')
     run = read_run(tmp_path/f'{name}.yaml', project=PROJECT)

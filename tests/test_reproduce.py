@@ -96,6 +96,7 @@ def kernels_of(pids):
     ('reproduce --profile fast --only 05', r'needs the results of 01_count, .* --run-id, .* --resume'),
     ('reproduce --profile fast --run-id ../x', r"'../x' cannot name a run"),
     ('reproduce --profile fast --run-id=-x', r"'-x' cannot name a run"),
+    (f'reproduce --profile fast --run-id {"x"*300}', r"'x+ cannot name a run: use up to 80 letters"),
 ])
 def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, message):
     before = bytes_of(toy.root)
@@ -835,9 +836,11 @@ def test_what_it_says_continues_the_same_run_with_the_same_settings(toy, tmp_pat
 def test_leftovers_of_an_interrupted_notebook_are_not_published(whole):
     plan = planned(whole, run_id='half')
     (plan.run.folder/'tables').mkdir(parents=True)
-    (plan.run.folder/'tables/old.md').write_text('half done')
+    for name in ('tables/old.md', 'numbers.json', 'notes.txt'): (plan.run.folder/name).write_text('half done')
     runner.run_plan(plan)
-    assert set(runner.stage_files(plan.run.folder)) == {'numbers.json', 'tables/mean.md'}
+    assert set(runner.stage_files(plan.run.folder)) == {'numbers.json', 'tables/mean.md', 'notes.txt'}
+    artefacts = [set(Manifest(plan.run.folder).stage(name)['artefacts']) for name in TOY]
+    assert artefacts == [{'numbers.json'}, {'tables/mean.md'}], 'notes of the user are nobody else\'s'
 
 @pytest.mark.parametrize('command', cli.COMMAND_MEANINGS)
 def test_every_command_has_a_help_page_of_its_own(command, capsys):

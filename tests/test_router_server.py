@@ -30,6 +30,7 @@ from stepwise_routing.models.web import KEY_ENV, Limits, running
 from stepwise_routing.own import drift, open_router, own_table, report, serving
 from stepwise_routing.report.own_report import cache_rows
 from stepwise_routing.report.own_router import OwnRouter
+from stepwise_routing.report.traffic import Recorder
 
 QUESTIONS = [p.question for p in toy_problems(60, seed=9)]
 KEY = 'sesame-street-123'
@@ -94,6 +95,11 @@ def test_the_list_of_models(served):
         names = [m.id for m in c.models.list().data]
         assert names == ['mine', 'mine@alpha=0.05', 'mine@alpha=0.1', 'small', 'large']
         assert c.models.retrieve('mine@alpha=0.1').owned_by == 'stepwise-routing'
+
+def test_a_name_that_is_listed_can_be_asked_for(opened):
+    with Served(opened[0]) as served, openai.OpenAI(base_url=served.url, api_key='x') as c:
+        served.service.served |= {'mein Röuter': None, 'a%41': None}
+        for model in c.models.list().data: assert c.models.retrieve(model.id).id == model.id
 
 def test_streamed_is_whole_is_route(served, opened):
     router = opened[0]
@@ -305,6 +311,10 @@ def test_junk_is_refused(served, raw):
     status, reply, _ = post(served.url, raw)
     assert status == 400 and json.loads(reply)['error']['message']
 
+def test_a_number_that_is_too_long_is_not_called_another_thing(served):
+    status, raw, _ = post(served.url, b'{"seed": %s}' % (b'1'*5000))
+    assert status == 400 and 'a number of thousands of digits' in json.loads(raw)['error']['message']
+
 @pytest.mark.parametrize('path, method, status', [
     ('/nothing', 'GET', 404), ('/chat/completions', 'GET', 405), ('/models', 'POST', 405), ('/embeddings', 'POST', 404),
     ('/models/none', 'GET', 404), ('/chat/completions/', 'POST', 404), ('/chat/completions', 'DELETE', 405)])
@@ -339,7 +349,7 @@ def test_a_web_page_is_refused(served, head):
 
 def test_the_key(opened, monkeypatch, capfd):
     _, folder = opened
-    monkeypatch.setenv(KEY_ENV, KEY)
+    monkeypatch.setenv(KEY_ENV, f'{KEY}\n') # as a file of it ends
     with serving(folder, PAIR) as url:
         body = json.dumps(dict(model='mine', messages=user('?'))).encode()
         for given in ({}, dict(Authorization='Bearer wrong'), dict(Authorization=KEY[:-1]),
@@ -625,6 +635,51 @@ def test_recorded_traffic_and_drift(opened, tmp_path, capsys):
     assert drift(folder, file, PAIR).stands is None
     file.write_text('[1]')
     with pytest.raises(ValueError, match='row 1: not a row'): drift(folder, file, PAIR)
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_an_answer_that_cannot_be_recorded_is_sent_and_paid_once(opened, tmp_path, capsys, stream):
+    file = tmp_path/'seen.jsonl'
+    with serving(opened[1], PAIR, record=file) as url, openai.OpenAI(base_url=url, api_key='x') as c:
+        ask = lambda: c.chat.completions.create(model='mine', messages=user(QUESTIONS[0]), seed=0, stream=stream)
+        file.unlink()
+        file.mkdir() # from now on nothing can be written
+        answer = ask()
+        said = text(answer) if stream else answer.choices[0].message.content
+        lines = post(url.removesuffix('/v1'), None, '/metrics', 'GET')[1].decode().splitlines()
+    assert said == opened[0].route(QUESTIONS[0]).text
+    assert capsys.readouterr().err == 'an answer was not recorded: Is a directory\n'
+    assert {'stepwise_routing_requests_total 1', 'stepwise_routing_errors_total{reason="not_recorded"} 1'} <= {*lines}
+
+@pytest.mark.parametrize('place', ['', 'missing/seen.jsonl'])
+def test_a_file_that_cannot_be_written_is_refused_before_serving(opened, tmp_path, place):
+    with pytest.raises(OSError, match='cannot be written .*: record answers in another file') as e:
+        with serving(opened[1], PAIR, record=tmp_path/place): pass
+    assert '\n' not in str(e.value)
+
+def test_of_a_row_that_fills_the_disk_nothing_stays(tmp_path):
+    import resource
+    file = tmp_path/'seen.jsonl'
+    recorder = Recorder(file)
+    recorder.append(b'{"row": 1}\n')
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+        with pytest.raises(OSError): recorder.append(b'{"row": 2, "text": "%s"}\n' % (b'x'*99))
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    recorder.append(b'{"row": 3}\n')
+    assert file.read_text() == '{"row": 1}\n{"row": 3}\n'
+
+@pytest.mark.parametrize('options, line', [
+    (dict(port=99_999), 'port 99999 does not exist'), (dict(port=-1), 'port -1 does not exist'),
+    (dict(max_cents=float('nan')), 'max_cents is nan: it should be'),
+    (dict(max_cents=-1), 'max_cents is -1: it should'),
+    (dict(max_cents_each=float('inf')), 'max_cents_each is inf: it should be'),
+    (dict(key='pässwört'), f'{KEY_ENV} holds no'),
+    (dict(folders=[]), 'no router to serve')], ids=str)
+def test_what_no_server_can_have_is_one_line(opened, monkeypatch, options, line):
+    monkeypatch.setenv(KEY_ENV, options.pop('key', ''))
+    with pytest.raises(ValueError, match=line) as e, serving(options.pop('folders', opened[1]), PAIR, **options): pass
+    assert '\n' not in str(e.value)
 
 def test_two_folders_of_one_name(opened):
     with pytest.raises(ValueError, match="two routers are named 'mine'"), serving([opened[1]] * 2, PAIR): pass

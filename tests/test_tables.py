@@ -558,3 +558,15 @@ def test_without_a_run_the_committed_tables_are_shown(tmp_path):
     assert (ROOT/'tables'/'table2.md').read_text() in report_paper({})
     assert len(committed_figures()) == 2 and len(report_training(run)) == 2
     assert not list(tmp_path.iterdir())
+
+@pytest.mark.parametrize('damage, said', [
+    (lambda text: text[:900], 'is cut off'),
+    (lambda text: text.split('\n')[0] + '\n', 'lacks micro-gsm: is it cut off'),
+    (lambda text: text.replace(',0.', ',x', 1), "row 2: cost_share is 'x.*', not a number"),
+    (lambda text: text.replace(',', ';'), "no column 'cost_share'"),
+    (lambda text: text[:text.index('micro-omni')], 'lacks micro-omni'), (lambda text: '', 'No columns')], ids=range(6))
+def test_a_damaged_table_is_drawn_by_nobody(tmp_path, damage, said):
+    for file in (ROOT/'tables').glob('*.csv'): (tmp_path/file.name).write_bytes(file.read_bytes())
+    (tmp_path/'frontiers.csv').write_text(damage((tmp_path/'frontiers.csv').read_text()))
+    with pytest.raises(ValueError, match=said) as e: read_points(tmp_path)
+    assert '\n' not in str(e.value)

@@ -32,8 +32,10 @@ NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(gt=0, le=1)]
 Probability = Annotated[Number, Field(gt=0, lt=1)]  # neither impossible nor certain
 Cents = Annotated[float, Field(ge=0)]
-Whole = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+MOST = 10**9  # a larger count is a slip, and not all that counts could hold it
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+AtLeastOne = Annotated[int, Field(ge=1)]  # of somebody else, who may say "no limit" by it
 Units = Annotated[int, Field(ge=1, le=4096)]  # of a layer
 FROM_LIST = Strict(False)  # a tuple may be given as a list, as YAML does
 Names = Annotated[tuple[str, ...], FROM_LIST]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..base.records import Problem, Step
 from ..base.store import RolloutStore
-from ..base.tools import PACKAGE, write_file
-from .sources import SPLITS
+from ..base.tools import PACKAGE, bad_row, require_fields, write_file
+from .sources import SPLITS, unpacked_lines
 
 FOLDER = PACKAGE / 'recorded'
 MAX_STEPS = {'gsm8k': 16, 'mbpp': 40}  # most steps of a chain, the limit when it was drawn
@@ -62,18 +62,6 @@ class Recorded:
                 store.put_many(self.edges[first : first + PUT_AT_ONCE])
 
 
-def read_lines(text: str, name: str):
-    "Yields (kind, content) of each line of a recorded file. ValueError naming file and row."
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            kind, *content = json.loads(line)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f'{name}, row {number}: this is not a recorded line ({error}); restore the file'
-            ) from None
-        yield kind, content
-
-
 def read_edge(key: list, fields_of_step: dict) -> tuple:
     "The key of an edge and its `Step`, read from a recorded line."
     values = {}
@@ -82,32 +70,68 @@ def read_edge(key: list, fields_of_step: dict) -> tuple:
     return tuple(key), Step(**values)
 
 
+def take_line(
+    line: str,
+    about: dict,  # this and the others grow; they are as of `Recorded`
+    problems: dict,
+    verdicts: dict,
+    edges: list,
+    benchmark: str,  # of the problems
+) -> None:
+    "Take up a line of a recorded file. ValueError, TypeError or KeyError for one that is none."
+    kind, *content = json.loads(line)
+    if kind == 'about':
+        about.update(*content)
+    elif kind == 'problem':
+        split, row = content
+        problems[split].append(Problem(**row | dict(benchmark=benchmark)))
+    elif kind == 'grade':
+        problem_id, answer, is_right = content
+        if type(is_right) is not bool:
+            raise ValueError('its verdict is neither true nor false')
+        verdicts[problem_id, answer] = is_right
+    elif kind == 'edge':
+        edges.append(read_edge(*content))
+    else:
+        raise ValueError(f'unknown kind {kind!r:.40}')
+
+
+def check_recorded(found: Recorded, name: str) -> None:
+    "ValueError if a recorded file is that of another benchmark, or lacks a part."
+    require_fields(found.about, ('benchmark', 'licence', 'settings'))
+    if found.about['benchmark'] != name:
+        raise ValueError(f'it holds {found.about["benchmark"]!r:.40}')
+    problems = {problem.id for part in found.problems.values() for problem in part}
+    without = problems - {problem_id for (problem_id, *_), _ in found.edges}
+    if without or not problems:
+        raise ValueError(
+            f'{len(without)} of {len(problems)} problems have no steps; is it cut off?'
+        )
+
+
 @lru_cache(4)
 def read_recorded(
     name: str,  # of the benchmark, such as "gsm8k"
     folder: Path = FOLDER,
 ) -> Recorded:
-    "Read a recorded benchmark. FileNotFoundError if there is no such file."
+    "Read a recorded benchmark. FileNotFoundError if there is no such file, ValueError if it is damaged."
     path = recorded_file(name, folder)
     if not path.is_file():
         there = ', '.join(recorded_names()) or 'none'
         raise FileNotFoundError(f'{name} is not recorded; recorded benchmarks: {there}')
-    about = {}
-    problems = {split: [] for split in SPLITS}
-    verdicts = {}
-    edges = []
-    for kind, content in read_lines(lzma.decompress(path.read_bytes()).decode(), path.name):
-        if kind == 'about':
-            about = content[0]
-        elif kind == 'problem':
-            split, row = content
-            problems[split].append(Problem(**row | dict(benchmark=name + SUFFIX)))
-        elif kind == 'grade':
-            problem_id, answer, is_right = content
-            verdicts[problem_id, answer] = is_right
-        else:
-            edges.append(read_edge(*content))
-    return Recorded(about, problems, verdicts, tuple(edges))
+    found = Recorded({}, {split: [] for split in SPLITS}, {}, [])
+    parts = found.about, found.problems, found.verdicts, found.edges
+    for number, line in enumerate(unpacked_lines(path), 1):
+        try:
+            take_line(line, *parts, name + SUFFIX)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = f'not a recorded line ({type(error).__name__}: {error}); restore the file'
+            raise bad_row(path.name, number, reason) from None
+    try:
+        check_recorded(found, name)
+    except ValueError as error:
+        raise ValueError(f'{path.name}: {error}; restore the file') from None
+    return replace(found, edges=tuple(found.edges))
 
 
 @dataclass(frozen=True)

@@ -279,12 +279,20 @@ class PublicSet:
         return carve(fresh, split)
 
 
+def unpacked_lines(path: Path) -> list:
+    "The lines of a file that the package ships packed. ValueError in one line if it is damaged."
+    try:
+        return lzma.decompress(path.read_bytes()).decode().removesuffix('\n').split('\n')
+    except (lzma.LZMAError, UnicodeDecodeError) as error:
+        raise ValueError(f'{path} is damaged ({error}): install the package again') from None
+
+
 @lru_cache
 def shipped_problems(benchmark: str) -> dict:  # split -> `Problem`s, in the order of the generator
     "The shipped problems of a micro benchmark."
     path = PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz'
     problems = {split: [] for split in SPLITS}
-    for line in lzma.decompress(path.read_bytes()).decode().splitlines():
+    for line in unpacked_lines(path):
         row = json.loads(line)
         problem = Problem(
             benchmark, row['id'], row['question'], row['answer'], row['level'], row['solution']

@@ -43,12 +43,18 @@ def plain_address(base_url: str) -> str:
     return f'{url.scheme}://{host}{port}{url.path.rstrip("/")}'
 
 
-def read_key(key_env, base_url) -> str:
-    "The API key in an environment variable. Without one: '' for a server on this machine, else ValueError."
+def plain_key(key_env) -> str:
+    "The API key in an environment variable, '' without one. ValueError for a key that no header can hold."
     key = os.environ.get(key_env, '').strip()
-    host = urlsplit(base_url).hostname
     if re.search('[^!-~]', key):
         raise ValueError(f'{key_env} holds no API key: it has a blank or an unusual character')
+    return key
+
+
+def read_key(key_env, base_url) -> str:
+    "The API key in an environment variable. Without one: '' for a server on this machine, else ValueError."
+    key = plain_key(key_env)
+    host = urlsplit(base_url).hostname
     if key or is_loopback(base_url):
         return key
     raise ValueError(f'no API key: set the environment variable {key_env} to one for {host}')

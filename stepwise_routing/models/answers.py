@@ -11,6 +11,7 @@ of a whole answer has this field too.
 import contextlib
 import math
 import secrets
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -253,6 +254,8 @@ class RouterService:
 
     def __init__(self, served, metrics: Metrics, record=None):
         self.served = {}
+        if not served:
+            raise ValueError('there is no router to serve: name one folder or more')
         for one in served:
             if one.name in self.served:
                 raise ValueError(f'two routers are named {one.name!r}: rename one of the folders')
@@ -325,7 +328,17 @@ class RouterService:
         finally:
             self.count(answer, steps)
         if self.record:
-            self.record(served, request.messages, steps)
+            self.keep(served, request.messages, steps)
+
+    def keep(self, served: Served, messages, steps) -> None:
+        "Record an answer. If that fails, the answer is sent all the same, and the metrics count the loss."
+        try:
+            self.record(served, messages, steps)
+        except Exception as error:
+            self.metrics.error('not_recorded')
+            reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+            with contextlib.suppress(OSError):  # nobody may read our lines
+                print(f'an answer was not recorded: {reason}', file=sys.stderr, flush=True)
 
     def count(self, answer: Answer, steps) -> None:
         "Count an answer in the metrics, also one that was broken off."

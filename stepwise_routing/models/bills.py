@@ -151,7 +151,7 @@ def set_caps(
     together: float | None,  # US cents from now on; None: no cap
     each: float | None,
 ) -> None:
-    "Set how much several books may spend."
+    "Set how much several books may spend. ValueError in one line if that is no amount."
     checked('max_cents', together, Cents | None)
     checked('max_cents_each', each, Cents | None)
     purse = None if together is None else Purse(together)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..base.settings import Count, NotNegative, checked
+from ..base.settings import AtLeastOne, NotNegative, checked
 from ..base.tools import nearest
 from .web import Refused
 
@@ -19,8 +19,8 @@ NUMBER = Annotated[float, Field(ge=0, le=2)]
 KINDS = dict(  # field that is served -> type of its value
     model=str,
     stream=bool,
-    max_completion_tokens=Count,
-    max_tokens=Count,
+    max_completion_tokens=AtLeastOne,
+    max_tokens=AtLeastOne,
     temperature=NUMBER,
     top_p=Annotated[float, Field(gt=0, le=1)],
     seed=Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)],
@@ -78,8 +78,10 @@ def read_body(raw: bytes) -> dict:
     try:
         body = json.loads(raw)
         return {name: value for name, value in body.items() if value is not None}
-    except (ValueError, RecursionError, AttributeError):
+    except (ValueError, RecursionError, AttributeError) as error:
         line = 'the body of the request is no JSON object'
+        if type(error) is ValueError:  # about digits; those of json have kinds
+            line = 'the request holds a number of thousands of digits: send a shorter one'
         raise Refused(400, line, code='invalid_json') from None
 
 

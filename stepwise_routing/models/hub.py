@@ -33,7 +33,8 @@ def loading(failure):
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as e:
-        raise FileNotFoundError(f'{failure}: {str(e).strip().splitlines()[0][:150]}') from e
+        lines = [*str(e).strip().splitlines(), type(e).__name__]  # some errors say nothing
+        raise FileNotFoundError(f'{failure}: {lines[0][:150]}') from e
     finally:
         if bars:
             logging.enable_progress_bar()

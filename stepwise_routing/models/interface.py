@@ -78,7 +78,7 @@ class Backend(Protocol):
 def prompt_text(tokenizer, messages) -> str:
     """Chat messages as text, in the model's own template or ChatML.
 
-    If the last message is by the assistant, the model is to continue it.
+    If the last message is by the assistant, the model is to continue it. ValueError if the template cannot be computed.
     """
     *turns, last = messages
     beginning = ''
@@ -87,7 +87,12 @@ def prompt_text(tokenizer, messages) -> str:
     else:
         turns.append(last)
     if getattr(tokenizer, 'chat_template', None):
-        prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        try:
+            prompt = tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True
+            )
+        except ArithmeticError as error:  # such as a loop that is too long
+            raise ValueError(f"the model's chat template fails: {error}") from None
     else:
         chat = [f'<|im_start|>{m["role"]}\n{m["content"]}<|im_end|>\n' for m in turns]
         prompt = ''.join(chat) + '<|im_start|>assistant\n'

@@ -11,6 +11,7 @@ import hmac
 import json
 import time
 from typing import Protocol
+from urllib.parse import unquote
 
 from ..base.background import LoopThread
 from ..base.settings import Count, Positive, Section, Whole
@@ -162,6 +163,7 @@ def handler_class():
         def prepare(self):
             self.request.connection.set_max_body_size(1 << 62)  # we say ourselves what is too much
             length = self.request.headers.get('Content-Length', '0')
+            length = length[:20]  # more digits say nothing more: it is too much
             try:
                 self.gate.check_origin(self.request.headers)
                 if self.request.path != '/health':
@@ -185,6 +187,11 @@ def handler_class():
                 self.refuse(refused)
             else:
                 self.parts.append(chunk)
+
+        def write_error(self, status_code, **_):
+            "Answer to what Tornado itself refuses, such as an unknown method."
+            line = f'the server does not answer this: {self.request.method[:20]}, {self._reason}'
+            self.refuse(Refused(status_code, line, code='not_served'))
 
         def refuse(self, refused):
             "Answer with an error, once."
@@ -232,7 +239,7 @@ def handler_class():
             if where == ('GET', '/v1/models'):
                 return self.finish(dict(object='list', data=self.service.models()))
             if method == 'GET' and path.startswith('/v1/models/'):
-                return self.finish(self.one_model(path.removeprefix('/v1/models/')))
+                return self.finish(self.one_model(unquote(path.removeprefix('/v1/models/'))))
             if where == ('POST', '/v1/chat/completions'):
                 return await self.chat()
             line = f'nothing is served at {path[:100]}'
@@ -424,9 +431,13 @@ KEY_ENV = 'STEPWISE_ROUTING_KEY'  # environment variable with the key that reque
 
 
 def listen(host: str, port: int) -> list:
-    "Sockets at an address. OSError in one line."
+    "Sockets at an address. OSError in one line, ValueError for a number that no port has."
     from tornado.netutil import bind_sockets
 
+    if not 0 <= port < 2**16:
+        raise ValueError(
+            f'port {port} does not exist: give one from 1 to 65535, or 0 for any free one'
+        )
     try:
         return bind_sockets(port, host)
     except OSError as error:

@@ -57,11 +57,35 @@ def save_points(
             save_table(r.tables / f'{stem}{r.suffix}', points)
 
 
+def read_drawn(
+    path,  # CSV file of a run's tables
+):  # DataFrame
+    "What a figure draws. ValueError in one line if a number is none, or if the file is cut off."
+    import pandas as pd
+
+    frame = pd.read_csv(path)
+    if not path.read_text('utf-8').endswith('\n'):
+        raise ValueError(f'{path} is cut off: restore the file, or run the stages again')
+    for column in ('cost_share', 'accuracy'):
+        if column not in frame:
+            raise ValueError(f'{path} has no column {column!r}: restore the file')
+        wrong = pd.to_numeric(frame[column], errors='coerce').isna()
+        if wrong.any():
+            row = wrong.idxmax()
+            raise ValueError(
+                f'{path}, row {row + 2}: {column} is {frame[column][row]!r:.40}, not a number'
+            )
+    return frame
+
+
 def read_points(
     tables,  # folder
     suffix: str = '',  # '_api': in cents
 ) -> dict:  # arguments of `draw_accuracy_cost`, and `facts`: profile, billing
-    "Read the points of a run's figures from its tables. If only points in cents are there: those."
+    """Read the points of a run's figures from its tables. If only points in cents are there: those.
+
+    ValueError in one line for a damaged file.
+    """
     import pandas as pd
 
     tables = Path(tables)
@@ -70,7 +94,13 @@ def read_points(
     data = {}
     for name, stem in dict(points='evaluation', frontiers='frontiers', seeds='seeds').items():
         path = tables / f'{stem}{suffix}.csv'
-        data[name] = pd.read_csv(path) if path.is_file() else None
+        data[name] = read_drawn(path) if path.is_file() else None
+    if data['frontiers'] is not None:
+        for benchmark in data['points']['benchmark'].unique():
+            if benchmark not in set(data['frontiers']['benchmark']):
+                raise ValueError(
+                    f'{tables}/frontiers{suffix}.csv lacks {benchmark}: is it cut off?'
+                )
     first = pd.read_csv(tables / ('table2.csv' if suffix else 'table1.csv')).iloc[0]
     data['facts'] = {name: first[name] for name in ('profile', 'billing') if name in first}
     return data

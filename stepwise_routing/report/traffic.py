@@ -3,8 +3,10 @@
 Here belong the file of recorded answers and the comparison. Opening the router belongs in `own`.
 """
 
+import contextlib
 import json
 import math
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,21 @@ class Recorder:
     "Writes answers to a JSONL file, a row per answer. Several threads may use it at once."
 
     def __init__(self, path):
+        "OSError in one line if the file cannot be written."
         self.path = Path(path)
         self.turn = threading.Lock()
+        try:
+            open(self.path, 'ab').close()
+        except OSError as error:
+            raise OSError(
+                f'{path} cannot be written ({error.strerror}): record answers in another file'
+            ) from None
 
     def __call__(self, served, messages, steps) -> None:
-        "Keep a finished answer. The field `answer` is left out, because `collect` expects the right answer there."
+        """Keep a finished answer. OSError if it cannot be written; then no part of its row stays.
+
+        The field `answer` is left out, because `collect` expects the right answer there.
+        """
         kept = [live for live in steps if live.kept]
         routed = served.owner.benchmark.read_answer([live.step for live in kept])
         row = dict(
@@ -38,8 +50,19 @@ class Recorder:
             scores=[live.score for live in steps if live.score is not None],
         )
         line = json.dumps(row) + '\n'
-        with self.turn, open(self.path, 'a', encoding='utf-8') as f:
-            f.write(line)
+        with self.turn:
+            self.append(line.encode())
+
+    def append(self, line: bytes) -> None:
+        "Write a row at the end of the file, whole or not at all: half a row would spoil the next one."
+        before = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with open(self.path, 'ab') as f:
+                f.write(line)
+        except OSError:
+            with contextlib.suppress(OSError):  # a device has no length
+                os.truncate(self.path, before)
+            raise
 
 
 def first_scores(path, fingerprint: str) -> np.ndarray:

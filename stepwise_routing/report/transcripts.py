@@ -144,6 +144,12 @@ def demo(
 def show_demo():
     "The command `stepwise-routing demo`: prints transcripts and a table, in about ten seconds."
     texts, table = demo()
-    plain = 'NO_COLOR' in os.environ or not sys.stdout.isatty()
+    if not texts:
+        raise ValueError(
+            'no problem was handed over, so the shipped models or problems are not ours: '
+            'install the package again'
+        )
+    is_terminal = sys.stdout and sys.stdout.isatty()  # None: the output is closed
+    plain = 'NO_COLOR' in os.environ or not is_terminal
     text = str(texts[0]) if plain else texts[0].coloured()
     print(text, table.to_string(), 'Next: stepwise-routing reproduce --profile smoke', sep='\n\n')

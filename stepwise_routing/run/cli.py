@@ -161,8 +161,9 @@ def _change(pair):  # "policy.alpha=.05" -> (name, value)
         raise argparse.ArgumentTypeError(f'{pair}: write NAME=VALUE')
     try:
         return name, load_yaml(value, name)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'{value!r} cannot be read as a value') from None
+    except ValueError as error:
+        line = f'{value!r:.80} cannot be read as a value: {error}'
+        raise argparse.ArgumentTypeError(line) from None
 
 
 def _names(text):  # "04,05" -> ("04", "05")
@@ -314,6 +315,9 @@ def main(argv=None):  # words of the command line; None: those of this process
     except (ValueError, FileNotFoundError) as e:
         line = str(e)
         status = 2
+    except MemoryError as e:
+        line = f'this process may not have more memory: {e or "no size is known"}'
+        status = 1
     except (RuntimeError, ImportError, OSError) as e:
         line = str(e)
         status = 1

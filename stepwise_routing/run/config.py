@@ -28,6 +28,7 @@ from ..base.settings import (
 )
 from ..base.tools import digest, find_project, nearest, unknown_name
 from ..data.benchmarks import MICRO, open_benchmark
+from ..data.sources import each_once
 from ..models.model_name import ModelName
 
 
@@ -58,12 +59,15 @@ def a_grader(name: str) -> str:
 
 def a_folder_name(name: str) -> str:
     if name and not FOLDER_NAME.fullmatch(name):
-        raise ValueError('a name of letters, digits, ".", "-" and "_"')
+        raise ValueError(f'a name of {FOLDER_WORDS}')
     return name
 
 
 LARGEST_PROFILE = 10**5  # bytes
-FOLDER_NAME = re.compile(r'\w[\w.-]*')  # of a run or a profile: it cannot lead to another folder
+FOLDER_NAME = re.compile(
+    r'\w[\w.-]{0,79}'
+)  # of a run or a profile: it cannot lead to another folder
+FOLDER_WORDS = 'up to 80 letters, digits, ".", "-" and "_"'
 Pair = Annotated[Names, AfterValidator(no_model_or_two)]
 Benchmarks = Annotated[Names, AfterValidator(one_or_more_once)]
 Grader = Annotated[str, AfterValidator(a_grader)]
@@ -262,7 +266,19 @@ def load_yaml(
         def construct_scalar(self, node):
             text = super().construct_scalar(node)
             text.encode()  # UnicodeEncodeError, a ValueError: half a character
+            kind = node.tag.rpartition(':')[2]
+            if kind in ('int', 'float') and re.match(r'[-+]?0[0-7_]|.*:', text):
+                raise yaml.YAMLError(
+                    f'{text:.80}: write a number without ":" and without a 0 before it'
+                )
             return text
+
+        def construct_object(self, node, deep=False):
+            try:
+                return super().construct_object(node, deep)
+            except (AttributeError, KeyError):  # a text that is not what its tag says
+                kind = node.tag.rpartition(':')[2]
+                raise yaml.YAMLError(f'{node.value!r:.80} is no {kind}') from None
 
     try:
         return yaml.load(text, PlainLoader)
@@ -285,16 +301,18 @@ def read_yaml(path) -> dict:  # full name, such as "policy.alpha" -> value
     sections = load_yaml(text, path.name) or {}
     if not isinstance(sections, dict):
         raise ValueError(f'{path.name} must hold sections of `name: value` lines')
-    values = {}
+    pairs = []
     for section, content in sections.items():
         if section not in SECTIONS:
-            values[str(section)] = content
+            pairs.append((str(section), content))
         elif isinstance(content, dict):
-            for name, value in content.items():
-                values[f'{section}.{name}'] = value
+            pairs += [(f'{section}.{name}', value) for name, value in content.items()]
         else:
             raise ValueError(f'{path.name}: section {section} must hold `name: value` lines')
-    return values
+    try:
+        return each_once(pairs)
+    except ValueError as error:
+        raise ValueError(f'{path.name}: {error}') from None
 
 
 # ---- a run and its folders
@@ -460,7 +478,7 @@ def read_run(
     path = find_profile(profile, project)
     config = changed(Config(), read_yaml(path), path.name)
     config = changed(config, changes)
-    name = re.sub(r'[^\w.-]+', '-', path.stem).lstrip('.-') or 'profile'  # it names folders
+    name = re.sub(r'[^\w.-]+', '-', path.stem).lstrip('.-')[:50] or 'profile'  # it names folders
     if path.parent != project.params or name != path.stem:
         name += f'-{digest(path.read_bytes().hex(), size=3)}'  # no two profiles share a name
     folder = Path(run_dir or newest_run(project, name))

@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..base.tools import Project, find_project, nearest
-from .config import FOLDER_NAME, Run, read_run, settings_receipt
+from .config import FOLDER_NAME, FOLDER_WORDS, Run, read_run, settings_receipt
 from .fingerprints import stage_fingerprints
 from .manifest import (
     Manifest,
@@ -42,6 +42,8 @@ COLD_SHARES = {  # share of the time of a run of profile micro with an empty sto
 }
 MEAN_SHARE = 1 / 6
 RESERVED_NAMES = ('store', 'lessons')  # folders in runs/ that are not runs
+# folders in a run's folder that are the stages' alone
+STAGE_FOLDERS = ('tables', 'figures', 'outcomes', 'policies', 'methods', 'grading', 'api')
 WRITTEN_BY_RUNNER = re.compile(r'(\d\d[a-z]?_\w+\.ipynb|manifest\.json|log\.txt)(\.\w+\.part)?')
 
 
@@ -85,9 +87,9 @@ def _newest_unfinished(project, profile, options):
 def _named_run(project, profile, options):
     "(Name of the run that `--run-id` names; a note about it). ValueError if it cannot be used."
     name = options.run_id
-    past = Manifest(project.runs / name).data
     if not FOLDER_NAME.fullmatch(name) or name in RESERVED_NAMES:
-        raise ValueError(f'{name!r} cannot name a run: use letters, digits, ".", "-" and "_"')
+        raise ValueError(f'{name!r:.90} cannot name a run: use {FOLDER_WORDS}')
+    past = Manifest(project.runs / name).data
     if not past:
         if (project.runs / name / 'manifest.json').is_file():
             raise ValueError(
@@ -202,14 +204,23 @@ def plan(options: Options) -> Plan:
 
 
 def stage_files(folder: Path) -> dict:  # relative path -> path
-    "All files in a run folder that notebooks wrote."
+    "All files in a run folder that notebooks wrote, and files of the user."
     return {n: path for n, path in files_in(folder).items() if not WRITTEN_BY_RUNNER.fullmatch(n)}
 
 
+def written_by(stages) -> set:  # entries of a manifest
+    "The files that stages wrote, as they are recorded."
+    return {file for stage in stages for file in stage.get('artefacts', ())}
+
+
 def begin(plan: Plan) -> Manifest:
-    "Open the run folder and its manifest. Remove old files of the stages that are about to run."
+    """Open the run folder and its manifest. Remove old files of the stages that are about to run.
+
+    A stage that was interrupted has recorded no file: what it left in `STAGE_FOLDERS` goes, too.
+    """
     run = plan.run
     manifest = Manifest(run.folder)
+    recorded = written_by(manifest.data.get('notebooks', {}).values())
     unchanged = {}
     for name in plan.stages:
         is_replaced = name in plan.todo or name in plan.taken
@@ -231,9 +242,10 @@ def begin(plan: Plan) -> Manifest:
         inputs=inputs | shipped_files(),
         notebooks=unchanged,
     )
-    recorded = {file for stage in unchanged.values() for file in stage.get('artefacts', ())}
+    kept = written_by(unchanged.values())
     for name, path in stage_files(run.folder).items():
-        if name not in recorded:
+        is_of_a_stage = name in recorded or name.split('/')[0] in STAGE_FOLDERS
+        if is_of_a_stage and name not in kept:
             path.unlink()
     return manifest
 
@@ -261,7 +273,7 @@ def run_stage(
     nbs = plan.project.nbs
     folder = plan.run.folder
     facts = dict(fingerprint=plan.stages[name], started=now())
-    there_before = stage_files(folder)
+    times = {file: path.stat().st_mtime_ns for file, path in stage_files(folder).items()}
     manifest.record(name, status='running', **facts)
     parameters = dict(
         profile=os.path.relpath(plan.run.path, nbs),
@@ -271,7 +283,7 @@ def run_stage(
     execute(nbs / f'{name}.ipynb', folder / f'{name}.ipynb', nbs, parameters, progress)
     made = {}
     for file, path in stage_files(folder).items():
-        if file not in there_before:
+        if times.get(file) != path.stat().st_mtime_ns:  # new, or written anew
             made[file] = file_sha256(path)
     seconds = round(time.time() - start, 1)
     manifest.record(name, status='done', **facts, seconds=seconds, artefacts=made)
