@@ -296,7 +296,7 @@ def test_a_shipped_file_that_is_cut_off_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='micro-gsm.jsonl.xz is damaged'):
         sources.shipped_problems.__wrapped__('micro-gsm')
 
-@pytest.mark.parametrize('found', [None, iter(()), 'abc'], ids=str)
+@pytest.mark.parametrize('found', [None, iter(()), 'abc'], ids=['none', 'iterator', 'text'])
 def test_a_source_that_gives_no_list_is_one_line(found):
     class Source:
         licence, is_public = 'CC0', False
