@@ -28,7 +28,6 @@ from ..base.settings import (
 )
 from ..base.tools import digest, find_project, nearest, unknown_name
 from ..data.benchmarks import MICRO, open_benchmark
-from ..data.sources import each_once
 from ..models.model_name import ModelName
 
 
@@ -289,6 +288,8 @@ def load_yaml(
 
 def read_yaml(path) -> dict:  # full name, such as "policy.alpha" -> value
     "The values of a profile. ValueError in one line if the file is not a profile."
+    from ..data.sources import each_once
+
     path = Path(path)
     if path.stat().st_size > LARGEST_PROFILE:
         raise ValueError(
