@@ -36,10 +36,10 @@ def every_character(text: str):  # bool array [character]
 
 
 def is_bool(value) -> bool:
-    "Is it True or False, of Python or of numpy?"
-    import numpy as np
-
-    return isinstance(value, (bool, np.bool_))
+    "Is a verdict True or False, of Python or of numpy? (numpy is not imported for that.)"
+    kind = type(value)
+    is_numpys = kind.__module__ == 'numpy' and kind.__name__ in ('bool', 'bool_')
+    return kind is bool or is_numpys
 
 
 @dataclass(frozen=True)

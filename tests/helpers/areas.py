@@ -22,8 +22,8 @@ AREAS = { # area -> file of tests -> words in their names; '' = all of the file
         'test_store': '', 'test_faults': 'damaged or durable',
         'test_api': 'damage or kept or kill or full_disk or twice',
         'test_policy': 'damaged or bit or pickle', 'test_outcomes': 'damaged', 'test_fuzz': 'stores',
-        'test_attacks': 'row or score or no_file or no_run or acts or record or ledger or terminal or journal or beside '
-                        'or header',
+        'test_attacks': 'row or score or no_file or no_run or acts or record or ledger or terminal or journal or '
+                        'beside or header',
         'test_own_damaged': 'candidate or file or layers or folder'},
     'Received folders': {
         'test_own': 'received or tampered or link or exported or export or own_json or file_that',
