@@ -72,26 +72,23 @@ def read_edge(key: list, fields_of_step: dict) -> tuple:
 
 def take_line(
     line: str,
-    about: dict,  # this and the others grow; they are as of `Recorded`
-    problems: dict,
-    verdicts: dict,
-    edges: list,
+    found,  # the `Recorded` that it is put into
     benchmark: str,  # of the problems
 ) -> None:
     "Take up a line of a recorded file. ValueError, TypeError or KeyError for one that is none."
     kind, *content = json.loads(line)
     if kind == 'about':
-        about.update(*content)
+        found.about.update(*content)
     elif kind == 'problem':
         split, row = content
-        problems[split].append(Problem(**row | dict(benchmark=benchmark)))
+        found.problems[split].append(Problem(**row | dict(benchmark=benchmark)))
     elif kind == 'grade':
         problem_id, answer, is_right = content
         if type(is_right) is not bool:
             raise ValueError('its verdict is neither true nor false')
-        verdicts[problem_id, answer] = is_right
+        found.verdicts[problem_id, answer] = is_right
     elif kind == 'edge':
-        edges.append(read_edge(*content))
+        found.edges.append(read_edge(*content))
     else:
         raise ValueError(f'unknown kind {kind!r:.40}')
 
@@ -120,10 +117,9 @@ def read_recorded(
         there = ', '.join(recorded_names()) or 'none'
         raise FileNotFoundError(f'{name} is not recorded; recorded benchmarks: {there}')
     found = Recorded({}, {split: [] for split in SPLITS}, {}, [])
-    parts = found.about, found.problems, found.verdicts, found.edges
     for number, line in enumerate(unpacked_lines(path), 1):
         try:
-            take_line(line, *parts, name + SUFFIX)
+            take_line(line, found, name + SUFFIX)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             reason = f'not a recorded line ({type(error).__name__}: {error}); restore the file'
             raise bad_row(path.name, number, reason) from None

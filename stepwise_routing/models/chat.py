@@ -217,12 +217,9 @@ class OpenAIBackend:
     async def _refusal(self, error):
         "What an HTTP error means: an `_Outcome` with the reason, and whether to try again."
         status = error.status_code
-        body = error.body
         env = self.options.key_env
         wait = None
-        if isinstance(body, dict):
-            body = body.get('message')
-        reason = self.masked(' '.join(one_line(body or 'no reason').split()))[:200]
+        reason = self.masked(replies.error_reason(error.body) or 'no reason')[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status in (401, 403):
             line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
@@ -250,20 +247,21 @@ class OpenAIBackend:
 
     def _read(self, text, body):
         "Read the body of an answer: an `_Outcome` with the reply, or with the reason why it is none."
-        text = self.masked(text)
         try:
-            plain = json.dumps(json.loads(text), ensure_ascii=False)
-            answer = json.loads(self.masked(plain))  # a key may be spelled in escapes
+            # a key may be spelled in escapes: written anew, it has none
+            text = self.masked(json.dumps(json.loads(text), ensure_ascii=False))
+            answer = json.loads(text)
         except (ValueError, RecursionError):
-            return _Outcome('a reply that is not JSON', answer=text)
-        text = self.masked(plain)
+            return _Outcome('a reply that is not JSON', answer=self.masked(text))
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
         if usage and not _is_possible(usage, body):
             line = _too_many(self.model, usage, body)
             return _Outcome(line, wait=None, answer=text, claimed=usage | dict(units=units))
-        if error := replies.read_error(answer):
-            return _Outcome(f'the server answers with an error: {error}', units=units, answer=text)
+        error = answer.get('error') if isinstance(answer, dict) else None
+        if reason := replies.error_reason(error):
+            line = f'the server answers with an error: {reason[:200]}'
+            return _Outcome(line, units=units, answer=text)
         try:
             reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS)
         except ValueError as e:

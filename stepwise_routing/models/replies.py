@@ -135,12 +135,11 @@ def read_reply(
     return dict(text=text, finish=finish, usage=usage, ends=ends, tokens=tokens)
 
 
-def read_error(reply) -> str:
-    "The reason that a server gives in place of a reply; empty if it gives none."
-    error = reply.get('error') if type(reply) is dict else None
-    if type(error) is dict:
+def error_reason(error) -> str:
+    "What a server's error says, in one line; empty if it says nothing."
+    if isinstance(error, dict):
         error = error.get('message')
-    return ' '.join(one_line(error).split())[:200] if error else ''
+    return ' '.join(one_line(error).split()) if error else ''
 
 
 def _pieces(text, finish, max_steps, benchmark):
