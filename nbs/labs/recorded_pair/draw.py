@@ -8,6 +8,7 @@ was interrupted is continued; what it holds is not drawn again.
 import argparse
 import asyncio
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stepwise_routing.base.store import RolloutStore, tree_settings
@@ -38,6 +39,9 @@ PAIR = ('Qwen2.5-Coder-0.5B-Instruct', 'Qwen2.5-Coder-1.5B-Instruct')  # as tabl
 PLANS = {
     'gsm8k': Plan(dict(train=2, calibration=3, test=3), max_steps=16, max_tokens=200),
     'mbpp': Plan(dict(train=6, calibration=5, test=8), max_steps=40, max_tokens=100),
+    'math500': Plan(
+        dict(train=2, calibration=3, test=3), max_steps=24, max_tokens=300, context=1536
+    ),
 }
 
 
@@ -68,8 +72,14 @@ async def gather_at_most(width: int, work, items, note) -> None:
     await asyncio.gather(*(one(item) for item in items))
 
 
-async def draw_chain(tree: RoutingTree, problem, path: str, model: int) -> None:
-    "What a model writes from a node on, stored step by step: a stop loses the steps under way, not chains."
+async def draw_chain(tree: RoutingTree, problem, path: str, model: int, whole: bool) -> None:
+    """What a model writes from a node on.
+
+    Stored step by step, or, if `whole`, at the chain's end: faster, but a stop loses the chains under way.
+    """
+    if whole:
+        await tree.run(problem, path, model)
+        return
     is_over = False
     while not is_over:
         (step,) = await tree.run(problem, path, model, to_end=False)
@@ -77,7 +87,7 @@ async def draw_chain(tree: RoutingTree, problem, path: str, model: int) -> None:
         is_over = step.final or len(path) >= tree.max_steps
 
 
-async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int) -> None:
+async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int, whole: bool) -> None:
     "First all small chains, then the large model from every prefix, so that one model computes at a time."
     start = time.time()
 
@@ -86,14 +96,14 @@ async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int) -> None
         print(f'{phase} {done} of {count}, {tree.tokens} tokens, {seconds:.0f} s', flush=True)
 
     async def small(split, problem):
-        await draw_chain(tree, problem, '', 0)
+        await draw_chain(tree, problem, '', 0, whole)
 
     async def large(split, problem):
         steps = await tree.run(problem, '', 0)
-        chains = [draw_chain(tree, problem, '0' * t, 1) for t in range(len(steps))]
+        chains = [draw_chain(tree, problem, '0' * t, 1, whole) for t in range(len(steps))]
         if split != 'train':
             further = range(1, redraws + 1)
-            chains += [draw_chain(tree.resampled(i), problem, '', 1) for i in further]
+            chains += [draw_chain(tree.resampled(i), problem, '', 1, whole) for i in further]
         await asyncio.gather(*chains)
 
     for phase, work, at_once in (('small', small, 4 * width), ('large', large, width)):
@@ -111,25 +121,47 @@ def store_parser(doc: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
-    parser = store_parser(__doc__)
-    parser.add_argument('small', help='vllm-server:URL#FOLDER of the small model')
+def drawing_parser(doc: str) -> argparse.ArgumentParser:
+    "A command line for drawing some turns of a benchmark."
+    parser = store_parser(doc)
+    parser.add_argument('small', help='vllm-server:URL#FOLDER of the small model, or its folder')
     parser.add_argument('large', help='the same of the large model')
-    parser.add_argument('--turns', type=int, default=10)
+    parser.add_argument('--turns', type=int, default=10, help='the last turn that is drawn')
+    parser.add_argument('--after', type=int, default=0, help='turns that are left out before')
+    share = 'of these turns, each N-th from the I-th on: N processes share them'
+    parser.add_argument(
+        '--every', type=int, nargs=2, default=(0, 1), metavar=('I', 'N'), help=share
+    )
+    parser.add_argument('--dtype', help='of a model that this process opens from its folder')
+    parser.add_argument('--rows', type=int, default=256, help='chains that it writes at once')
+    parser.add_argument('--prefix-mib', type=int, default=256, help='its memory for prefixes')
+    return parser
+
+
+@contextmanager
+def open_drawing(args):  # (tree, turns)
+    "The turns that a command line names, and the tree in its store; `args` of `drawing_parser`."
+    plan = PLANS[args.benchmark]
+    first, step = args.every
+    turns = turns_of(args.benchmark, args.turns, args.data)[args.after :][first::step]
+    options = dict(dtype=args.dtype, batch_size=args.rows, prefix_mib=args.prefix_mib)
+    with open_models([args.small, args.large], **plan.options, **options) as backends:
+        settings = tree_settings(args.benchmark, backends, find_benchmark(args.benchmark).draws)
+        with RolloutStore(args.store, settings) as store:
+            yield RoutingTree(backends, store, max_steps=plan.max_steps), turns
+
+
+def main() -> None:
+    parser = drawing_parser(__doc__)
     parser.add_argument('--block', type=int, default=8, help='turns whose small chains come first')
     parser.add_argument('--width', type=int, default=16, help='problems under way')
+    parser.add_argument('--whole', action='store_true', help='store a chain when it has ended')
     args = parser.parse_args()
-    plan = PLANS[args.benchmark]
-    pairs = [pair for turn in turns_of(args.benchmark, args.turns, args.data) for pair in turn]
-    size = args.block * sum(plan.turn.values())
-    draws = find_benchmark(args.benchmark).draws
-    with open_models([args.small, args.large], **plan.options) as backends:
-        settings = tree_settings(args.benchmark, backends, draws)
-        with RolloutStore(args.store, settings) as store:
-            tree = RoutingTree(backends, store, max_steps=plan.max_steps)
-            for first in range(0, len(pairs), size):
-                block = pairs[first : first + size]
-                asyncio.run(draw(tree, block, plan.redraws, args.width))
+    redraws = PLANS[args.benchmark].redraws
+    with open_drawing(args) as (tree, turns):
+        for start in range(0, len(turns), args.block):
+            pairs = [pair for turn in turns[start : start + args.block] for pair in turn]
+            asyncio.run(draw(tree, pairs, redraws, args.width, args.whole))
 
 
 if __name__ == '__main__':

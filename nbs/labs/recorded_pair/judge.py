@@ -1,0 +1,43 @@
+"""Draws what SpecReason writes and asks, at every digit: `python -m recorded_pair.judge --help`, in nbs/labs.
+
+The large model grades each draft with a digit from 0 to 9. SpecReason keeps a draft whose digit is high enough, so it
+takes at most eleven different walks. Their steps go into the store of the rollouts, the grades into a store of their
+own. Answers are not graded here.
+"""
+
+from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.method.outcomes import walk_outcomes
+from stepwise_routing.method.routers import Grade, SpecReason, asking_settings
+
+from .draw import drawing_parser, open_drawing
+
+THRESHOLDS = [digit / 9 for digit in range(11)]  # 0 keeps every draft, 10/9 keeps none
+
+
+def judged_problems(turns: list) -> list:
+    "The calibration and test problems of some turns. SpecReason is not trained."
+    return [problem for turn in turns for split, problem in turn if split != 'train']
+
+
+def not_graded(problem, answer) -> bool:
+    return False
+
+
+def main() -> None:
+    parser = drawing_parser(__doc__)
+    parser.add_argument('grades', help='file of the grades')
+    args = parser.parse_args()
+    with open_drawing(args) as (tree, turns):
+        tree.grade = not_graded
+        judge = tree.backends[1]
+        settings = asking_settings(args.benchmark, judge)
+        with RolloutStore(args.grades, settings, record=Grade) as grades:
+            specreason = SpecReason(grades, judge, 'greedy')
+            problems = judged_problems(turns)
+            wanted = [(specreason.at(threshold), problems) for threshold in THRESHOLDS]
+            walk_outcomes(wanted, tree)
+            print(f'{tree.drawn} edges, {tree.tokens} tokens, {len(grades)} grades', flush=True)
+
+
+if __name__ == '__main__':
+    main()
