@@ -5,7 +5,7 @@ are drawn belongs in `report.pictures`.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -31,6 +31,7 @@ PROBLEM = Problem(  # its id decides what the models write; it was a test proble
     2,
 )
 REAL_BENCHMARK = 'gsm8k'
+LESSON = 68  # recorded training problems that a chapter uses, so that a cell takes a second
 REAL_PROBLEM = (
     'gsm8k-00d3850eebca'  # Megan's wages, a training problem that only the large model solves
 )
@@ -126,15 +127,21 @@ def running_example() -> Example:
 
 
 @contextmanager
-def recorded_tree(benchmark: str):  # a recorded one
-    "(Training problems of a recorded benchmark, the `RoutingTree` that replays them). Needs no models."
-    recorded = read_recorded(benchmark)
+def recorded_tree(
+    benchmark: str,  # a recorded one
+    n: int = LESSON,  # training problems at most
+):
+    "(The first training problems of a recorded benchmark, the `RoutingTree` that replays them). Needs no models."
+    whole = read_recorded(benchmark)
+    problems = whole.problems['train'][:n]
+    ids = {problem.id for problem in problems}
+    recorded = replace(whole, edges=tuple(edge for edge in whole.edges if edge[0][0] in ids))
     with TemporaryDirectory() as folder:
         recorded.fill(f'{folder}/draws.db')
         with RolloutStore(f'{folder}/draws.db', readonly=True) as store:
             right = find_benchmark(benchmark + SUFFIX).right
             tree = RoutingTree(None, store, max_steps=MAX_STEPS[benchmark], grade=right)
-            yield recorded.problems['train'], tree
+            yield problems, tree
 
 
 def real_example() -> Example:
@@ -157,7 +164,7 @@ def watched_training(
     benchmark: str = REAL_BENCHMARK,  # a recorded one
     rounds: int = 80,  # steps of the policy
 ) -> Watched:
-    "Train one policy on all recorded training problems. Keep kappa and pi of each round. It takes some seconds."
+    "Train one policy on the first recorded training problems. Keep kappa and pi of each round. It takes some seconds."
     from ..method.cpo import TableEnv
     from ..method.training import train
 

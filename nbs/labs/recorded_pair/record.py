@@ -1,12 +1,15 @@
 """Writes what was drawn as a recorded benchmark: `python -m recorded_pair.record gsm8k STORE --help`, in nbs/labs.
 
-The first turns are recorded whose rollouts and further draws are complete. Every answer that a replay can need is
-graded; programs are run for that, confined.
+The first turns are recorded whose rollouts and further draws are complete. A turn comes whole from one store: from the
+first one up to its first gap, then from the next one. Every answer that a replay can need is graded; programs are run for that, confined.
 """
 
 import asyncio
 import json
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.data.benchmarks import find_benchmark
@@ -38,23 +41,53 @@ async def chains_of_turn(
     return found
 
 
-def drawn_problems(tree: RoutingTree, benchmark: str, data_dir) -> tuple:
-    """(split -> problems, (problem, answer) pairs of all their chains) of the first turns that are complete.
+def find_turn(trees: list, turn: list, redraws: int) -> list:  # (split, problem, chains)
+    """The chains of a turn, from the first tree. A tree that does not have it whole is taken off the list.
 
-    Nothing behind the first gap is taken: there, short chains end first, so the sample would not be fair.
+    LookupError if none is left.
+    """
+    while trees:
+        try:
+            return asyncio.run(chains_of_turn(trees[0], turn, redraws))
+        except LookupError:
+            trees.pop(0)
+    raise LookupError('no store has this turn whole')
+
+
+@dataclass
+class Drawn:
+    "The first turns that are complete."
+
+    problems: dict  # split -> problems
+    pairs: list  # (problem, answer) of all their chains
+    sources: dict  # problem id -> the store that it comes from
+
+
+def drawn_problems(trees: list, benchmark: str, data_dir) -> Drawn:
+    """The first turns that are complete.
+
+    Nothing behind the first gap of a store is taken: there, short chains end first, so the sample would not be fair.
     """
     read_answer = find_benchmark(benchmark).read_answer
-    problems = {split: [] for split in SPLITS}
-    pairs = []
+    trees = list(trees)
+    drawn = Drawn({split: [] for split in SPLITS}, [], {})
     for turn in turns_of(benchmark, MOST_TURNS, data_dir):
         try:
-            found = asyncio.run(chains_of_turn(tree, turn, PLANS[benchmark].redraws))
+            found = find_turn(trees, turn, PLANS[benchmark].redraws)
         except LookupError:
             break
         for split, problem, chains in found:
-            problems[split].append(problem)
-            pairs += [(problem, read_answer(chain)) for chain in chains]
-    return problems, pairs
+            drawn.problems[split].append(problem)
+            drawn.pairs += [(problem, read_answer(chain)) for chain in chains]
+            drawn.sources[problem.id] = trees[0].store
+    return drawn
+
+
+def merge(drawn: Drawn, target: RolloutStore) -> None:
+    "Put the edges of the problems into one store, each problem's from the store that it comes from."
+    for source in {id(store): store for store in drawn.sources.values()}.values():
+        keys = [key for key in source.keys() if drawn.sources.get(key[0]) is source]
+        target.put_many([(key, source.get(*key)) for key in keys])
 
 
 def with_names(settings: dict, names: tuple) -> dict:
@@ -66,34 +99,49 @@ def with_names(settings: dict, names: tuple) -> dict:
     return settings | dict(models=models)
 
 
+def record(benchmark: str, stores: list, data_dir, receipt: dict, folder: Path) -> str:
+    "Write the recorded file of a benchmark; returns a line about it."
+    max_steps = PLANS[benchmark].max_steps
+    trees = [RoutingTree(None, store, max_steps=max_steps) for store in stores]
+    drawn = drawn_problems(trees, benchmark, data_dir)
+
+    def grade(problem, answer):
+        return is_right(problem, answer, run_code=True)
+
+    verdicts = dict(grade_pairs(grade, drawn.pairs))
+    settings, *further = [with_names(store.settings, PAIR) for store in stores]
+    about = dict(
+        benchmark=benchmark,
+        licence=find_benchmark(benchmark).source.licence,
+        receipt=receipt,
+        settings=settings,
+    )
+    if further:
+        about |= dict(further_settings=further)  # of the later turns
+    with TemporaryDirectory() as temporary:
+        with RolloutStore(Path(temporary) / 'merged.db', stores[0].settings) as merged:
+            merge(drawn, merged)
+            out = recorded_file(benchmark, folder)
+            path = write_recorded(out, about, drawn.problems, merged, verdicts)
+    counts = ', '.join(f'{len(part)} {split}' for split, part in drawn.problems.items())
+    right = sum(verdicts.values())
+    size = path.stat().st_size
+    return (
+        f'{path.name}: {counts} problems, {right} of {len(verdicts)} answers right, {size:,} bytes'
+    )
+
+
 def main() -> None:
     parser = store_parser(__doc__)
+    parser.add_argument('--also', nargs='*', default=[], help='further stores: later turns')
     parser.add_argument('--receipt', help='JSON file: how it was drawn')
     parser.add_argument('--out', default=str(FOLDER), help='folder of the recorded benchmarks')
     args = parser.parse_args()
-    plan = PLANS[args.benchmark]
-    source = find_benchmark(args.benchmark).source
     receipt = json.loads(Path(args.receipt).read_text('utf-8')) if args.receipt else {}
-    with RolloutStore(args.store, readonly=True) as store:
-        tree = RoutingTree(None, store, max_steps=plan.max_steps)
-        problems, pairs = drawn_problems(tree, args.benchmark, args.data)
-
-        def grade(problem, answer):
-            return is_right(problem, answer, run_code=True)
-
-        verdicts = dict(grade_pairs(grade, pairs))
-        settings = with_names(store.settings, PAIR)
-        about = dict(
-            benchmark=args.benchmark, licence=source.licence, receipt=receipt, settings=settings
-        )
-        out = recorded_file(args.benchmark, Path(args.out))
-        path = write_recorded(out, about, problems, store, verdicts)
-    counts = ', '.join(f'{len(part)} {split}' for split, part in problems.items())
-    right = sum(verdicts.values())
-    print(
-        f'{path.name}: {counts} problems, {right} of {len(verdicts)} answers right, '
-        f'{path.stat().st_size:,} bytes'
-    )
+    with ExitStack() as stack:
+        files = [args.store, *args.also]
+        stores = [stack.enter_context(RolloutStore(file, readonly=True)) for file in files]
+        print(record(args.benchmark, stores, args.data, receipt, Path(args.out)))
 
 
 if __name__ == '__main__':
