@@ -385,6 +385,17 @@ def test_grid_search_reports_the_whole_grid(unit):
     assert grid.chosen == cheapest_within(grid.accuracy, grid.cost, grid.large_accuracy, .02) and grid.met
     assert grid.large_accuracy == table.correct[:, 0].mean()
     assert (grid.n, grid.benchmark, grid.method) == (200, 'toy', 'STEER (rest)')
+    assert grid.order == tuple(sorted(THRESHOLDS, reverse=True)), 'a high threshold hands over early, so it is safe'
+
+def test_a_chosen_setting_is_held_to_the_large_model_and_not_to_the_best_setting():
+    table, bare = toy_table(200, 'calibration'), ScoreRouter('score_logit')
+    correct = table.correct.copy()
+    correct[:80, 0] = 0 # after a small step the large model is right more often than alone
+    grid = grid_search(at_thresholds(bare, score_thresholds(bare, table)), replace(table, correct=correct))
+    rest = grid.cost, grid.large_accuracy
+    assert max(grid.accuracy) > grid.large_accuracy + .05
+    assert grid.chosen == cheapest_within(grid.accuracy, *rest, .02)
+    assert grid.chosen != cheapest_within(grid.accuracy, grid.cost, max(grid.accuracy), .02)
 
 # ---- walks ----
 @pytest.fixture(scope='module')
@@ -640,6 +651,8 @@ def test_the_simplest_class_that_is_nearly_the_cheapest_is_a_row():
         assert row == same and len(row) == 200
         grids = {g.method: g for g in case.grids}
         assert grids['Ours (nested)'] == grids[taken]._replace(method='Ours (nested)')
+        shares = [grids[name].cost[grids[name].chosen] / grids[name].cost[-1] for name in CLASSES]
+        assert [c[3] for c in case.classes] == shares, 'of the large model'
 
 def test_a_certain_setting_is_the_last_of_a_walk_and_saves():
     loss = np.zeros((4, 1000)); loss[2, :10] = 1; loss[3, :40] = 1
@@ -743,12 +756,26 @@ def test_trim_and_steer_are_fitted_on_training_problems(monkeypatch):
     def fitted(table, *_): seen.append(table.split); return ScoreRouter('score_logit')
     monkeypatch.setattr(comparison, 'reward_table', lambda table, *_: table)
     monkeypatch.setattr(comparison, 'fit_trim', fitted)
+    ordered = watch_order(monkeypatch)
     comparison.add_trim(case, dict.fromkeys(tables), None, None)
-    assert {*seen} == {'train'} and case.rows
+    assert {*seen} == {'train'} and case.rows and ordered == ['train']
     baselines = SimpleNamespace(steer_next=True, specreason=False, reward_model='')
     run = SimpleNamespace(config=SimpleNamespace(baselines=baselines))
     steer, = walking_routers(SimpleNamespace(run=run), case)
     assert steer.mixtures == fit_steer(tables['train'], 'next').mixtures
+
+def watch_order(monkeypatch) -> list:
+    "The splits on which settings are put in order, from now on."
+    splits, by_cost = [], comparison.by_cost
+    def watched(method, table, *more): splits.append(table.split); return by_cost(method, table, *more)
+    monkeypatch.setattr(comparison, 'by_cost', watched)
+    return splits
+
+def test_chosen_settings_were_put_in_order_on_training_problems(monkeypatch):
+    splits = watch_order(monkeypatch)
+    table = replace(toy_table(40, 'train'), features=('score_logit', 'score_prob', 'final'))
+    methods = comparison.table_methods(table, replace(table, split='calibration'))
+    assert splits == ['train'] * 2 and sum(order is not None for _, order in methods) == 2
 
 @pytest.mark.parametrize('cost', ['paper_flops', 'full_flops'])
 def test_random_spends_what_the_first_row_spends(cost):
