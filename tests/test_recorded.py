@@ -84,11 +84,44 @@ def test_a_step_that_nobody_drew_is_named(recorded, tmp_path):
     assert '\n' not in str(e.value)
 
 @pytest.fixture
-def again(monkeypatch):
-    "The lab that draws again."
+def lab(monkeypatch):
+    "The lab that draws and records."
     monkeypatch.syspath_prepend(PACKAGE.parent/'nbs'/'labs')
-    from recorded_pair import again
-    return again
+    import recorded_pair.again
+    import recorded_pair.record
+    return recorded_pair
+
+@pytest.fixture
+def again(lab): return lab.again
+
+def test_a_store_is_used_up_to_its_first_gap_and_the_next_one_goes_on(lab, monkeypatch):
+    "Behind a gap there are turns whose chains are short, so that they ended in time."
+    whole = {'first': (1, 2, 4), 'second': (2, 3, 4, 6)}
+    async def chains_of_turn(tree, turn, redraws):
+        if turn in whole[tree]: return tree
+        raise LookupError
+    monkeypatch.setattr(lab.record, 'chains_of_turn', chains_of_turn)
+    trees = ['first', 'second']
+    assert [lab.record.find_turn(trees, turn, 2) for turn in (1, 2, 3, 4)] == ['first', 'first', 'second', 'second']
+    with pytest.raises(LookupError): lab.record.find_turn(trees, 5, 2)
+
+def test_two_stores_become_one_record(lab, monkeypatch, tmp_path):
+    shipped = read_recorded('gsm8k')
+    turns = [[(split, replaced(shipped.problems[split][i])) for split in SPLITS] for i in range(4)]
+    monkeypatch.setattr(lab.record, 'turns_of', lambda *_: turns)
+    stores = []
+    for name, part in (('first', turns[:1] + turns[2:3]), ('second', turns[1:3])): # the first one has a gap
+        ids = {problem.id for turn in part for _, problem in turn}
+        stores.append(RolloutStore(tmp_path/f'{name}.db', shipped.about['settings']))
+        stores[-1].put_many([edge for edge in shipped.edges if edge[0][0] in ids])
+    line = lab.record.record('gsm8k', stores, None, {}, tmp_path)
+    for store in stores: store.close()
+    assert '3 train, 3 calibration, 3 test problems' in line
+    made = read_recorded('gsm8k', tmp_path)
+    wanted = {problem.id for turn in turns[:3] for _, problem in turn}
+    assert made.edges == tuple(edge for edge in shipped.edges if edge[0][0] in wanted)
+    assert made.verdicts == {key: right for key, right in shipped.verdicts.items() if key[0] in wanted}
+    assert len(made.about['further_settings']) == 1
 
 @pytest.mark.parametrize('gained, lost, p', [(0, 0, 1), (1, 0, 1), (0, 6, 2/64), (3, 3, 1), (1, 7, 18/256)])
 def test_a_changed_verdict_is_weighed_by_the_sign_test(again, gained, lost, p):

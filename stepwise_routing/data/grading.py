@@ -146,11 +146,11 @@ def is_right(
 
 
 def verdict_of(grade, problem: Problem, answer: str | None) -> bool:
-    "What a grade says. ValueError for NaN, which Python would count as right."
+    "What a grade says. ValueError unless it is True, False, 1 or 0: Python would count a text or NaN as right."
     said = grade(problem, answer)
-    if said != said:
-        raise ValueError(f'grade gives {said!r} for {problem.id}: it should give True or False')
-    return bool(said)
+    if is_bool(said) or isinstance(said, (int, float)) and said in (0, 1):
+        return bool(said)
+    raise ValueError(f'grade gives {said!r:.40} for {problem.id}: it should give True or False')
 
 
 def check_references(problems, grade) -> None:
