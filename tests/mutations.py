@@ -26,7 +26,7 @@ CPO = 'tests/test_cpo.py -k "clipped or weighs"'
 TRAINING = 'tests/test_training.py -k "temperature_falls or stays_below_one"'
 CHOICE = ('tests/test_baselines.py tests/test_own.py -k "not collect and (class or nested or grid or chosen or shown '
           'or fitted or random or oracle or steer or trim or cheap or certain_setting or below_nought)"')
-SWEEP = 'tests/test_sweep.py tests/test_training.py -k "sweep or planned or job or seed or ablation or paper"'
+SWEEP = 'tests/test_sweep.py tests/test_training.py -k "sweep or planned or job or seed or ablation or paper or reach"'
 CERTAIN = 'tests/test_certain.py tests/test_own.py -k "certain or enough or safe or loses or bound or problems_would"'
 FAIR = 'tests/test_baselines.py -k "are_fitted_on or random_spends"'
 OWN = ('tests/test_own.py -k "received or link or export or public or own_json or twice or ledger or fewer or says '
