@@ -11,7 +11,8 @@ from stepwise_routing.data.benchmarks import find_benchmark
 from stepwise_routing.data.grading import is_right
 from stepwise_routing.data.recorded import FOLDER, SUFFIX, read_recorded, recorded_names
 from stepwise_routing.data.sources import SPLITS
-from stepwise_routing.method.outcomes import outcome_table
+from stepwise_routing.method.outcomes import outcome_table, walk_outcomes
+from stepwise_routing.method.routers import Grade, SpecReason
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.report.example import recorded_tree
 from stepwise_routing.run.config import read_run
@@ -88,8 +89,44 @@ def lab(monkeypatch):
     "The lab that draws and records."
     monkeypatch.syspath_prepend(PACKAGE.parent/'nbs'/'labs')
     import recorded_pair.again
+    import recorded_pair.judge
     import recorded_pair.record
     return recorded_pair
+
+@pytest.fixture
+def two_turns(lab, monkeypatch):
+    "Turns of the first GSM8K problems that are recorded, in place of all of GSM8K."
+    problems = read_recorded('gsm8k').problems
+    turns = [[(split, replaced(problems[split][i])) for split in SPLITS] for i in range(2)]
+    monkeypatch.setattr(lab.draw, 'turns_of', lambda *_: turns)
+    return turns
+
+def run_main(module, monkeypatch, *words):
+    monkeypatch.setattr('sys.argv', ['lab', *map(str, words)])
+    module.main()
+
+def test_processes_that_share_turns_draw_each_turn_once(lab, two_turns, monkeypatch, tmp_path):
+    drawn = []
+    for i in range(2):
+        store = tmp_path/f'{i}.db'
+        run_main(lab.draw, monkeypatch, 'gsm8k', store, 'micro-small', 'micro-large', '--every', i, 2, '--whole')
+        with RolloutStore(store, readonly=True) as own: drawn.append({key[0] for key in own.keys()})
+    assert drawn == [{problem.id for _, problem in turn} for turn in two_turns]
+
+def test_what_specreason_may_ask_is_drawn_and_nothing_twice(lab, two_turns, monkeypatch, tmp_path, capsys):
+    "After the drawing, SpecReason walks at every threshold without a model."
+    words = ['gsm8k', tmp_path/'draws.db', 'micro-small', 'micro-large', tmp_path/'grades.db', '--every', 0, 2]
+    run_main(lab.judge, monkeypatch, *words)
+    run_main(lab.judge, monkeypatch, *words)
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.endswith(' grades'))
+    assert not first.startswith('0 edges') and second.startswith('0 edges, 0 tokens')
+    with RolloutStore(tmp_path/'draws.db', readonly=True) as draws, \
+            RolloutStore(tmp_path/'grades.db', readonly=True, record=Grade) as grades:
+        tree = RoutingTree(None, draws, max_steps=MAX_STEPS['gsm8k'], grade=lambda *_: False)
+        problems = [problem for split, problem in two_turns[0] if split != 'train']
+        routers = [SpecReason(grades, scoring='greedy', threshold=x) for x in (0, .05, .5, .95, 1.05)]
+        walked = walk_outcomes([(router, problems) for router in routers], tree)
+    assert walked[0]['large_steps'].sum() == 0 < walked[-1]['large_steps'].sum()
 
 @pytest.fixture
 def again(lab): return lab.again
