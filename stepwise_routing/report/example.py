@@ -127,13 +127,10 @@ def running_example() -> Example:
 
 
 @contextmanager
-def recorded_tree(
-    benchmark: str,  # a recorded one
-    n: int = LESSON,  # training problems at most
-):
+def recorded_tree(benchmark: str):  # a recorded one
     "(The first training problems of a recorded benchmark, the `RoutingTree` that replays them). Needs no models."
     whole = read_recorded(benchmark)
-    problems = whole.problems['train'][:n]
+    problems = whole.problems['train'][:LESSON]
     ids = {problem.id for problem in problems}
     recorded = replace(whole, edges=tuple(edge for edge in whole.edges if edge[0][0] in ids))
     with TemporaryDirectory() as folder:
