@@ -275,7 +275,7 @@ async def _reply_log_probs(backend, ids, replies):
     if max(map(len, replies)) == 1:  # one look at the whole vocabulary
         top = backend.text.vocab
         _, tokens, logs = await answer_request(backend, ids, answers=replies[0], top=top)
-        places = [np.flatnonzero(tokens[0] == reply[0])[0] for reply in replies]
+        places = [(tokens[0] == reply[0]).argmax() for reply in replies]
         return logs[0, places]
     asked = (answer_request(backend, ids, answers=reply) for reply in replies)
     scores = await asyncio.gather(*asked)
