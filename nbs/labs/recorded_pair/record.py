@@ -83,11 +83,11 @@ def drawn_problems(trees: list, benchmark: str, data_dir) -> Drawn:
     return drawn
 
 
-def merge(drawn: Drawn, target: RolloutStore) -> None:
+def merge(drawn: Drawn, stores: list, target: RolloutStore) -> None:
     "Put the edges of the problems into one store, each problem's from the store that it comes from."
-    for source in {id(store): store for store in drawn.sources.values()}.values():
-        keys = [key for key in source.keys() if drawn.sources.get(key[0]) is source]
-        target.put_many([(key, source.get(*key)) for key in keys])
+    for store in stores:
+        keys = [key for key in store.keys() if drawn.sources.get(key[0]) is store]
+        target.put_many([(key, store.get(*key)) for key in keys])
 
 
 def with_names(settings: dict, names: tuple) -> dict:
@@ -120,7 +120,7 @@ def record(benchmark: str, stores: list, data_dir, receipt: dict, folder: Path) 
         about |= dict(further_settings=further)  # of the later turns
     with TemporaryDirectory() as temporary:
         with RolloutStore(Path(temporary) / 'merged.db', stores[0].settings) as merged:
-            merge(drawn, merged)
+            merge(drawn, stores, merged)
             out = recorded_file(benchmark, folder)
             path = write_recorded(out, about, drawn.problems, merged, verdicts)
     counts = ', '.join(f'{len(part)} {split}' for split, part in drawn.problems.items())
