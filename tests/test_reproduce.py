@@ -300,11 +300,15 @@ def test_what_runs_again_is_what_could_come_out_different(whole, monkeypatch):
     assert todo() == ()
 
 def test_a_changed_cell_runs_its_stage_and_those_after_it(whole):
-    path = whole.nbs/'05_table.ipynb'
-    before = path.read_text()
-    path.write_text(before.replace('mean of', 'mean over'))
-    assert planned(whole, run_id='whole', resume=True).todo == ('05_table',)
-    path.write_text(before)
+    first, last = (fingerprints.stage_cells(whole, name)[-1] for name in ('01_count', '05_table'))
+    for stage, cell, due in (('01_count', first, ('01_count', '05_table')), ('05_table', last, ('05_table',))):
+        path = whole.nbs/f'{stage}.ipynb'
+        before = path.read_text()
+        path.write_text(before.replace(json.dumps(cell)[1:-1], json.dumps(cell + '\n0')[1:-1]))
+        assert path.read_text() != before
+        todo = planned(whole, run_id='whole', resume=True).todo
+        path.write_text(before)
+        assert todo == due
 
 # ---- fingerprints of code
 
