@@ -386,6 +386,13 @@ def no_notebook_runs(monkeypatch):
     def refused(source, *args, **kwargs): raise AssertionError(f'{source} was run')
     monkeypatch.setattr(runner, 'execute', refused)
 
+def test_a_changed_stage_that_ran_alone_runs_the_later_ones_again(ran):
+    path = ran.nbs/'01_count.ipynb'
+    cell = fingerprints.stage_cells(ran, '01_count')[-1]
+    path.write_text(path.read_text().replace(json.dumps(cell)[1:-1], json.dumps(cell + '\n0')[1:-1]))
+    runner.run_plan(planned(ran, run_id='whole', resume=True, only=('01',)))
+    assert planned(ran, run_id='whole', resume=True).todo == ('05_table',)
+
 def test_a_new_run_takes_over_what_is_unchanged(ran, monkeypatch, capsys):
     no_notebook_runs(monkeypatch)
     cli.main(['--project', str(ran.root), 'reproduce', '--profile', 'toy', '--run-id', 'warm', '--publish'])
