@@ -22,10 +22,15 @@ from stepwise_routing.base.settings import (
     Text,
     checked,
 )
-from .base.store import RolloutStore, check_settings, tree_settings
+from stepwise_routing.base.store import (
+    RolloutStore,
+    benchmark_draws,
+    check_settings,
+    tree_settings,
+)
 from .base.tools import check_links, digest, nearest, read_file, write_file
 from .data.benchmarks import find_benchmark
-from .data.grading import check_references, graded, is_right
+from .data.grading import check_gradable, check_references, graded, is_right
 from .data.questions import own_problems, with_earlier
 from .method.offers import fingerprint, offers
 from .method.outcomes import OutcomeTable
@@ -58,7 +63,7 @@ from stepwise_routing.report.card import (
     several_alphas,
     simplest_class,
 )
-from .report.entries import calibrated_policy, public_entries
+from .report.entries import calibrated_policy, check_draws, public_entries
 from .report.own_report import write_report
 from .report.own_router import OwnRouter
 from .report.traffic import Drift, Recorder, compare, first_scores
@@ -167,6 +172,7 @@ def collect(
         sampling=sampling,
     )
     check_links(folder)
+    check_gradable(name, grade)
     problems = _all_problems(folder, problems, own)
     check_references(problems, grade)
 
@@ -394,6 +400,8 @@ def open_router(
     given = several_models(models, len(own.models))
     policy = calibrated_policy(folder)
     is_collected = (folder / 'draws.db').is_file()
+    if not is_collected and (folder / 'problems.jsonl').exists():
+        raise ValueError(f'{folder}: draws.db is missing; call collect again with the same questions')
     with TemporaryDirectory() as empty:  # in place of a folder of `export`, which is only read
         work_folder = folder if is_collected else Path(empty)
         check_links(work_folder)
@@ -406,6 +414,7 @@ def open_router(
                 RolloutStore(folder / 'draws.db', settings, readonly=True).close()
             else:
                 check_weights(folder, policy.config, settings)
+                check_draws(folder, policy.config, own.name, draws)
             with contextlib.closing(OwnRouter(backends, policy, own, fall_back)) as router:
                 yield router
 
@@ -540,8 +549,9 @@ def export(
         raise ValueError(f'{out} is not empty: choose another folder')
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
         weights = weights_of(store.settings)
+        draws = benchmark_draws(store.settings)
     config = policy.config
-    entries = public_entries(config) | dict(models=own.models, model_weights=weights)
+    entries = public_entries(config) | dict(models=own.models, model_weights=weights, draws=draws)
     save_policy(out / 'policy', policy, **entries | dict(kappa=policy.kappa))
     write_file(out / 'own.json', _as_json(own))
     write_file(out / 'README.md', _card(own, config, weights, licence))

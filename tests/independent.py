@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 
 SCORES = {'Bare threshold (probability)': 'score_prob', 'Bare threshold (logit)': 'score_logit'}
-FEW = 300 # below, the certain settings are found by a bet, which is not repeated here
+FEW, FEW_LOSSES = 300, 6 # below, the certain settings are found by a bet, which is not repeated here
 SEED = 0
 
 
@@ -150,7 +150,7 @@ def check_bare(checks, where, folder, benchmark, unit, alpha):
             got = test.large if best < 0 else test.at(cuts[best], test.score(feature), again)
             checks.same('bare accuracy', name, got[0].mean(), np.mean([float(r['correct']) for r in own]))
             checks.same('bare cost', name, got[1].mean(), np.mean([float(r[unit]) for r in own]))
-            if calibration.n >= FEW:
+            if calibration.n >= FEW and calibration.n*alpha >= FEW_LOSSES:
                 order = range(len(cuts))[::-1]
                 last = certain([calibration.large_share - right[i] for i in order], [cost[i].mean() for i in order],
                                large_cost, alpha)

@@ -1,4 +1,5 @@
 "The target `certain`: is the promise kept as often as it says, for any number of problems?"
+import math
 from itertools import product
 from math import prod
 
@@ -7,7 +8,7 @@ import pytest
 from scipy.stats import norm
 
 from stepwise_routing.method.certain import (
-    FEW, capital, certain_setting, is_safe, losses, normal_bound, problems_for,
+    FEW, FEW_LOSSES, capital, certain_setting, is_few, is_safe, losses, normal_bound, problems_for,
     problems_needed)
 
 @pytest.mark.parametrize('alpha', [.02, .1, .3])
@@ -91,8 +92,22 @@ def test_so_many_problems_as_if_each_were_there(n, alpha):
         mean = max(loss.mean(), 0)
         if mean >= alpha: continue
         needed = problems_needed(alpha, (loss != 0).mean(), mean)
-        slow = needed if needed > n and is_safe(np.zeros(needed), alpha) else FEW if n < FEW else 2*n
+        enough = max(FEW, math.ceil(FEW_LOSSES/alpha)) if is_few(n, alpha) else 2*n
+        slow = needed if needed > n and is_safe(np.zeros(needed), alpha) else enough
         assert problems_for(loss, alpha) == slow
+
+@pytest.mark.parametrize('n', [20, 299, 300, 400, 600, 3000])
+def test_nothing_lost_proves_no_more_than_chance_allows(n):
+    "A router that loses a share alpha of all problems loses none of n with the probability (1 - alpha)^n."
+    for alpha in (1e-9, 1e-4, .001, .002, .005, .01, .02, .05):
+        if is_safe(np.zeros(n), alpha): assert (1 - alpha)**n <= .1, alpha
+
+@pytest.mark.parametrize('n, alpha', [(300, .005), (300, .01), (390, .01), (600, .002), (600, .005)])
+def test_few_allowed_losses_are_tested_exactly(n, alpha):
+    "Of routers that lose exactly alpha, at most one in ten is called safe; the normal bound called 20 to 55 so."
+    r = np.random.default_rng(2)
+    safe = [is_safe((r.random(n) < alpha).astype(float), alpha) for _ in range(2000)]
+    assert np.mean(safe) <= .1
 
 @pytest.mark.parametrize('alpha', [1e-5, 1e-7, 1e-10, 1e-200, 5e-324])
 def test_a_tiny_alpha_takes_no_memory(monkeypatch, alpha):

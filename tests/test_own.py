@@ -871,3 +871,53 @@ def test_a_large_model_behind_a_server(tmp_path, questions):
         route(tmp_path/'mine', question, models)
     export(tmp_path/'mine', tmp_path/'out')
     assert route(tmp_path/'out', question, models, access, max_cents=5) == answer
+
+# --- a benchmark of the user's own, in another process
+
+@pytest.fixture
+def registered(monkeypatch):
+    from stepwise_routing.data import benchmarks
+    monkeypatch.setattr(benchmarks, 'REGISTERED', dict(benchmarks.REGISTERED))
+    return benchmarks.REGISTERED
+
+def asked_kindly(question): return [dict(role='user', content=f'Please: {question}')]
+
+RULES = {'another prompt': dict(prompt=asked_kindly), 'other scored tokens': dict(scored=lambda text: [c != '=' for c in text]),
+         'another end': dict(is_last=lambda text: text == 'done')}
+
+@pytest.mark.parametrize('rule', RULES)
+def test_a_router_with_rules_of_its_own_needs_them_where_it_answers(tmp_path, toys, registered, rule):
+    "Where nobody registered them, it would ask, cut or score in another way, and say nothing."
+    from stepwise_routing.data.benchmarks import Benchmark, register
+    register(Benchmark('sums', **RULES[rule]))
+    collect(tmp_path/'mine', rows(40), PAIR, name='sums')
+    train(tmp_path/'mine', .3, steps=5, seeds=1)
+    calibrate(tmp_path/'mine', 'accuracy', .3)
+    export(tmp_path/'mine', tmp_path/'out')
+    for folder in ('mine', 'out'):
+        with open_router(tmp_path/folder, PAIR): pass
+    del registered['sums']
+    with pytest.raises(ValueError, match='settings'), open_router(tmp_path/'mine', PAIR): pass
+    with pytest.raises(ValueError, match="register the benchmark 'sums' here"), open_router(tmp_path/'out', PAIR): pass
+
+def test_a_corrected_rule_does_not_reuse_what_the_old_one_cut(tmp_path, toys, registered):
+    from stepwise_routing.data.benchmarks import Benchmark, register
+    register(Benchmark('sums', is_last=lambda text: '=' in text))
+    collect(tmp_path/'mine', rows(4), PAIR, name='sums')
+    register(Benchmark('sums', is_last=lambda text: text == 'done'))
+    with pytest.raises(ValueError, match='settings.is_last'): collect(tmp_path/'mine', rows(4), PAIR, name='sums')
+
+def test_the_packages_own_rules_are_those_of_its_version():
+    from stepwise_routing.data.benchmarks import find_benchmark
+    assert find_benchmark('gsm8k').draws == {} and set(find_benchmark('mbpp').draws) == {'prompt', 'separator'}
+
+@pytest.mark.parametrize('name, said', [('mbpp', 'run_code=True'), ('gsm8k-recorded', 'choose another name')])
+def test_what_cannot_be_graded_is_not_drawn(tmp_path, toys, name, said):
+    with pytest.raises(ValueError, match=said): collect(tmp_path/'mine', rows(4), PAIR, name=name)
+    assert not toys.made
+
+def test_a_folder_without_its_draws_does_not_take_any_models(tmp_path, toys):
+    ready(tmp_path/'mine')
+    (tmp_path/'mine'/'draws.db').unlink()
+    with pytest.raises(ValueError, match='draws.db is missing; call collect again'):
+        with open_router(tmp_path/'mine', PAIR[::-1]): pass

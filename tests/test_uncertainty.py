@@ -81,12 +81,11 @@ def test_every_seed_chooses_for_itself_and_counts_as_often_as_it_is_drawn():
     own = mean_outcome(method[ALPHA], test)
     assert np.isclose(points['accuracy'].columns['correct'][0], own['correct'].mean(), rtol=1e-12)
 
-@pytest.mark.parametrize('n', [40, 350])
-def test_safe_in_a_resample_is_safe_on_its_problems(n):
+@pytest.mark.parametrize('n, alpha', [(40, .4), (350, .1), (350, .016)])
+def test_safe_in_a_resample_is_safe_on_its_problems(n, alpha):
     rng = np.random.default_rng(1)
     loss = rng.choice([-1., 0., 0., 0., 0., 0., 1.], (130, n))
     counts = rng.multinomial(n, np.full(n, 1/n), 5).astype(float)
-    alpha = .1 if n > 100 else .4
     safe = safe_in_resamples(loss, counts, alpha)
     for r, row in enumerate(counts):
         own = [np.repeat(x, row.astype(int)) for x in loss]

@@ -42,6 +42,34 @@ def is_bool(value) -> bool:
     return kind is bool or is_numpys
 
 
+SAMPLES = (
+    '1 + 1 = 2',
+    'So x is 3.',
+    r'Answer: \boxed{2}',
+    '#### 2',
+    'def f(x):',
+    '    return x  # one',
+    'assert f(1) == 2',
+    '```',
+    'done',
+)
+
+
+def is_own(rule) -> bool:
+    "Did a user write this rule? The package's rules belong to its version."
+    if rule is None:
+        return False
+    return not str(getattr(rule, '__module__', '')).startswith('stepwise_routing.')
+
+
+def behaviour(rule) -> str:
+    "A digest of what a rule says about some texts. A change that shows on none of them is not noticed."
+    import numpy as np
+
+    answers = [np.asarray(rule(text), bool).tolist() for text in SAMPLES]
+    return digest(str(answers))
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """How a benchmark differs from others. The defaults fit mathematics with boxed answers.
@@ -129,9 +157,12 @@ class Benchmark:
     @property
     def draws(self) -> dict:
         "What the draws depend on besides the models, as JSON. Empty for the paper's prompt and steps."
-        if self.prompt is chat_prompt and self.separator == '\n\n' and self.is_last is never:
+        rules = dict(is_last=self.is_last, scored=self.scored)
+        own_rules = {name: behaviour(rule) for name, rule in rules.items() if is_own(rule)}
+        is_usual = self.prompt is chat_prompt and self.separator == '\n\n' and self.is_last is never
+        if is_usual and not own_rules:
             return {}
-        return dict(prompt=digest(str(self.prompt('?'))), separator=self.separator)
+        return dict(prompt=digest(str(self.prompt('?'))), separator=self.separator) | own_rules
 
 
 # ---- the registered ones

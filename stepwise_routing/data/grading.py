@@ -21,6 +21,7 @@ from .algebra import NO, YES, serve
 from .answers import plain_verdict
 from .benchmarks import find_benchmark, is_bool, last_box
 from .programs import RISK
+from .recorded import RecordedVerdict
 
 START = (  # the code of the process, which finds the package from any folder
     f'import sys; sys.path.append({str(PACKAGE.parent)!r}); '
@@ -151,6 +152,23 @@ def verdict_of(grade, problem: Problem, answer: str | None) -> bool:
     if is_bool(said) or isinstance(said, (int, float)) and said in (0, 1):
         return bool(said)
     raise ValueError(f'grade gives {said!r:.40} for {problem.id}: it should give True or False')
+
+
+def check_gradable(
+    name: str,  # of the benchmark of new answers
+    grade,  # `is_right`, or a caller's
+) -> None:
+    "ValueError if this grade cannot grade new answers. It is asked before they are paid."
+    benchmark = find_benchmark(name)
+    if grade is not is_right:
+        return
+    if benchmark.runs_code:
+        raise ValueError(
+            f'grading {name} runs programs that a model wrote; if you want that, '
+            'pass grade=functools.partial(is_right, run_code=True)'
+        )
+    if isinstance(benchmark.right, RecordedVerdict):
+        raise ValueError(f'{name} knows recorded answers alone: choose another name')
 
 
 def check_references(problems, grade) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..base.statistics import resamples
 from ..base.tools import write_file
-from .certain import FEW, capital, losses, quantile
+from .certain import capital, is_few, losses, quantile
 from .outcomes import keeps_accuracy, npz_bytes, replay
 
 METRICS = (
@@ -94,7 +94,7 @@ def safe_in_resamples(
 ) -> np.ndarray:  # bool [resample, setting]
     "`is_safe` of each resample."
     n = counts.shape[1]
-    if n < FEW:
+    if is_few(n, alpha):
         drawn = np.array([np.repeat(np.arange(n), row.astype(int)) for row in counts])
         return np.stack([capital(x[drawn], alpha, delta).max(-1) >= 1 / delta for x in loss], 1)
     mean = counts @ loss.T / n

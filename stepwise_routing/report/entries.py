@@ -47,6 +47,7 @@ def check_entries(
         costs=isinstance(config.get('costs'), dict),
         n_train=type(config.get('n_train')) is int,
         calibration=_is_calibration(config.get('calibration')),
+        draws=isinstance(config.get('draws', {}), dict),
     )
     for name, fit in fits.items():
         if not fit:
@@ -54,6 +55,20 @@ def check_entries(
                 f'{folder}: {name} in policy/config.json is not what calibrate writes; '
                 'call calibrate again, or take another router'
             )
+
+
+def check_draws(
+    folder,  # for the message
+    config: dict,  # that `check_entries` accepts
+    name: str,  # of the benchmark
+    draws: dict,  # what it says here, see `Benchmark.draws`
+) -> None:
+    "ValueError if questions would be asked, or steps cut or scored, in another way than for the policy."
+    if config.get('draws', draws) != draws:  # a router of an earlier version has no such entry
+        raise ValueError(
+            f'{folder}: the policy was trained with another prompt, other steps or other scored '
+            f'tokens: register the benchmark {name!r} here as it was for collect'
+        )
 
 
 def calibrated_policy(folder):

@@ -79,6 +79,8 @@ def serve(argv) -> None:  # the words after `stepwise-routing serve`
     names = 'base_url', 'key_env', 'price'
     given = {name: words.pop(name) for name in names}
     access = Access(**{name: value for name, value in given.items() if value is not None})
+    from ..data.benchmarks import register_own
     from ..own import serve
 
+    register_own()
     serve(words.pop('folders'), words.pop('models'), access, **words)
