@@ -52,7 +52,7 @@ def math_token_mask(
     scored=None,  # text -> bool per character, of a `Benchmark`; None: mathematics
 ) -> np.ndarray:  # bool [token], read only
     "$M_i$: the tokens that overlap mathematics (or the text that a benchmark scores); all tokens if there is none."
-    chars = (scored or _math_chars)(text)
+    chars = np.asarray((scored or _math_chars)(text), bool)
     math_chars_before = np.r_[0, chars.cumsum()]  # [offset]
     token_ends = np.minimum(np.asarray(ends, int), len(text))
     math_chars_up_to = math_chars_before[token_ends]  # [token]
