@@ -141,6 +141,17 @@ def test_a_fault_that_passes_is_tried_again(fault, tmp_path):
         assert closing(again, whole()) == [steps] and len(server.seen) == 3
         assert again.ledger.units == backend.ledger.units
 
+@pytest.mark.parametrize('fault', ['cut', 'uncounted', 'no-finish'])
+def test_an_unreadable_reply_whose_usage_cannot_be_all_counts_in_full(fault, tmp_path):
+    "A stream that ends early says what it has used so far; 0 tokens are no bill of a reply that was written."
+    with Faulty([fault], key=KEY) as server:
+        backend = api(server, ledger=tmp_path/'ledger', retries=1)
+        heard = dict(heard=[].append) if fault == 'cut' else {}
+        fails(lambda: run_async(backend.write(whole(), **heard)), 'the reply has no choices')
+        run_async(backend.close())
+        with Ledger(tmp_path/'ledger') as book: (_, _, most, units, notes), = book.rows('call')
+        assert units == most > server.cents*CENT and json.loads(notes)['uncertain']
+
 FINAL = dict(quota=('quota', 'TOY_KEY'), bad=('refuses the request (400)', 'seed: not this one, ****'))
 
 @pytest.mark.parametrize('fault', FINAL)
@@ -418,6 +429,27 @@ def test_the_key_is_nowhere(tmp_path, caplog, capsys):
     lines += [f.read_bytes().decode('latin-1') for f in tmp_path.iterdir()]
     assert not any(KEY in l for l in lines) # a server that repeats it is not repeated
     assert any('****' in l for l in lines)
+
+def in_two(data): # the key in two pieces, and one that is none behind them
+    name = KEY.encode()
+    if name not in data: return data
+    return data.replace(name, name[:8]) + data.replace(name, name[8:]) + b'data: {broken\n\n'
+
+@pytest.mark.parametrize('fault', ['spelled', 'bad-spelled', 'echo'])
+def test_a_key_that_is_spelled_otherwise_is_nowhere(fault, tmp_path):
+    "A reply that is no JSON may spell it in escapes, or in pieces."
+    with Faulty([fault]*2, key=KEY, wire=in_two) as server:
+        backend = api(server, ledger=tmp_path/'ledger', retries=1, top_logprobs=0)
+        line = fails(lambda: run_async(backend.write(whole(), [].append)))
+        run_async(backend.close())
+        kept = line + ''.join(f.read_bytes().decode('latin-1') for f in tmp_path.iterdir())
+        assert KEY[8:] not in kept and backend.ledger.units >= server.cents*CENT
+
+def test_a_reply_that_is_no_json_is_kept_where_it_cannot_spell_the_key(tmp_path):
+    with Faulty(['page'], key=KEY) as server:
+        closing(api(server, ledger=tmp_path/'ledger'), whole())
+    with Ledger(tmp_path/'ledger') as book: notes = [json.loads(notes) for *_, notes in book.rows('call')]
+    assert [n.get('answer') for n in notes] == ['<html>Bad gateway</html>', None]
 
 # choosing
 

@@ -191,6 +191,9 @@ def test_a_stop_string_is_found_across_pieces(seed):
     assert stop.has_ended == bool(ends)
     if not ends: assert shown == whole
     else: assert whole.startswith(shown) and len(shown) >= min(ends) - 0 and not any(s in shown for s in stops)
+    if ends: assert stop.end == min(whole.find(s) + len(s) for s in stops if s in whole)
+    alone = StopText(stops)
+    assert alone.feed(whole) + alone.rest() == shown # the pieces do not matter
 
 def test_log_probabilities_spell_the_answer(served):
     reply = served.ask(QUESTIONS[2], logprobs=True)
@@ -604,7 +607,7 @@ def test_two_processes_with_one_book(tmp_path):
 
 def test_the_cap_of_a_request(opened):
     with paid(opened[0]) as (server, book), Served(opened[0]) as served:
-        for cap in (0, .001, .004, .02, .1):
+        for cap in (0, .001, .004, .02, .1, 1e308):
             before = server.cents
             reply = served.ask(QUESTIONS[0], model='large', extra_body=dict(stepwise=dict(max_cents=cap)))
             assert float(server.cents - before) <= cap and reply.usage.cost*100 <= cap

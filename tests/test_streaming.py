@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from faulty import Faulty
@@ -17,7 +18,7 @@ from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import MATHEMATICS, find_benchmark
 from stepwise_routing.method.live import LiveText
 from stepwise_routing.method.walks import LargeOnly
-from stepwise_routing.models.bills import Bills
+from stepwise_routing.models.bills import Bills, Purse
 from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.events import Listener, whole_reply
 from stepwise_routing.models.interface import Request
@@ -28,9 +29,9 @@ KEY = 'sk-0123456789-abcdefghij'
 
 class Paid:
     "A server, a book and a backend, and the router of a test with it as its large model."
-    def __init__(self, router, faults=(), between=None, key=None, **options):
+    def __init__(self, router, faults=(), between=None, key=None, wire=None, **options):
         self.router, self.before = router, router.specs
-        self.server, self.book = Faulty(faults, key=key, between=between), Bills()
+        self.server, self.book = Faulty(faults, key=key, between=between, wire=wire), Bills()
         self.options = dict(key_env='', price='gpt-4.1-mini', pause=.01, timeout=20.) | options
     def __enter__(self):
         self.server.__enter__()
@@ -101,6 +102,43 @@ def test_a_stream_is_a_reply():
     for i in range(len(raw)): listener(raw[i:i + 1]) # also in the middle of a character
     assert told == ['a', 'a√b']
 
+# ---- on the wire
+
+def halves(data): # of one character, in two pieces
+    if rb'\u221a.' not in data: return data
+    return data.replace(rb'\u221a.', rb'\ud83d') + data.replace(rb' \u221a.', rb'\ude00.')
+
+def lines(end): # of a chunk: each of its fields on one
+    def wire(data): return data.replace(b', "', b',\ndata: "').replace(b'\n', end)
+    return wire
+
+WIRES = dict(byte=(lambda data: data.replace(rb'\u221a', b'\xff'), '\ufffd'), halves=(halves, '\U0001f600'),
+             mark=(lambda data: b'\xef\xbb\xbf' + data if b'"Next' in data else data, '√'),
+             single=(lambda data: data.replace(b'\n\n', b'\n'), '√'), empty=(lambda data: b'data:\n\n' + data, '√'),
+             lf=(lines(b'\n'), '√'), cr=(lines(b'\r'), '√'), crlf=(lines(b'\r\n'), '√'))
+
+@pytest.mark.parametrize('name', WIRES)
+def test_what_a_stream_may_be_made_of(opened, name):
+    "It is read at the first attempt, and told as it is in the end."
+    wire, sign = WIRES[name]
+    with Paid(opened[0], wire=wire, top_logprobs=0) as paid:
+        chunks, plain = paid.ask(), paid.ask(stream=False)
+        assert text(chunks) == plain.choices[0].message.content.replace('√', sign) != sign
+        assert len(paid.server.seen) == 2 and paid.book.units == paid.server.cents*CENT
+
+@pytest.mark.parametrize('name', WIRES)
+def test_a_listener_tells_what_the_reply_says(name):
+    "Byte by byte, up to its last event."
+    wire, sign = WIRES[name]
+    pieces = [dict(choices=[dict(index=0, delta=dict(content=t))]) for t in ('Next', ' √.', ' End')]
+    data = b''.join(wire(f'data: {json.dumps(piece)}\n\n'.encode()) for piece in pieces) + b'\n\n'
+    told = []
+    listener = Listener(told.append, lambda text: text)
+    for i in range(len(data)): listener(data[i:i + 1])
+    message = json.loads(whole_reply(data.decode(errors='replace')))['choices'][0]['message']
+    assert message['content'] == told[-1] == f'Next {sign}. End'
+    assert not any('\ud800' <= c <= '\udfff' for t in told for c in t)
+
 # ---- by token
 
 def test_a_text_comes_before_the_reply_ends(opened):
@@ -160,6 +198,41 @@ def test_streams_that_are_left_are_booked(opened):
         assert eventually(lambda: not paid.book.pending and not paid.server.busy and not paid.book.reserved)
         assert paid.book.units == paid.server.cents*CENT > 0 and len(paid.server.seen) == 30
         assert eventually(lambda: not asyncio.all_tasks(opened[0].loop.loop))
+
+@pytest.mark.parametrize('kind', ['cap', 'purse'])
+def test_who_left_while_waiting_for_room_is_not_asked_for(opened, kind):
+    "There is room for one call. When it ends, nobody wants the second one any more."
+    gate, reserved = threading.Event(), []
+    async def between(i):
+        while not gate.is_set(): await asyncio.sleep(.01)
+    with Paid(opened[0], between=between) as paid:
+        if kind == 'cap': paid.book.allow(.5)
+        else: paid.book.purse = Purse(.5)
+        reserve = paid.book.reserve
+        def counted(*args):
+            reserved.append(args)
+            return reserve(*args)
+        paid.book.reserve = counted
+        body = dict(model='large', stream=True, messages=user(QUESTIONS[1]))
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(paid.ask)
+            assert eventually(lambda: paid.server.seen)
+            run_async(hang_up(paid.served, body, 0, lambda: len(reserved) == 2))
+            assert eventually(lambda: paid.book.unwanted)
+            gate.set()
+            assert text(first.result())
+        assert eventually(lambda: not paid.book.pending and not paid.book.reserved)
+        assert len(paid.server.seen) == 1 and paid.book.units == paid.server.cents*CENT
+        assert kind == 'cap' or paid.book.purse.left == paid.book.purse.cap - paid.book.units
+        assert text(paid.ask()) and not paid.book.unwanted
+
+def test_a_stop_string_in_a_later_step_leaves_the_notes_of_the_steps_before(opened):
+    with Paid(opened[0]) as paid:
+        for stop in ('So the', '.\n\nSo', '\n\n', 'x', 'Next'):
+            chunks, whole = paid.ask(stop=stop), paid.ask(stop=stop, stream=False)
+            told = [s for c in chunks for s in getattr(c, 'stepwise', None) or ()]
+            assert text(chunks) == whole.choices[0].message.content and chunks[-1].usage == whole.usage
+            assert [(s['model'], s['tokens']) for s in told] == [(s['model'], s['tokens']) for s in whole.stepwise]
 
 def test_a_stream_that_is_torn_is_an_error_and_is_booked(opened):
     "Part of it was shown, so no other reply may follow; nobody knows the bill, so the most that it can be is booked."

@@ -101,7 +101,7 @@ class LiveTree:
         turns = [*messages, dict(content=chain), dict(content='x' * 64)]  # and "go on"
         cents = (self.wish.max_cents - api_cost(self.calls, self.specs)) / CALLS
         tokens = (cents * 1e4 - worst_prompt(turns) * row.input) / row.output
-        return min(left, math.floor(tokens))
+        return min(left, tokens)
 
     def request(self, problem: Problem, path: str, model: int, to_end: bool) -> Request:
         "What is asked of a model."

@@ -105,15 +105,19 @@ class StopText:
         self.stops = stops
         self.waiting = ''
         self.has_ended = False
+        self.end = 0  # of all text that was taken; where a stop string was found, of that
 
     def feed(self, text: str) -> str:
         "Take more text; return the text that may be shown now."
         self.waiting += text
-        places = [self.waiting.find(stop) for stop in self.stops]
-        found = [place for place in places if place >= 0]
+        self.end += len(text)
+        places = [(self.waiting.find(stop), len(stop)) for stop in self.stops]
+        found = [(place + size, place) for place, size in places if place >= 0]
         if found:
+            end, place = min(found)  # the first to be complete: so the pieces do not matter
             self.has_ended = True
-            shown, self.waiting = self.waiting[: min(found)], ''
+            self.end += end - len(self.waiting)
+            shown, self.waiting = self.waiting[:place], ''
             return shown
         n = len(self.waiting) - unfinished(self.waiting, self.stops)
         shown, self.waiting = self.waiting[:n], self.waiting[n:]
@@ -387,7 +391,8 @@ class RouterService:
                     told = len(answer.notes)
                 if ready:
                     yield ready
-                if answer.stop.has_ended and live.step:  # the bill comes with the steps
+                # the bill and the notes come with the steps, and the text before them
+                if answer.stop.has_ended and len(answer.text) >= answer.stop.end:
                     break
         last = []
         text = answer.rest()

@@ -85,17 +85,27 @@ class Bills(Ledger):
         self.cap = self.units + int(Fraction(str(cents)) * CENT)
 
     async def reserve(self, key, max_units):
-        "As in `Ledger`. RuntimeError if the caller has gone: then the call is not made."
+        "As in `Ledger`. RuntimeError if the caller has gone, also while it waited: then the call is not made."
+        self.check_wanted()
+        if self.purse is not None:
+            await self.purse.take(max_units)
+        try:
+            call = await super().reserve(key, max_units)
+        except BaseException:
+            if self.purse is not None:
+                self.purse.settle(max_units, 0)
+            raise
+        try:
+            self.check_wanted()
+        except RuntimeError:
+            await self.settle(call, 0)
+            raise
+        return call
+
+    def check_wanted(self) -> None:
+        "RuntimeError if the caller of this task has gone."
         if asyncio.current_task() in self.unwanted:
             raise RuntimeError('the caller has gone, so the call was not made')
-        if self.purse is None:
-            return await super().reserve(key, max_units)
-        await self.purse.take(max_units)
-        try:
-            return await super().reserve(key, max_units)
-        except BaseException:
-            self.purse.settle(max_units, 0)
-            raise
 
     async def settle(self, call, units, reply=None, **notes):
         "As in `Ledger`."

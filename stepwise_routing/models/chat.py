@@ -160,6 +160,12 @@ def api_client(
     )
 
 
+def _unescaped(text):
+    "A text that is no JSON, with JSON's escapes of characters read."
+    plain = re.sub(r'\\u([0-9a-fA-F]{4})', lambda found: chr(int(found[1], 16)), text)
+    return plain.replace('\\/', '/')
+
+
 OWN_WORDS = 4096  # tokens that a server may add to a prompt or reply: its own system prompt
 
 
@@ -214,12 +220,22 @@ class OpenAIBackend:
         "Text without the API key."
         return text.replace(self.key, '*' * len(self.key)) if len(self.key) > 7 else text
 
+    def unspelled(self, text):
+        "Text to be kept. Only its length if the key's characters stand there in their order, in pieces or escaped."
+        characters = iter(_unescaped(text))
+        if len(self.key) > 7 and all(character in characters for character in self.key):
+            return f'{len(text)} characters, not kept: they could spell the API key'
+        return text
+
     async def _refusal(self, error):
         "What an HTTP error means: an `_Outcome` with the reason, and whether to try again."
         status = error.status_code
         env = self.options.key_env
         wait = None
-        reason = self.masked(replies.error_reason(error.body) or 'no reason')[:200]
+        body = error.body
+        if isinstance(body, str):
+            body = _unescaped(body)
+        reason = self.masked(replies.error_reason(body) or 'no reason')[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status in (401, 403):
             line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
@@ -252,24 +268,25 @@ class OpenAIBackend:
             text = self.masked(json.dumps(json.loads(text), ensure_ascii=False))
             answer = json.loads(text)
         except (ValueError, RecursionError):
-            return _Outcome('a reply that is not JSON', answer=self.masked(text))
+            return _Outcome('a reply that is not JSON', answer=self.unspelled(text))
+        kept = self.unspelled(text) if '"logprob"' in text else text  # tokens are pieces
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
         if usage and not _is_possible(usage, body):
             line = _too_many(self.model, usage, body)
-            return _Outcome(line, wait=None, answer=text, claimed=usage | dict(units=units))
+            return _Outcome(line, wait=None, answer=kept, claimed=usage | dict(units=units))
         error = answer.get('error') if isinstance(answer, dict) else None
         if reason := replies.error_reason(error):
             line = f'the server answers with an error: {reason[:200]}'
-            return _Outcome(line, units=units, answer=text)
+            return _Outcome(line, units=units, answer=kept)
         try:
             reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS)
         except ValueError as e:
-            return _Outcome(str(e), units=units, answer=text)
+            if usage and (not usage['prompt'] or replies.is_cut(answer)):
+                units = None  # it has cost more, or may have
+            return _Outcome(str(e), units=units, answer=kept)
         spelled = ''.join((reply['tokens'] or {}).get('bytes', []))
         lacks = ''
-        if spelled != self.masked(spelled):
-            return _Outcome('a reply whose tokens spell the API key', units=units)
         if reply['usage'] is None:
             self.streams = False  # a whole reply may have one
             units = None
@@ -279,6 +296,8 @@ class OpenAIBackend:
             )
         elif 'logprobs' in body and reply['tokens'] is None:
             lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
+        if spelled != self.masked(spelled):
+            return _Outcome('a reply whose tokens spell the API key', units=units)
         if lacks:
             return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
         return _Outcome(reply=reply, units=units)

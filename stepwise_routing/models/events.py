@@ -4,7 +4,10 @@ Here belong the lines of such a stream. What a whole reply means belongs in `mod
 for a stream, and pays for it, in `models.chat`.
 """
 
+import codecs
+import io
 import json
+import re
 
 WANTED = dict(stream=True, stream_options=dict(include_usage=True))  # fields of a request
 BROKEN = (
@@ -16,13 +19,16 @@ BROKEN = (
 )  # of chunks that are none
 
 
-def chunk_of(line: str) -> dict | None:
-    "The JSON of a line of a stream. None: the line holds none."
-    kind, _, value = line.partition(':')
-    value = value.strip()
-    if kind != 'data' or value == '[DONE]':
-        return None
-    return json.loads(value)
+def chunks_of(event: str) -> list:
+    """The JSON of an event: what stands between two blank lines of a stream.
+
+    A chunk may have several lines. Some servers send no blank lines: then each line is a chunk."""
+    fields = [line[5:].strip() for line in event.split('\n') if line.startswith('data:')]
+    values = [value for value in fields if value not in ('', 'null', '[DONE]')]
+    try:
+        return [json.loads('\n'.join(values))] if values else []
+    except ValueError:
+        return [json.loads(value) for value in values]
 
 
 def choices_of(chunk: dict) -> list:
@@ -31,25 +37,24 @@ def choices_of(chunk: dict) -> list:
 
 
 def whole_reply(text: str) -> str:
-    "A stream as the JSON of a reply that came at once. Anything else stays as it is."
-    lines = text.split('\n')
-    if not any(line.startswith('data:') for line in lines):
+    "A stream as the JSON of a reply that came at once. Anything else stays as it is, without a byte-order mark."
+    text = text.removeprefix('\ufeff')
+    plain = re.sub('\r\n?', '\n', text)
+    if not any(line.startswith('data:') for line in plain.split('\n')):
         return text
     try:
-        return json.dumps(_joined(lines))
+        chunks = [chunk for event in plain.split('\n\n') for chunk in chunks_of(event)]
+        return json.dumps(_joined(chunks))
     except BROKEN:
         return text
 
 
-def _joined(lines) -> dict:
+def _joined(chunks) -> dict:
     parts = []
     tokens = []
     choice = {}
     reply = {}
-    for line in lines:
-        chunk = chunk_of(line)
-        if chunk is None:
-            continue
+    for chunk in chunks:
         for name in ('usage', 'error'):
             if chunk.get(name) is not None:
                 reply[name] = chunk[name]
@@ -80,20 +85,24 @@ class Listener:
 
     def begin(self) -> None:
         "A reply begins; the one before broke off with nothing told."
-        self.rest = b''  # of a line
+        decoder = codecs.getincrementaldecoder('utf-8-sig')('replace')  # as the whole reply is read
+        self.decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
+        self.rest = ''  # of an event
         self.text = ''
 
     def __call__(self, part: bytes) -> None:
         "More bytes have come. What is no chunk is left to whoever reads the whole reply."
-        *lines, self.rest = (self.rest + part).split(b'\n')
+        *events, self.rest = (self.rest + self.decoder.decode(part)).split('\n\n')
         try:
-            for line in lines:
-                chunk = chunk_of(line.decode())
-                for piece in choices_of(chunk or {}):
+            for chunk in [chunk for event in events for chunk in chunks_of(event)]:
+                for piece in choices_of(chunk):
                     self.text += (piece.get('delta') or {}).get('content') or ''
         except BROKEN:
             return
-        told = self.sure(self.text)
+        # two chunks may hold half a character each: JSON joins them, and a half alone waits
+        joined = json.loads(json.dumps(self.text))
+        whole, *_ = re.split('[\ud800-\udfff]', joined, maxsplit=1)
+        told = self.sure(whole)
         if len(told) > len(self.told):
             self.told = told
             self.tell(told)

@@ -42,6 +42,14 @@ def read_usage(reply) -> dict | None:
     return usage if whole and cached <= usage['prompt'] else None
 
 
+def is_cut(reply) -> bool:
+    "Has a server's reply a text, but no end? Then its usage may be that of a part."
+    try:
+        return 'finish_reason' not in reply['choices'][0]
+    except (LookupError, TypeError):
+        return False
+
+
 def _is_whole(usage, text, tokens) -> bool:
     "Does a bill count all that was sent and received? Some servers do not count the token that ends a reply."
     received = len(tokens['bytes']) - 1 if tokens else bool(text)

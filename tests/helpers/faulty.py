@@ -27,6 +27,8 @@ def _text(change):
 WRONG = dict(nan=_logprob(float('nan')), above=_logprob(5.), endless=_logprob(float('inf')),
              surrogate=_text(lambda text: text + '\ud800'), listed=_text(lambda text: [dict(type='text', text=text)]))
 
+def _spelled(key): return f'{{"you sent": "\\u{ord(key[0]):04x}{key[1:]}'.encode() # JSON that is cut off
+
 def cents(prompt, cached, generated):
     p = PER_MILLION
     return ((prompt - cached)*p['input'] + cached*p['cached'] + generated*p['output']) / 10**4
@@ -52,10 +54,11 @@ def chain(body):
 
 class Faulty:
     "The server, in a thread of its own, for the time of a `with` block."
-    def __init__(self, faults=(), key=None, models=('toy-model',), delay=0., port=0, between=None):
+    def __init__(self, faults=(), key=None, models=('toy-model',), delay=0., port=0, between=None, wire=None):
         self.faults = faults if callable(faults) else list(faults)
         self.key, self.models, self.delay, self.port = key, models, delay, port
         self.between = between or (lambda i: asyncio.sleep(0)) # two pieces of a stream
+        self.wire = wire or (lambda data: data) # changes the bytes of a piece of a stream
         self.book, self.seen = [], []    # (digest of the request, cents); bodies
         self.claims = []                 # cents that it claims beyond what it was asked for
         self.busy, self.busiest = 0, 0   # calls in flight
@@ -106,18 +109,23 @@ class Faulty:
         return cut is None
 
     async def _stream(self, fault, reply, writer):
-        "The reply in pieces, a word each. `torn`: it breaks off behind the fourth; `whole`: it comes at once."
+        """The reply in pieces, a word each. `torn`: it breaks off behind the fourth; `cut`: it ends there, each piece with
+        the usage so far; `whole`: it comes at once."""
         if fault == 'whole': return await self._send(writer, 200, reply)
         choice, = reply['choices']
         tokens = (choice['logprobs'] or {}).get('content')
         writer.write(b'HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n')
         async def send(**chunk):
-            writer.write(f'data: {json.dumps(dict(id="x", object="chat.completion.chunk", **chunk))}\n\n'.encode())
+            data = json.dumps(dict(id='x', object='chat.completion.chunk', **chunk))
+            writer.write(self.wire(f'data: {data}\n\n'.encode()))
             await writer.drain()
         for i, piece in enumerate(words(choice['message']['content'])):
             if i == dict(torn=4, reset=0).get(fault): return self._reset(writer)
+            if fault == 'cut' and i == 4: return False
             logprobs = dict(content=[tokens[i]]) if tokens else None
-            await send(choices=[dict(index=0, delta=dict(content=piece), logprobs=logprobs, finish_reason=None)])
+            so_far = dict(usage=reply['usage'] | dict(completion_tokens=i)) if fault == 'cut' else {}
+            piece = dict(index=0, delta=dict(content=piece), logprobs=logprobs, finish_reason=None)
+            await send(choices=[piece], **so_far)
             await self.between(i)
         await send(choices=[dict(index=0, delta={}, logprobs=None, finish_reason=choice['finish_reason'])])
         if 'usage' in reply: await send(choices=[], usage=reply['usage'])
@@ -164,6 +172,7 @@ class Faulty:
         if fault == 'no-stream' and 'stream' in body:
             return await self._send(writer, 400, error('stream: not here'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
+        if fault == 'bad-spelled': return await self._send(writer, 400, _spelled(shown))
         if fault == 'escape': return await self._send(writer, 400, error('\x1b[31mred\x07 \x9b2J'))
         reply = self._reply(fault, body, shown)
         usage, name = reply['usage'], hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -176,7 +185,11 @@ class Faulty:
         if fault == 'stall': await asyncio.sleep(30); return False
         if fault == 'closed': return False
         if fault == 'no-usage': del reply['usage']
-        if fault == 'no-choices': reply['choices'] = []
+        if fault in ('no-choices', 'uncounted'): reply['choices'] = []
+        if fault == 'no-finish': del reply['choices'][0]['finish_reason']
+        if fault in ('uncounted', 'no-finish'): reply['usage'] = dict(prompt_tokens=0, completion_tokens=0)
+        if fault == 'spelled': return await self._send(writer, 200, _spelled(shown))
+        if fault == 'page': return await self._send(writer, 200, b'<html>Bad gateway</html>')
         if fault == 'malformed': return await self._send(writer, 200, json.dumps(reply).encode()[:-40])
         if fault == 'gzip': return await self._send(writer, 200, BOMB, 'Content-Encoding: gzip')
         if fault == 'drip': return await self._drip(writer, reply)
