@@ -173,7 +173,8 @@ def test_a_policy_of_somebody_else_is_not_given_away(mine, tmp_path, toys):
 def test_what_is_no_file_is_not_in_a_folder(mine, monkeypatch, make):
     monkeypatch.chdir(mine)  # the path of a socket is short
     make(mine/'policy'/'x')
-    for call in (train, calibrate, curve): says(lambda: call(mine), 'policy/x is neither a file nor a folder: remove it')
+    said = 'policy/x is neither a file nor a folder: remove it'
+    for call in (train, calibrate, curve): says(lambda: call(mine), said)
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch):
     def refused(path): raise PermissionError(13, 'Permission denied', str(path))

@@ -447,7 +447,8 @@ def test_runs_and_stores_may_be_on_another_disk(toy, tmp_path, monkeypatch):
         disk = tmp_path/name.replace('/', '-')
         disk.mkdir()
         (toy.root/name).symlink_to(disk)
-    for resume in (False, True): assert runner.run_plan(planned(toy, run_id='r1', resume=resume))['status'] == 'finished'
+    for resume in (False, True):
+        assert runner.run_plan(planned(toy, run_id='r1', resume=resume))['status'] == 'finished'
     assert (tmp_path/'runs-r1'/'manifest.json').is_file()
 
 def test_only_the_stages_before_a_changed_one_are_taken_over(ran, capsys):
