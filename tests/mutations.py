@@ -227,7 +227,7 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('own.py', 'public_entries(config) | ', 'config | '), # unknown entries are given away
         ('own.py', 'own.sampling, access, ledger', 'Sampling(), access, ledger'),
         ('own.py', 'check_questions(problems, backends)', 'pass'),
-        ('base/tools.py', 'if file.is_symlink():', 'if False:')]}
+        ('base/tools.py', 'if path.is_symlink():', 'if False:')]}
 
 def lines(mutation): return ' -> '.join(part.strip()[:60] for part in mutation[1:])
 

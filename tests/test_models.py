@@ -188,6 +188,15 @@ def test_steps_survive_float32_and_decode_to_their_text(alone, engines):
             assert engines[0].text.parse(s.ids)[0] == s.text and len(s.ends) == len(s.ids) and s.ends[-1] == len(s.text)
             assert all('\n\n' not in s.text and s.text == s.text.strip() for s in steps)
 
+def test_a_step_takes_no_more_room_than_the_context(problems):
+    "A received own.json may ask for a thousand million tokens."
+    options = dict(context=90, batch_size=3)
+    wide, plain = (TransformersBackend(micro_path('small'), max_tokens=n, **options) for n in (10**9, 90))
+    assert wide.engine.drawn.shape == plain.engine.drawn.shape and wide.settings()['max_tokens'] == 10**9
+    short = [p for p in problems if len(wide.text.prompt(p.question, p.benchmark)) < 80]
+    written = [gather(*(one_by_one(backend, p, 0) for p in short)) for backend in (wide, plain)]
+    assert short and written[0] == written[1]
+
 def test_no_block_is_lost(problems, alone):
     backend = TransformersBackend(micro_path('small'), max_tokens=60, context=400, batch_size=5)
     async def go():

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import socket
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from stepwise_routing.data.questions import own_problems
 from stepwise_routing.method.policy import config_checksum, load_policy
 from stepwise_routing.models.bills import set_caps
 from stepwise_routing.own import *
+from stepwise_routing.report.entries import CALIBRATION
 
 BAD = r'candidates\.json is damaged: call train again'
 
@@ -143,7 +145,41 @@ def test_an_answer_that_no_box_can_hold_is_named(tmp_path, toys, answer):
 def test_an_answer_that_a_box_can_hold_is_taken(tmp_path, toys, answer):
     assert 'new steps' in collect(tmp_path/'mine', [dict(question='How much?', answer=answer), *rows(3)], PAIR)
 
+# --- what a calibration says
+
+@pytest.mark.parametrize('name, value', [
+    ('alpha', 10**400), ('alpha', math.nan), ('alpha', -1), ('alpha', 1), ('alpha', '.1'), ('kappa', math.inf),
+    ('kappa', -2), ('met', 5), ('n', 0), ('n', 2.5), ('accuracy', 1.1), ('large', -.1), ('miss', None), ('bound', True),
+    ('cost', math.inf), ('cost', -1), ('cost', 10**400), ('target', 'x'), ('target', ['certain'])])
+def test_a_number_that_calibrate_cannot_write_is_named(mine, toys, name, value):
+    file = mine/'policy'/'config.json'
+    config = json.loads(file.read_text())
+    assert [*config['calibration']] == [*CALIBRATION]
+    config['calibration'][name] = value
+    file.write_text(json.dumps(config | dict(checksum=config_checksum(config))))
+    for call in (lambda: route(mine, 'What?', PAIR), lambda: export(mine, mine.parent/'out')):
+        says(call, rf'calibration\.{name} in .*policy/config.json is .*: call calibrate again, or take another router')
+
 # --- names and folders
+
+def test_a_policy_of_somebody_else_is_not_given_away(mine, tmp_path, toys):
+    (mine/'policy').rename(tmp_path/'theirs')
+    (mine/'policy').symlink_to(tmp_path/'theirs')
+    for call in (lambda: export(mine, tmp_path/'out'), lambda: report(mine, tmp_path/'out'), lambda: calibrate(mine)):
+        says(call, 'mine/policy is a link: put the file itself there')
+    assert not (tmp_path/'out').exists()
+
+@pytest.mark.parametrize('make', [os.mkfifo, lambda path: socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))])
+def test_what_is_no_file_is_not_in_a_folder(mine, monkeypatch, make):
+    monkeypatch.chdir(mine)  # the path of a socket is short
+    make(mine/'policy'/'x')
+    said = 'policy/x is neither a file nor a folder: remove it'
+    for call in (train, calibrate, curve): says(lambda: call(mine), said)
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch):
+    def refused(path): raise PermissionError(13, 'Permission denied', str(path))
+    monkeypatch.setattr(os, 'scandir', refused)  # root may list all
+    says(lambda: check_links(tmp_path), 'cannot be searched for links .Permission denied.: take out', OSError)
 
 def test_no_error_line_moves_the_cursor(mine, toys):
     evil = 'a\nb\x1b[2J'

@@ -406,5 +406,12 @@ def test_a_program_that_hangs_ends_in_time():
 
 @pytest.mark.parametrize('text, code', [
     ('Sure:\n```python\ndef f(): pass\n```\nDone.', 'def f(): pass'), ('def f(): pass', 'def f(): pass'),
-    ('```\na = 1\n```\ntext\n```py\nb = 2', 'a = 1\nb = 2')])
+    ('```\na = 1\n```\ntext\n```py\nb = 2', 'a = 1\nb = 2'),
+    ('Sure:\r\n```py\r\na = 1\r\n\r\nb = 2\r\n```\r\nDone.', 'a = 1\r\n\r\nb = 2'), ('```\r\na = 1', 'a = 1'),
+    ('```python3.11\na = 1\n```', 'a = 1'), ('```Python3.8 \r\na = 1\n```', 'a = 1'),
+    *((f'```{word}\na = 1\n```',)*2 for word in ('python3.', 'python.11', 'py3.11', 'python3.11.2', 'pythonic', 'c'))])
 def test_the_code_of_a_reply(text, code): assert code_of(text) == code
+
+def test_a_right_program_may_come_with_line_ends_of_windows():
+    code = code_of('```py\r\ndef f(x):\r\n    return x + 1\r\n```\r\n')
+    assert run_tests(code, ['assert f(1) == 2'], ['f']).right

@@ -97,6 +97,9 @@ def kernels_of(pids):
     ('reproduce --profile fast --run-id ../x', r"'../x' cannot name a run"),
     ('reproduce --profile fast --run-id=-x', r"'-x' cannot name a run"),
     (f'reproduce --profile fast --run-id {"x"*300}', r"'x+ cannot name a run: use up to 80 letters"),
+    ('reproduce --profile fast --only ,', r"--only: ',' names no notebook"),
+    ('reproduce --profile fa\0st', r"'fa.x00st' holds a character that no name can have"),
+    ('reproduce --profile fast --project x\0', r"'x.x00' holds a character that no name can have"),
 ])
 def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, message):
     before = bytes_of(toy.root)
@@ -105,6 +108,11 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys, args, messa
     assert e.value.code == 2 and out == '' and err.count('\n') == 1, err
     assert re.search(message, err), err
     assert bytes_of(toy.root) == before
+
+def test_a_project_without_a_stage_is_one_line(tmp_path):
+    empty = toy_project(tmp_path/'toy', {})
+    with pytest.raises(ValueError, match='toy/nbs has no notebook with a number and parameters') as e: planned(empty)
+    assert '\n' not in str(e.value)
 
 @pytest.mark.parametrize('yaml, message', [
     ('open: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'),
@@ -409,6 +417,39 @@ def test_a_new_run_takes_over_what_is_unchanged(ran, monkeypatch, capsys):
     for path in artefacts(new): # in place, as pandas writes
         with (new/path).open('a') as f: f.write('more')
     assert bytes_of(old) == before
+
+# ---- run folders that were received
+
+FILE_LINK = lambda path, victim: path.symlink_to(victim/'precious')
+FOLDER_LINK = lambda path, victim: path.symlink_to(victim)
+FIFO = lambda path, victim: os.mkfifo(path)
+
+@pytest.mark.parametrize('name, make', [
+    ('runs/r1/log.txt', FILE_LINK), ('runs/r1/log.txt', FIFO), ('runs/r1/05_table.ipynb', FILE_LINK),
+    ('runs/r1/tables', FOLDER_LINK), ('runs/r1/tables/deep/none', FILE_LINK), ('runs/store/toy/x.db', FOLDER_LINK),
+    ('runs/store/toy/policies', FOLDER_LINK), ('runs/store/toy/x', FIFO), ('runs/old/01_count.ipynb', FILE_LINK)])
+def test_a_run_that_would_write_elsewhere_or_wait_is_refused(toy, tmp_path, monkeypatch, name, make):
+    "Also where it would take over files from an earlier run."
+    no_notebook_runs(monkeypatch)
+    victim, there = tmp_path/'victim', toy.root/name
+    for folder in (victim, there.parent): folder.mkdir(parents=True)
+    (victim/'precious').write_text('precious')
+    make(there, victim)
+    plan = replace(planned(toy, run_id='r1'), taken={'01_count': toy.runs/'old'}, todo=('05_table',))
+    said = 'is neither a file nor a folder: remove it' if make is FIFO else 'is a link: put the file itself there'
+    with pytest.raises(ValueError, match=f'{name} {said}') as e: runner.run_plan(plan)
+    assert '\n' not in str(e.value) and bytes_of(victim) == dict(precious=b'precious')
+    assert not (toy.runs/'r1'/'manifest.json').exists()
+
+def test_runs_and_stores_may_be_on_another_disk(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, 'execute', lambda source, executed, *_: shutil.copy(source, executed))
+    for name in ('runs', 'runs/store', 'runs/store/toy', 'runs/r1'):
+        disk = tmp_path/name.replace('/', '-')
+        disk.mkdir()
+        (toy.root/name).symlink_to(disk)
+    for resume in (False, True):
+        assert runner.run_plan(planned(toy, run_id='r1', resume=resume))['status'] == 'finished'
+    assert (tmp_path/'runs-r1'/'manifest.json').is_file()
 
 def test_only_the_stages_before_a_changed_one_are_taken_over(ran, capsys):
     path = ran.nbs/'05_table.ipynb'

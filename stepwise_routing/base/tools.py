@@ -184,17 +184,37 @@ def save_rows(
     write_file(path, file.getvalue())
 
 
+def _all_below(folder) -> list:  # paths
+    "Everything in a folder and in the folders in it. Links are not followed."
+    paths = []
+
+    def refuse(error):
+        has_gone_or_is_a_file = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        if not has_gone_or_is_a_file:
+            raise error
+
+    for root, folders, files in os.walk(folder, onerror=refuse):
+        paths += [Path(root, name) for name in folders + files]
+    return paths
+
+
 def check_links(folder) -> None:
-    "ValueError if a folder holds a link. Writing to a link would change a file elsewhere."
+    """ValueError if a folder holds anything but files and folders. The folder itself may be a link.
+
+    Writing to a link would change a file elsewhere. A named pipe would be waited for without end."""
     try:
-        links = [file for file in Path(folder).rglob('*') if file.is_symlink()]
+        paths = _all_below(folder)
     except (OSError, RecursionError) as error:  # its text may be a path of thousands of characters
         reason = getattr(error, 'strerror', None) or 'too many folders in folders'
         raise OSError(
             f'{folder} cannot be searched for links ({reason}): take out what does not belong there'
         ) from None
-    if links:
-        raise ValueError(f'{one_line(links[0])} is a link: put the file itself there')
+    for path in paths:
+        if path.is_symlink():
+            raise ValueError(f'{one_line(path)} is a link: put the file itself there')
+        is_plain = path.is_file() or path.is_dir()
+        if not is_plain and path.exists():  # files of SQLite come and go
+            raise ValueError(f'{one_line(path)} is neither a file nor a folder: remove it')
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,9 @@ def why_not() -> str:  # "" if programs can be run here
 
 def code_of(text: str) -> str:
     "The Python code in a reply: all its fenced blocks in order, or the whole reply if it has none."
-    blocks = re.findall(r'```(?:[Pp]ython3?|py)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)', text, re.S)
+    begin = r'```(?:[Pp]ython(?:3(?:\.\d+)?)?|py)?[ \t]*\r?\n'
+    end = r'(?:\r?\n[ \t]*```|\Z)'
+    blocks = re.findall(f'{begin}(.*?){end}', text, re.S)
     return '\n'.join(blocks) if blocks else text
 
 

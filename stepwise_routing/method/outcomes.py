@@ -333,6 +333,17 @@ def wrong_column(table) -> str:
     return '' if table.large_redraws_right.shape[:1] == (n,) else 'large_redraws_right'
 
 
+def _strange_member(path, archive) -> str:
+    "What is wrong with the members of an .npz file, before any is unpacked; '' if nothing is."
+    for name in archive.files:
+        if name not in _file_names(OutcomeTable).values():
+            return f'holds {name!r:.60}, which no table has'
+    unpacked = sum(member.file_size for member in archive.zip.infolist())
+    if unpacked > Path(path).stat().st_size:
+        return 'is compressed, and our tables are not'
+    return ''
+
+
 @patch(cls_method=True)
 def load(cls: OutcomeTable, path):
     "Read a saved table. FileNotFoundError or ValueError in one line if that cannot be."
@@ -341,10 +352,13 @@ def load(cls: OutcomeTable, path):
     convert = {str: str, tuple: lambda x: tuple(x.tolist()), np.ndarray: np.asarray}
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = dict(archive)
+            strange = _strange_member(path, archive)
+            arrays = {} if strange else dict(archive)
     except Exception as error:  # zip, zlib and numpy have errors of their own
         reason = f'{path} is damaged ({type(error).__name__}): run notebook 02b again'
         raise ValueError(reason) from None
+    if strange:
+        raise ValueError(f'{path} {strange}: run notebook 02b again')
     columns = {}
     for f in fields(cls):
         file_name = _file_names(cls)[f.name]

@@ -169,8 +169,9 @@ class Engine:
         self.count = np.zeros(size, int)  # tokens of this step
         self.limit = np.zeros(size, int)  # tokens that this step may have
         self.slot_sampling = np.zeros((2, size))  # temperature and top_p
-        self.u = np.zeros((size, self.max_tokens))  # random numbers
-        self.drawn = np.zeros((size, self.max_tokens, 4))  # token, logit, prob, entropy
+        longest = min(self.max_tokens, self.context)
+        self.u = np.zeros((size, longest))  # random numbers
+        self.drawn = np.zeros((size, longest, 4))  # token, logit, prob, entropy
 
     def begin(self, slot):
         "Start the next step of a row; False if there is no room for it."

@@ -6,14 +6,32 @@ Here belong the checks of a folder that may come from anybody. Saving and readin
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ..base.records import READINGS, UNITS
-from ..base.settings import Policy
+from ..base.settings import Count, Policy, checked
+from ..base.tools import check_links
 from ..method.certain import TARGETS, Calibration
 from ..models.pair import MOST_MODELS
 from .card import CLASSES, LARGE_ALONE
 
 PUBLIC = 'model_class', 'costs', 'on_escalate', 'unit', 'n_train', 'seed', 'calibration'
+
+SHARE = Annotated[float, Field(ge=0, le=1)]
+CALIBRATION = dict(  # the kinds of its entries
+    kappa=Annotated[float, Field(ge=-1, le=1)],
+    target=Literal[TARGETS],
+    alpha=Annotated[float, Field(gt=0, lt=1)],
+    met=bool,
+    n=Count,
+    accuracy=SHARE,
+    large=SHARE,
+    miss=SHARE,
+    bound=SHARE,
+    cost=Annotated[float, Field(ge=0)],
+)
 
 
 def _are_names(values, kinds, n) -> bool:
@@ -22,12 +40,13 @@ def _are_names(values, kinds, n) -> bool:
     return are_n and all(isinstance(value, kinds) for value in values)
 
 
-def _is_calibration(entries) -> bool:
-    "Are these the fields of a `Calibration`?"
-    if not isinstance(entries, dict) or entries.get('target') not in TARGETS:
-        return False
-    names = [field.name for field in fields(Calibration) if field.name != 'target']
-    return all(isinstance(entries.get(name), (int, float)) for name in names)
+def _check_calibration(folder, entries) -> None:
+    "ValueError naming the first of the fields of a `Calibration` that is missing or out of its range."
+    for name, kind in CALIBRATION.items():
+        try:
+            checked(f'calibration.{name} in {folder}/policy/config.json', entries.get(name), kind)
+        except ValueError as error:
+            raise ValueError(f'{error}: call calibrate again, or take another router') from None
 
 
 def check_entries(
@@ -46,7 +65,7 @@ def check_entries(
         model_weights=_are_names(weights, (str, type(None)), n),
         costs=isinstance(config.get('costs'), dict),
         n_train=type(config.get('n_train')) is int,
-        calibration=_is_calibration(config.get('calibration')),
+        calibration=isinstance(config.get('calibration'), dict),
         draws=isinstance(config.get('draws', {}), dict),
     )
     for name, fit in fits.items():
@@ -55,6 +74,7 @@ def check_entries(
                 f'{folder}: {name} in policy/config.json is not what calibrate writes; '
                 'call calibrate again, or take another router'
             )
+    _check_calibration(folder, config['calibration'])
 
 
 def check_draws(
@@ -79,6 +99,8 @@ def calibrated_policy(folder):
     is_trained = (folder / 'candidates.json').is_file()
     if is_trained and not (folder / 'policy').is_dir():
         raise ValueError(f'{folder}: no router is deployed yet; call calibrate')
+    if (folder / 'draws.db').is_file():  # of `collect`: one from a hub's cache may be links
+        check_links(folder)
     policy = load_policy(folder / 'policy')
     if 'model_class' not in policy.config:
         raise ValueError(f'{folder}: the router is of another version; train and calibrate again')

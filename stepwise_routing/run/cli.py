@@ -167,7 +167,10 @@ def _change(pair):  # "policy.alpha=.05" -> (name, value)
 
 
 def _names(text):  # "04,05" -> ("04", "05")
-    return tuple(name for name in text.split(',') if name)
+    names = tuple(name for name in text.split(',') if name)
+    if not names:
+        raise argparse.ArgumentTypeError(f'{text!r} names no notebook')
+    return names
 
 
 OPTION_KINDS = {  # type of a field of `Options` -> how argparse reads it
@@ -266,6 +269,9 @@ def _check_unused(command, is_dry_run, options):
 
 def run_command(argv) -> None:  # the words after `stepwise-routing`
     "Do what the command line says. Exits with 1 after a dry run on a machine that lacks something."
+    for word in argv:
+        if '\0' in word:
+            raise ValueError(f'{word!r:.90} holds a character that no name can have')
     if argv[:1] == ['serve']:
         from .serve_command import serve
 

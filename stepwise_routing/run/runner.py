@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from itertools import takewhile
 from pathlib import Path
 
-from ..base.tools import Project, find_project, nearest
+from ..base.tools import Project, check_links, find_project, nearest
 from .config import FOLDER_NAME, FOLDER_WORDS, Run, read_run, settings_receipt
 from .fingerprints import stage_fingerprints
 from .manifest import (
@@ -194,6 +194,11 @@ def plan(options: Options) -> Plan:
     run_id, note = pick(project, run.profile, options)
     run = replace(run, folder=project.runs / run_id)
     names = stage_names(project)
+    if not names:
+        raise ValueError(
+            f'{project.nbs} has no notebook with a number and parameters, so there is nothing to run: '
+            'work in a clone, or make a folder with stepwise-routing init DIR'
+        )
     chosen = choose(options.only, names)
     _check_earlier_stages(options, run, names, chosen)
     fingerprints = stage_fingerprints(project, run.config)
@@ -348,8 +353,13 @@ def how_to_continue(
 
 
 def run_plan(plan: Plan) -> Manifest:
-    "Carry out a plan. After `NotebookFailed` or Ctrl-C the run can be resumed."
+    """Carry out a plan. After `NotebookFailed` or Ctrl-C the run can be resumed.
+
+    ValueError before anything is written, if a folder that it writes to or takes over may lead elsewhere.
+    """
     with sole_runner(plan.run.store), ends_soon():
+        for folder in (plan.run.folder, plan.run.store, *plan.taken.values()):
+            check_links(folder)
         manifest = begin(plan)
         begin_time = time.time()
         finished = []
