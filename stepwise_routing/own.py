@@ -400,10 +400,6 @@ def open_router(
     given = several_models(models, len(own.models))
     policy = calibrated_policy(folder)
     is_collected = (folder / 'draws.db').is_file()
-    if not is_collected and (folder / 'problems.jsonl').exists():
-        raise ValueError(
-            f'{folder}: draws.db is missing; call collect again with the same questions'
-        )
     with TemporaryDirectory() as empty:  # in place of a folder of `export`, which is only read
         work_folder = folder if is_collected else Path(empty)
         check_links(work_folder)

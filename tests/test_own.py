@@ -882,7 +882,8 @@ def registered(monkeypatch):
 
 def asked_kindly(question): return [dict(role='user', content=f'Please: {question}')]
 
-RULES = {'another prompt': dict(prompt=asked_kindly), 'other scored tokens': dict(scored=lambda text: [c != '=' for c in text]),
+RULES = {'another prompt': dict(prompt=asked_kindly),
+         'other scored tokens': dict(scored=lambda text: [c != '=' for c in text]),
          'another end': dict(is_last=lambda text: text == 'done')}
 
 @pytest.mark.parametrize('rule', RULES)

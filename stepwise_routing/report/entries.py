@@ -99,7 +99,12 @@ def calibrated_policy(folder):
     is_trained = (folder / 'candidates.json').is_file()
     if is_trained and not (folder / 'policy').is_dir():
         raise ValueError(f'{folder}: no router is deployed yet; call calibrate')
-    if (folder / 'draws.db').is_file():  # of `collect`: one from a hub's cache may be links
+    is_collected = (folder / 'draws.db').is_file()
+    if is_trained and not is_collected:
+        raise ValueError(
+            f'{folder}: draws.db is missing; call collect again, with the same questions'
+        )
+    if is_collected:  # one from a hub's cache may be links
         check_links(folder)
     policy = load_policy(folder / 'policy')
     if 'model_class' not in policy.config:
