@@ -285,10 +285,8 @@ def draw_accuracy_cost(
     `draw_accuracy_cost(**read_points(folder))` draws the tables of a folder.
     """
     style = style or {}
-    size = checked('size', size, Positive)
     width = checked('width', width, Positive)
     height = checked('height', height, Positive)
-    checked('stacked', stacked, bool)
     checked('font', font, str)
     _check_look(points, methods, xscale, labels, style)
     if rc is None:

@@ -15,7 +15,7 @@ from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of
 from ..models.model_name import ModelName
-from .reading import Unbounded, read_table
+from .reading import read_table
 from .tex_width import tabular_width
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
 
@@ -213,12 +213,13 @@ def paper_table(
     return table.astype(dict(n='Int64'))
 
 
-NAMES = 'source profile benchmark method label external cost_in'
-NUMBERS = (
-    'threshold n unit accuracy accuracy_low accuracy_high cost cost_low cost_high ac ac_low ac_high'
+KINDS = dict.fromkeys(  # column that is needed -> kind of its cells
+    (
+        'source profile benchmark method label external threshold n unit cost_in '
+        'accuracy accuracy_low accuracy_high cost cost_low cost_high ac ac_low ac_high'
+    ).split(),
+    object,
 )
-KINDS = dict.fromkeys(NAMES.split(), str | None)  # column -> kind of its cells
-KINDS |= dict.fromkeys(NUMBERS.split(), Unbounded | None)
 
 
 def read_paper_table(

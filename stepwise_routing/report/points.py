@@ -74,25 +74,6 @@ KINDS = dict(  # file -> column that its figures need -> kind of its cells
 )
 
 
-def _check_chosen(path, points):
-    "ValueError if a variant has two chosen rows on a benchmark: only one of them would be drawn."
-    chosen = points[points['chosen'] == 1]
-    for row in chosen.index[chosen.duplicated(['benchmark', *VARIANT])]:
-        raise table_error(path, f'row {row + 2}: a second chosen row of a method on a benchmark')
-
-
-def _check_order(path, curves):
-    """ValueError if the rows of a curve are in another order than they were written in.
-
-    Sorting would not help: the curve of chance goes beyond the large model's cost and comes back.
-    """
-    for name, curve in curves.groupby(['benchmark', 'curve']):
-        cost = curve['cost_share']
-        way = cost.diff().abs().sum()
-        if way > 2 * np.ptp(cost) + 0.01:  # further than there and back
-            raise table_error(path, f'the rows of the curve {name} are in another order')
-
-
 def read_points(
     tables,  # folder
     suffix: str = '',  # '_api': in cents
@@ -105,30 +86,28 @@ def read_points(
     if not (tables / 'evaluation.csv').is_file():
         suffix = '_api'
     data = {}
-    for name, stem in dict(points='evaluation', frontiers='frontiers', seeds='seeds').items():
+    for stem, kinds in KINDS.items():
         path = tables / f'{stem}{suffix}.csv'
-        data[name] = read_table(path, KINDS[stem]) if path.is_file() else None
-    points = data['points']
+        data[stem] = read_table(path, kinds) if path.is_file() or stem == 'evaluation' else None
+    points = data['points'] = data.pop('evaluation')
     curves = data['frontiers']
-    _check_chosen(tables / f'evaluation{suffix}.csv', points)
+    chosen = points[points['chosen'] == 1]
+    for row in chosen.index[chosen.duplicated(['benchmark', *VARIANT])]:
+        path = tables / f'evaluation{suffix}.csv'
+        raise table_error(path, f'row {row + 2}: a second chosen row of a method on a benchmark')
     if curves is not None:
         path = tables / f'frontiers{suffix}.csv'
         for benchmark in sorted({*points['benchmark']} - {*curves['benchmark']}):
             raise table_error(path, f'it lacks {benchmark}: is it cut off?')
-        _check_order(path, curves)
+        # Sorting would not help: the curve of chance goes beyond the large model's cost and back.
+        for name, cost in curves.groupby(['benchmark', 'curve'])['cost_share']:
+            way = cost.diff().abs().sum()
+            if way > 2 * np.ptp(cost) + 0.01:  # further than there and back
+                raise table_error(path, f'the rows of the curve {name} are in another order')
     stem, *facts = ('table2', 'profile', 'billing') if suffix else ('table1', 'profile')
     table = read_table(tables / f'{stem}.csv', dict.fromkeys(facts, str | None))
     data['facts'] = table[facts].iloc[0].to_dict()
     return data
-
-
-def _curve_numbers(name, numbers, kind):
-    "The numbers of a curve as a list. ValueError in one line if one is missing or out of range."
-    import pandas as pd
-
-    if np.ndim(numbers) != 1:
-        raise ValueError(f'{name} is {numbers!r:.80}: give a list, with a number for each point')
-    return checked(f'{name} (.35 is 35 %)', pd.Series(numbers).tolist(), list[kind])
 
 
 def add_curve(
@@ -145,8 +124,8 @@ def add_curve(
     """
     import pandas as pd
 
-    costs = _curve_numbers('cost_share', cost_share, CostShare)
-    accuracies = _curve_numbers('accuracy', accuracy, Fraction)
+    costs = checked('cost_share (.35 is 35 %)', np.array(cost_share).tolist(), list[CostShare])
+    accuracies = checked('accuracy (.35 is 35 %)', np.array(accuracy).tolist(), list[Fraction])
     there = list(points['benchmark'].unique())
     if not benchmark and len(there) == 1:
         benchmark = there[0]

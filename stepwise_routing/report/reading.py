@@ -15,9 +15,8 @@ Fraction = Annotated[Number, Field(ge=0, le=1)]
 Flag = Annotated[Fraction, Field(multiple_of=1)]
 # As a multiple of the large model's cost. No method costs so much: a larger number is in percent.
 CostShare = Annotated[Number, Field(ge=0, le=25)]
-Unbounded = Annotated[
-    float, Field(allow_inf_nan=True), BeforeValidator(number_from_text)
-]  # an infinite one has a meaning
+# An infinite number has a meaning.
+Unbounded = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(number_from_text)]
 
 
 def table_error(path, reason) -> ValueError:
@@ -26,19 +25,6 @@ def table_error(path, reason) -> ValueError:
         f'{path}: {one_line(reason)}; '
         'correct the file, or write the tables again with stepwise-routing reproduce'
     )
-
-
-def _check_cells(frame, kinds):
-    "ValueError for a column that is missing, or for the row and column of a wrong cell."
-    require_fields(dict(frame), kinds)
-    if (
-        0 not in frame.index[:1]
-    ):  # pandas takes the first cells of longer rows for names of the rows
-        raise ValueError('no rows, or rows with more cells than the first line')
-    for column, kind in kinds.items():
-        cells = frame[column].astype(object)
-        for row, value in cells.where(cells.notna(), None).items():
-            checked(f'row {row + 2}: {column}', value, kind)
 
 
 def read_table(
@@ -52,7 +38,14 @@ def read_table(
         frame = pd.read_csv(path)
         if not path.read_text('utf-8').endswith('\n'):
             raise ValueError('it is cut off')
-        _check_cells(frame, kinds)
+        require_fields(dict(frame), kinds)
+        # pandas takes the first cells of longer rows for names of the rows
+        if 0 not in frame.index[:1]:
+            raise ValueError('no rows, or rows with more cells than the first line')
+        for column, kind in kinds.items():
+            for row, value in enumerate(frame[column], 2):
+                is_filled = value == value  # an empty cell is nan
+                checked(f'row {row}: {column}', value if is_filled else None, kind)
     except ValueError as error:  # one of pandas, too
         raise table_error(path, error) from None
     return frame

@@ -7,7 +7,7 @@ Here belongs drawing the tables training.csv and policy.csv. Making them belongs
 from pathlib import Path
 
 from ..base.settings import Number
-from .reading import Fraction, read_table
+from .reading import read_table
 from .style import new_figure, paper_style
 
 LINES = (
@@ -112,10 +112,12 @@ def policies_caption(
     )
 
 
-ROW = dict(row=str, benchmark=str, step=Number, kappa=Number)
-POLICY = ROW | dict(percentile=Number, escalate=Fraction)
-BANDS = 'cost cost_min cost_max lost lost_min lost_max kappa_min kappa_max seeds batch alpha'
-TRAINING = ROW | dict.fromkeys(BANDS.split(), Number)
+NAMES = dict(row=str, benchmark=str)
+POLICY = NAMES | dict.fromkeys('step percentile escalate kappa'.split(), Number)
+TRAINING = NAMES | dict.fromkeys(
+    'step seeds batch alpha cost cost_min cost_max lost lost_min lost_max kappa kappa_min kappa_max'.split(),
+    Number,
+)
 
 
 def policy_figures(
