@@ -394,10 +394,28 @@ def test_a_figure_takes_a_curve_of_ones_own():
     assert [line.get_xydata().tolist() for line in lines] == [[[30, 60], [50, 80]]]
     assert lines[0].get_color() == '#123456' and fig.axes[0].title.get_fontsize() == 11
     assert ', mine.' in figure_caption(points, own, facts=data['facts'])
-    for wrong, line in ((('mine', [1], [1, 2], 'micro-math'), '1 costs and 2'),
+    for wrong, line in ((('mine', [1], [1, .2], 'micro-math'), '1 costs and 2'),
                         (('x', [], [], 'micro-math'), '0 costs'),
                         (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of')):
         with pytest.raises(ValueError, match=line): add_curve(data['points'], *wrong)
+    points = add_curve(data['points'], 'x', np.float32([.5]), pd.Series([1], [7]), 'micro-math')
+    assert points[['cost_share', 'accuracy']].iloc[-1].tolist() == [.5, 1]
+    for costs, accuracies, said in (([30, 50], [.8, .9], 'cost_share.*: 30.* should be'),
+                                    (.3, .8, 'cost_share.* is 0.3: it should be a valid list'),
+                                    ([.3], [88], 'accuracy.*: 88.* should be'),
+                                    (['a'], [.8], "'a' should be a valid number"),
+                                    ([.3, None], [.8, .9], 'should be a valid number'), ([-.1], [.8], 'greater than'),
+                                    ('.3', [.8], 'a valid list'),
+                                    ([.3], 'text', 'accuracy.* is .text.: it should be a valid list')):
+        with pytest.raises(ValueError, match=said) as e: add_curve(data['points'], 'x', costs, accuracies, 'micro-math')
+        assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('name, value', [('width', 'wide'), ('width', 0),
+                                         ('width', float('nan')), ('height', -1), ('height', None), ('font', 3)])
+def test_an_argument_of_a_figure_that_cannot_be_is_refused_in_a_line(with_ours, name, value):
+    with pytest.raises(ValueError, match=f'{name} is {value!r}: it should be') as e:
+        draw_accuracy_cost(with_ours.results, with_ours.whole(frontiers), **{name: value})
+    assert '\n' not in str(e.value)
 
 def test_settings_of_matplotlib_are_followed_or_named(with_ours, recwarn):
     import matplotlib
@@ -561,12 +579,87 @@ def test_without_a_run_the_committed_tables_are_shown(tmp_path):
 
 @pytest.mark.parametrize('damage, said', [
     (lambda text: text[:900], 'is cut off'),
-    (lambda text: text.split('\n')[0] + '\n', 'lacks micro-gsm: is it cut off'),
-    (lambda text: text.replace(',0.', ',x', 1), "row 2: cost_share is 'x.*', not a number"),
-    (lambda text: text.replace(',', ';'), "no column 'cost_share'"),
-    (lambda text: text[:text.index('micro-omni')], 'lacks micro-omni'), (lambda text: '', 'No columns')], ids=range(6))
+    (lambda text: text.split('\n')[0] + '\n', 'no rows'),
+    (lambda text: text.replace(',0.', ',x', 1), "row 2: cost_share is 'x.*valid number"),
+    (lambda text: text.replace(',', ';'), "no field"), (lambda text: text.replace('0.', '0,'),
+     'more cells than'),
+    (lambda text: text.replace('0.99', '0,99', 1), 'Expected 4 fields in line'),
+    (lambda text: text[:text.index('micro-omni')], 'lacks micro-omni'), (lambda text: '', 'No columns')], ids=range(8))
 def test_a_damaged_table_is_drawn_by_nobody(tmp_path, damage, said):
-    for file in (ROOT/'tables').glob('*.csv'): (tmp_path/file.name).write_bytes(file.read_bytes())
+    copy_tables(tmp_path)
     (tmp_path/'frontiers.csv').write_text(damage((tmp_path/'frontiers.csv').read_text()))
-    with pytest.raises(ValueError, match=said) as e: read_points(tmp_path)
-    assert '\n' not in str(e.value)
+    assert_refused(tmp_path, 'frontiers', said)
+
+def copy_tables(folder):
+    for file in (ROOT/'tables').glob('*.csv'): shutil.copy(file, folder)
+
+def assert_refused(folder, stem, said):
+    "One line, with the file and what to do, and no figure."
+    with pytest.raises(ValueError, match=said) as e: redraw(folder, folder/'figures')
+    line = str(e.value)
+    assert '\n' not in line and f'{folder/stem}.csv' in line and 'stepwise-routing reproduce' in line
+    assert not (folder/'figures').exists()
+
+def cell(column, value, row=4): # an edit of a table
+    return lambda table: table.assign(**{column: table[column].astype(object).where(table.index != row, value)})
+
+def without(column): return lambda table: table.drop(columns=column)
+
+@pytest.mark.parametrize('stem, edit, said', [
+    *(('evaluation', without(column), f'no field {column!r}')
+      for column in ('benchmark', 'method', 'on_escalate', 'threshold', 'chosen', 'n', 'cost_in', 'accuracy_low',
+                     'cost_share_high', 'calibration_cost_share')),
+    *(('frontiers', without(column), f'no field {column!r}') for column in ('benchmark', 'curve')),
+    ('seeds', without('on_escalate'), "no field 'on_escalate'"), ('table1', without('profile'), "no field 'profile'"),
+    ('table2', without('billing'), "no field 'billing'"), ('table1', lambda table: table[:0], 'no rows'),
+    ('evaluation', lambda table: table[:0], 'no rows'), ('policy', without('escalate'), "no field 'escalate'"),
+    ('training', without('lost_min'), "no field 'lost_min'"), ('training', lambda table: table[:0], 'no rows'),
+    ('policy', cell('escalate', 'x'), "row 6: escalate is 'x'"),
+    ('evaluation', cell('chosen', 'yes'), "row 6: chosen is 'yes'"),
+    ('evaluation', cell('chosen', .5), 'chosen is 0.5'),
+    ('evaluation', cell('accuracy', 88.5), 'row 6: accuracy is 88.5'),
+    ('evaluation', lambda table: table.assign(accuracy_high=100*table['accuracy_high']),
+     'row 2: accuracy_high is 89.5'),
+    ('evaluation', lambda table: table.assign(accuracy=-table['accuracy']), 'row 2: accuracy is -0.86'),
+    ('evaluation', lambda table: table.assign(cost_share=100*table['cost_share']), 'cost_share is 100'),
+    ('evaluation', cell('cost_share', float('inf')), 'row 6: cost_share is inf'),
+    ('evaluation', cell('threshold', None), 'row 6: threshold is None'),
+    ('evaluation', cell('method', None), 'row 6: method is None'),
+    ('evaluation', cell('on_escalate', 'apend'), "row 6: on_escalate is 'apend'.*did you mean 'append'"),
+    ('evaluation', lambda table: table.assign(chosen=1), 'row .*second chosen row'),
+    ('frontiers', cell('curve', 'mine'), "row 6: curve is 'mine'"),
+    ('frontiers', lambda table: table.sample(frac=1, random_state=1),
+     'rows of the curve .* are in another order'),
+    ('seeds', cell('accuracy', 97), 'row 6: accuracy is 97')])
+def test_a_table_that_was_edited_wrongly_is_refused_in_a_line(tmp_path, stem, edit, said):
+    copy_tables(tmp_path)
+    edit(pd.read_csv(tmp_path/f'{stem}.csv')).to_csv(tmp_path/f'{stem}.csv', index=False)
+    assert_refused(tmp_path, stem, said)
+
+def test_a_table_that_is_missing_is_named(tmp_path):
+    copy_tables(tmp_path)
+    for path in tmp_path.glob('evaluation*'): path.unlink()
+    with pytest.raises(FileNotFoundError, match='evaluation_api.csv'): redraw(tmp_path, tmp_path/'figures')
+
+def test_what_may_be_edited_is_drawn(tmp_path):
+    "Methods left out, rows in another order, a curve of one's own without intervals."
+    copy_tables(tmp_path)
+    usual = read_points(tmp_path)['points']
+    own = add_curve(usual[usual['method'] != 'STEER'], 'mine', [.3, .5], [.6, .8], 'micro-math')
+    own.sample(frac=1, random_state=1).to_csv(tmp_path/'evaluation.csv', index=False)
+    curves = pd.read_csv(tmp_path/'frontiers.csv')
+    curves[::-1].to_csv(tmp_path/'frontiers.csv', index=False)
+    data = read_points(tmp_path)
+    assert drawn_methods(data['points']) == [m for m in drawn_methods(usual) if m[0] != 'STEER']
+    assert data['facts'] == dict(profile='micro') and len(data['frontiers']) == len(curves)
+
+@pytest.mark.parametrize('path', sorted((ROOT/'tables').rglob('evaluation*.csv')), ids=str)
+def test_every_committed_table_can_be_read(path): read_points(path.parent, path.stem.removeprefix('evaluation'))
+
+@pytest.mark.parametrize('edit, said', [
+    (without('label'), "no field 'label'"), (lambda table: table[:0], 'no rows')])
+def test_a_table_of_the_paper_that_was_edited_wrongly_is_refused_in_a_line(tmp_path, edit, said):
+    path = tmp_path/'table1.csv'
+    edit(pd.read_csv(ROOT/'tables'/'table1.csv')).to_csv(path, index=False)
+    with pytest.raises(ValueError, match=said) as e: read_paper_table(path)
+    assert str(e.value).startswith(str(path)) and '\n' not in str(e.value)

@@ -8,6 +8,7 @@ drawn belong in `report.points`, fonts and formats in `report.style`, figures of
 from pathlib import Path
 
 from ..base.records import READINGS
+from ..base.settings import Positive, checked
 from ..base.tools import find_project, one_of
 from ..method.comparison import NESTED
 from ..method.results import METHOD_STYLE, REWRITES, method_rank, style_of
@@ -284,6 +285,9 @@ def draw_accuracy_cost(
     `draw_accuracy_cost(**read_points(folder))` draws the tables of a folder.
     """
     style = style or {}
+    width = checked('width', width, Positive)
+    height = checked('height', height, Positive)
+    checked('font', font, str)
     _check_look(points, methods, xscale, labels, style)
     if rc is None:
         warn_of_ignored_settings()

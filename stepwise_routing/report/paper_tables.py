@@ -5,6 +5,7 @@ in `report.tables`.
 """
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of
 from ..models.model_name import ModelName
+from .reading import read_table
 from .tex_width import tabular_width
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
 
@@ -211,13 +213,22 @@ def paper_table(
     return table.astype(dict(n='Int64'))
 
 
+KINDS = dict.fromkeys(  # column that is needed -> kind of its cells
+    (
+        'source profile benchmark method label external threshold n unit cost_in '
+        'accuracy accuracy_low accuracy_high cost cost_low cost_high ac ac_low ac_high'
+    ).split(),
+    object,
+)
+
+
 def read_paper_table(
     path,  # of a table1.csv or table2.csv
 ):  # DataFrame, as `paper_table` made it
     "Read Table 1 or 2 from its file, with the paper's numbers as printed."
     import pandas as pd
 
-    table = pd.read_csv(path)
+    table = read_table(Path(path), KINDS)
     own = table[table['source'] != 'paper']
     whole = pd.concat([own, paper_rows(table['cost_in'].iloc[0])], ignore_index=True)
     return whole.astype(dict(n='Int64'))

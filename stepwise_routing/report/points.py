@@ -5,10 +5,16 @@ Here belong the points, their files, and the choice for the main figures. Drawin
 """
 
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+
+from ..base.records import READINGS
+from ..base.settings import Number, checked
 from ..base.tools import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
+from .reading import CostShare, Flag, Fraction, Unbounded, read_table, table_error
 from .writer import save_table
 
 
@@ -57,25 +63,15 @@ def save_points(
             save_table(r.tables / f'{stem}{r.suffix}', points)
 
 
-def read_drawn(
-    path,  # CSV file of a run's tables
-):  # DataFrame
-    "What a figure draws. ValueError in one line if a number is none, or if the file is cut off."
-    import pandas as pd
-
-    frame = pd.read_csv(path)
-    if not path.read_text('utf-8').endswith('\n'):
-        raise ValueError(f'{path} is cut off: restore the file, or run the stages again')
-    for column in ('cost_share', 'accuracy'):
-        if column not in frame:
-            raise ValueError(f'{path} has no column {column!r}: restore the file')
-        wrong = pd.to_numeric(frame[column], errors='coerce').isna()
-        if wrong.any():
-            row = wrong.idxmax()
-            raise ValueError(
-                f'{path}, row {row + 2}: {column} is {frame[column][row]!r:.40}, not a number'
-            )
-    return frame
+INTERVALS = 'accuracy_low accuracy_high cost_share_low cost_share_high calibration_cost_share'
+POINT = dict(benchmark=str, cost_share=CostShare, accuracy=Fraction)
+VARIANT = dict(method=str, on_escalate=Literal[READINGS])
+SETTING = dict(threshold=Unbounded, chosen=Flag, n=Number, cost_in=str)
+KINDS = dict(  # file -> column that its figures need -> kind of its cells
+    evaluation=POINT | VARIANT | SETTING | dict.fromkeys(INTERVALS.split(), CostShare | None),
+    frontiers=POINT | dict(curve=Literal['small-large line', 'random', 'oracle']),
+    seeds=POINT | VARIANT,
+)
 
 
 def read_points(
@@ -86,23 +82,31 @@ def read_points(
 
     ValueError in one line for a damaged file.
     """
-    import pandas as pd
-
     tables = Path(tables)
     if not (tables / 'evaluation.csv').is_file():
         suffix = '_api'
     data = {}
-    for name, stem in dict(points='evaluation', frontiers='frontiers', seeds='seeds').items():
+    for stem, kinds in KINDS.items():
         path = tables / f'{stem}{suffix}.csv'
-        data[name] = read_drawn(path) if path.is_file() else None
-    if data['frontiers'] is not None:
-        for benchmark in data['points']['benchmark'].unique():
-            if benchmark not in set(data['frontiers']['benchmark']):
-                raise ValueError(
-                    f'{tables}/frontiers{suffix}.csv lacks {benchmark}: is it cut off?'
-                )
-    first = pd.read_csv(tables / ('table2.csv' if suffix else 'table1.csv')).iloc[0]
-    data['facts'] = {name: first[name] for name in ('profile', 'billing') if name in first}
+        data[stem] = read_table(path, kinds) if path.is_file() or stem == 'evaluation' else None
+    points = data['points'] = data.pop('evaluation')
+    curves = data['frontiers']
+    chosen = points[points['chosen'] == 1]
+    for row in chosen.index[chosen.duplicated(['benchmark', *VARIANT])]:
+        path = tables / f'evaluation{suffix}.csv'
+        raise table_error(path, f'row {row + 2}: a second chosen row of a method on a benchmark')
+    if curves is not None:
+        path = tables / f'frontiers{suffix}.csv'
+        for benchmark in sorted({*points['benchmark']} - {*curves['benchmark']}):
+            raise table_error(path, f'it lacks {benchmark}: is it cut off?')
+        # Sorting would not help: the curve of chance goes beyond the large model's cost and back.
+        for name, cost in curves.groupby(['benchmark', 'curve'])['cost_share']:
+            way = cost.diff().abs().sum()
+            if way > 2 * np.ptp(cost) + 0.01:  # further than there and back
+                raise table_error(path, f'the rows of the curve {name} are in another order')
+    stem, *facts = ('table2', 'profile', 'billing') if suffix else ('table1', 'profile')
+    table = read_table(tables / f'{stem}.csv', dict.fromkeys(facts, str | None))
+    data['facts'] = table[facts].iloc[0].to_dict()
     return data
 
 
@@ -120,18 +124,20 @@ def add_curve(
     """
     import pandas as pd
 
+    costs = checked('cost_share (.35 is 35 %)', np.array(cost_share).tolist(), list[CostShare])
+    accuracies = checked('accuracy (.35 is 35 %)', np.array(accuracy).tolist(), list[Fraction])
     there = list(points['benchmark'].unique())
     if not benchmark and len(there) == 1:
         benchmark = there[0]
     one_of('benchmark', benchmark, there)
-    if len(cost_share) != len(accuracy) or not len(accuracy):
+    if len(costs) != len(accuracies) or not costs:
         raise ValueError(
-            f'curve {name!r}: {len(cost_share)} costs and {len(accuracy)} accuracies; '
+            f'curve {name!r}: {len(costs)} costs and {len(accuracies)} accuracies; '
             'give one of each for every point'
         )
     if name in set(points['method'][points['benchmark'] == benchmark]):
         raise ValueError(f'{benchmark} has a method {name!r} already: choose another name')
-    curve = pd.DataFrame(dict(cost_share=cost_share, accuracy=accuracy)).astype(float)
+    curve = pd.DataFrame(dict(cost_share=costs, accuracy=accuracies))
     of_benchmark = points[points['benchmark'] == benchmark].iloc[0]
     curve['threshold'] = range(len(curve))
     same = {column: of_benchmark[column] for column in ('n', 'unit', 'cost_in')}
