@@ -109,7 +109,7 @@ class Faulty:
         return cut is None
 
     async def _stream(self, fault, reply, writer):
-        """The reply in pieces, a word each. `torn`: it breaks off behind the fourth; `cut`: it ends there, each piece with
+        """The reply in pieces, a word each. `torn`: it breaks off behind the fourth; `cut`: it ends there, and each has
         the usage so far; `whole`: it comes at once."""
         if fault == 'whole': return await self._send(writer, 200, reply)
         choice, = reply['choices']
