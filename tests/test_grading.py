@@ -56,6 +56,7 @@ EQUAL = [
     ('Tom and Jerry', 'Jerry and Tom'), ('two units', 'two'), ('rational', 'rational number'), ('inf', 'infinity'),
     # factorials whose primes sympy sieves
     (r'\frac{100!}{99!}', '100'), (r'\binom{100}{50}', r'\frac{100!}{50!50!}'), (r'\frac{52!}{47!}', '311875200'),
+    (r'\sum_{k=1}^{n}k', r'\frac{n(n+1)}{2}'), (r'\sum_{k=1}^{3000}k^2', '9004500500'),
     # dates, times and ranges
     ('2/4/2024', '02/04/2024'), ('2:30', '02:30'), ('10:30', '10:30 AM'), ('3 PM', '3 pm'), ('3 PM', '3:00 p.m.'),
     ('6:8', '3:4'), ('10-20', '10–20'), ('3-1', '2'),
