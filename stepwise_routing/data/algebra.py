@@ -33,23 +33,31 @@ HARMLESS_EVENTS = {
     'object.__getattr__',
     'sys._getframe',
     'builtins.id',
+    'array.__new__',  # memory of this process alone, which is limited; the primes of a factorial need it
 }
 CODE_WRITERS = 'sympy/polys/monomials.py', 'collections/__init__.py', 'dataclasses.py'
+REFUSED = []  # what the guard refused in this process, as a library may hide the error
+
+
+def refuse(action: str) -> None:
+    "PermissionError, always. Keeps what was refused in `REFUSED`."
+    REFUSED.append(action)
+    raise PermissionError(f'refused: {action}')
 
 
 def guard(event: str, args) -> None:
     "Audit hook. PermissionError for writing a file, starting a process, and running code from a string."
     if event not in HARMLESS_EVENTS:
-        raise PermissionError(f'refused: {event}')
+        refuse(event)
     if event == 'open':
         _, mode, flags = args
         may_write = set(mode or 'r') & set('wax+') or (flags or 0) & (os.O_WRONLY | os.O_RDWR)
         if may_write:
-            raise PermissionError('refused: writing a file')
+            refuse('writing a file')
     if event != 'exec' or os.path.isfile(args[0].co_filename):
         return
     if not sys._getframe(1).f_code.co_filename.endswith(CODE_WRITERS):
-        raise PermissionError('refused: code from a string')
+        refuse('code from a string')
 
 
 def limit_resources(seconds: float) -> None:
@@ -85,6 +93,17 @@ def read_literal(text: str, *args, **kwargs):
 
 # ---- comparing two formulas
 
+E_NOTATION = re.compile('^([-+]?[0-9.]+)[eE]([-+]?[0-9]{1,3})$')
+FUNCTION = re.compile(r'\\(?:sin|cos|tan)')
+DEGREES = re.compile(r'(?<![0-9.])([0-9.]+)(?:\^\\circ|\^\{\\circ\}|°)')
+
+
+def formula_of(text: str) -> str:
+    r"An answer as LaTeX for Math-Verify, which takes 3e5 for a product and the angle in \sin 30^\circ for radians."
+    if FUNCTION.search(text):
+        text = DEGREES.sub(r'\\frac{\1\\pi}{180}', text)
+    return E_NOTATION.sub(r'\1\\cdot 10^{\2}', tidy(text))
+
 
 def numerical_value(expression):
     "The value of a sympy expression, to 25 digits. 0 if a thousand digits cannot tell it from 0."
@@ -97,12 +116,14 @@ def numerical_value(expression):
 
 
 def largest_difference(a, b):
-    "Largest relative difference of two sympy expressions at four points; None if it is undefined."
-    from sympy import Expr, Rational
+    "Largest relative difference of two sympy expressions at four points; None if it is undefined or takes long."
+    from sympy import Expr, Rational, Sum
 
     if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols != b.free_symbols:
         return None
     symbols = sorted(a.free_symbols, key=str)
+    if a.has(Sum) or b.has(Sum):
+        return None  # sympy takes minutes for the value of a long sum; Math-Verify first finds a closed form
     largest = 0
     for start, stride in POINTS:
         point = {}
@@ -127,7 +148,7 @@ def math_verify(reference: str, answer: str) -> bool:
     latex = [LatexExtractionConfig(boxed_match_priority=0)]  # no configuration that evaluates text
     parsed = []
     for text in (reference, answer):
-        parsed.append(parse(rf'\boxed{{{tidy(text)}}}', latex, parsing_timeout=None))
+        parsed.append(parse(rf'\boxed{{{formula_of(text)}}}', latex, parsing_timeout=None))
     a, b = parsed
     if not a or not b:
         return False
@@ -148,11 +169,13 @@ def math_verify(reference: str, answer: str) -> bool:
 
 
 def judge_pair(reference: str, answer: str, seconds: float):
-    "Runs in the fork of one pair. It exits with the status `SAME`, `DIFFERENT` or `FAILED`."
+    "Runs in the fork of one pair. Its status: `SAME`, `DIFFERENT`, or `FAILED`, also if the guard refused an action."
     limit_resources(seconds)
     try:
         sys.addaudithook(guard)
-        os._exit(SAME if math_verify(reference, answer) else DIFFERENT)
+        if math_verify(reference, answer):
+            os._exit(SAME)
+        os._exit(FAILED if REFUSED else DIFFERENT)
     finally:
         os._exit(FAILED)
 

@@ -1,4 +1,4 @@
-"""Compares two answers by reading them: tidied text, plain numbers, numbers with a unit.
+"""Compares two answers by reading them: tidied text, words, dates, plain numbers, numbers with a unit.
 
 Here belong all comparisons that need no computer algebra. Formulas do need it, and it runs in a
 process of its own, see `data.algebra`. `data.grading` asks this module first, then that process.
@@ -12,7 +12,15 @@ MAX_ANSWER = 2000  # characters; longer answers are compared as text
 
 # ---- text
 
+GLYPHS = str.maketrans('０１２３４５６７８９－', '0123456789-') | str.maketrans(
+    {'½': r'\frac{1}{2}', '∞': r'\infty ', '·': r'\cdot ', '∅': r'\emptyset '}
+)
 REWRITES = [  # pattern and replacement, applied in this order
+    # where it is unclear what a root covers, as in √2x, it stays
+    (r'(?<![²³⁴])√ ?([0-9]+)(?![\w.!^{(])', r'\\sqrt{\1}'),
+    (r'(?<=[0-9a-zA-Z)}])²(?![0-9³√])', '^2'),
+    (r'\\varnothing(?![a-zA-Z])', r'\\emptyset'),
+    (r'\\frac ?([0-9])([0-9])(?![0-9])', r'\\frac{\1}{\2}'),
     (r'\\[dtc]frac(?![a-zA-Z])', r'\\frac'),
     (r'\\[dt]?binom(?![a-zA-Z])', r'\\binom'),
     (r'(?<=[0-9})!])\s*\\binom', r' \\cdot \\binom'),
@@ -38,7 +46,8 @@ LOOSE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that is not between two
 
 
 def tidy(text: str) -> str:
-    "An answer without the LaTeX that carries no meaning."
+    "An answer without the LaTeX that carries no meaning, and with LaTeX instead of characters such as √."
+    text = text.translate(GLYPHS)
     for pattern, new in REWRITES:
         if pattern.search(text):  # most are not found, and `sub` first reads `new`
             text = pattern.sub(new, text)
@@ -56,7 +65,7 @@ DECIMAL = re.compile(
 RATIO = re.compile(
     r'(?P<sign>-?) ?(?:(?P<whole>\d+)(?: |(?=\\)))?'
     r'(?:\\frac ?\{ ?(?P<top>-?\d+) ?\} ?\{ ?(?P<bottom>-?\d+) ?\}'
-    r'|(?P<left>-?\d+) ?/ ?(?P<right>\d+))',
+    r'|(?P<left>-?\d+) ?/ ?(?P<right>\d+)) ?(?P<percent>%?)',
     re.A,
 )
 ROUNDED = 6  # a number with at least so many decimals may be a rounded one
@@ -95,7 +104,7 @@ def read_decimal(match) -> Number | None:  # match of `DECIMAL`
 
 
 def read_ratio(match) -> Number | None:  # match of `RATIO`
-    r"A fraction or a mixed number, such as \frac{3}{4} or 1 1/2. None if it is not a number."
+    r"A fraction or a mixed number, such as \frac{3}{4}, 1 1/2 or 1 1/2%. None if it is not a number."
     top = int(match['top'] or match['left'])
     bottom = int(match['bottom'] or match['right'])
     if bottom == 0:
@@ -103,7 +112,7 @@ def read_ratio(match) -> Number | None:  # match of `RATIO`
     if match['whole'] and not 0 < top < bottom:
         return None
     value = int(match['whole'] or 0) + Fraction(top, bottom)
-    return Number(-value if match['sign'] else value)
+    return Number(-value if match['sign'] else value, percent=bool(match['percent']))
 
 
 def read_number(text: str) -> Number | None:
@@ -237,6 +246,48 @@ def same_quantity(a: Quantity, b: Quantity) -> bool | None:
     return all((word in a.unit) == (word in b.unit) for word in DECISIVE)
 
 
+# ---- words, dates, times and ranges, with which algebra would calculate
+
+WORDS = re.compile('(?:[A-Z]?[a-z]+ |[A-Z]+ )+')  # each with a space behind it; not nRT
+PRODUCT = re.compile('[abcxyz ]+|[^aeiouA-Z]+')  # letters that are no word: xyz, pqr
+DATE = re.compile('([0-9]{1,2})/([0-9]{1,2})/([0-9]{4})')
+RANGE = re.compile('([0-9]+)-([0-9]+)')
+TIME = re.compile(
+    r'(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-5][0-9]))? ?(?:\\text ?\{ ?)?(?P<half>[ap]\.?m)?\.? ?\}?',
+    re.I,
+)
+
+
+def is_words(text: str) -> bool:
+    "Is a text words, as Monday and no solution are? False for a formula, such as xyz, nRT or A or B."
+    words = text.split()
+    if max(map(len, words)) < 3 or not WORDS.fullmatch(text + ' '):
+        return False
+    return not (PRODUCT.fullmatch(text) or any(map(FORMULA.fullmatch, words)))
+
+
+def same_words(a: str, b: str) -> bool | None:
+    "Are two texts the same words, in any case? None if they are no words, or if not even their letters are the same."
+    if not (is_words(a) and is_words(b)):
+        return None
+    a = a.casefold().replace(' ', '')
+    b = b.casefold().replace(' ', '')
+    return a == b if sorted(a) == sorted(b) else None
+
+
+def read_date(text: str) -> tuple | None:
+    "What 2/4/2024, 2:30, 3 pm or 1990-2000 say. None for any other text, as for 3-1: a score or a difference."
+    if match := DATE.fullmatch(text):
+        return tuple(map(int, match.groups()))
+    match = TIME.fullmatch(text)
+    if match and (match['minute'] or match['half']):
+        return int(match['hour']), int(match['minute'] or 0)
+    match = RANGE.fullmatch(text)
+    if match and int(match[1]) <= int(match[2]):
+        return int(match[1]), 'to', int(match[2])
+    return None
+
+
 # ---- what tidying or algebra drops
 
 MATH_MODE = re.compile(r'(?<!\\)\$(.*?)(?<!\\)\$')  # its dollar signs are no dollars
@@ -283,6 +334,13 @@ def plain_verdict(
         return False
     if LOOSE_SPACE.sub('', a) == LOOSE_SPACE.sub('', b):
         return True
+    verdict = same_words(a, b)
+    if verdict is not None:
+        return verdict
+    first = read_date(a)
+    second = read_date(b)
+    if first and second:
+        return first == second
     first = read_quantity(a)
     second = read_quantity(b)
     if first and second:
