@@ -555,9 +555,9 @@ def test_a_received_folder_chooses_neither_host_nor_key_nor_file_nor_model(tmp_p
     assert names == PAIR and not ledger.is_relative_to(tmp_path)
     assert {name for name, value in options.items() if value} == {
         'temperature', 'top_p', 'max_tokens', 'max_reply', 'top', 'top_logprobs', 'key_env'}
-    assert route(tampered(evil, name='../../victim'), 'What is 3 + 4?', PAIR).question
+    assert route(tampered(evil, name='../../elsewhere-of-own'), 'What is 3 + 4?', PAIR).question
     assert {file.name for file in content_of_files(evil)} == {file.name for file in files}
-    assert not list(tmp_path.parent.rglob('victim*'))
+    assert not list(tmp_path.parent.rglob('elsewhere-of-own*'))
 
 def test_a_received_folder_of_collect_chooses_none_of_them_either(tmp_path, toys):
     ready(tmp_path/'mine')
