@@ -104,7 +104,7 @@ def test_nothing_lost_proves_no_more_than_chance_allows(n):
 
 @pytest.mark.parametrize('n, alpha', [(300, .005), (300, .01), (390, .01), (600, .002), (600, .005)])
 def test_few_allowed_losses_are_tested_exactly(n, alpha):
-    "Of routers that lose exactly alpha, at most one in ten is called safe; the normal bound called 20 to 55 so."
+    "Of routers that lose exactly alpha, at most one in ten is called safe; the normal bound called 20 to 30 of 100 so."
     r = np.random.default_rng(2)
     safe = [is_safe((r.random(n) < alpha).astype(float), alpha) for _ in range(2000)]
     assert np.mean(safe) <= .1

@@ -42,7 +42,7 @@ def is_bool(value) -> bool:
     return kind is bool or is_numpys
 
 
-SAMPLES = (
+SAMPLES = (  # texts of steps; what a user's rules say about them tells rules apart
     '1 + 1 = 2',
     'So x is 3.',
     r'Answer: \boxed{2}',
