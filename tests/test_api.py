@@ -221,6 +221,38 @@ def test_an_empty_step_is_asked_for_without_the_stop_string():
         assert step.generated == sum(u['completion_tokens'] for u in usages(server, ['blank', 'blank']))
         assert Fraction(backend.ledger.units, CENT) == server.cents
 
+def test_the_token_with_the_stop_string_may_be_hidden():
+    "llama.cpp shows no log-probability of '.\\n\\n', which holds the end of a step."
+    with Faulty(['hidden']) as server:
+        backend = api(server)
+        step, = closing(backend, ask())[0]
+        text = wanted(ask())[0]
+        assert step.text == text and len(server.seen) == 1
+        assert step.ends[-1] == text.rindex(' ') and len(step.prob) == len(step.ends) == len(text.split()) - 1
+        assert step.generated == usages(server, ['hidden'])[0]['completion_tokens']
+        assert 0 < logprob_confidence(step) < 1 and Fraction(backend.ledger.units, CENT) == server.cents
+
+def test_a_step_whose_only_token_is_hidden_is_asked_for_again():
+    with Faulty(['one-token', 'one-token']) as server:
+        backend = api(server)
+        step, = closing(backend, ask())[0]
+        assert [b.get('stop') for b in server.seen] == ['\n\n', None]
+        assert step.text == wanted(ask())[0] and step.ends[-1] == len(step.text) and len(step.prob) == len(step.ends)
+        assert Fraction(backend.ledger.units, CENT) == server.cents
+
+def test_five_hidden_tokens_are_too_many():
+    with Faulty(['five-hidden']*2) as server:
+        fails(lambda: closing(api(server, retries=2), ask()), 'the log-probabilities do not spell the reply (from')
+
+@pytest.mark.parametrize('finish, generated', [('length', 3), ('stop', 2), ('stop', 7)])
+def test_tokens_are_hidden_before_a_stop_alone(finish, generated):
+    shown = [dict(token=t, bytes=None, logprob=-.5, top_logprobs=[]) for t in ('It', ' is')]
+    choice = dict(message=dict(content='It is 7.'), finish_reason=finish, logprobs=dict(content=shown))
+    def reply(): return dict(choices=[choice], usage=dict(prompt_tokens=30, completion_tokens=generated))
+    with pytest.raises(ValueError, match="do not spell the reply .from ' 7.' on"): read_reply(reply())
+    choice['finish_reason'], generated = 'stop', 3
+    assert read_reply(reply())['text'] == 'It is 7.'
+
 def usages(server, faults): return [server._reply(f, b, None)['usage'] for f, b in zip(faults, server.seen)]
 
 def test_a_step_that_stays_empty_ends_the_chain():

@@ -465,7 +465,8 @@ class OpenAIBackend:
             return replies.reply_steps(reply, self.index, max_steps, bool(stop), benchmark)
 
         steps = await ask_for_steps(seed, listener, **stop)
-        if not steps[0].text and steps[0].finish == 'step':
+        hidden = self.options.top_logprobs and not steps[0].prob  # see `replies.MOST_HIDDEN`
+        if (hidden or not steps[0].text) and steps[0].finish == 'step':
             steps = (replies.add_bill(*await ask_for_steps(seed), *steps),)
         fresh = replies.drop_repeats(steps, request.steps)
         if fresh or not request.steps:

@@ -15,6 +15,9 @@ from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
 from .interface import five_digits, leading
 
 LONGEST = 256  # characters of a token at most
+# llama.cpp shows no log-probabilities of as many tokens as the stop string has. The first of them may begin with the
+# end of the text: of 'It is 7.' and the stop string '\n', the token '.\n' is hidden.
+MOST_HIDDEN = 4
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 
 
@@ -57,7 +60,7 @@ def _is_whole(usage, text, tokens) -> bool:
 
 
 def _token_ends(text, tokens):
-    "The offset in `text` where each token ends. ValueError if the tokens do not spell the text."
+    "The offset in `text` where each token ends. The last one is before its end if the tokens do not spell it all."
     raw = text.encode()
     position = 0
     ends = []
@@ -81,11 +84,16 @@ def _token_ends(text, tokens):
         position = len(raw) if found_at < 0 else found_at + len(b)
         unmatched = 0
         ends.append(position)
-    if position < len(raw) and not unmatched:
-        raise ValueError(
-            f'the log-probabilities do not spell the reply (from {text[characters[position] - 1 :][:20]!r} on)'
-        )
     return [characters[e - 1] if e else 0 for e in ends + [len(raw)] * unmatched]
+
+
+def _check_spelling(text, tokens, hidden):
+    "ValueError if the tokens do not spell the text, except for its end in a few hidden tokens."
+    ends = _token_ends(text, tokens)
+    position = ends[-1] if ends else 0
+    if position < len(text) and not 0 < hidden <= MOST_HIDDEN:
+        rest = text[position:][:20]
+        raise ValueError(f'the log-probabilities do not spell the reply (from {rest!r} on)')
 
 
 def _token_bytes(token) -> bytes:
@@ -134,10 +142,12 @@ def read_reply(
         raise ValueError(
             'the reply has no choices, or its text or log-probabilities cannot be read'
         ) from None
-    if tokens:
-        _token_ends(text, tokens['bytes'])
-    ends = choice['stop_reason'] is None if 'stop_reason' in choice else None
     usage = read_usage(reply)
+    if tokens:
+        stopped = usage and finish == 'stop'
+        hidden = usage['generated'] - len(tokens['bytes']) if stopped else 0
+        _check_spelling(text, tokens['bytes'], hidden)
+    ends = choice['stop_reason'] is None if 'stop_reason' in choice else None
     if usage and not _is_whole(usage, text, tokens):
         usage = None
     return dict(text=text, finish=finish, usage=usage, ends=ends, tokens=tokens)

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 PER_MILLION = dict(input=Fraction('0.40'), cached=Fraction('0.10'), output=Fraction('1.60')) # dollars, GPT-4.1 mini
 FREE = '429', '500', '503', '408', 'refused' # nothing is billed for these
+HIDDEN = {'hidden': 1, 'one-token': 1, 'five-hidden': 5} # tokens before the stop string without log-probabilities
 RETRIED = (*FREE, 'reset', 'closed', 'stall', 'malformed', 'no-choices')
 
 BOMB = gzip.compress(b' ' * (1 << 28)) # 256 MiB of nothing
@@ -205,6 +206,7 @@ class Faulty:
         pieces = words('' if fault == 'empty' else text)
         if fault == 'blank' and not body.get('stop'): pieces = words('\n\n' + text)
         if fault == 'blank' and body.get('stop'): pieces = []
+        if fault == 'one-token' and body.get('stop'): pieces = pieces[:1]
         if len(pieces) > body['max_tokens'] or fault == 'length':
             pieces, finish = pieces[:max(1, min(body['max_tokens'], len(pieces) // 2))], 'length'
         content = None
@@ -213,6 +215,7 @@ class Faulty:
             beside = lambda i: [dict(token=f' w{j}', logprob=-.5 - j - i/100, bytes=None) for j in top]
             content = [dict(token=p, bytes=list(p.encode()), logprob=-.2 - i/50, top_logprobs=beside(i))
                        for i, p in enumerate(pieces)]
+            if body.get('stop') and fault in HIDDEN: del content[-HIDDEN[fault]:]
         prompt = sum(len(m['content'].encode()) // 3 + 5 for m in body['messages'])
         ended = finish == 'stop' and len(pieces) < body['max_tokens']
         usage = dict(prompt_tokens=prompt, completion_tokens=len(pieces) + ended,
