@@ -69,7 +69,18 @@ EQUAL = [
     (r'3\times10^5', '3e5'), ('1e-3', '10^{-3}'), ('1e100', '10^{100}'), (r'33\frac13\%', '1/3'),
     (r'12\frac12\%', r'12.5\%'), (r'\frac112', '1/12'), (r'\sin 30^\circ', '1/2'),
     (r'\cos(90^\circ-30^{\circ})', '0.5'),
-    (r'\sin 40^\circ', r'2\sin 20^\circ\cos 20°'), (r'\sin 30', r'\sin 30^\circ')]
+    (r'\sin 40^\circ', r'2\sin 20^\circ\cos 20°'), (r'\sin 30', r'\sin 30^\circ'),
+    # numbers in words, quantities of several parts, points, the imaginary unit, words in \text
+    (r'5\text{ million}', '5 million'), (r'5\text{ million}', '5000000'), ('5 million', '5,000,000'),
+    ('$1.5 million', '1500000'), ('2 dozen', '24'), ('2 dozen eggs', '24 eggs'), ('3 hundred', '300'),
+    ('5 million dollars', '5000000'), ('12 dozen', '144 eggs'), ('5 feet 3 inches', '5 ft 3 in'),
+    ('2 red 3 blue', '3 blue, 2 red'), ('2 hours and 30 minutes', '2 hours 30 minutes'),
+    (r'2\text{ hours }30\text{ minutes}', '2 hours 30 minutes'),
+    (r'2\text{ hours } 30\text{ minutes}', '2 hours 30 minutes'), ('x=3,y=2', '(3,2)'), ('y=2, x=3', '(3,2)'),
+    ('(3,2)', 'x=3,y=2'), ('x=3,y=2', 'y=2,x=3'), ('x=1,x=2', '1,2'), (r'x=3\text{ and }y=2', '(3,2)'),
+    ('(1+i)^2', '2i'), ('i^2', '-1'), (r'\frac{1}{1-i}', r'\frac12+\frac i2'), (r'e^{i\pi/4}', r'\frac{1+i}{\sqrt2}'),
+    ('1+i,1-i', '1-i,1+i'), ('2+3i', '2+3 i'), (r'\text{A, C, F}', 'A, C, F'), (r'\text{June 20}', 'June 20'),
+    ('A, C, F', 'C, A, F'), ('1 1/2 cups', '1.5 cups')]
 DIFFERENT = [
     ('5', '6'), ('5', '-5'), ('5', 'x=6'), ('x=5', 'y=5'), ('1/2', '2'), ('(3,4)', '(4,3)'), ('[0,1)', '(0,1)'),
     ('[0,1)', '[0,1]'), ('1,2,3', '1,2'),
@@ -103,7 +114,15 @@ DIFFERENT = [
     ('³√8', r'\sqrt{8}'), ('x²', '2x'), ('x²', 'x^3'), ('10²³', '10^2'), ('5 cm²', '5 cm'), ('½', '2'), ('3½', '1.5'),
     ('∞', r'-\infty'), ('2·3', '23'), ('－5', '5'), ('１２', '13'), (r'\varnothing', '0'), (r'3\times10^5', '3e6'),
     ('3e5', '15e'), ('2e3x', '2000'), ('1e100', '10^{101}'), (r'33\frac13\%', '1/2'), (r'12\frac12\%', r'12.2\%'),
-    (r'\frac112', r'\frac{1}{1}2'), (r'\sin 30^\circ', r'\frac{\sqrt3}{2}'), (r'\sin 30', '1/2')]
+    (r'\frac112', r'\frac{1}{1}2'), (r'\sin 30^\circ', r'\frac{\sqrt3}{2}'), (r'\sin 30', '1/2'),
+    # numbers in words, quantities of several parts, points, the imaginary unit, words in \text
+    (r'5\text{ million}', '5'), (r'1.2\text{ billion}', r'1.2\text{ million}'), (r'\$5\text{ million}', r'\$5'),
+    (r'2\text{ dozen}', '2'), ('5 million', '5 billion'), ('2 hours 30 minutes', '2 hours 30 seconds'),
+    ('5 feet 3 inches', '3 feet 5 inches'), ('3 weeks 2 days', '2 weeks 3 days'), ('3 lb 5 oz', '5 lb 3 oz'),
+    ('2 red 3 blue', '3 red 2 blue'), ('2 hours 30 minutes', '2 hours'), ('2 hours 30 minutes', '60 hours'),
+    ('2 hours 30 minutes', '60'), ('x=3,y=2', '(2,3)'), ('a=5,b=1', '(1,5)'), ('(3,2)', 'x=2,y=3'),
+    ('x=3,y=2', 'x=2,y=3'), ('2i', '2j'), ('1+i', '1-i'), ('2+3i', '3+2i'), (r'\text{A, C, F}', 'A, C'),
+    (r'\text{June 20}', 'June 21')]
 
 @pytest.fixture(scope='module')
 def grader():

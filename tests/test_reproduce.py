@@ -477,6 +477,21 @@ def test_other_data_files_run_every_stage_anew(ran, tmp_path):
     (data/'problems.jsonl').write_text('two')
     assert plan().todo == tuple(TOY) and plan().taken == {}
 
+def test_other_questions_benchmarks_or_prompts_run_every_stage_anew(ran, tmp_path, monkeypatch):
+    "A stage runs in nbs/, so relative paths begin there, wherever the command starts."
+    monkeypatch.chdir(tmp_path)
+    questions, own, prompt = (ran.nbs/name for name in ('mine.jsonl', 'own_benchmarks.py', 'judge.txt'))
+    questions.write_text('{"question": "How many?", "answer": "7"}\n'*40)
+    prompt.write_text('{question} {output} {correct}')
+    changes = {'data.benchmarks': ['mine.jsonl'], 'data.grader_template': 'judge.txt'}
+    def plan(**options): return planned(ran, changes=changes, **options)
+    own.write_text('x = 1')
+    for n, path in enumerate((questions, own, prompt)):
+        runner.run_plan(plan(run_id=f'before-{n}'))
+        assert set(plan().taken) == set(TOY)
+        path.write_text(path.read_text().replace('7', '8').replace('1', '2').replace('{question}', 'Q: {question}'))
+        assert plan().todo == tuple(TOY) and plan().taken == {}
+
 def test_it_is_taken_from_the_newest_run_whose_files_are_untouched(ran):
     for name in ('old', 'new'): runner.run_plan(planned(ran, run_id=name, fresh=name == 'old'))
     def donor(**options): return {n: f.name for n, f in planned(ran, **options).taken.items()}

@@ -94,6 +94,8 @@ def read_literal(text: str, *args, **kwargs):
 # ---- comparing two formulas
 
 E_NOTATION = re.compile('^([-+]?[0-9.]+)[eE]([-+]?[0-9]{1,3})$')
+VALUE = re.compile(r'([a-zA-Z]) ?= ?([^=,()]+?)(?= ?(?:,|\\text|$))')  # x=3 in x=3, y=2
+VALUES = re.compile(rf'{VALUE.pattern}(?:(?:, ?| ?\\text ?{{ ?and ?}} ?)(?:{VALUE.pattern}))*')
 FUNCTION = re.compile(r'\\(?:sin|cos|tan)')
 DEGREES = re.compile(r'(?<![0-9.])([0-9.]+)(?:\^\\circ|\^\{\\circ\}|°)')
 
@@ -103,6 +105,18 @@ def formula_of(text: str) -> str:
     if FUNCTION.search(text):
         text = DEGREES.sub(r'\\frac{\1\\pi}{180}', text)
     return E_NOTATION.sub(r'\1\\cdot 10^{\2}', tidy(text))
+
+
+def with_points(a: str, b: str) -> tuple:
+    "Both answers; where one says x=3, y=2 and the other is a point, the first becomes the point (3, 2)."
+    tuples = [re.fullmatch(r'\(.*,.*\)', text) for text in (a, b)]
+    both = []
+    for text, other_is_tuple in zip((a, b), tuples[::-1]):
+        values = dict(VALUE.findall(text))
+        if other_is_tuple and len(values) > 1 and VALUES.fullmatch(text):
+            text = f'({",".join(values[name] for name in sorted(values))})'
+        both.append(text)
+    return tuple(both)
 
 
 def numerical_value(expression):
@@ -141,14 +155,24 @@ def largest_difference(a, b):
     return largest
 
 
+def with_imaginary_unit(expression):
+    "A sympy expression in which the letter i is the imaginary unit. All other objects as they are."
+    from sympy import Expr, I
+
+    if not isinstance(expression, Expr):
+        return expression
+    return expression.subs({s: I for s in expression.free_symbols if s.name == 'i'})
+
+
 def math_verify(reference: str, answer: str) -> bool:
     "Are two LaTeX answers equal? Math-Verify's verdict, then a comparison by numerical value."
     from math_verify import LatexExtractionConfig, parse, verify
 
     latex = [LatexExtractionConfig(boxed_match_priority=0)]  # no configuration that evaluates text
     parsed = []
-    for text in (reference, answer):
-        parsed.append(parse(rf'\boxed{{{formula_of(text)}}}', latex, parsing_timeout=None))
+    for text in with_points(formula_of(reference), formula_of(answer)):
+        found = parse(rf'\boxed{{{text}}}', latex, parsing_timeout=None)
+        parsed.append([with_imaginary_unit(form) for form in found])
     a, b = parsed
     if not a or not b:
         return False

@@ -42,6 +42,7 @@ BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)  # a number with its base,
 MISREAD = re.compile(  # a whole number, and what algebra takes for one: 2024-01-02, 2=1
     r'[0-9]+|[0-9]{4}-(?:0[0-9]-[0-9]{2}|[0-9]{2}-0[0-9])|([0-9]+) ?= ?(?!\1$)[0-9]+'
 )
+PLAIN_TEXT = re.compile(r'\\text ?\{([\w(),. -]*)\}')
 LOOSE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that is not between two digits
 
 
@@ -52,6 +53,11 @@ def tidy(text: str) -> str:
         if pattern.search(text):  # most are not found, and `sub` first reads `new`
             text = pattern.sub(new, text)
     return text.strip().rstrip('.').strip()
+
+
+def letters(text: str) -> str:
+    r"A tidy answer without loose spaces, and without the \text around words."
+    return LOOSE_SPACE.sub('', PLAIN_TEXT.sub(r'\1', text))
 
 
 # ---- numbers
@@ -188,10 +194,14 @@ QUANTITY = re.compile(
     r'(?P<number>.*\d) ?(?: |(?P<text>\\text ?\{ ?))(?P<words>[A-Za-z]+(?: [A-Za-z]+)*)'
     r' ?\}?(?P<power>\^[23])?'
 )
+SCALES = dict(
+    dozen=12, hundred=10**2, thousand=10**3, million=10**6, billion=10**9, trillion=10**12
+)
 FORMULA = re.compile(  # a word that no unit begins with
     r'(?:pi|sqrt|mod|or|and|to|if|for|where|but|percent|dozen|hundred|thousand|million|billion|sin'
     r'|cos|tan|log|exp|abc|def|xyz)\b'
 )
+BETWEEN_PARTS = re.compile(r'(?<=[a-zA-Z}])(?:,| and)? (?=\d)|(?<=[a-zA-Z] \})(?=\d)')
 WORD = re.compile('[a-z]{4,}|[^aeiou][aeiou][^aeiou]')  # probably a word, not a product of letters
 PLURAL = re.compile(r'(?:(?<=x)|(?<=[cs]h|ss))es$|(?<!s)s$')
 
@@ -225,10 +235,31 @@ def read_quantity(text: str) -> Quantity | None:
     if number:
         return Quantity(number, set())
     match = QUANTITY.fullmatch(text)
-    if not match or FORMULA.match(match['words']):
+    if not match:
         return None
     number = read_number(match['number'].strip())
-    return Quantity(number, read_unit(match)) if number else None
+    if not number:
+        return None
+    first, _, rest = match['words'].partition(' ')
+    if first in SCALES and not match['power']:
+        scaled = read_quantity(f'{number.value * SCALES[first]} {rest}'.strip())
+        return replace(scaled, number=replace(scaled.number, decimals=None)) if scaled else None
+    if FORMULA.match(match['words']):
+        return None
+    return Quantity(number, read_unit(match))
+
+
+def read_parts(text: str) -> list | None:
+    "The quantities of an answer such as 2 hours 30 minutes. None for any other text."
+    parts = [read_quantity(part) for part in BETWEEN_PARTS.split(text)]
+    is_sum = len(parts) > 1 and all(part and part.unit for part in parts)
+    return parts if is_sum else None
+
+
+def same_parts(a: list, b: list) -> bool:
+    "Are these the same quantities, in any order?"
+    found = [[same_quantity(x, y) for y in b] for x in a]
+    return len(a) == len(b) and all(map(any, found)) and all(map(any, zip(*found)))
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool | None:
@@ -332,7 +363,7 @@ def plain_verdict(
         return False
     if others_named(reference, answer):
         return False
-    if LOOSE_SPACE.sub('', a) == LOOSE_SPACE.sub('', b):
+    if letters(a) == letters(b):
         return True
     verdict = same_words(a, b)
     if verdict is not None:
@@ -347,6 +378,10 @@ def plain_verdict(
         verdict = same_quantity(first, second)
         if verdict is not None:
             return verdict
+    first = first or read_parts(a)
+    second = second or read_parts(b)
+    if first and second and list in (type(first), type(second)):
+        return type(first) is type(second) and same_parts(first, second)
     for form in (BASED, MISREAD):
         if form.fullmatch(a) and form.fullmatch(b):
             return False

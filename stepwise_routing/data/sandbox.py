@@ -55,7 +55,8 @@ LIBRARY = {
     rot13='encodings.rot_13',
     rot_13='encodings.rot_13',
 )
-ALWAYS = (*MODULES, '_pylong')  # _pylong: Python 3.12 reads large numbers with it
+# Python 3.12 reads large numbers with _pylong, and names such as größe with unicodedata.
+ALWAYS = (*MODULES, '_pylong', 'unicodedata')
 
 TYPES = {t.__name__: t for t in (bool, int, float, complex, str, bytes, list, tuple, set, dict)}
 

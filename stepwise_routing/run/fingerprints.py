@@ -9,9 +9,9 @@ import hashlib
 import json
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
 
 from ..base.code import code_fingerprint, imported_names
+from ..data.benchmarks import OWN_FILE
 from ..data.recorded import SUFFIX, recorded_file
 from .config import settings_of
 from .manifest import file_sha256, shipped_files
@@ -35,8 +35,13 @@ def direct_packages() -> dict:  # name -> version; None if it is not installed
 
 
 def data_files(project, config) -> list:  # SHA-256 of each
-    "The data files that a run reads: copies of public benchmarks, your own files, recorded benchmarks."
-    files = [Path(name) for name in config.data.question_files]
+    """The files that a run reads, without its code: copies of public benchmarks, recorded benchmarks, and your own
+    questions, benchmarks and prompt of a judge. A stage runs in nbs/, so their paths begin there."""
+    files = [project.nbs / name for name in config.data.question_files]
+    files.append(project.nbs / OWN_FILE)
+    template = config.data.grader_template
+    if '{' not in template:  # no prompt itself, so it is a path, or ''
+        files.append(project.nbs / template)
     for name in config.data.benchmarks:
         if name.endswith(SUFFIX):
             files.append(recorded_file(name.removesuffix(SUFFIX)))
