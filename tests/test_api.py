@@ -233,7 +233,7 @@ def test_the_token_with_the_stop_string_may_be_hidden():
         assert 0 < logprob_confidence(step) < 1 and Fraction(backend.ledger.units, CENT) == server.cents
 
 def test_a_step_whose_only_token_is_hidden_is_asked_for_again():
-    with Faulty(['one-token', 'one-token']) as server:
+    with Faulty(['one-token', 'one-token']) as server: # llama.cpp sends no field for no log-probabilities
         backend = api(server)
         step, = closing(backend, ask())[0]
         assert [b.get('stop') for b in server.seen] == ['\n\n', None]
@@ -249,9 +249,30 @@ def test_tokens_are_hidden_before_a_stop_alone(finish, generated):
     shown = [dict(token=t, bytes=None, logprob=-.5, top_logprobs=[]) for t in ('It', ' is')]
     choice = dict(message=dict(content='It is 7.'), finish_reason=finish, logprobs=dict(content=shown))
     def reply(): return dict(choices=[choice], usage=dict(prompt_tokens=30, completion_tokens=generated))
-    with pytest.raises(ValueError, match="do not spell the reply .from ' 7.' on"): read_reply(reply())
+    with pytest.raises(ValueError, match="do not spell the reply .from ' 7.' on"): read_reply(reply(), stopped=True)
     choice['finish_reason'], generated = 'stop', 3
-    assert read_reply(reply())['text'] == 'It is 7.'
+    assert read_reply(reply(), stopped=True)['text'] == 'It is 7.'
+    with pytest.raises(ValueError, match='do not spell'): read_reply(reply()) # without a stop string, none is hidden
+    choice['message']['content'] += ' It is 7 since 3 and 4 are seven.'
+    with pytest.raises(ValueError, match='do not spell'): read_reply(reply(), stopped=True) # too long for one token
+
+STRANGE = dict(byte_level=['So', 'Ġ3', '+', '4', '=', '7', 'Ċ'], ids=[f'token_id:{n}' for n in range(7)],
+               first=['So', ' 3'], thoughts=['The', ' user', ' asks', '.'])
+
+@pytest.mark.parametrize('tokens', STRANGE.values(), ids=STRANGE)
+def test_tokens_that_do_not_spell_the_text_are_refused(tokens):
+    "Their probabilities would count for other words."
+    shown = [dict(token=t, bytes=None, logprob=-.5, top_logprobs=[]) for t in tokens]
+    choice = dict(message=dict(content='So 3+4=7\n'), finish_reason='stop', logprobs=dict(content=shown))
+    usage = dict(prompt_tokens=30, completion_tokens=len(tokens) + 1)
+    with pytest.raises(ValueError, match='do not spell the reply'): read_reply(dict(choices=[choice], usage=usage))
+
+def test_tokens_of_half_a_character_and_special_ones_are_let_through():
+    tokens = [' ', 'So', ' \ufffd', '\ufffd', '3', '=', '\ufffd', '<|im_end|>']
+    shown = [dict(token=t, bytes=None, logprob=-.5, top_logprobs=[]) for t in tokens]
+    choice = dict(message=dict(content='So √3=√'), finish_reason='stop', logprobs=dict(content=shown))
+    reply = read_reply(dict(choices=[choice], usage=dict(prompt_tokens=30, completion_tokens=8)))
+    assert replies._token_ends(reply['text'], reply['tokens']['bytes']) == [0, 2, 4, 4, 5, 6, 7, 7]
 
 def usages(server, faults): return [server._reply(f, b, None)['usage'] for f, b in zip(faults, server.seen)]
 

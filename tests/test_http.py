@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import zlib
+from fractions import Fraction
 
 import psutil
 import pytest
@@ -422,6 +423,89 @@ def test_client_a_key_in_a_head_or_a_list_reaches_no_error(monkeypatch, tmp_path
         assert seen and is_line(error) and KEY not in str(error) and '***' in str(error)
         assert KEY.encode() not in (tmp_path/str(i)).read_bytes()
 
+def test_client_tokens_that_the_total_alone_counts_are_paid_for():
+    "xAI and Gemini leave the tokens of thoughts out of completion_tokens."
+    bills = []
+    for hidden in (0, 100):
+        def answer(body):
+            reply = good_reply(body)
+            reply['usage']['total_tokens'] += hidden
+            yield framed(json.dumps(reply).encode())
+        (steps,), units, _ = outcomes(answer)
+        bills.append((steps[0].generated, units))
+    (few, cheap), (many, dear) = bills
+    assert many == few + 100 and dear - cheap == 100*Fraction(160, 10**6)*CENT
+
+@pytest.mark.parametrize('finish, stopped', [('stop', 'step'), ('stop_sequence', 'step'), ('eos_token', 'stop'),
+                                             ('end_turn', 'stop'), ('model_length', 'length')])
+def test_client_other_words_for_how_a_reply_ended(finish, stopped):
+    "Text Generation Inference says stop_sequence where a stop string was met: the chain goes on."
+    (steps,), *_ = outcomes(changed(finish_reason=finish))
+    assert steps[0].finish == stopped
+
+@pytest.mark.parametrize('number, finish', [(None, 'stop'), (106, 'stop'), ('\n\n', 'step')])
+def test_client_what_vllm_says_of_the_end(number, finish):
+    "The stop string that was met, or the number of the token that ended the reply."
+    (steps,), *_ = outcomes(changed(stop_reason=number))
+    assert steps[0].finish == finish
+
+@pytest.mark.parametrize('values', [dict(finish_reason='content_filter', message=dict(content=''), logprobs=None),
+                                    dict(message=dict(content=None, refusal='No.'), logprobs=dict(content=None))])
+def test_client_a_refused_answer_is_an_empty_last_step(values):
+    "One such question of hundreds must not keep `collect` from its end."
+    (steps,), units, seen = outcomes(changed(**values))
+    assert [(s.text, s.finish) for s in steps] == [('', 'stop')] and len(seen) == 1 and units > 0
+
+def test_client_a_403_tells_the_reason():
+    def answer(_): yield framed(b'{"error": {"message": "Input flagged"}}', status=b'403 Forbidden')
+    (error,), *_ = outcomes(answer)
+    assert is_line(error) and 'Input flagged' in str(error)
+
+def test_client_a_key_in_the_place_of_its_name_is_not_shown():
+    with pytest.raises(ValueError, match='key_env is no name') as e:
+        OpenAIBackend('toy-model', **OPTIONS | dict(base_url='https://no.invalid/v1', key_env='sk-proj-SECRET12345'))
+    assert 'SECRET' not in str(e.value)
+
+@pytest.mark.parametrize('change', [dict(finish_reason='error', error=dict(code=502, message='Provider error')),
+                                    dict(finish_reason='insufficient_system_resource')])
+def test_client_half_a_reply_of_a_server_that_failed_is_asked_for_again(change):
+    "OpenRouter tells an error of a provider inside a choice."
+    failing = iter([True, False])
+    def answer(body):
+        reply = good_reply(body)
+        if next(failing): reply['choices'][0] |= change
+        yield framed(json.dumps(reply).encode())
+    (steps,), units, seen = outcomes(answer, retries=2)
+    assert steps[0].finish == 'step' and len(seen) == 2
+    (error,), *_ = outcomes(changed(**change), retries=1)
+    assert is_line(error) and ('Provider error' in str(error) or 'its text, end' in str(error))
+
+@pytest.mark.parametrize('name', ['reasoning_content', 'reasoning'])
+@pytest.mark.parametrize('text, top', [('It is 7.', 5), ('', 0)])
+def test_client_thoughts_apart_from_the_text_are_no_steps(name, text, top):
+    "Their log-probabilities stand before those of the text, or they use up all tokens of a step."
+    message = {'role': 'assistant', 'content': text or None, name: 'The user asks.'}
+    tokens = [dict(token=t, logprob=-2, top_logprobs=[]) for t in ('The', ' user', ' asks.', 'It', ' is', ' 7.')]
+    logprobs = dict(content=tokens) if top else None
+    change = changed(message=message, logprobs=logprobs, finish_reason='stop' if text else 'length')
+    (error,), units, seen = outcomes(change, top_logprobs=top)
+    assert is_line(error) and 'switch thinking off' in str(error) and len(seen) == 1 and units > 0
+    (steps,), *_ = outcomes(changed(message=message | dict(content='It is 7.'), logprobs=None), top_logprobs=0)
+    assert steps[0].text == 'It is 7.'
+
+@pytest.mark.parametrize('body, said', [
+    ({'detail': 'logprobs is not supported'}, 'logprobs is not supported'),
+    ({'detail': [{'loc': ['body', 'seed'], 'msg': 'Extra inputs'}]}, 'Extra inputs')])
+def test_client_the_reason_of_other_error_bodies_is_told(body, said):
+    def answer(_): yield framed(json.dumps(body).encode(), status=b'422 Unprocessable')
+    (error,), *_ = outcomes(answer, retries=1)
+    assert is_line(error) and said in str(error)
+
+def test_client_an_address_without_v1_is_told():
+    def answer(_): yield framed(b'404 page not found', status=b'404 Not Found')
+    (error,), *_ = outcomes(answer, retries=1)
+    assert is_line(error) and 'it lists no models; is base_url right? Most end with /v1' in str(error)
+
 @pytest.mark.parametrize('usage', [dict(prompt_tokens=0, completion_tokens=0), dict(prompt_tokens=0),
                                    dict(completion_tokens=1)])
 def test_client_a_bill_of_less_than_was_received_is_none(usage):
@@ -429,6 +513,7 @@ def test_client_a_bill_of_less_than_was_received_is_none(usage):
     def answer(body):
         reply = good_reply(body)
         reply['usage'] |= usage
+        del reply['usage']['total_tokens']
         yield framed(json.dumps(reply).encode())
     (error,), units, _ = outcomes(answer)
     assert is_line(error) and 'no usage record that counts all its tokens' in str(error) and units > 0

@@ -92,6 +92,7 @@ def test_problems_come_from_a_file_or_from_rows(tmp_path):
     (dict(question=['a'], answer='1'), "field 'question' is not text"),
     (dict(question='a', answer=None), "'answer' is neither text nor a number"),
     (dict(question='a', answer=True), "'answer' is neither"), (dict(question='a', answer=' '), "'answer' is neither"),
+    (dict(question='a', answer='3 + 4 = 7\n#### 7'), 'give only what stands behind ####'),
     ('a', 'row 2: not a JSON object'),
     (dict(question='What is 1 + 1?', answer='3'), 'an earlier row has the same question and another answer')])
 def test_a_bad_row_is_named(tmp_path, row, said):

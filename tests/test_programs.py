@@ -386,7 +386,8 @@ RIGHT = {
     'a type': ('def f(xs, kind): return [x for x in xs if not isinstance(x, kind)]',
                ['assert f((1, "a"), str) == [1]'], ''),
     'a name of Python\'s own': ('def sum(a, b): return a + b', ['assert sum(1, 2) == 3'], ''),
-    'a name with letters of other languages': ('def f(x):\n    größe = x\n    return größe', ['assert f(2) == 2'], ''),
+    'a name with letters of other languages': ('def f(x):\n    größe = x\n    return größe',
+                                               ['assert f(2) == 2'], ''),
     'an error that is expected': ('def f(x): return 1/x',
                                  ['try:\n    f(0)\nexcept Exception: ok = True\nassert ok'], ''),
 }

@@ -214,7 +214,8 @@ def test_an_answer_ends_at_its_limit(served):
 def test_fields_that_say_nothing_are_taken(served):
     plain = served.ask().choices[0].message.content
     more = dict(user='me', metadata=dict(a='b'), store=False, service_tier='auto', n=1, frequency_penalty=0,
-                presence_penalty=0., top_logprobs=0, temperature=None)
+                presence_penalty=0., top_logprobs=0, temperature=None, tools=[], tool_choice='none', logit_bias={},
+                response_format=dict(type='text'), modalities=['text'], prompt_cache_key='a', safety_identifier='b')
     assert served.ask(**more).choices[0].message.content == plain
 
 def test_a_conversation_goes_on(served):

@@ -616,7 +616,9 @@ def without(column): return lambda table: table.drop(columns=column)
     ('training', without('lost_min'), "no field 'lost_min'"), ('training', lambda table: table[:0], 'no rows'),
     ('policy', cell('escalate', 'x'), "row 6: escalate is 'x'"),
     ('evaluation', cell('chosen', 'yes'), "row 6: chosen is 'yes'"),
-    ('evaluation', cell('chosen', .5), 'chosen is 0.5'),
+    ('evaluation', cell('chosen', .5), 'chosen is 0.5'), ('evaluation', cell('n', -600), 'row 6: n is -600'),
+    ('evaluation', cell('n', 600.5), 'row 6: n is 600.5'),
+    ('evaluation', cell('cost_in', 'cents'), "cost_in is 'cents'"),
     ('evaluation', cell('accuracy', 88.5), 'row 6: accuracy is 88.5'),
     ('evaluation', lambda table: table.assign(accuracy_high=100*table['accuracy_high']),
      'row 2: accuracy_high is 89.5'),
@@ -639,7 +641,15 @@ def test_a_table_that_was_edited_wrongly_is_refused_in_a_line(tmp_path, stem, ed
 def test_a_table_that_is_missing_is_named(tmp_path):
     copy_tables(tmp_path)
     for path in tmp_path.glob('evaluation*'): path.unlink()
-    with pytest.raises(FileNotFoundError, match='evaluation_api.csv'): redraw(tmp_path, tmp_path/'figures')
+    with pytest.raises(FileNotFoundError, match='evaluation.csv'): redraw(tmp_path, tmp_path/'figures')
+
+def test_a_figure_in_flops_is_not_drawn_from_points_in_cents(tmp_path):
+    copy_tables(tmp_path)
+    (tmp_path/'evaluation.csv').unlink()
+    with pytest.raises(FileNotFoundError, match='evaluation.csv'): redraw(tmp_path, tmp_path/'figures')
+    for name in ('frontiers', 'seeds'): (tmp_path/f'{name}.csv').unlink()
+    assert not [path for path in redraw(tmp_path, tmp_path/'figures') if 'accuracy_cost' in path.name]
+    assert set(read_points(tmp_path)['points']['cost_in']) == {'cents'}
 
 def test_what_may_be_edited_is_drawn(tmp_path):
     "Methods left out, rows in another order, a curve of one's own without intervals."

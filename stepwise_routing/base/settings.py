@@ -64,6 +64,7 @@ def error_line(
     allowed = []
     for detail in details:
         text = detail['msg'].removeprefix('Value error, ').removeprefix('Input should be ')
+        text = text.replace('a valid tuple', 'a list, such as [a, b]')
         if detail['input'] is part and text not in allowed:
             allowed.append(text)
     if type(None) in get_args(kind):

@@ -24,6 +24,8 @@ def answer_text(answer) -> str:
         raise ValueError(f"field 'answer' is {answer}, which is no number")
     if not is_value or not str(answer).strip():
         raise ValueError("field 'answer' is neither text nor a number")
+    if '####' in str(answer):
+        raise ValueError("field 'answer' is a whole solution: give only what stands behind ####")
     return str(answer).strip()
 
 

@@ -45,6 +45,10 @@ def plain_address(base_url: str) -> str:
 
 def plain_key(key_env) -> str:
     "The API key in an environment variable, '' without one. ValueError for a key that no header can hold."
+    if not re.fullmatch('(?:[A-Za-z_][A-Za-z0-9_]*)?', key_env):  # perhaps the key itself
+        raise ValueError(
+            'key_env is no name of an environment variable: give a name such as MY_API_KEY'
+        )
     key = os.environ.get(key_env, '').strip()
     if re.search('[^!-~]', key):
         raise ValueError(f'{key_env} holds no API key: it has a blank or an unusual character')

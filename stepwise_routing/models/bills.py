@@ -55,6 +55,7 @@ class Purse:
 class Bills(Ledger):
     "A `Ledger` that keeps amounts only. An equal question is asked and paid again."
 
+    at_cap = 'start with a larger max_cents'
     purse = None  # `Purse` that other books take from, too
 
     def __init__(

@@ -237,8 +237,10 @@ class OpenAIBackend:
             body = _unescaped(body)
         reason = self.masked(replies.error_reason(body) or 'no reason')[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
-        if status in (401, 403):
-            line = f'{self.host} refuses the key ({status}): put a valid one into the environment variable {env}'
+        if status == 401:
+            line = f'{self.host} refuses the key (401): put a valid one into the environment variable {env}'
+        elif status == 403:
+            line = f'{self.host} refuses the request, or the key in {env} (403): {reason}'
         elif status < 400:
             line = (
                 f'{self.host} sends requests to another address ({status}): give that as base_url'
@@ -256,9 +258,10 @@ class OpenAIBackend:
                 listed = json.loads(listed)['data'][:1000]
                 names = [self.masked(one_line(m['id']))[:60] for m in listed]
             hint = nearest(self.model, names)
-            line = (
-                f'{self.host} has no model {self.model!r}{hint}; it lists: {", ".join(names[:5])}'
-            )
+            there = f'it lists: {", ".join(names[:5])}'
+            if not names:
+                there = 'it lists no models; is base_url right? Most end with /v1'
+            line = f'{self.host} has no model {self.model!r}{hint}; {there}'
         return _Outcome(line, units=0, wait=wait)
 
     def _read(self, text, body):
@@ -275,12 +278,11 @@ class OpenAIBackend:
         if usage and not _is_possible(usage, body):
             line = _too_many(self.model, usage, body)
             return _Outcome(line, wait=None, answer=kept, claimed=usage | dict(units=units))
-        error = answer.get('error') if isinstance(answer, dict) else None
-        if reason := replies.error_reason(error):
+        if reason := replies.error_reason(replies.error_in(answer)):
             line = f'the server answers with an error: {reason[:200]}'
             return _Outcome(line, units=units, answer=kept)
         try:
-            reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS)
+            reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS, 'stop' in body)
         except ValueError as e:
             if usage and (not usage['prompt'] or replies.is_cut(answer)):
                 units = None  # it has cost more, or may have
@@ -296,6 +298,11 @@ class OpenAIBackend:
             )
         elif 'logprobs' in body and reply['tokens'] is None:
             lacks = 'log-probabilities; pass top_logprobs=0 to do without (and without S^API)'
+        elif (reply['tokens'] or not reply['text']) and replies.has_thoughts(answer):
+            lacks = (
+                'text alone: the model thinks first, apart from it, and its steps cannot be told from '
+                'its thoughts; switch thinking off, or start the server without a reasoning parser'
+            )
         if spelled != self.masked(spelled):
             return _Outcome('a reply whose tokens spell the API key', units=units)
         if lacks:

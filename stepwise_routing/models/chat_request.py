@@ -31,7 +31,22 @@ KINDS = dict(  # field that is served -> type of its value
     presence_penalty=Annotated[float, Field(ge=0, le=0)],
 )
 OTHERS = ('messages', 'stop', 'stream_options', 'stepwise')  # served too; functions here read them
-IGNORED = ('user', 'metadata', 'store', 'service_tier')
+IGNORED = (
+    'user',
+    'safety_identifier',
+    'metadata',
+    'store',
+    'service_tier',
+    'prompt_cache_key',
+    'parallel_tool_calls',  # no tools are served
+)
+NEUTRAL = dict(  # values that ask for nothing
+    tools=[],
+    tool_choice='none',
+    logit_bias={},
+    response_format=dict(type='text'),
+    modalities=['text'],
+)
 STREAM_OPTIONS = dict(include_usage=bool, include_obfuscation=bool)
 STEPWISE = dict(alpha=Annotated[float, Field(gt=0, lt=1)], max_cents=NotNegative)
 ROLES = dict(system='system', developer='system', user='user', assistant='assistant')
@@ -194,8 +209,9 @@ def read_messages(value) -> list:
 def read_request(raw: bytes) -> ChatRequest:
     "A request for a router. `Refused` names the first bad field."
     body = read_body(raw)
-    for name in body:
-        check_name(name)
+    for name, value in body.items():
+        if name not in NEUTRAL or value != NEUTRAL[name]:
+            check_name(name)
     for name in ('model', 'messages'):
         if name not in body:
             raise bad_field(name, f'field {name!r} is missing: add it', 'missing_parameter')

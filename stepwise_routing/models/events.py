@@ -51,6 +51,7 @@ def whole_reply(text: str) -> str:
 
 def _joined(chunks) -> dict:
     parts = []
+    thoughts = None  # the first piece of them
     tokens = []
     choice = {}
     reply = {}
@@ -59,12 +60,16 @@ def _joined(chunks) -> dict:
             if chunk.get(name) is not None:
                 reply[name] = chunk[name]
         for piece in choices_of(chunk):
-            parts.append((piece.get('delta') or {}).get('content') or '')
+            delta = piece.get('delta') or {}
+            parts.append(delta.get('content') or '')
+            thoughts = thoughts or delta.get('reasoning_content') or delta.get('reasoning')
             tokens += (piece.get('logprobs') or {}).get('content') or ()
             if piece.get('finish_reason') is not None:
-                ends = 'finish_reason', 'stop_reason'
+                ends = 'finish_reason', 'stop_reason', 'error'
                 choice |= {name: piece[name] for name in ends if name in piece}
     choice['message'] = dict(content=''.join(parts))
+    if thoughts:
+        choice['message']['reasoning'] = thoughts
     if tokens:
         choice['logprobs'] = dict(content=tokens)
     return reply | dict(choices=[choice])

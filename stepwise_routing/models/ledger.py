@@ -28,6 +28,7 @@ class Ledger(Database):
 
     kind = 'ledger'
     sync = 'FULL'
+    at_cap = 'raise max_cents: the ledger keeps every reply'  # what to do at the cap
     loop = None  # event loop of all that touches money, in a thread of its own
     tables = dict(
         call='call INTEGER PRIMARY KEY, key, most, units, notes',
@@ -100,7 +101,7 @@ class Ledger(Database):
             if not self.reserved:
                 raise RuntimeError(
                     f'cap reached: {self.taken / CENT:.4f} of {self.cap / CENT:.4f} cents are spent and the '
-                    f'next call could cost {max_units / CENT:.4f}; raise max_cents: the ledger keeps every reply'
+                    f'next call could cost {max_units / CENT:.4f}; {self.at_cap}'
                 )
             await self.changed.wait()
         if self.broken:

@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Annotated
 
+from ..base.records import find_price
 from ..base.settings import (
     FROM_LIST,
     Cents,
@@ -162,6 +163,11 @@ def check_cost(backends) -> None:
     "ValueError unless the costs of all models can be compared; called before anything is drawn."
     specs = [backend.spec for backend in backends]
     large = specs[-1]
+    if large.price is not None and find_price(large.price).output == 0:
+        raise ValueError(
+            f'the large model {large.name} has the price 0 for output, so no cost can be compared: if it '
+            'is free, give price="free" and its number of parameters, params=7e9'
+        )
     for which, spec in zip(places(len(specs)), specs):
         is_needed = spec is large or large.price is None
         if is_needed and spec.price is None and not spec.params:

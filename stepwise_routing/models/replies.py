@@ -18,6 +18,7 @@ LONGEST = 256  # characters of a token at most
 # llama.cpp shows no log-probabilities of as many tokens as the stop string has. The first of them may begin with the
 # end of the text: of 'It is 7.' and the stop string '\n', the token '.\n' is hidden.
 MOST_HIDDEN = 4
+MOST_HIDDEN_CHARACTERS = 32  # of each of them
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 
 
@@ -39,10 +40,26 @@ def read_usage(reply) -> dict | None:
         usage = dict(
             prompt=record['prompt_tokens'], generated=record['completion_tokens'], cached=cached
         )
+        total = record.get('total_tokens')
     except (TypeError, KeyError, AttributeError):
         return None
     whole = all(type(n) is int and n >= 0 for n in usage.values())
-    return usage if whole and cached <= usage['prompt'] else None
+    if not whole or cached > usage['prompt']:
+        return None
+    if type(total) is int:  # some servers count the tokens of thoughts here alone
+        usage['generated'] = max(usage['generated'], total - usage['prompt'])
+    return usage
+
+
+def has_thoughts(reply) -> bool:
+    "Did the model think apart from the text of a reply that `read_reply` can read?"
+    message = reply['choices'][0]['message']
+    details = reply['usage'].get('completion_tokens_details') or {}
+    return bool(
+        message.get('reasoning_content')
+        or message.get('reasoning')
+        or details.get('reasoning_tokens')
+    )
 
 
 def is_cut(reply) -> bool:
@@ -57,6 +74,11 @@ def _is_whole(usage, text, tokens) -> bool:
     "Does a bill count all that was sent and received? Some servers do not count the token that ends a reply."
     received = len(tokens['bytes']) - 1 if tokens else bool(text)
     return usage['prompt'] > 0 and usage['generated'] >= received
+
+
+def _is_unspelled(gap: bytes) -> bool:
+    "May this part of a text be missing in its tokens? Halves of a character spell nothing, and blanks may be cut off."
+    return all(c.isspace() or not c.isascii() for c in gap.decode(errors='replace'))
 
 
 def _token_ends(text, tokens):
@@ -75,6 +97,8 @@ def _token_ends(text, tokens):
             found_at = position
         elif b and unmatched:
             found_at = raw.find(b, position, position + len(b) + 8 * unmatched)
+            if not _is_unspelled(raw[position:found_at]):
+                found_at = -1
         # the stop string is cut off from this token
         cut = raw[position:] and b.startswith(raw[position:])
         if found_at < 0 and not cut:
@@ -84,15 +108,19 @@ def _token_ends(text, tokens):
         position = len(raw) if found_at < 0 else found_at + len(b)
         unmatched = 0
         ends.append(position)
-    return [characters[e - 1] if e else 0 for e in ends + [len(raw)] * unmatched]
+    if _is_unspelled(raw[position:]):
+        position = len(raw)
+    return [characters[e - 1] if e else 0 for e in ends + [position] * unmatched]
 
 
 def _check_spelling(text, tokens, hidden):
     "ValueError if the tokens do not spell the text, except for its end in a few hidden tokens."
     ends = _token_ends(text, tokens)
     position = ends[-1] if ends else 0
-    if position < len(text) and not 0 < hidden <= MOST_HIDDEN:
-        rest = text[position:][:20]
+    rest = text[position:]
+    is_hidden = hidden <= MOST_HIDDEN and len(rest) <= hidden * MOST_HIDDEN_CHARACTERS
+    if rest.strip() and not is_hidden:
+        rest = rest[:20]
         raise ValueError(f'the log-probabilities do not spell the reply (from {rest!r} on)')
 
 
@@ -122,41 +150,81 @@ def _tokens(content):
     )
 
 
+ENDED = 'eos', 'eos_token', 'end_turn', 'complete'  # the model ended its reply
+STOPPED = 'stop_sequence'  # a stop string did
+CUT = 'length', 'max_tokens', 'model_length', None
+
+
+def is_refused(choice) -> bool:
+    "Did the model, or a filter of the server, refuse an answer? Then the reply has no log-probabilities."
+    return choice['finish_reason'] == 'content_filter' or bool(choice['message'].get('refusal'))
+
+
+def _ending(choice) -> tuple:
+    "How a reply ended: 'stop' or 'length', and `ends` of `read_reply`. Other servers have other words than OpenAI."
+    reason = choice['finish_reason']
+    if is_refused(choice):
+        return 'stop', True
+    if (
+        reason == 'stop'
+    ):  # vLLM: the stop string, the number of the token that ended the reply, or None
+        ends = not isinstance(choice['stop_reason'], str) if 'stop_reason' in choice else None
+        return 'stop', ends
+    if reason in ENDED or reason == STOPPED:
+        return 'stop', reason != STOPPED
+    if reason in CUT:
+        return 'length', None
+    raise ValueError
+
+
 def read_reply(
     reply,  # JSON of a server
     most_tokens=math.inf,  # the most tokens that it may have
+    stopped: bool = False,  # was it asked for with a stop string?
 ) -> dict:
     """Text, finish, usage, tokens, and `ends` (does the server tell what stopped it?). ValueError for a bad reply.
 
     The usage is None if there is none, or if it counts less than was sent and received."""
+    usage = read_usage(reply)
     try:
         choice = reply['choices'][0]
         content = (choice.get('logprobs') or {}).get('content')
         text = choice['message'].get('content') or ''
-        finish = choice['finish_reason']
+        finish, ends = _ending(choice)
         text.encode()  # it is text, and every character whole
         if len(text) > LONGEST * most_tokens or len(content or ()) > most_tokens:
             raise ValueError
+        some_hidden = stopped and usage and finish == 'stop'
+        if content is None and is_refused(choice):
+            text = ''
+            content = ()
+        elif content is None and some_hidden and usage['generated'] <= MOST_HIDDEN:
+            content = ()  # all its tokens are hidden
         tokens = None if content is None else _tokens(content)
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError):
         raise ValueError(
-            'the reply has no choices, or its text or log-probabilities cannot be read'
+            'the reply has no choices, or its text, end or log-probabilities cannot be read'
         ) from None
-    usage = read_usage(reply)
     if tokens:
-        stopped = usage and finish == 'stop'
-        hidden = usage['generated'] - len(tokens['bytes']) if stopped else 0
+        hidden = usage['generated'] - len(tokens['bytes']) if some_hidden else 0
         _check_spelling(text, tokens['bytes'], hidden)
-    ends = choice['stop_reason'] is None if 'stop_reason' in choice else None
     if usage and not _is_whole(usage, text, tokens):
         usage = None
     return dict(text=text, finish=finish, usage=usage, ends=ends, tokens=tokens)
 
 
+def error_in(reply):
+    "The error in a server's reply, or in its first choice; None if there is none."
+    try:
+        return reply.get('error') or reply['choices'][0].get('error')
+    except (LookupError, TypeError, AttributeError):
+        return None
+
+
 def error_reason(error) -> str:
     "What a server's error says, in one line; empty if it says nothing."
     if isinstance(error, dict):
-        error = error.get('message')
+        error = error.get('message') or error.get('detail')
     return ' '.join(one_line(error).split()) if error else ''
 
 

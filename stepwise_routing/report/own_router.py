@@ -6,6 +6,7 @@ Here belongs asking it, for whole answers and for single steps. Opening it from 
 
 import asyncio
 import contextlib
+from textwrap import shorten
 
 from ..base.background import LoopThread
 from ..base.records import walk_cost
@@ -17,6 +18,23 @@ from ..method.offers import check_prompt
 from .routed import Routed
 
 ROOM = 1 << 12  # most questions under way at once
+
+
+class Unanswered(RuntimeError):
+    "Some of several questions have no answer. Its field `answers` has the others, which may be paid for."
+
+    def __init__(
+        self,
+        problems,  # all that were asked
+        results,  # of each question: `Routed`, or the error
+    ):
+        failed = [pair for pair in zip(problems, results) if isinstance(pair[1], RuntimeError)]
+        problem, error = failed[0]
+        super().__init__(
+            f'{len(failed)} of {len(results)} questions have no answer, such as '
+            f'{shorten(problem.question, 60)!r}: {error}; the others are in the field `answers` of this error'
+        )
+        self.answers = [None if isinstance(r, RuntimeError) else r for r in results]
 
 
 class OwnRouter:
@@ -81,7 +99,7 @@ class OwnRouter:
         questions,  # one question or a list
         sample: int = 0,  # number of the independent draw
     ):  # `Routed`, or a list
-        "Answer questions, all at the same time."
+        "Answer questions, all at the same time. `Unanswered`, with all other answers, if some of a list fail."
         is_list = hasattr(questions, '__iter__') and not isinstance(questions, (str, dict))
         asked = list(questions) if is_list else [questions]
         is_one = not is_list or any(isinstance(part, dict) for part in asked)
@@ -100,7 +118,17 @@ class OwnRouter:
                     count_steps(1)
             return self.routed(problem, steps)
 
-        return await gather_progress(map(answer, problems), f'{self.own.name} answers')
+        async def answer_or_error(problem):
+            try:
+                return await answer(problem)
+            except RuntimeError as error:
+                return error
+
+        ask = answer if len(problems) == 1 else answer_or_error
+        results = await gather_progress(map(ask, problems), f'{self.own.name} answers')
+        if any(isinstance(result, RuntimeError) for result in results):
+            raise Unanswered(problems, results)
+        return results
 
     def routed(
         self,

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from ..base.records import READINGS
-from ..base.settings import Number, checked
+from ..base.settings import Count, checked
 from ..base.tools import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
@@ -66,7 +66,7 @@ def save_points(
 INTERVALS = 'accuracy_low accuracy_high cost_share_low cost_share_high calibration_cost_share'
 POINT = dict(benchmark=str, cost_share=CostShare, accuracy=Fraction)
 VARIANT = dict(method=str, on_escalate=Literal[READINGS])
-SETTING = dict(threshold=Unbounded, chosen=Flag, n=Number, cost_in=str)
+SETTING = dict(threshold=Unbounded, chosen=Flag, n=Count)
 KINDS = dict(  # file -> column that its figures need -> kind of its cells
     evaluation=POINT | VARIANT | SETTING | dict.fromkeys(INTERVALS.split(), CostShare | None),
     frontiers=POINT | dict(curve=Literal['small-large line', 'random', 'oracle']),
@@ -83,10 +83,13 @@ def read_points(
     ValueError in one line for a damaged file.
     """
     tables = Path(tables)
-    if not (tables / 'evaluation.csv').is_file():
+    if not any((tables / f'{stem}.csv').is_file() for stem in KINDS):
         suffix = '_api'
+    cost_in = Literal['cents'] if suffix else Literal['paper_flops', 'full_flops']
     data = {}
     for stem, kinds in KINDS.items():
+        if stem == 'evaluation':
+            kinds = kinds | dict(cost_in=cost_in)
         path = tables / f'{stem}{suffix}.csv'
         data[stem] = read_table(path, kinds) if path.is_file() or stem == 'evaluation' else None
     points = data['points'] = data.pop('evaluation')

@@ -222,5 +222,5 @@ class Faulty:
                      prompt_tokens_details=dict(cached_tokens=prompt // 128 * 128 if prompt >= 1024 else 0))
         usage['total_tokens'] = prompt + usage['completion_tokens']
         choice = dict(index=0, message=dict(role='assistant', content=''.join(pieces)), finish_reason=finish,
-                      logprobs=None if content is None else dict(content=content))
+                      logprobs=dict(content=content) if content or content == [] and fault not in HIDDEN else None)
         return dict(id='x', object='chat.completion', created=0, model=body['model'], choices=[choice], usage=usage)
