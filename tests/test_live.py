@@ -16,6 +16,7 @@ from stepwise_routing.data.conversations import asked_problem, read_conversation
 from stepwise_routing.method.live import Wish, live_steps
 from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.own import open_router
+from stepwise_routing.report.own_router import Unanswered
 
 QUESTIONS = [p.question for p in toy_problems(40, seed=9)]
 
@@ -181,6 +182,19 @@ def test_a_conversation_is_answered(router):
     got = router.route(TURNS)
     assert got == router.route(TURNS) == router.route([TURNS])[0] and got.steps
     assert router.route([TURNS, QUESTIONS[0]]) == [got, router.route(QUESTIONS[0])]
+
+def test_one_question_that_fails_leaves_the_other_answers(router, monkeypatch):
+    "They may be paid for."
+    steps = router.steps
+    def failing(problem, *more):
+        if problem.question == QUESTIONS[1]: raise RuntimeError('filtered')
+        return steps(problem, *more)
+    wanted = router.route(QUESTIONS[:1])[0]
+    monkeypatch.setattr(router, 'steps', failing)
+    with pytest.raises(Unanswered, match='1 of 2 questions have no answer.*filtered.*the field `answers`') as e:
+        router.route(QUESTIONS[:2])
+    assert e.value.answers == [wanted, None]
+    with pytest.raises(RuntimeError, match='^filtered$'): router.route(QUESTIONS[1])
 
 def test_a_loop_that_is_closed_twice():
     loop = LoopThread()

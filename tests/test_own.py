@@ -449,6 +449,8 @@ def test_costs_that_cannot_be_compared():
     for specs, said in (((('a', 0.), ('b', 5e6)), 'the small model a costs'), ((('a', 1.), ('b', 0.)), 'large model b'),
                         ((('a', 1., 'gpt-4.1-mini'), ('b', 5e6)), 'give both a price, or neither')):
         with pytest.raises(ValueError, match=said): check_cost(pair(*specs))
+    with pytest.raises(ValueError, match='price 0 for output.*price="free"'):
+        check_cost(pair(('a', 0., '0/0/0'), ('b', 0., '0/0/0')))
 
 def test_options_of_each_model(tmp_path, toys):
     models = [Model('toy-0', base_url='http://10.0.0.1:8000/v1'), Model('toy-1', price='1/0.5/4', params=7e9)]

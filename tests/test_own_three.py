@@ -16,9 +16,9 @@ from stepwise_routing.method.policy import PolicyRouter, RoutingPolicy
 from stepwise_routing.method.walks import LargeOnly
 from stepwise_routing.models.hub import load_micro
 from stepwise_routing.models.ledger import Ledger
-from stepwise_routing.models.pair import Model, check_cost, places
+from stepwise_routing.models.pair import Access, Model, check_cost, places
 from stepwise_routing.own import *
-from stepwise_routing.run.serve_command import serve_parser
+from stepwise_routing.run.serve_command import serve_parser, with_options
 
 THREE = ['toy-0', 'toy-1', 'toy-2']
 QUESTIONS = [p['question'] for p in rows(40, seed=9)]
@@ -179,6 +179,15 @@ def exported(folder, out):
 
 def test_the_command_takes_three_models():
     assert serve_parser().parse_args(['mine', '--models', *THREE]).models == THREE
+
+def test_the_command_takes_an_option_for_all_models_or_one_per_model():
+    words = ['mine', '--models', 'a', 'b', '--price', '1/1/2', '3/3/4', '--key-env', 'MINE']
+    given = vars(serve_parser().parse_args(words))
+    models, access = with_options(given['models'], {n: given[n] for n in ('price', 'key_env', 'base_url')})
+    assert [(str(m), m.options) for m in models] == [('a', dict(price='1/1/2')), ('b', dict(price='3/3/4'))]
+    assert access == Access(key_env='MINE')
+    with pytest.raises(ValueError, match='--price takes one value, or one for each of the 3 models'):
+        with_options(THREE, dict(price=['1/1/2', '3/3/4']))
 
 # --- the micro models
 

@@ -3,7 +3,7 @@
 Here belong the words of this command. It calls `own.serve`.
 """
 
-from ..models.pair import Access
+from ..models.pair import Access, Model
 from .parser import Parser
 
 
@@ -59,15 +59,43 @@ def serve_parser() -> Parser:
         metavar='FILE',
         help='keep questions and answers in a file, for collect and drift',
     )
-    add('--base-url', metavar='URL', help='address of the server of a paid model')
-    add('--key-env', metavar='NAME', help='environment variable with the key of that server')
+    each = 'one for all models, or one per model'
+    add('--base-url', nargs='+', metavar='URL', help=f'address of the server: {each}')
+    add(
+        '--key-env',
+        nargs='+',
+        metavar='NAME',
+        help=f'environment variable with the key of that server: {each}',
+    )
     add(
         '--price',
+        nargs='+',
         metavar='ROW',
-        help='price of a paid model: a row of PRICES, "INPUT/CACHED/OUTPUT" in US dollars per million tokens, '
-        'or "free"',
+        help='price: a row of PRICES, "INPUT/CACHED/OUTPUT" in US dollars per million tokens, or "free"; '
+        f'{each}',
     )
     return parser
+
+
+def with_options(
+    names: list,  # of the models
+    given: dict,  # option -> its values, one for all models or one per model; None: not given
+) -> tuple:  # list of `Model`, and the `Access` of all
+    "The models with their options. ValueError for another number of values."
+    shared = {}
+    each = [{} for _ in names]
+    for option, values in given.items():
+        if values and len(values) == 1:
+            shared[option] = values[0]
+        elif values and len(values) == len(names):
+            for options, value in zip(each, values):
+                options[option] = value
+        elif values:
+            word = option.replace('_', '-')
+            raise ValueError(
+                f'--{word} takes one value, or one for each of the {len(names)} models'
+            )
+    return [Model(name, **options) for name, options in zip(names, each)], Access(**shared)
 
 
 def serve(argv) -> None:  # the words after `stepwise-routing serve`
@@ -78,9 +106,9 @@ def serve(argv) -> None:  # the words after `stepwise-routing serve`
         parser.error('--models takes two names or more, small to large')
     names = 'base_url', 'key_env', 'price'
     given = {name: words.pop(name) for name in names}
-    access = Access(**{name: value for name, value in given.items() if value is not None})
+    models, access = with_options(words.pop('models'), given)
     from ..data.benchmarks import register_own
     from ..own import serve
 
     register_own()
-    serve(words.pop('folders'), words.pop('models'), access, **words)
+    serve(words.pop('folders'), models, access, **words)
