@@ -267,6 +267,13 @@ def test_tokens_that_do_not_spell_the_text_are_refused(tokens):
     usage = dict(prompt_tokens=30, completion_tokens=len(tokens) + 1)
     with pytest.raises(ValueError, match='do not spell the reply'): read_reply(dict(choices=[choice], usage=usage))
 
+def test_a_blank_before_the_first_word_may_be_cut_off():
+    tokens = ['\n', ' So', ' 3', '=', '3']
+    shown = [dict(token=t, bytes=None, logprob=-.5, top_logprobs=[]) for t in tokens]
+    choice = dict(message=dict(content='So 3=3'), finish_reason='stop', logprobs=dict(content=shown))
+    reply = read_reply(dict(choices=[choice], usage=dict(prompt_tokens=30, completion_tokens=6)))
+    assert replies._token_ends(reply['text'], reply['tokens']['bytes']) == [0, 2, 4, 5, 6]
+
 def test_tokens_of_half_a_character_and_special_ones_are_let_through():
     tokens = [' ', 'So', ' \ufffd', '\ufffd', '3', '=', '\ufffd', '<|im_end|>']
     shown = [dict(token=t, bytes=None, logprob=-.5, top_logprobs=[]) for t in tokens]

@@ -92,6 +92,8 @@ def _token_ends(text, tokens):
     ).tolist()  # characters begun, per byte
     for token in tokens:
         b = token.encode('latin-1')
+        if position == 0 and not raw.startswith(b):
+            b = b.lstrip()  # some servers cut blanks off the beginning of a text
         found_at = -1
         if raw.startswith(b, position):
             found_at = position
