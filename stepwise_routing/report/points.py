@@ -5,12 +5,13 @@ Here belong the points, their files, and the choice for the main figures. Drawin
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from ..base.records import READINGS
-from ..base.settings import Count, checked
+from ..base.settings import Number, checked
 from ..base.tools import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
@@ -63,10 +64,11 @@ def save_points(
             save_table(r.tables / f'{stem}{r.suffix}', points)
 
 
+WholeNumber = Annotated[Number, Field(ge=1, multiple_of=1)]  # 600.0, too
 INTERVALS = 'accuracy_low accuracy_high cost_share_low cost_share_high calibration_cost_share'
 POINT = dict(benchmark=str, cost_share=CostShare, accuracy=Fraction)
 VARIANT = dict(method=str, on_escalate=Literal[READINGS])
-SETTING = dict(threshold=Unbounded, chosen=Flag, n=Count)
+SETTING = dict(threshold=Unbounded, chosen=Flag, n=WholeNumber)
 KINDS = dict(  # file -> column that its figures need -> kind of its cells
     evaluation=POINT | VARIANT | SETTING | dict.fromkeys(INTERVALS.split(), CostShare | None),
     frontiers=POINT | dict(curve=Literal['small-large line', 'random', 'oracle']),
