@@ -436,6 +436,15 @@ def test_client_tokens_that_the_total_alone_counts_are_paid_for():
     (few, cheap), (many, dear) = bills
     assert many == few + 100 and dear - cheap == 100*Fraction(160, 10**6)*CENT
 
+@pytest.mark.parametrize('details', [7, 'many', [1], None, {}])
+def test_client_details_of_the_usage_that_are_none_lose_no_reply(details):
+    def answer(body):
+        reply = good_reply(body)
+        reply['usage']['completion_tokens_details'] = details
+        yield framed(json.dumps(reply).encode())
+    (steps,), *_ = outcomes(answer)
+    assert steps[0].text
+
 @pytest.mark.parametrize('finish, stopped', [('stop', 'step'), ('stop_sequence', 'step'), ('eos_token', 'stop'),
                                              ('end_turn', 'stop'), ('model_length', 'length')])
 def test_client_other_words_for_how_a_reply_ended(finish, stopped):

@@ -54,12 +54,9 @@ def read_usage(reply) -> dict | None:
 def has_thoughts(reply) -> bool:
     "Did the model think apart from the text of a reply that `read_reply` can read?"
     message = reply['choices'][0]['message']
-    details = reply['usage'].get('completion_tokens_details') or {}
-    return bool(
-        message.get('reasoning_content')
-        or message.get('reasoning')
-        or details.get('reasoning_tokens')
-    )
+    details = reply['usage'].get('completion_tokens_details')
+    counted = isinstance(details, dict) and details.get('reasoning_tokens')
+    return bool(message.get('reasoning_content') or message.get('reasoning') or counted)
 
 
 def is_cut(reply) -> bool:
@@ -167,9 +164,8 @@ def _ending(choice) -> tuple:
     reason = choice['finish_reason']
     if is_refused(choice):
         return 'stop', True
-    if (
-        reason == 'stop'
-    ):  # vLLM: the stop string, the number of the token that ended the reply, or None
+    if reason == 'stop':
+        # vLLM's stop_reason: the stop string, the number of the token that ended the reply, or None
         ends = not isinstance(choice['stop_reason'], str) if 'stop_reason' in choice else None
         return 'stop', ends
     if reason in ENDED or reason == STOPPED:
