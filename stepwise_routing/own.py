@@ -26,6 +26,7 @@ from stepwise_routing.base.store import (
     RolloutStore,
     benchmark_draws,
     check_settings,
+    is_unused,
     tree_settings,
 )
 from .base.tools import check_links, digest, nearest, read_file, write_file
@@ -128,7 +129,7 @@ def read_own(folder) -> Own:
 def _all_problems(folder, problems, own):
     "The problems of this call and of earlier calls. ValueError if the folder has other settings."
     new = own_problems(problems, own.name)
-    if not (folder / 'own.json').is_file():
+    if not (folder / 'own.json').is_file() or is_unused(folder / 'draws.db'):
         return new
     before = json.loads(_as_json(read_own(folder)))
     now = json.loads(_as_json(own))
@@ -182,9 +183,9 @@ def collect(
         with RolloutStore(folder / 'draws.db', settings) as store:
             check_questions(problems, backends)
             write_file(folder / 'own.json', _as_json(own))
-            tree = RoutingTree(backends, store, max_steps=max_steps, grade=grade)
+            tree = RoutingTree(backends, store, max_steps=own.max_steps, grade=grade)
             new_steps = draw(problems, tree)
-            parts = own_split(problems, calibration)
+            parts = own_split(problems, own.calibration)
             sides, given_up = graded(drawn_sides, parts, tree, folder)
             _write_sides(folder, problems, sides)
     result = {side.name: len(side) for side in sides} | right_rows(sides)

@@ -1,6 +1,8 @@
 "A router that is asked from many threads and tasks at once, step by step."
 import asyncio
 import contextlib
+import multiprocessing
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -183,18 +185,34 @@ def test_a_conversation_is_answered(router):
     assert got == router.route(TURNS) == router.route([TURNS])[0] and got.steps
     assert router.route([TURNS, QUESTIONS[0]]) == [got, router.route(QUESTIONS[0])]
 
-def test_one_question_that_fails_leaves_the_other_answers(router, monkeypatch):
+@pytest.mark.parametrize('kind', [RuntimeError, ValueError])
+def test_one_question_that_fails_leaves_the_other_answers(router, monkeypatch, kind):
     "They may be paid for."
     steps = router.steps
     def failing(problem, *more):
-        if problem.question == QUESTIONS[1]: raise RuntimeError('filtered')
+        if problem.question == QUESTIONS[1]: raise kind('filtered')
         return steps(problem, *more)
     wanted = router.route(QUESTIONS[:1])[0]
     monkeypatch.setattr(router, 'steps', failing)
     with pytest.raises(Unanswered, match='1 of 2 questions have no answer.*filtered.*the field `answers`') as e:
         router.route(QUESTIONS[:2])
     assert e.value.answers == [wanted, None]
-    with pytest.raises(RuntimeError, match='^filtered$'): router.route(QUESTIONS[1])
+    with pytest.raises(kind, match='^filtered$'): router.route(QUESTIONS[1])
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
+def test_a_router_that_was_opened_before_a_fork_says_so(router):
+    "Without its thread, the child would wait for ever."
+    def ask(queue):
+        try: queue.put(router.route(QUESTIONS[0]).text)
+        except RuntimeError as error: queue.put(str(error))
+        router.loop.close()
+    context = multiprocessing.get_context('fork')
+    queue = context.Queue()
+    child = context.Process(target=ask, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == 'the router was opened in another process: open it in this one'
+    child.join(60)
+    assert child.exitcode == 0 and router.route(QUESTIONS[0]).steps
 
 def test_a_loop_that_is_closed_twice():
     loop = LoopThread()

@@ -78,6 +78,8 @@ def ready(folder, n=120, alpha=.1, **settings):
 
 def test_problems_come_from_a_file_or_from_rows(tmp_path):
     some = rows(5) + [dict(question='How much is a half?', answer=.5)] + rows(2)
+    fives = [own_problems([dict(question='How much?', answer=answer)]) for answer in (5, np.int64(5))]
+    assert fives[0] == fives[1]
     file = tmp_path/'mine.jsonl'
     file.write_text('\n'.join(map(json.dumps, some)) + '\n\n')
     problems = own_problems(file)
@@ -93,6 +95,8 @@ def test_problems_come_from_a_file_or_from_rows(tmp_path):
     (dict(question='a', answer=None), "'answer' is neither text nor a number"),
     (dict(question='a', answer=True), "'answer' is neither"), (dict(question='a', answer=' '), "'answer' is neither"),
     (dict(question='a', answer='3 + 4 = 7\n#### 7'), 'give only what stands behind ####'),
+    (dict(question='a', answer='\frac{1}{2}'), "'answer' holds '\\x0crac{1}{2}', LaTeX that has lost its backslash"),
+    (dict(question='Is 2 \times 3 = 6?', answer='1'), "'question' holds '\\times 3 = 6?', LaTeX that has lost"),
     ('a', 'row 2: not a JSON object'),
     (dict(question='What is 1 + 1?', answer='3'), 'an earlier row has the same question and another answer')])
 def test_a_bad_row_is_named(tmp_path, row, said):
@@ -103,9 +107,15 @@ def test_a_bad_row_is_named(tmp_path, row, said):
         with pytest.raises(ValueError) as e: own_problems(source)
         assert said in str(e.value) and str(e.value).startswith(where) and '\n' not in str(e.value)
 
+def test_blanks_that_begin_no_latex_are_taken():
+    texts = ('Is\tan apple red?', 'Why?\tFractions\tfraction', 'A\r\nB', 'What is $\\frac{1}{2}$ of 4?', 'C\x0cD',
+             'A\tangle')
+    assert len(own_problems([dict(question=text, answer='\\frac{1}{2}') for text in texts])) == len(texts)
+
 def test_no_problems_and_no_file(tmp_path):
     with pytest.raises(ValueError, match='holds no problems'): own_problems([])
     with pytest.raises(FileNotFoundError, match='is not a file'): own_problems(tmp_path/'none.jsonl')
+    with pytest.raises(FileNotFoundError, match='is not a file$'): own_problems(tmp_path)
 
 def test_problems_never_change_sides():
     problems = own_problems(rows(2000))
@@ -375,6 +385,23 @@ def test_models_that_have_changed(tmp_path, toys):
 def test_a_folder_is_for_one_thing(tmp_path, toys, how, said):
     collect(tmp_path/'mine', rows(20), PAIR)
     with pytest.raises(ValueError, match=said): collect(tmp_path/'mine', rows(20), **dict(dict(models=PAIR), **how))
+
+def test_a_share_may_come_as_a_text(tmp_path, toys):
+    got = collect(tmp_path/'texts', rows(20), PAIR, calibration='0.5')
+    assert got == collect(tmp_path/'numbers', rows(20), PAIR, calibration=.5)
+
+def test_a_folder_in_which_nothing_was_drawn_takes_other_settings(tmp_path, toys, monkeypatch):
+    "As after a wrong address: own.json and draws.db are there, and no draw is."
+    def fail(problems, tree): raise RuntimeError('no connection')
+    toys.change(slip=.3)
+    with monkeypatch.context() as patch:
+        patch.setattr(own_module, 'draw', fail)
+        with pytest.raises(RuntimeError, match='no connection'): collect(tmp_path/'mine', rows(20), PAIR, max_steps=7)
+    toys.change()
+    assert collect(tmp_path/'mine', rows(20), PAIR)['new steps'] > 0
+    assert read_own(tmp_path/'mine').max_steps == 30
+    with pytest.raises(ValueError, match='max_steps is 30 there and 7 here'):
+        collect(tmp_path/'mine', rows(20), PAIR, max_steps=7)
 
 def test_bad_arguments(tmp_path, toys):
     for models in ('toy-0', ['toy-0'], ['a']*11):

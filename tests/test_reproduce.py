@@ -202,6 +202,13 @@ def test_the_runner_may_run_one_stage_of_a_run_with_other_settings(ran):
     assert (ran.runs/'whole/tables/mean.md').read_text().endswith('.500') # three decimals
     assert Manifest(ran.runs/'whole')['settings']['results.n_boot'] == 3
 
+def test_one_stage_of_a_run_is_not_mixed_with_earlier_ones_of_other_settings(ran):
+    before = bytes_of(ran.runs/'whole')
+    line = 'runs/whole was made with api.price=, this notebook has api.price=1/1/1 and 1 more: make a run with'
+    with pytest.raises(ValueError, match=line):
+        planned(ran, only=('05',), run_id='whole', changes={'policy.alpha': .2, 'api.price': '1/1/1'})
+    assert bytes_of(ran.runs/'whole') == before
+
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
     (tmp_path/'toy.yaml').write_text('open: {n_test: 2}')
     assert planned(toy, str(tmp_path/'toy.yaml')).run.profile != 'toy'

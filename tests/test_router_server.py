@@ -138,6 +138,13 @@ def test_the_end_of_a_stream_says_what_its_head_cannot_know(served):
     status, raw, head = post(served.url, json.dumps(body | dict(messages=user('?'), stream=True)).encode())
     assert status == 200 and not [name for name in head if name.startswith('X-Stepwise')]
 
+def test_an_earlier_turn_without_content_is_taken(served):
+    "openai-python gives an assistant's refusal back like this."
+    turns = [*user('What is 3 + 4?'), dict(role='assistant', content=None, refusal='No.'), *user('And 3 + 5?')]
+    assert served.ask(messages=turns).choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match=r'messages\[0\].content should be a text'):
+        served.ask(messages=[dict(role='user', content=None), *turns])
+
 def test_models_alone_and_other_points(served):
     notes = {name: served.ask(QUESTIONS[3], model=name).stepwise for name in ('small', 'large', 'mine@alpha=0.1')}
     assert {s['model'] for s in notes['small']} == {'toy-0'} and {s['model'] for s in notes['large']} == {'toy-1'}
@@ -323,7 +330,9 @@ def test_a_number_that_is_too_long_is_not_called_another_thing(served):
     ('/nothing', 'GET', 404), ('/chat/completions', 'GET', 405), ('/models', 'POST', 405), ('/embeddings', 'POST', 404),
     ('/models/none', 'GET', 404), ('/chat/completions/', 'POST', 404), ('/chat/completions', 'DELETE', 405)])
 def test_other_addresses(served, path, method, status):
-    assert post(served.url, b'{}' if method == 'POST' else None, path, method)[0] == status
+    got, raw, _ = post(served.url, b'{}' if method == 'POST' else None, path, method)
+    assert got == status
+    if status == 405: assert f'/v1{path} takes' in json.loads(raw)['error']['message']
 
 def test_too_much_is_refused(served):
     body = json.dumps(dict(model='mine', messages=user('x' * 30_000))).encode()
@@ -602,7 +611,8 @@ def test_two_processes_with_one_book(tmp_path):
     code = 'import sys; from stepwise_routing.models.bills import Bills; Bills(sys.argv[1])'
     with Bills(tmp_path/'ledger.db', 1.) as book:
         done = subprocess.run([sys.executable, '-c', code, tmp_path/'ledger.db'], capture_output=True, text=True)
-        assert done.returncode and 'ledger.db: another process books paid calls there' in done.stderr.splitlines()[-1]
+        said = 'ledger.db: a router that is open here or in another process books paid calls there'
+        assert done.returncode and said in done.stderr.splitlines()[-1]
         call = asyncio.run_coroutine_threadsafe(book.reserve('', 5), book.loop).result(10)
         asyncio.run_coroutine_threadsafe(book.settle(call, 3), book.loop).result(10)
     with Bills(tmp_path/'ledger.db') as book: assert book.units == 3

@@ -149,7 +149,7 @@ def test_an_empty_file_is_an_empty_store(tmp_path):
 
 def test_other_settings_are_refused_in_one_line(tmp_path):
     path = tmp_path/'s.db'
-    RolloutStore(path, SETTINGS).close()
+    with RolloutStore(path, SETTINGS) as store: put_some(store, 1)
     for change, field in ((dict(benchmark='gsm8k'), 'settings.benchmark'), (dict(more=1), 'settings.more'),
                           (dict(models=[]), 'settings.models'),
                           (dict(models=[dict(SETTINGS['models'][0], temperature=1.)]), '.models[0].temperature')):
@@ -257,6 +257,15 @@ def test_processes_write_side_by_side_to_a_store_that_was_lent_to_them(tmp_path)
         assert all(store.get(*key_of(i)) == step_of(i) for i in range(150))
         with pytest.raises(ValueError, match='other settings'): RolloutStore(path, dict(other=1), lent=True)
     assert {p.name for p in tmp_path.iterdir()} == {'s.db', 's.db.lock'}
+
+def test_an_empty_store_takes_other_settings_and_one_with_draws_does_not(tmp_path):
+    path = tmp_path/'s.db'
+    RolloutStore(path, SETTINGS).close()
+    other = dict(SETTINGS, benchmark='other')
+    with pytest.raises(ValueError, match='other settings'): RolloutStore(path, other, readonly=True)
+    with RolloutStore(path, other) as store: put_some(store, 1, 0)
+    with RolloutStore(path) as store: assert store.settings == other and len(store.rows('header')) == 1
+    with pytest.raises(ValueError, match='benchmark is other there'): RolloutStore(path, SETTINGS)
 
 def test_a_reader_that_stays_does_not_stop_a_writer(tmp_path):
     path = tmp_path/'s.db'

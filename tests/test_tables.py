@@ -219,6 +219,10 @@ def test_table_2_says_whose_money_it_is(cents, tmp_path):
     assert {'cost_low', 'ac', 'ac_percent', 'billing'} <= set(csv)
     assert csv['ac_percent'].iloc[1] == pytest.approx(100*csv['ac'].iloc[1])
     assert billed_as('gpt-4.1-mini-2025-04-14') == 'gpt-4.1-mini at its published prices'
+    assert billed_as('toy large', 'gpt-4o-mini') == 'toy large, billed at the prices of gpt-4o-mini'
+    other = 'gpt-4.1-mini, billed at 2/.5/8 US dollars per million tokens (input/cached input/output)'
+    assert billed_as('gpt-4.1-mini', '2/.5/8') == other
+    assert other in to_markdown(paper_table(cents.results, 'toy', 'gpt-4.1-mini', price='2/.5/8'))
     with pytest.raises(ValueError, match='unknown cost of a table of the paper'):
         paper_table(cents.results.assign(cost_in='full_flops'), 'toy')
 
@@ -643,6 +647,12 @@ def test_a_table_that_is_missing_is_named(tmp_path):
     for path in tmp_path.glob('evaluation*'): path.unlink()
     with pytest.raises(FileNotFoundError, match='evaluation.csv'): redraw(tmp_path, tmp_path/'figures')
 
+def test_points_without_their_curves_are_refused_in_a_line(tmp_path):
+    copy_tables(tmp_path)
+    (tmp_path/'frontiers.csv').unlink()
+    with pytest.raises(FileNotFoundError, match='frontiers.csv'): read_points(tmp_path)
+    with pytest.raises(FileNotFoundError, match='frontiers.csv'): redraw(tmp_path, tmp_path/'figures')
+
 def test_a_figure_in_flops_is_not_drawn_from_points_in_cents(tmp_path):
     copy_tables(tmp_path)
     (tmp_path/'evaluation.csv').unlink()
@@ -667,7 +677,11 @@ def test_what_may_be_edited_is_drawn(tmp_path):
 def test_every_committed_table_can_be_read(path): read_points(path.parent, path.stem.removeprefix('evaluation'))
 
 @pytest.mark.parametrize('edit, said', [
-    (without('label'), "no field 'label'"), (lambda table: table[:0], 'no rows')])
+    (without('label'), "no field 'label'"), (lambda table: table[:0], 'no rows'),
+    (cell('accuracy', 8683.3), 'row 6: accuracy is 8683.3'), (cell('accuracy', '86,8'), "row 6: accuracy is '86,8'"),
+    (cell('cost', -1), 'row 6: cost is -1'), (cell('external', 'maybe'), "row 6: external is 'maybe'"),
+    (cell('cost_in', 'euro'), "row 6: cost_in is 'euro'"), (cell('label', None), 'row 6: label is None'),
+    (cell('n', 1.5), 'row 6: n is 1.5'), (cell('ac_low', 'low'), "row 6: ac_low is 'low'")])
 def test_a_table_of_the_paper_that_was_edited_wrongly_is_refused_in_a_line(tmp_path, edit, said):
     path = tmp_path/'table1.csv'
     edit(pd.read_csv(ROOT/'tables'/'table1.csv')).to_csv(path, index=False)

@@ -21,11 +21,21 @@ class LoopThread:
         self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self.thread.start()
 
+    @property
+    def is_elsewhere(self) -> bool:
+        "Is this a fork of the process with the loop? No thread comes along."
+        return not self.thread.is_alive()
+
     def submit(self, coroutine):
         "Start a coroutine in the loop, from any thread. Returns its `concurrent.futures.Future`."
-        if self.is_closed:
+        if self.is_closed or self.is_elsewhere:
             coroutine.close()
-            raise RuntimeError('the router is closed')
+            why = (
+                'is closed'
+                if self.is_closed
+                else 'was opened in another process: open it in this one'
+            )
+            raise RuntimeError(f'the router {why}')
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def result(self, coroutine):
@@ -87,7 +97,7 @@ class LoopThread:
 
     def close(self) -> None:
         "Cancel all running work, wait for its end, and stop the loop."
-        if self.is_closed:
+        if self.is_closed or self.is_elsewhere:
             return
         self.is_closed = True
         asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()

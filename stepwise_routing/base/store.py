@@ -371,7 +371,16 @@ class RolloutStore(Database):
 
     def begin(self, settings):
         super().begin(settings)
+        is_other = settings is not None and settings != self.settings
+        if self.lock and is_other and not len(self):
+            self.rebind(settings)
         check_settings(self.path, self.settings, settings)
+
+    def rebind(self, settings) -> None:
+        "Take other settings: nothing was drawn with those of the file."
+        header = [(f'stepwise-routing {self.kind} {FORMAT}', json.dumps(settings))]
+        self.write('IGNORE', dict(header=header), first=['DELETE FROM header'])
+        self.settings = settings
 
     def packed(self, record) -> bytes:
         "A record as the file keeps it."
@@ -448,3 +457,13 @@ class RolloutStore(Database):
             self.remember(key, record)
             return record
         return None
+
+
+def is_unused(
+    path,  # of a `RolloutStore`
+) -> bool:
+    "Is there a store without draws, as after a call with a wrong address? Then other settings are welcome."
+    if not Path(path).is_file():
+        return False
+    with RolloutStore(path, readonly=True) as store:
+        return not len(store)

@@ -5,8 +5,10 @@ benchmarks are in `data.sources`.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from textwrap import shorten
 
@@ -16,16 +18,33 @@ from .sources import fifth_of, file_rows, make_problem
 
 MADE = 'train.npz', 'calibration.npz', 'candidates.json', 'policy'  # after `own.collect` has ended
 
+# what JSON makes of \frac, \binom, \text and \right behind a single backslash
+LOST_BACKSLASH = re.compile(
+    r'\f(?=rac)|\x08(?=inom|oxed|egin|eta)|\t(?=ext\{|imes|heta|frac[\d{])|\r(?=ight)'
+)
+
+
+def check_backslashes(name: str, text: str) -> None:
+    "ValueError if LaTeX was written into JSON with single backslashes."
+    found = LOST_BACKSLASH.search(text)
+    if found:
+        damaged = text[found.start() :][:20]
+        raise ValueError(
+            f'field {name!r} holds {damaged!r}, LaTeX that has lost its backslash: JSON takes two, '
+            r'such as "\\frac{1}{2}"'
+        )
+
 
 def answer_text(answer) -> str:
     "An answer as text. ValueError if it is neither text nor a finite number."
-    is_value = isinstance(answer, (str, int, float)) and not isinstance(answer, bool)
+    is_value = isinstance(answer, (str, Real)) and not isinstance(answer, bool)
     if isinstance(answer, float) and not math.isfinite(answer):  # json reads NaN and 1e999
         raise ValueError(f"field 'answer' is {answer}, which is no number")
     if not is_value or not str(answer).strip():
         raise ValueError("field 'answer' is neither text nor a number")
     if '####' in str(answer):
         raise ValueError("field 'answer' is a whole solution: give only what stands behind ####")
+    check_backslashes('answer', str(answer))
     return str(answer).strip()
 
 
@@ -40,6 +59,7 @@ def own_problem(
     question = row['question']
     if not isinstance(question, str) or not question.strip():
         raise ValueError("field 'question' is not text")
+    check_backslashes('question', question)
     return make_problem(name, question, answer_text(row['answer']))
 
 

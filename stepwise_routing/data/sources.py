@@ -134,7 +134,7 @@ def file_rows(path) -> list:
     "Rows of a JSONL file. FileNotFoundError for no file, ValueError with file and row for a bad row."
     path = Path(path)
     if not path.is_file():
-        neighbours = [file.name for file in path.parent.glob('*')]
+        neighbours = [file.name for file in path.parent.glob('*') if file.is_file()]
         raise FileNotFoundError(f'{path} is not a file{nearest(path.name, neighbours)}')
     rows = []
     text = read_file(path, LARGEST_ROWS).removeprefix(

@@ -335,6 +335,7 @@ class SettingResults:
     given_up: int  # answers that grading gave up
     parts: dict  # benchmark -> `BenchmarkResults`
     is_recorded: bool = False  # are these recorded outcomes of real models?
+    price: str = 'gpt-4.1-mini'  # of the large model where cost is in cents, see `find_price`
 
     def whole(self, make):  # make(`BenchmarkResults`) of all benchmarks as one DataFrame
         import pandas as pd

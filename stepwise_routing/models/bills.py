@@ -67,8 +67,9 @@ class Bills(Ledger):
             super().__init__(path, max_cents)
         except BlockingIOError:
             raise BlockingIOError(
-                f'{path}: another process books paid calls there, so one cap would not hold for both; '
-                'ask that server, or give each process an export of the router (own.export)'
+                f'{path}: a router that is open here or in another process books paid calls there, '
+                'so one cap would not hold for both; '
+                'ask that router or its server, or give each process an export of the router (own.export)'
             ) from None
         self.units_before = self.units
         self.unwanted = set()  # tasks whose caller has gone

@@ -192,7 +192,10 @@ def read_message(message, where: str) -> dict:
                 f'{where}.{name[:60]}: routers do not support it; leave it out',
                 'unsupported_parameter',
             )
-    return dict(role=ROLES[role], content=text_of(message.get('content'), where))
+    content = message.get('content')
+    if role == 'assistant' and content is None:  # what clients send back after a refusal
+        content = ''
+    return dict(role=ROLES[role], content=text_of(content, where))
 
 
 def read_messages(value) -> list:

@@ -19,6 +19,13 @@ from ..base.tools import one_line
 from .address import is_loopback
 from .metrics import Metrics
 
+KNOWN = {  # path -> the method that it takes
+    '/health': 'GET',
+    '/metrics': 'GET',
+    '/v1/models': 'GET',
+    '/v1/chat/completions': 'POST',
+}
+
 
 class Refused(Exception):
     "An error for a client: HTTP status and one line. The server sends it instead of a reply."
@@ -242,9 +249,10 @@ def handler_class():
                 return self.finish(self.one_model(unquote(path.removeprefix('/v1/models/'))))
             if where == ('POST', '/v1/chat/completions'):
                 return await self.chat()
-            line = f'nothing is served at {path[:100]}'
-            known = '/health', '/metrics', '/v1/models', '/v1/chat/completions'
-            raise Refused(405 if path in known else 404, line, code='not_found')
+            method = KNOWN.get(path)
+            if method:
+                raise Refused(405, f'{path} takes {method} alone', code='method_not_allowed')
+            raise Refused(404, f'nothing is served at {path[:100]}', code='not_found')
 
         def one_model(self, name):
             for model in self.service.models():

@@ -135,5 +135,5 @@ def cache_markdown(
             ordered = ranked(own.assign(chosen=1))
             table = interval_table(ordered, dict(Method=label), cells, 'benchmark')
             parts.append(f'**{heading}**\n\n{markdown(table)}\n')
-    notes = NOTES.format(price=price, dollars=find_price(price), billed=billed_as(large))
+    notes = NOTES.format(price=price, dollars=find_price(price), billed=billed_as(large, price))
     return '\n'.join(parts) + notes

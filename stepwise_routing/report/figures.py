@@ -61,12 +61,22 @@ def _draw_seeds(ax, seeds, color):
     ax.plot(cost, accuracy, '.', color=color, ms=3, mew=0, alpha=0.6, zorder=4)
 
 
+def _draw_arrow(ax, accuracy, color):
+    "Draw an arrow at the right edge: the cost of a point is higher than shown."
+    arrow = dict(arrowstyle='->', color=color)
+    ax.annotate('', (EDGE + 8, accuracy), (EDGE, accuracy), arrowprops=arrow)
+
+
 def _draw_curve(ax, points, style):
     "Draw only the line of a method without a chosen point, such as one of `add_curve`."
     sweep = points.sort_values('threshold')
+    costs = 100 * sweep['cost_share']
+    accuracies = 100 * sweep['accuracy']
+    for accuracy in accuracies[costs > EDGE]:
+        _draw_arrow(ax, accuracy, style['color'])
     ax.plot(
-        100 * sweep['cost_share'],
-        100 * sweep['accuracy'],
+        costs,
+        accuracies,
         color=style['color'],
         marker=style['marker'],
         ms=3,
@@ -95,8 +105,7 @@ def _draw_method(ax, points, seeds, style):
     cost = 100 * chosen['cost_share']
     accuracy = 100 * chosen['accuracy']
     if cost > EDGE:
-        arrow = dict(arrowstyle='->', color=color)
-        ax.annotate('', (EDGE + 8, accuracy), (EDGE, accuracy), arrowprops=arrow)
+        _draw_arrow(ax, accuracy, color)
     ax.plot(
         [min(cost, EDGE)],
         [accuracy],
@@ -382,7 +391,8 @@ def figure_caption(
         'A marker shows the threshold that was chosen on calibration problems.',
         'Light crosses are 95% intervals: test problems, calibration problems and seeds are drawn again.',
     ]
-    if seeds is not None and any(row['method'].startswith('Ours') for row in rows):
+    has_seeds = seeds is not None and len(seeds)
+    if has_seeds and any(row['method'].startswith('Ours') for row in rows):
         sentences.append('Ours is the mean over training seeds; small dots are single seeds.')
     if any(100 * row['cost_share'] > EDGE for row in rows):
         sentences.append('An arrow says that the cost is higher than shown.')
@@ -404,7 +414,8 @@ def accuracy_figures(
     suffix: str = '',  # '_api': in cents
 ) -> dict:  # stem -> (figure, caption)
     "The main and the full figure of a setting, from its tables. {} if the tables hold no points."
-    if not (Path(tables) / f'frontiers{suffix}.csv').is_file():
+    names = f'evaluation{suffix}.csv', f'frontiers{suffix}.csv'
+    if not any((Path(tables) / name).is_file() for name in names):
         return {}
     data = read_points(tables, suffix)
     points = data['points']

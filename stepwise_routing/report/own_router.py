@@ -28,13 +28,13 @@ class Unanswered(RuntimeError):
         problems,  # all that were asked
         results,  # of each question: `Routed`, or the error
     ):
-        failed = [pair for pair in zip(problems, results) if isinstance(pair[1], RuntimeError)]
+        failed = [pair for pair in zip(problems, results) if isinstance(pair[1], Exception)]
         problem, error = failed[0]
         super().__init__(
             f'{len(failed)} of {len(results)} questions have no answer, such as '
             f'{shorten(problem.question, 60)!r}: {error}; the others are in the field `answers` of this error'
         )
-        self.answers = [None if isinstance(r, RuntimeError) else r for r in results]
+        self.answers = [None if isinstance(r, Exception) else r for r in results]
 
 
 class OwnRouter:
@@ -121,12 +121,12 @@ class OwnRouter:
         async def answer_or_error(problem):
             try:
                 return await answer(problem)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 return error
 
         ask = answer if len(problems) == 1 else answer_or_error
         results = await gather_progress(map(ask, problems), f'{self.own.name} answers')
-        if any(isinstance(result, RuntimeError) for result in results):
+        if any(isinstance(result, Exception) for result in results):
             raise Unanswered(problems, results)
         return results
 

@@ -6,6 +6,7 @@ in `report.tables`.
 
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of
 from ..models.model_name import ModelName
-from .reading import read_table
+from .reading import Amount, Name, Percentage, Unbounded, WholeNumber, read_table
 from .tex_width import tabular_width
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
+
+USUAL_PRICE = 'gpt-4.1-mini'  # row of `PRICES` for a large model behind a local server
 
 # ---- as printed
 
@@ -140,13 +143,19 @@ def printed_results(
 
 def billed_as(
     large: str,  # the large model's name in the outcome table
+    price: str = USUAL_PRICE,  # see `find_price`
 ) -> str:
     "Which large model answered, and at which prices."
     model = ModelName.parse(large).name
-    for priced in PRICES:
-        if model.startswith(priced):
-            return f'{priced} at its published prices'
-    return f"{model} behind a local server, billed at GPT-4.1-mini's prices"
+    if price not in PRICES:
+        return (
+            f'{model}, billed at {price} US dollars per million tokens (input/cached input/output)'
+        )
+    if model.startswith(price):
+        return f'{price} at its published prices'
+    if price == USUAL_PRICE:
+        return f"{model} behind a local server, billed at GPT-4.1-mini's prices"
+    return f'{model}, billed at the prices of {price}'
 
 
 def unit_name(
@@ -157,7 +166,7 @@ def unit_name(
     return 'US cents' if cost == 'cents' else f'10^{round(np.log10(unit))} FLOPs'
 
 
-def _run_rows(results, source, profile, large, pair):
+def _run_rows(results, source, profile, large, pair, price):
     "The rows of this run in the form of the paper's rows."
     import pandas as pd
 
@@ -183,7 +192,7 @@ def _run_rows(results, source, profile, large, pair):
     # column here -> column of `evaluate`, factor
     metrics = dict(accuracy=('accuracy', 100), cost=('cost', 1), ac=(PAPER_TABLES[cost]['ac'], 1))
     if cost == 'cents':
-        facts['billing'] = billed_as(large)
+        facts['billing'] = billed_as(large, price)
         metrics['ac_percent'] = ('ac_percent', 1)
     for column, (metric, factor) in metrics.items():
         for end in ('', '_low', '_high'):
@@ -197,6 +206,7 @@ def paper_table(
     large: str = 'micro-large',  # the large model's name in the outcome table
     pair: str = '',  # names of both models for the heading; '': not named
     certain=None,  # DataFrame of `evaluate` at the certain settings; None: they are left out
+    price: str = USUAL_PRICE,  # of the large model, where cost is in cents
 ):  # DataFrame, one row per source (of `SOURCES`), benchmark and method
     """Table 1 or 2 at the certain and at the chosen settings, and the paper's printed numbers.
 
@@ -207,18 +217,32 @@ def paper_table(
     paper = paper_rows(results['cost_in'].iloc[0])
     parts = []
     if certain is not None:
-        parts.append(_run_rows(certain, CERTAIN_SOURCE, profile, large, pair))
-    parts.append(_run_rows(results, RUN_SOURCE, profile, large, pair))
+        parts.append(_run_rows(certain, CERTAIN_SOURCE, profile, large, pair, price))
+    parts.append(_run_rows(results, RUN_SOURCE, profile, large, pair, price))
     table = pd.concat([*parts, paper], ignore_index=True)
     return table.astype(dict(n='Int64'))
 
 
-KINDS = dict.fromkeys(  # column that is needed -> kind of its cells
-    (
-        'source profile benchmark method label external threshold n unit cost_in '
-        'accuracy accuracy_low accuracy_high cost cost_low cost_high ac ac_low ac_high'
-    ).split(),
-    object,
+KINDS = dict(  # column that is needed -> kind of its cells
+    source=Name,
+    profile=str | None,
+    benchmark=Name,
+    method=Name,
+    label=Name,
+    external=Literal['--', 'no', 'yes'],
+    threshold=Unbounded | None,
+    n=WholeNumber | None,
+    unit=Amount,
+    cost_in=Literal['paper_flops', 'full_flops', 'cents'],
+    accuracy=Percentage,
+    accuracy_low=Percentage | None,
+    accuracy_high=Percentage | None,
+    cost=Amount,
+    cost_low=Amount | None,
+    cost_high=Amount | None,
+    ac=Amount | None,
+    ac_low=Amount | None,
+    ac_high=Amount | None,
 )
 
 

@@ -5,17 +5,16 @@ Here belong the points, their files, and the choice for the main figures. Drawin
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from ..base.records import READINGS
-from ..base.settings import Number, checked
+from ..base.settings import checked
 from ..base.tools import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
-from .reading import CostShare, Flag, Fraction, Unbounded, read_table, table_error
+from .reading import CostShare, Flag, Fraction, Unbounded, WholeNumber, read_table, table_error
 from .writer import save_table
 
 
@@ -64,7 +63,6 @@ def save_points(
             save_table(r.tables / f'{stem}{r.suffix}', points)
 
 
-WholeNumber = Annotated[Number, Field(ge=1, multiple_of=1)]  # 600.0, too
 INTERVALS = 'accuracy_low accuracy_high cost_share_low cost_share_high calibration_cost_share'
 POINT = dict(benchmark=str, cost_share=CostShare, accuracy=Fraction)
 VARIANT = dict(method=str, on_escalate=Literal[READINGS])
@@ -93,22 +91,22 @@ def read_points(
         if stem == 'evaluation':
             kinds = kinds | dict(cost_in=cost_in)
         path = tables / f'{stem}{suffix}.csv'
-        data[stem] = read_table(path, kinds) if path.is_file() or stem == 'evaluation' else None
+        may_lack = stem == 'seeds' and not path.is_file()
+        data[stem] = None if may_lack else read_table(path, kinds)
     points = data['points'] = data.pop('evaluation')
     curves = data['frontiers']
     chosen = points[points['chosen'] == 1]
     for row in chosen.index[chosen.duplicated(['benchmark', *VARIANT])]:
         path = tables / f'evaluation{suffix}.csv'
         raise table_error(path, f'row {row + 2}: a second chosen row of a method on a benchmark')
-    if curves is not None:
-        path = tables / f'frontiers{suffix}.csv'
-        for benchmark in sorted({*points['benchmark']} - {*curves['benchmark']}):
-            raise table_error(path, f'it lacks {benchmark}: is it cut off?')
-        # Sorting would not help: the curve of chance goes beyond the large model's cost and back.
-        for name, cost in curves.groupby(['benchmark', 'curve'])['cost_share']:
-            way = cost.diff().abs().sum()
-            if way > 2 * np.ptp(cost) + 0.01:  # further than there and back
-                raise table_error(path, f'the rows of the curve {name} are in another order')
+    path = tables / f'frontiers{suffix}.csv'
+    for benchmark in sorted({*points['benchmark']} - {*curves['benchmark']}):
+        raise table_error(path, f'it lacks {benchmark}: is it cut off?')
+    # Sorting would not help: the curve of chance goes beyond the large model's cost and back.
+    for name, cost in curves.groupby(['benchmark', 'curve'])['cost_share']:
+        way = cost.diff().abs().sum()
+        if way > 2 * np.ptp(cost) + 0.01:  # further than there and back
+            raise table_error(path, f'the rows of the curve {name} are in another order')
     stem, *facts = ('table2', 'profile', 'billing') if suffix else ('table1', 'profile')
     table = read_table(tables / f'{stem}.csv', dict.fromkeys(facts, str | None))
     data['facts'] = table[facts].iloc[0].to_dict()

@@ -11,6 +11,10 @@ from pydantic import BeforeValidator, Field
 from ..base.settings import Number, checked, number_from_text
 from ..base.tools import one_line, require_fields
 
+Name = Annotated[str, Field(min_length=1)]
+WholeNumber = Annotated[Number, Field(ge=1, multiple_of=1)]  # 600.0, too
+Amount = Annotated[Number, Field(ge=0)]
+Percentage = Annotated[Number, Field(ge=0, le=100)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 Flag = Annotated[Fraction, Field(multiple_of=1)]
 # As a multiple of the large model's cost. No method costs so much: a larger number is in percent.

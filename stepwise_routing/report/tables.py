@@ -330,9 +330,9 @@ def report(
 def _report_setting(r) -> str:
     "Write Table 1 or 2 and the full table of a setting. Returns Table 1 or 2 as Markdown."
     certain = r.whole(lambda part: evaluate(part.at_points['certain']))
-    table = paper_table(
-        printed_results(r, r.results), r.profile, r.large, r.pair, printed_results(r, certain)
-    )
+    rows = printed_results(r, r.results)
+    certain_rows = printed_results(r, certain)
+    table = paper_table(rows, r.profile, r.large, r.pair, certain_rows, r.price)
     text = to_markdown(table)
     missing = listed(shortfalls(r))
     save_table(r.tables / f'evaluation{r.suffix}', r.results)

@@ -230,7 +230,13 @@ def changed(
     source: str = '-p',  # of the changes, for error lines
 ) -> Config:
     "A config with some values replaced. ValueError names source, setting, value and allowed values."
-    for full_name, value in dict(changes).items():
+    try:
+        pairs = dict(changes).items()
+    except (TypeError, ValueError):
+        raise ValueError(
+            f'{source}: {changes!r:.80} is no dict of changes, such as {{"policy.alpha": 0.05}}'
+        ) from None
+    for full_name, value in pairs:
         check_name(full_name, source)
         section, dot, name = full_name.rpartition('.')
         part = getattr(config, section) if section else config
@@ -506,11 +512,17 @@ def recorded_settings(folder: Path) -> dict:
         return {}
 
 
-def check_run_settings(run: Run) -> None:
+def check_run_settings(
+    run: Run,
+    free=(),  # settings that may differ
+) -> None:
     "ValueError in one line if the settings of a `Run` differ from those that its folder was made with."
     recorded = recorded_settings(run.folder)
     current = settings_receipt(run.config)
-    different = [name for name in current if recorded.get(name, current[name]) != current[name]]
+    different = []
+    for name in current:
+        if name not in free and recorded.get(name, current[name]) != current[name]:
+            different.append(name)
     if different:
         name = different[0]
         more = f' and {len(different) - 1} more' if len(different) > 1 else ''

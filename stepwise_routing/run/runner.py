@@ -19,7 +19,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from ..base.tools import Project, check_links, find_project, nearest
-from .config import FOLDER_NAME, FOLDER_WORDS, Run, read_run, settings_receipt
+from .config import (
+    FOLDER_NAME,
+    FOLDER_WORDS,
+    Run,
+    check_run_settings,
+    read_run,
+    settings_receipt,
+)
 from .fingerprints import stage_fingerprints
 from .manifest import (
     Manifest,
@@ -173,8 +180,21 @@ def _finished_stages(project, run, options, fingerprints):
     return folders
 
 
+# settings that decide no result of the stages before the last one
+FREE = (
+    'results.n_boot',
+    'api.max_cents',
+    'api.concurrency',
+    'models.workers',
+    'models.memory_shares',
+    'models.ray_workers',
+    'models.ray_gpus',
+    'sweep.workers',
+)
+
+
 def _check_earlier_stages(options, run, names, chosen):
-    "ValueError if `--only` leaves out a notebook that the run lacks."
+    "ValueError if `--only` leaves out a notebook that the run lacks, or has with other settings."
     past = Manifest(run.folder)
     left_out = [name for name in names if name not in chosen and name < chosen[-1]]
     missing = [name for name in left_out if not past.is_finished(name)]
@@ -184,6 +204,8 @@ def _check_earlier_stages(options, run, names, chosen):
             f'and run {run.folder.name} lacks them: name another run with --run-id, '
             'or continue the newest with --resume'
         )
+    if left_out:
+        check_run_settings(run, FREE)
 
 
 def plan(options: Options) -> Plan:

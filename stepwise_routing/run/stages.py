@@ -548,6 +548,7 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
 def load_results(setting: Setting) -> SettingResults:
     "Load one setting of a run, from its files alone."
     run = setting.run
+    is_paid = setting.unit == 'cents'
     return SettingResults(
         name=setting.name,
         profile=run.profile,
@@ -558,6 +559,7 @@ def load_results(setting: Setting) -> SettingResults:
         ablations=run.config.sweep.ablations,
         given_up=len(kept_given_up(setting)),
         is_recorded=setting.is_recorded,
+        price=run.config.api.billed if is_paid else '',
         parts={b: load_benchmark(setting, b) for b in setting.benchmarks},
     )
 
