@@ -484,7 +484,7 @@ def test_what_was_not_asked_is_one_clear_line(tmp_path, method):
 
 def test_answers_of_another_model_or_benchmark_are_refused(tmp_path):
     prm, path = Rewards(), tmp_path/'r.db'
-    RolloutStore(path, asking_settings('toy', prm)).close()
+    with RolloutStore(path, asking_settings('toy', prm)) as store: store.put('p', 0, '', 0, Step('One.', 0, 'step'))
     other = Rewards(); other.spec = replace(prm.spec, params=5.)
     for said, field in ((asking_settings('gsm8k', prm), 'settings.benchmark'),
                         (asking_settings('toy', other), 'settings.spec.params'),
