@@ -2,7 +2,6 @@
 import asyncio
 import contextlib
 import multiprocessing
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -199,7 +198,6 @@ def test_one_question_that_fails_leaves_the_other_answers(router, monkeypatch, k
     assert e.value.answers == [wanted, None]
     with pytest.raises(kind, match='^filtered$'): router.route(QUESTIONS[1])
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork here')
 def test_a_router_that_was_opened_before_a_fork_says_so(router):
     "Without its thread, the child would wait for ever."
     def ask(queue):

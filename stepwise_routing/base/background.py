@@ -28,14 +28,14 @@ class LoopThread:
 
     def submit(self, coroutine):
         "Start a coroutine in the loop, from any thread. Returns its `concurrent.futures.Future`."
-        if self.is_closed or self.is_elsewhere:
+        reason = ''
+        if self.is_closed:
+            reason = 'the router is closed'
+        elif self.is_elsewhere:
+            reason = 'the router was opened in another process: open it in this one'
+        if reason:
             coroutine.close()
-            why = (
-                'is closed'
-                if self.is_closed
-                else 'was opened in another process: open it in this one'
-            )
-            raise RuntimeError(f'the router {why}')
+            raise RuntimeError(reason)
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def result(self, coroutine):

@@ -193,9 +193,14 @@ class Database:
                     counts.append(self.db.execute(insert, (*row, checksum(row))).rowcount)
         return counts
 
+    @property
+    def format(self) -> str:
+        "The kind and the version of the file, as its header has them."
+        return f'stepwise-routing {self.kind} {FORMAT}'
+
     def begin(self, settings) -> None:
         "Read the file's header, or write one into a new file. ValueError if the file is of another kind."
-        own_format = f'stepwise-routing {self.kind} {FORMAT}'
+        own_format = self.format
         names = [name for (name,) in self.read('SELECT name FROM sqlite_master')]
         self.check_plain()
         header = self.rows('header') if 'header' in names else []
@@ -378,7 +383,7 @@ class RolloutStore(Database):
 
     def rebind(self, settings) -> None:
         "Take other settings: nothing was drawn with those of the file."
-        header = [(f'stepwise-routing {self.kind} {FORMAT}', json.dumps(settings))]
+        header = [(self.format, json.dumps(settings))]
         self.write('IGNORE', dict(header=header), first=['DELETE FROM header'])
         self.settings = settings
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..base.records import UNITS
+from ..base.records import UNITS, USUAL_PRICE
 from ..base.tools import one_of
 from .comparison import COLUMNS
 from .outcomes import OutcomeTable
@@ -335,7 +335,7 @@ class SettingResults:
     given_up: int  # answers that grading gave up
     parts: dict  # benchmark -> `BenchmarkResults`
     is_recorded: bool = False  # are these recorded outcomes of real models?
-    price: str = 'gpt-4.1-mini'  # of the large model where cost is in cents, see `find_price`
+    price: str = USUAL_PRICE  # of the large model where cost is in cents, see `find_price`
 
     def whole(self, make):  # make(`BenchmarkResults`) of all benchmarks as one DataFrame
         import pandas as pd

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..base.records import PRICES
+from ..base.records import PRICES, USUAL_PRICE
 from ..base.tools import one_of
 from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
@@ -19,8 +19,6 @@ from ..models.model_name import ModelName
 from .reading import Amount, Name, Percentage, Unbounded, WholeNumber, read_table
 from .tex_width import tabular_width
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
-
-USUAL_PRICE = 'gpt-4.1-mini'  # row of `PRICES` for a large model behind a local server
 
 # ---- as printed
 

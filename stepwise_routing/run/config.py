@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..base.records import undated
+from ..base.records import USUAL_PRICE, undated
 from ..base.settings import (
     FROM_LIST,
     Count,
@@ -144,7 +144,7 @@ class Api(Open):
         large = ModelName.parse(self.models[-1])
         if large.kind == 'openai':
             return undated(large.name)
-        return 'gpt-4.1-mini'
+        return USUAL_PRICE
 
 
 class Sweep(Section):

@@ -180,7 +180,7 @@ def _finished_stages(project, run, options, fingerprints):
     return folders
 
 
-# settings that decide no result of the stages before the last one
+# settings that may differ from those of earlier stages: they decide no result there
 FREE = (
     'results.n_boot',
     'api.max_cents',
