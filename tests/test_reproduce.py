@@ -197,6 +197,12 @@ def test_papermill_with_other_settings_than_the_run_stops_and_leaves_its_files(r
         notebooks.execute(ran.nbs/'05_table.ipynb', ran.root/'mine.ipynb', ran.nbs, given)
     assert bytes_of(ran.runs/'whole') == before
 
+@pytest.mark.slow
+def test_results_of_a_named_run_that_does_not_exist_are_not_those_of_the_committed_one(tmp_path):
+    nbs, given = PACKAGE.parent/'nbs', dict(profile='smoke', run_dir=str(tmp_path/'none'))
+    with pytest.raises(notebooks.NotebookFailed, match='none has no outcomes of micro-gsm yet: run all stages'):
+        notebooks.execute(nbs/'05_results.ipynb', tmp_path/'mine.ipynb', nbs, given)
+
 def test_the_runner_may_run_one_stage_of_a_run_with_other_settings(ran):
     runner.run_plan(planned(ran, only=('05',), run_id='whole', changes={'results.n_boot': 3}))
     assert (ran.runs/'whole/tables/mean.md').read_text().endswith('.500') # three decimals

@@ -178,9 +178,11 @@ def test_a_table_that_cannot_be_is_refused():
     paper = "did you mean 'paper'"
     for wrong, line in ((dict(rows=['Our']), "did you mean 'Ours'"), (dict(sources=['papr']), paper),
                         (dict(captions={'papr': ''}), paper),
-                        (dict(rows=['7B Only'], sources=['this run']), 'no row is left')):
+                        (dict(rows=['7B Only'], sources=['this run']), 'no row is left'),
+                        (dict(width=0), 'width is 0'), (dict(width='wide'), "width is 'wide'")):
         with pytest.raises(ValueError, match=line): to_tex(table, **wrong)
     with pytest.warns(UserWarning, match='wider than 2 inches'): assert 'begin{tabular}' in to_tex(table, width=2)
+    assert to_tex(table, width='3.3') == to_tex(table, width=3.3)
 
 @pytest.mark.skipif(not shutil.which('pdflatex'), reason='no LaTeX here')
 def test_tables_compile_at_the_papers_width(tmp_path):
@@ -370,6 +372,7 @@ def test_a_figure_follows_its_arguments(with_ours):
     for wrong, nearest in ((dict(methods=[('Our', 'append')]), "'Ours'"), (dict(labels='dirct'), "'direct'"),
                            (dict(style={'Ours': dict(colour='red')}), "'color'"), (dict(xscale='logg'), "'log'")):
         with pytest.raises(ValueError, match=f'did you mean .*{nearest}'): draw_accuracy_cost(points, curves, **wrong)
+    with pytest.raises(ValueError, match='methods: name a'): draw_accuracy_cost(points, curves, [])
     axes = draw_accuracy_cost(points, curves, few, style={'Ours': dict(color='#123456')}).axes # the rest as usual
     assert '#123456' in {line.get_color() for line in axes[0].lines}
 
@@ -377,11 +380,11 @@ def test_a_figure_for_a_narrow_column():
     "3.3 inches: one label of costs below three panels, or panels one below the other; no text is cut off or covered."
     data = read_points(ROOT/'tables')
     few = drawn_methods(data['points'])
-    for stacked, size in ((False, (3.3, 2.6)), (True, (3.3, 6.))):
+    for stacked, size in (('no', (3.3, 2.6)), (False, (3.3, 2.6)), (True, (3.3, 6.))):
         fig = draw_accuracy_cost(**data, methods=few, stacked=stacked, width=size[0], height=size[1], font='serif')
         with paper_style(): fig.draw_without_rendering()
         spec = fig.axes[0].get_gridspec()
-        assert (spec.nrows, spec.ncols) == ((3, 1) if stacked else (1, 3))
+        assert (spec.nrows, spec.ncols) == ((3, 1) if stacked is True else (1, 3))
         labels = [ax.xaxis.label for ax in fig.axes if ax.get_xlabel()]
         assert len(labels) == 1 and labels[0].get_family() == ['serif']
         boxes = [t.get_window_extent() for t in [*labels, *fig.legends[0].get_texts()]]
@@ -400,7 +403,8 @@ def test_a_figure_takes_a_curve_of_ones_own():
     assert ', mine.' in figure_caption(points, own, facts=data['facts'])
     for wrong, line in ((('mine', [1], [1, .2], 'micro-math'), '1 costs and 2'),
                         (('x', [], [], 'micro-math'), '0 costs'),
-                        (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of')):
+                        (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of'),
+                        (('x', [1], [1], 'micro-math', 'apend'), "did you mean 'append'")):
         with pytest.raises(ValueError, match=line): add_curve(data['points'], *wrong)
     points = add_curve(data['points'], 'x', np.float32([.5]), pd.Series([1], [7]), 'micro-math')
     assert points[['cost_share', 'accuracy']].iloc[-1].tolist() == [.5, 1]
@@ -645,7 +649,8 @@ def test_a_table_that_was_edited_wrongly_is_refused_in_a_line(tmp_path, stem, ed
 def test_a_table_that_is_missing_is_named(tmp_path):
     copy_tables(tmp_path)
     for path in tmp_path.glob('evaluation*'): path.unlink()
-    with pytest.raises(FileNotFoundError, match='evaluation.csv'): redraw(tmp_path, tmp_path/'figures')
+    with pytest.raises(FileNotFoundError, match='evaluation.csv is missing: write the tables again'):
+        redraw(tmp_path, tmp_path/'figures')
 
 def test_points_without_their_curves_are_refused_in_a_line(tmp_path):
     copy_tables(tmp_path)

@@ -237,22 +237,22 @@ def handler_class():
         get = post = put = delete = patch = options = head = answer
 
         async def answer_at(self, method, path):
-            where = method, path
-            if where == ('GET', '/health'):
-                return self.finish(dict(status='stopping' if self.gate.stopping else 'ok'))
-            if where == ('GET', '/metrics'):
-                self.set_header('Content-Type', 'text/plain; version=0.0.4')
-                return self.finish(self.metrics.text())
-            if where == ('GET', '/v1/models'):
-                return self.finish(dict(object='list', data=self.service.models()))
-            if method == 'GET' and path.startswith('/v1/models/'):
-                return self.finish(self.one_model(unquote(path.removeprefix('/v1/models/'))))
-            if where == ('POST', '/v1/chat/completions'):
+            takes = 'GET' if path.startswith('/v1/models/') else KNOWN.get(path)
+            if not takes:
+                raise Refused(404, f'nothing is served at {path[:100]}', code='not_found')
+            if method != takes:
+                raise Refused(405, f'{path[:100]} takes {takes} alone', code='method_not_allowed')
+            if path == '/v1/chat/completions':
                 return await self.chat()
-            method = KNOWN.get(path)
-            if method:
-                raise Refused(405, f'{path} takes {method} alone', code='method_not_allowed')
-            raise Refused(404, f'nothing is served at {path[:100]}', code='not_found')
+            if path == '/health':
+                self.finish(dict(status='stopping' if self.gate.stopping else 'ok'))
+            elif path == '/metrics':
+                self.set_header('Content-Type', 'text/plain; version=0.0.4')
+                self.finish(self.metrics.text())
+            elif path == '/v1/models':
+                self.finish(dict(object='list', data=self.service.models()))
+            else:
+                self.finish(self.one_model(unquote(path.removeprefix('/v1/models/'))))
 
         def one_model(self, name):
             for model in self.service.models():

@@ -207,6 +207,8 @@ def _check_look(points, methods, xscale, labels, style):
     one_of('xscale', xscale, ('linear', 'log'))
     one_of('labels', labels, ('legend', 'direct', None))
     rows = sorted({*zip(points['method'], points['on_escalate'])})
+    if methods == []:
+        raise ValueError('methods: name a (method, on_escalate) pair, or leave it out to draw all')
     for row in methods or ():
         one_of('method', row, rows)
     for name, own in style.items():
@@ -297,6 +299,7 @@ def draw_accuracy_cost(
     width = checked('width', width, Positive)
     height = checked('height', height, Positive)
     checked('font', font, str)
+    stacked = checked('stacked', stacked, bool)
     _check_look(points, methods, xscale, labels, style)
     if rc is None:
         warn_of_ignored_settings()

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ..base.records import PRICES, USUAL_PRICE
+from ..base.settings import Positive, checked
 from ..base.tools import one_of
 from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
@@ -432,6 +433,7 @@ def to_tex(
 
     Widths are estimated for Computer Modern, which is wider than most fonts of articles.
     """
+    width = checked('width', width, Positive)
     table = _selected(table, rows, sources)
     profile = table['profile'].dropna()
     made_by = f', {profile.iloc[0]} profile' if len(profile) else ''

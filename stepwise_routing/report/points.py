@@ -133,6 +133,7 @@ def add_curve(
     if not benchmark and len(there) == 1:
         benchmark = there[0]
     one_of('benchmark', benchmark, there)
+    one_of('on_escalate', on_escalate, READINGS)
     if len(costs) != len(accuracies) or not costs:
         raise ValueError(
             f'curve {name!r}: {len(costs)} costs and {len(accuracies)} accuracies; '

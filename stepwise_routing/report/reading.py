@@ -35,9 +35,16 @@ def read_table(
     path,  # CSV file
     kinds: dict,  # column that is needed -> annotated type of its cells; an empty cell is None
 ):  # DataFrame
-    "Read a table that may have been edited. ValueError in one line if it cannot be drawn."
+    """Read a table that may have been edited.
+
+    ValueError in one line if it cannot be drawn. FileNotFoundError if it is missing.
+    """
     import pandas as pd
 
+    if not path.is_file():
+        raise FileNotFoundError(
+            f'{path} is missing: write the tables again with stepwise-routing reproduce'
+        )
     try:
         frame = pd.read_csv(path)
         if not path.read_text('utf-8').endswith('\n'):
