@@ -380,11 +380,11 @@ def test_a_figure_for_a_narrow_column():
     "3.3 inches: one label of costs below three panels, or panels one below the other; no text is cut off or covered."
     data = read_points(ROOT/'tables')
     few = drawn_methods(data['points'])
-    for stacked, size in (('no', (3.3, 2.6)), (False, (3.3, 2.6)), (True, (3.3, 6.))):
+    for stacked, size in ((False, (3.3, 2.6)), (True, (3.3, 6.))):
         fig = draw_accuracy_cost(**data, methods=few, stacked=stacked, width=size[0], height=size[1], font='serif')
         with paper_style(): fig.draw_without_rendering()
         spec = fig.axes[0].get_gridspec()
-        assert (spec.nrows, spec.ncols) == ((3, 1) if stacked is True else (1, 3))
+        assert (spec.nrows, spec.ncols) == ((3, 1) if stacked else (1, 3))
         labels = [ax.xaxis.label for ax in fig.axes if ax.get_xlabel()]
         assert len(labels) == 1 and labels[0].get_family() == ['serif']
         boxes = [t.get_window_extent() for t in [*labels, *fig.legends[0].get_texts()]]
@@ -419,7 +419,8 @@ def test_a_figure_takes_a_curve_of_ones_own():
         assert '\n' not in str(e.value)
 
 @pytest.mark.parametrize('name, value', [('width', 'wide'), ('width', 0),
-                                         ('width', float('nan')), ('height', -1), ('height', None), ('font', 3)])
+                                         ('width', float('nan')), ('height', -1), ('height', None), ('font', 3),
+                                         ('stacked', 'no')])
 def test_an_argument_of_a_figure_that_cannot_be_is_refused_in_a_line(with_ours, name, value):
     with pytest.raises(ValueError, match=f'{name} is {value!r}: it should be') as e:
         draw_accuracy_cost(with_ours.results, with_ours.whole(frontiers), **{name: value})

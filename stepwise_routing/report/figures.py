@@ -299,7 +299,7 @@ def draw_accuracy_cost(
     width = checked('width', width, Positive)
     height = checked('height', height, Positive)
     checked('font', font, str)
-    stacked = checked('stacked', stacked, bool)
+    checked('stacked', stacked, bool)
     _check_look(points, methods, xscale, labels, style)
     if rc is None:
         warn_of_ignored_settings()
