@@ -64,7 +64,13 @@ from stepwise_routing.report.card import (
     several_alphas,
     simplest_class,
 )
-from .report.entries import calibrated_policy, check_draws, public_entries
+from stepwise_routing.report.entries import (
+    calibrated_policy,
+    check_draws,
+    check_not_exported,
+    public_entries,
+    write_exported,
+)
 from .report.own_report import write_report
 from .report.own_router import OwnRouter
 from .report.traffic import Drift, Recorder, compare, first_scores
@@ -134,6 +140,7 @@ def _all_problems(folder, problems, own):
     before = json.loads(_as_json(read_own(folder)))
     now = json.loads(_as_json(own))
     check_settings(folder, before, now)
+    check_not_exported(folder)
     return with_earlier(folder, new, own.name)
 
 
@@ -217,6 +224,7 @@ def own_table(
 def _check_two(folder, what):
     "ValueError: there are more models, and this is for two."
     n = len(read_own(folder).models)
+    check_not_exported(folder)
     if n > 2:
         raise ValueError(f'{folder} has {n} models; {what} is for two')
 
@@ -228,6 +236,7 @@ def _sides(folder, *walking):  # models, access, max_cents, grade
     if len(own.models) == 2:
         yield lambda side: TableSide(own_table(folder, side), folder)
         return
+    check_not_exported(folder)
     check_links(folder)
     with walked_sides(folder, own, own_split, *walking) as sides:
         yield sides
@@ -250,8 +259,7 @@ def train(
     on_escalate: str = 'regenerate',  # the large model writes the unsure step again; "append": the next
     steps: int | None = None,  # policy steps; None: 80
     seeds: int = 3,  # policies of a class; they differ in weights, batches and actions
-    policy: Policy
-    | None = None,  # all hyper-parameters; None: 80 steps, with two models exact ones
+    policy: Policy | None = None,  # hyper-parameters; None: 80 steps, exact for two models
     models=None,  # three or more models walk, so say where they are, as for `collect`
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, earlier calls included
@@ -441,6 +449,7 @@ def _points(folder, policy, alphas):
     from stepwise_routing.method.candidates import check_enough
 
     calibration = policy.config['calibration']
+    target = calibration['target']
     points = {calibration['alpha']: _router(policy, policy.kappa)}
     own = read_own(folder)
     if not (Path(folder) / 'candidates.json').is_file() or len(own.models) > 2:
@@ -448,10 +457,8 @@ def _points(folder, policy, alphas):
     with _candidates(folder) as candidates:
         for alpha in alphas:
             with contextlib.suppress(ValueError):  # too few problems for this one
-                check_enough(folder, len(candidates[0].held_out), calibration['target'], alpha)
-                candidate, choice = _choose(
-                    candidates, calibration['target'], alpha, own.calibration
-                )
+                check_enough(folder, len(candidates[0].held_out), target, alpha)
+                candidate, choice = _choose(candidates, target, alpha, own.calibration)
                 points.setdefault(alpha, _router(candidate.policy, choice.calibration.kappa))
     return dict(sorted(points.items()))
 
@@ -539,29 +546,21 @@ def export(
 
     ValueError in one line if the router is not calibrated yet, or the folder is not empty.
     """
-    from stepwise_routing.method.policy import save_policy
-
     own = read_own(folder)
+    check_not_exported(folder)
     policy = calibrated_policy(folder)
-    out = Path(out)
-    if out.exists() and list(out.iterdir()):
-        raise ValueError(f'{out} is not empty: choose another folder')
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
         weights = weights_of(store.settings)
         draws = benchmark_draws(store.settings)
-    config = policy.config
-    entries = public_entries(config) | dict(models=own.models, model_weights=weights, draws=draws)
-    save_policy(out / 'policy', policy, **entries | dict(kappa=policy.kappa))
-    write_file(out / 'own.json', _as_json(own))
-    write_file(out / 'README.md', _card(own, config, weights, licence))
-    return sorted(p.relative_to(out).as_posix() for p in out.rglob('*') if p.is_file())
+    entries = public_entries(policy.config) | dict(models=own.models, model_weights=weights, draws=draws)
+    texts = {'own.json': _as_json(own), 'README.md': _card(own, policy.config, weights, licence)}
+    return write_exported(Path(out), policy, entries, texts)
 
 # %% ../nbs/06_your_own_models.ipynb #report
 def report(
     folder,  # of `collect`, `train` and `calibrate`
     out,  # new or empty folder
-    price: str
-    | None = None,  # of the large model, for the cache table: a row of PRICES, or your own
+    price: str | None = None,  # of the large model, for the cache table: in PRICES, or your own
     licence: str = 'not stated',  # of the router, for the model card
 ) -> list:  # names of the files
     "Write a card, a figure and tables about the deployed router. Nothing is deployed."

@@ -76,7 +76,7 @@ def test_a_table_that_no_run_can_make_is_refused(tmp_path, name):
     toy_table(20).save(tmp_path/'t.npz')
     with np.load(tmp_path/'t.npz') as file: arrays = dict(file)
     np.savez(tmp_path/'t.npz', **arrays | {name: CHANGES[name](arrays[name])})
-    says(lambda: OutcomeTable.load(tmp_path/'t.npz'), r't\.npz is damaged \(column \w+\): run notebook 02b again')
+    says(lambda: OutcomeTable.load(tmp_path/'t.npz'), r't\.npz is damaged \(column \w+\): collect again, or run')
 
 @pytest.mark.parametrize('name', ['extra.npy', '../../evil.npy', 'a\nb\x1b[2J', 'obs'])
 def test_a_column_that_no_table_has_is_not_unpacked(tmp_path, monkeypatch, name):
@@ -84,13 +84,13 @@ def test_a_column_that_no_table_has_is_not_unpacked(tmp_path, monkeypatch, name)
     with zipfile.ZipFile(tmp_path/'t.npz', 'a', zipfile.ZIP_DEFLATED) as z: z.writestr(name, bytes(1 << 20))
     monkeypatch.setattr(zipfile.ZipExtFile, 'read', None) # nobody reads a member
     said = 't.npz is compressed' if name == 'obs' else r't\.npz holds .*, which no table has'
-    says(lambda: OutcomeTable.load(tmp_path/'t.npz'), f'{said}.*: run notebook 02b again')
+    says(lambda: OutcomeTable.load(tmp_path/'t.npz'), f'{said}.*: collect again, or run notebook 02b')
 
 def test_a_small_table_does_not_fill_the_memory(tmp_path):
     toy_table(20).save(tmp_path/'t.npz')
     with np.load(tmp_path/'t.npz') as file: arrays = dict(file)
     np.savez_compressed(tmp_path/'t.npz', **arrays | dict(obs=np.zeros((20, 1000, 1000))))
-    says(lambda: OutcomeTable.load(tmp_path/'t.npz'), r't\.npz is compressed, and our tables are not: run notebook')
+    says(lambda: OutcomeTable.load(tmp_path/'t.npz'), r't\.npz is compressed, and our tables are not: collect again')
 
 @pytest.mark.parametrize('what', ['CREATE TRIGGER t AFTER INSERT ON edge BEGIN DELETE FROM edge; END',
                                   'CREATE VIEW v AS SELECT * FROM edge'])

@@ -61,6 +61,24 @@ def test_ones_own_benchmark_is_loaded_graded_and_observed_by_its_record():
     assert observe([step], sums.scored)[0, :2].tolist() == [2, .5]
     assert math_token_mask('a 1', (1, 3), every_character).tolist() == [True, True]
 
+def test_a_shipped_benchmark_is_not_replaced_and_a_name_is_no_benchmark():
+    for name in ('gsm8k', 'micro-gsm', 'mbpp', 'gsm8k-recorded'):
+        record = open_benchmark(name)
+        with pytest.raises(ValueError, match=f'^{name} is shipped with the package: choose another name'):
+            register(Benchmark(name))
+        assert open_benchmark(name) is record
+    with pytest.raises(ValueError, match="^register takes a Benchmark, got 'sums'"): register('sums')
+    first, second = Benchmark('twice'), Benchmark('twice', separator='\n')
+    assert register(first) is first and register(second) is open_benchmark('twice') is second
+
+@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-le', 'latin-1'])
+def test_questions_in_another_encoding_say_so(tmp_path, encoding):
+    row = json.dumps(dict(question='2 \xe4pples + 3?', answer=5), ensure_ascii=False)
+    (tmp_path/'mine.jsonl').write_bytes(row.encode(encoding))
+    with pytest.raises(ValueError, match='mine.jsonl, row 1: .*(saved as UTF-8|not a JSON object)') as e:
+        open_benchmark(str(tmp_path/'mine.jsonl')).source.problems('train')
+    assert encoding == 'utf-16-le' or 'saved as UTF-8' in str(e.value)
+
 def test_own_asks_and_grades_as_the_record_of_its_name_says(tmp_path):
     from stepwise_routing.own import collect
     rows = [dict(question=p.question, answer=p.answer) for p in load_problems('micro-gsm', 'test', 6)]

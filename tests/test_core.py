@@ -260,7 +260,7 @@ GOOD = '{"question": "2+2?", "answer": "#### 4"}\n'
 @pytest.mark.parametrize('text,message', [
     ('', 'holds no rows'), ('\n\n', 'holds no rows'),
     (GOOD + '{"question": "3+', r'row 2: not a JSON object \(.*cut off'),
-    (GOOD + '\xff\xfe\n', 'row 2: not a JSON object'),
+    (GOOD + '\xff\xfe\n', 'row 2: the text is not UTF-8: the file is damaged, or'),
     (GOOD + '[1]\n', 'row 2: not a JSON object'), (GOOD + '{"question": "3?"}\n', "row 2: no field 'answer'"),
     ('{"qestion": "3?", "answer": "#### 3"}', r"row 1: no field 'question' \(did you mean 'qestion'\?\)"),
     (GOOD + '{"question": 3, "answer": "#### 3"}', "row 2: field 'question' is not text"),

@@ -80,8 +80,25 @@ EQUAL = [
     ('(3,2)', 'x=3,y=2'), ('x=3,y=2', 'y=2,x=3'), ('x=1,x=2', '1,2'), (r'x=3\text{ and }y=2', '(3,2)'),
     ('(1+i)^2', '2i'), ('i^2', '-1'), (r'\frac{1}{1-i}', r'\frac12+\frac i2'), (r'e^{i\pi/4}', r'\frac{1+i}{\sqrt2}'),
     ('1+i,1-i', '1-i,1+i'), ('2+3i', '2+3 i'), (r'\text{A, C, F}', 'A, C, F'), (r'\text{June 20}', 'June 20'),
-    ('A, C, F', 'C, A, F'), ('1 1/2 cups', '1.5 cups')]
+    ('A, C, F', 'C, A, F'), ('1 1/2 cups', '1.5 cups'),
+    # ratios, words in \text, two values, sets of numbers, powers
+    ('3 to 2', r'3\text{ to }2'), ('3 to 2', '3:2'), ('2 out of 3', r'\frac23'), (r'1\text{ in }6', '1/6'),
+    ('no solution', r'\text{No solution}'), ('no real solutions', r'\text{No real solutions}'),
+    (r'\frac{3\pm\sqrt5}{2}', r'\frac{3+\sqrt5}{2},\frac{3-\sqrt5}{2}'),
+    (r'x=\frac{3\pm\sqrt5}{2}', r'\frac{3-\sqrt5}{2},\frac{3+\sqrt5}{2}'),
+    (r'x=\frac{3\pm\sqrt5}{2}', r'x=\frac{3+\sqrt5}{2}\text{ or }x=\frac{3-\sqrt5}{2}'),
+    (r'(1\pm\sqrt5)/2', r'\frac{1 \pm \sqrt{5}}{2}'), (r'\frac{2\pm2\sqrt5}{4}', r'\frac{1\pm\sqrt5}{2}'),
+    (r'\left\{\frac{1\pm\sqrt5}{2}\right\}', r'\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}'),
+    (r'x<1\text{ or }x>3', r'(-\infty,1)\cup(3,\infty)'), ('x<1 or x>3', r'x>3\text{ or }x<1'),
+    (r'x\le-2 or x\ge2', r'x\in(-\infty,-2]\cup[2,\infty)'), (r'x=0\text{ or }x>3', r'\{0\}\cup(3,\infty)'),
+    ('10^-3', '10^{-3}'), ('2^-3', r'\frac18'), ('x^-1', '1/x'), ('50 percent', '0.5'), (r'\angle ABC', r'\angle CBA'),
+]
 DIFFERENT = [
+    ('1 to 2', '2 to 1'), (r'3\text{ to }2', r'2\text{ to }3'), ('2 out of 3', '3 out of 2'), ('1 in 4', '4 in 1'),
+    (r'\frac{3\pm\sqrt5}{2}', r'\frac{3+\sqrt5}{2}'), (r'\frac{3\pm\sqrt5}{2}', r'\frac{3\pm\sqrt7}{2}'),
+    (r'x<1\text{ or }x>3', r'(-\infty,1]\cup(3,\infty)'), (r'x<1\text{ or }x>3', '(1,3)'),
+    ('12 percent', '12 degrees'), (r'12\text{ cm}', r'12\%'), ('$12', r'12\%'), (r'12\%', r'12^\circ'),
+    (r'\angle ABC', r'\angle ACB'),
     ('5', '6'), ('5', '-5'), ('5', 'x=6'), ('x=5', 'y=5'), ('1/2', '2'), ('(3,4)', '(4,3)'), ('[0,1)', '(0,1)'),
     ('[0,1)', '[0,1]'), ('1,2,3', '1,2'),
     ('3', '3, 4'), ('3,4', '3'), ('10', '10^2'), ('10', '1 0'), ('12', '1 2'), ('2x', '2y'), ('x+1', 'x-1'),

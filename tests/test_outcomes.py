@@ -139,7 +139,7 @@ def test_table_is_the_same_after_any_history(tmp_path):
 def test_a_damaged_table_is_one_line(tmp_path, damage):
     toy_table(20).save(tmp_path/'t.npz')
     (tmp_path/'t.npz').write_bytes(damage((tmp_path/'t.npz').read_bytes()))
-    with pytest.raises(ValueError, match=r't\.npz is damaged \(.*\): run notebook 02b again') as e:
+    with pytest.raises(ValueError, match=r't\.npz is damaged \(.*\): collect again, or run notebook 02b') as e:
         OutcomeTable.load(tmp_path/'t.npz')
     assert '\n' not in str(e.value)
 
@@ -188,7 +188,7 @@ def test_a_table_without_cents_is_one_clear_line(tmp_path):
             for i in new.infolist():
                 if i.filename != f'{lacking}.npy': old.writestr(i, new.read(i))
         with pytest.raises(ValueError,
-                           match=rf'old.npz has no {lacking}: another version wrote it; run notebook 02b again') as e:
+                           match=rf'old.npz has no {lacking}: another version wrote it; collect again') as e:
             OutcomeTable.load(tmp_path/'old.npz')
         assert '\n' not in str(e.value)
 

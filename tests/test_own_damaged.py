@@ -15,6 +15,7 @@ from stepwise_routing.base.tools import check_links, write_file
 from stepwise_routing.data.questions import own_problems
 from stepwise_routing.method.policy import config_checksum, load_policy
 from stepwise_routing.models.bills import set_caps
+from stepwise_routing.models.pair import Access, Model
 from stepwise_routing.own import *
 from stepwise_routing.report.entries import CALIBRATION
 
@@ -277,3 +278,44 @@ def test_a_tiny_alpha_has_a_line(mine, capsys, alpha):
     assert calibrate(mine, 'certain', alpha).model_class == 'large alone'
     for target in ('certain', 'miss'): curve(mine, target, [alpha])
     says(lambda: calibrate(mine, 'miss', alpha), 'calibration problems are too few')
+
+# --- an exported folder, a file in a folder's place, a full disk
+
+def test_a_call_that_needs_problems_says_that_a_folder_was_exported(mine, tmp_path, toys):
+    export(mine, tmp_path/'out')
+    calls = [train, calibrate, curve, lambda f: report(f, tmp_path/'r'), lambda f: export(f, tmp_path/'e'),
+             lambda f: drift(f, tmp_path/'asked', PAIR), lambda f: collect(f, rows(60), PAIR)]
+    before = files(tmp_path/'out')
+    for call in calls:
+        says(lambda: call(tmp_path/'out'), r'out is a router that was exported, .* or name the folder of collect')
+    assert files(tmp_path/'out') == before and not (tmp_path/'r').exists() and not (tmp_path/'e').exists()
+
+def test_a_file_in_the_place_of_a_folder(mine, tmp_path, toys):
+    (tmp_path/'q.jsonl').write_text('{}')
+    says(lambda: collect(tmp_path/'q.jsonl', rows(60), PAIR), r'q.jsonl is a file where a folder belongs')
+    for call in (export, report): says(lambda: call(mine, tmp_path/'q.jsonl'), r'q.jsonl is a file: name a new or')
+
+@pytest.mark.parametrize('name', ['policy/config.json', 'own.json', 'README.md'])
+def test_a_full_disk_leaves_no_half_router(mine, tmp_path, monkeypatch, name):
+    out, sync = tmp_path/'out', os.fsync
+    def full(fd):
+        if str(out/name) in os.readlink(f'/proc/self/fd/{fd}'): raise OSError(28, 'No space left on device')
+        sync(fd)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, 'fsync', full)
+        with pytest.raises(OSError, match=rf"No space left on device: '.*/{name}'"): export(mine, out)
+    assert not out.exists()
+    assert export(mine, out)
+
+def test_a_damaged_table_says_to_collect_again(mine):
+    (mine/'calibration.npz').write_bytes((mine/'calibration.npz').read_bytes()[:500])
+    says(lambda: calibrate(mine), r'calibration.npz is damaged \(.*\): collect again, or run notebook 02b')
+
+@pytest.mark.parametrize('options', [dict(price='1/1/1'), dict(key_env='A_KEY'), dict(base_url='http://x/v1')])
+def test_an_option_that_a_model_does_not_use_is_refused(tmp_path, options):
+    given = [Model('micro-small', **options), 'micro-large']
+    says(lambda: collect(tmp_path/'m', rows(20), given), f'^micro-small does not use {next(iter(options))}: leave')
+
+def test_a_price_that_is_none_is_refused_for_every_model(tmp_path):
+    says(lambda: collect(tmp_path/'m', rows(20), ['micro-small', 'micro-large'], access=Access(price='1/1')),
+         "unknown price '1/1'; choose one of: .*, or \"INPUT/CACHED/OUTPUT\" in US dollars per million tokens")

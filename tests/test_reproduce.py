@@ -90,6 +90,8 @@ def kernels_of(pids):
      r'policy.steps is -1: it should be greater than or equal to 1'),
     ('reproduce --profile fast --dry-run -p data.max_steps=0',
      r'data.max_steps is 0: it should be greater than or equal to 1'),
+    ('reproduce --profile fast --dry-run -p data.max_steps={"foo":3}', "unknown benchmark in max_steps 'foo'"),
+    ('demo', 'demo takes no folder'),
     ('reproduce --profile fast --dry-run -p policy.kappa=.nan', r'policy.kappa is nan: it should be a finite number'),
     ('reproduce --profile fast -p open.n_test=[1', r'cannot be read as a value'),
     ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
@@ -208,11 +210,16 @@ def test_the_runner_may_run_one_stage_of_a_run_with_other_settings(ran):
     assert (ran.runs/'whole/tables/mean.md').read_text().endswith('.500') # three decimals
     assert Manifest(ran.runs/'whole')['settings']['results.n_boot'] == 3
 
-def test_one_stage_of_a_run_is_not_mixed_with_earlier_ones_of_other_settings(ran):
+def test_a_run_keeps_its_settings_and_its_tables(ran):
     before = bytes_of(ran.runs/'whole')
-    line = 'runs/whole was made with api.price=, this notebook has api.price=1/1/1 and 1 more: make a run with'
-    with pytest.raises(ValueError, match=line):
-        planned(ran, only=('05',), run_id='whole', changes={'policy.alpha': .2, 'api.price': '1/1/1'})
+    line = ('^run whole was made with policy.alpha=0.02, not 0.2 and 1 more: '
+            'go on with -p policy.alpha=0.02 -p seed=0, or make a new run ')
+    changes = {'policy.alpha': .2, 'seed': 3}
+    for options in (dict(only=('05',)), dict(only=('01',)), dict(resume=True)):
+        with pytest.raises(ValueError) as e: planned(ran, run_id='whole', changes=changes, **options)
+        assert re.search(line, str(e.value)), str(e.value)
+    with pytest.raises(ValueError, match='results.n_boot=1, not 3: '):
+        planned(ran, run_id='whole', resume=True, changes={'results.n_boot': 3})
     assert bytes_of(ran.runs/'whole') == before
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
@@ -305,8 +312,8 @@ def test_a_finished_run_is_not_run_again(whole, capsys):
     assert new.todo == () and new.run.folder != whole.runs/'whole' and 'no unfinished run' in new.note
 
 def test_what_runs_again_is_what_could_come_out_different(whole, monkeypatch):
-    def todo(**changes): return planned(whole, run_id='whole', resume=True, changes=changes).todo
-    assert todo() == ()
+    def todo(**changes): return planned(whole, changes=changes).todo
+    assert todo() == () and planned(whole, run_id='whole', resume=True, changes={'api.max_cents': 1}).run
     for change in ({'results.n_boot': 2}, {'policy.alpha': .5}, {'open.n_test': 7}, dict(seed=1)):
         assert todo(**change) == ('01_count', '05_table'), change
     monkeypatch.setattr(fingerprints, 'code_fingerprint', lambda *names: 'other code')

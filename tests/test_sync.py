@@ -179,6 +179,24 @@ def shared_names():
     assert all(folder.startswith('share/stepwise-routing') for folder in data_files)
     return [p.relative_to(ROOT).as_posix() for names in data_files.values() for n in names for p in ROOT.glob(n)]
 
+def test_a_new_folder_says_what_to_type_next(tmp_path, monkeypatch, capsys):
+    "Also for a folder with a space in its name; a wheel whose files pip put elsewhere is one line."
+    from importlib import metadata
+
+    from stepwise_routing.run import cli, new_folder
+    (tmp_path/'wheel'/'nbs').mkdir(parents=True)
+    (tmp_path/'wheel'/'nbs'/'x.ipynb').write_text(json.dumps(dict(cells=[])))
+    monkeypatch.setattr(new_folder, 'shared_files', lambda: {'nbs/x.ipynb': tmp_path/'wheel/nbs/x.ipynb'})
+    monkeypatch.setattr(cli, 'PACKAGE', tmp_path/'site'/'stepwise_routing')
+    cli.main(['init', str(tmp_path/'my folder')])
+    assert f"Next: stepwise-routing reproduce '{tmp_path}/my folder' --profile smoke," in capsys.readouterr().out
+    monkeypatch.undo()
+    gone = metadata.PackagePath(f'../../{new_folder.SHARED}CHANGELOG.md')
+    gone.dist = metadata.Distribution.at(tmp_path/'site'/'x.dist-info')
+    monkeypatch.setattr(metadata, 'files', lambda name: [gone])
+    with pytest.raises(FileNotFoundError, match='CHANGELOG.md, a file of the wheel, is missing: .* without --target'):
+        new_folder.shared_files()
+
 def test_every_link_of_a_new_folder_leads_somewhere(tmp_path):
     from stepwise_routing.run.new_folder import make_folder
     names = shared_names()

@@ -404,7 +404,8 @@ def test_a_figure_takes_a_curve_of_ones_own():
     for wrong, line in ((('mine', [1], [1, .2], 'micro-math'), '1 costs and 2'),
                         (('x', [], [], 'micro-math'), '0 costs'),
                         (('RSD', [1], [1], 'micro-math'), 'choose another name'), (('x', [1], [1]), 'choose one of'),
-                        (('x', [1], [1], 'micro-math', 'apend'), "did you mean 'append'")):
+                        (('x', [1], [1], 'micro-math', 'apend'), "did you mean 'append'"),
+                        (('', [1], [1], 'micro-math'), '^name is ')):
         with pytest.raises(ValueError, match=line): add_curve(data['points'], *wrong)
     points = add_curve(data['points'], 'x', np.float32([.5]), pd.Series([1], [7]), 'micro-math')
     assert points[['cost_share', 'accuracy']].iloc[-1].tolist() == [.5, 1]

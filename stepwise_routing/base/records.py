@@ -13,7 +13,7 @@ import re
 from collections import namedtuple
 from dataclasses import dataclass
 
-from .tools import digest, one_of
+from .tools import digest, one_of, unknown_name
 
 # %% ../../nbs/00_records.ipynb #chat-prompt
 _SYSTEM_PROMPT = r'Please reason step by step, and put your final answer within \boxed{}.'
@@ -171,7 +171,9 @@ def find_price(
     own = re.fullmatch(rf'({number})/({number})/({number})', str(price))
     if own:
         return Price(*map(float, own.groups()), 'own')
-    one_of('price', price, PRICES)
+    form = ', or "INPUT/CACHED/OUTPUT" in US dollars per million tokens, such as "0.4/0.1/1.6"'
+    if price not in PRICES:
+        raise ValueError(unknown_name('price', price, PRICES, form))
     return PRICES[price]
 
 # %% ../../nbs/00_records.ipynb #api-cost

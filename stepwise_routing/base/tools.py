@@ -159,9 +159,19 @@ def write_file(
             f.flush()
             os.fsync(f.fileno())
         os.replace(part, path)
+    except OSError as error:  # a full disk does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+def check_new_folder(out: Path) -> None:
+    "ValueError unless this is a new or an empty folder."
+    if out.is_file():
+        raise ValueError(f'{out} is a file: name a new or empty folder')
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f'{out} is not empty: choose another folder')
 
 
 def save_rows(
@@ -199,9 +209,11 @@ def _all_below(folder) -> list:  # paths
 
 
 def check_links(folder) -> None:
-    """ValueError if a folder holds anything but files and folders. The folder itself may be a link.
+    """ValueError if a folder is a file, or holds anything but files and folders. It may be a link itself.
 
     Writing to a link would change a file elsewhere. A named pipe would be waited for without end."""
+    if Path(folder).is_file():
+        raise ValueError(f'{folder} is a file where a folder belongs: name another folder')
     try:
         paths = _all_below(folder)
     except (OSError, RecursionError) as error:  # its text may be a path of thousands of characters

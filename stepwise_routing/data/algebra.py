@@ -97,6 +97,11 @@ E_NOTATION = re.compile('^([-+]?[0-9.]+)[eE]([-+]?[0-9]{1,3})$')
 VALUE = re.compile(r'([a-zA-Z]) ?= ?([^=,()]+?)(?= ?(?:,|\\text|$))')  # x=3 in x=3, y=2
 VALUES = re.compile(rf'{VALUE.pattern}(?:(?:, ?| ?\\text ?{{ ?and ?}} ?)(?:{VALUE.pattern}))*')
 FUNCTION = re.compile(r'\\(?:sin|cos|tan)')
+TWO_VALUES = re.compile(
+    r'(?P<start>\\\{)?(?P<body>[^,]*(?<!\\)[({][^,]*\\pm(?![a-zA-Z])[^,]*?)(?P<end>\\\})?'
+)
+SIGNS = re.compile(r'\\([pm])[pm](?![a-zA-Z])')
+OR = re.compile(r'\bor\b')
 DEGREES = re.compile(r'(?<![0-9.])([0-9.]+)(?:\^\\circ|\^\{\\circ\}|°)')
 
 
@@ -104,7 +109,18 @@ def formula_of(text: str) -> str:
     r"An answer as LaTeX for Math-Verify, which takes 3e5 for a product and the angle in \sin 30^\circ for radians."
     if FUNCTION.search(text):
         text = DEGREES.sub(r'\\frac{\1\\pi}{180}', text)
-    return E_NOTATION.sub(r'\1\\cdot 10^{\2}', tidy(text))
+    return both_values(E_NOTATION.sub(r'\1\\cdot 10^{\2}', tidy(text)))
+
+
+def both_values(text: str) -> str:
+    r"A tidy answer; if it has one \pm inside a fraction or brackets, the two values that it stands for."
+    match = TWO_VALUES.fullmatch(text)
+    if not match or text.count(r'\pm') > 1:
+        return text
+    body = match['body']
+    upper = SIGNS.sub(lambda sign: '+' if sign[1] == 'p' else '-', body)
+    lower = SIGNS.sub(lambda sign: '-' if sign[1] == 'p' else '+', body)
+    return f'{match["start"] or ""}{upper},{lower}{match["end"] or ""}'
 
 
 def with_points(a: str, b: str) -> tuple:
@@ -164,6 +180,19 @@ def with_imaginary_unit(expression):
     return expression.subs({s: I for s in expression.free_symbols if s.name == 'i'})
 
 
+def as_one_set(expression, text: str):
+    "The set of numbers that `x<1 or x>3` describes, as a sympy set. All other objects as they are."
+    from sympy import Eq, FiniteSet, Union
+
+    if not OR.search(text) or not isinstance(expression, FiniteSet):
+        return expression
+    if all(isinstance(part, Eq) for part in expression):
+        return expression
+    with contextlib.suppress(Exception):  # a part that describes no set of numbers
+        return Union(*(part.as_set() for part in expression))
+    return expression
+
+
 def math_verify(reference: str, answer: str) -> bool:
     "Are two LaTeX answers equal? Math-Verify's verdict, then a comparison by numerical value."
     from math_verify import LatexExtractionConfig, parse, verify
@@ -172,7 +201,7 @@ def math_verify(reference: str, answer: str) -> bool:
     parsed = []
     for text in with_points(formula_of(reference), formula_of(answer)):
         found = parse(rf'\boxed{{{text}}}', latex, parsing_timeout=None)
-        parsed.append([with_imaginary_unit(form) for form in found])
+        parsed.append([as_one_set(with_imaginary_unit(form), text) for form in found])
     a, b = parsed
     if not a or not b:
         return False

@@ -32,6 +32,9 @@ REWRITES = [  # pattern and replacement, applied in this order
     (r'\\%', '%'),
     (r'[−–]', '-'),
     (r'\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°', ''),
+    (r'\^ ?-(\d+|[a-z])', r'^{-\1}'),
+    (r'(?<=\d) ?(?:\\text ?\{ ?)?\b(?:out of|in)\b ?\}? ?(?=\d)', '/'),
+    (r'(?<=\d) ?(?:\\text ?\{ ?)?\bto\b ?\}? ?(?=\d)', ':'),
     (r'([\^_])\{(\w)\}', r'\1\2'),
     (r"''(?<=[a-zA-Z)}]'')\s*(?=\()", r'^{\\prime\\prime}'),
     (r"'(?<=[a-zA-Z)}]')\s*(?=\()", r'^{\\prime}'),
@@ -178,7 +181,7 @@ SPELLINGS = (  # of units; the first of each row replaces the others
     'dollar usd $',
     'euro eur €',
     'cent',
-    'percent pct',
+    'percent pct %',
     'degree deg ° \\circ \\degree',
     'radian rad',
     'mph',
@@ -233,7 +236,7 @@ def read_quantity(text: str) -> Quantity | None:
     "A plain number, with its unit if it has one. None for any other text."
     number = read_number(text)
     if number:
-        return Quantity(number, set())
+        return Quantity(number, {'percent'} if number.percent else set())
     match = QUANTITY.fullmatch(text)
     if not match:
         return None
@@ -277,7 +280,7 @@ def same_quantity(a: Quantity, b: Quantity) -> bool | None:
     return all((word in a.unit) == (word in b.unit) for word in DECISIVE)
 
 
-# ---- words, dates, times and ranges, with which algebra would calculate
+# ---- words, dates, times, ranges and angles, with which algebra would calculate
 
 WORDS = re.compile('(?:[A-Z]?[a-z]+ |[A-Z]+ )+')  # each with a space behind it; not nRT
 PRODUCT = re.compile('[abcxyz ]+|[^aeiouA-Z]+')  # letters that are no word: xyz, pqr
@@ -287,6 +290,7 @@ TIME = re.compile(
     r'(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-5][0-9]))? ?(?:\\text ?\{ ?)?(?P<half>[ap]\.?m)?\.? ?\}?',
     re.I,
 )
+ANGLE = re.compile(r'\\angle ?([A-Z])([A-Z])([A-Z])')
 
 
 def is_words(text: str) -> bool:
@@ -299,6 +303,8 @@ def is_words(text: str) -> bool:
 
 def same_words(a: str, b: str) -> bool | None:
     "Are two texts the same words, in any case? None if they are no words, or if not even their letters are the same."
+    a = PLAIN_TEXT.sub(r'\1', a).strip()
+    b = PLAIN_TEXT.sub(r'\1', b).strip()
     if not (is_words(a) and is_words(b)):
         return None
     a = a.casefold().replace(' ', '')
@@ -306,10 +312,12 @@ def same_words(a: str, b: str) -> bool | None:
     return a == b if sorted(a) == sorted(b) else None
 
 
-def read_date(text: str) -> tuple | None:
-    "What 2/4/2024, 2:30, 3 pm or 1990-2000 say. None for any other text, as for 3-1: a score or a difference."
+def read_special(text: str) -> tuple | None:
+    r"What 2/4/2024, 2:30, 3 pm, 1990-2000 or \angle ABC say. None for other text, as for 3-1: a score or a difference."
     if match := DATE.fullmatch(text):
         return tuple(map(int, match.groups()))
+    if match := ANGLE.fullmatch(text):
+        return match[2], {match[1], match[3]}
     match = TIME.fullmatch(text)
     if match and (match['minute'] or match['half']):
         return int(match['hour']), int(match['minute'] or 0)
@@ -323,7 +331,7 @@ def read_date(text: str) -> tuple | None:
 
 MATH_MODE = re.compile(r'(?<!\\)\$(.*?)(?<!\\)\$')  # its dollar signs are no dollars
 NAME = re.compile(  # of a unit, perhaps; mph is also miles per hour
-    r'(?<![\\a-z])(?!mph|percent|pct|squ|cub)[a-z]{3,}|\\circ|\\degree|[€£°]|\$(?= ?[\d.])'
+    r'(?<![\\a-z])(?!mph|squ|cub)[a-z]{3,}|\\circ|\\degree|[€£°%]|\$(?= ?[\d.])'
 )
 HALF = re.compile(r'(?<![\\a-z])([ap])\.?m\b')  # of a day: am, pm
 
@@ -368,8 +376,8 @@ def plain_verdict(
     verdict = same_words(a, b)
     if verdict is not None:
         return verdict
-    first = read_date(a)
-    second = read_date(b)
+    first = read_special(a)
+    second = read_special(b)
     if first and second:
         return first == second
     first = read_quantity(a)

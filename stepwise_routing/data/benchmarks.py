@@ -168,12 +168,17 @@ class Benchmark:
 # ---- the registered ones
 
 REGISTERED = {}
+SHIPPED = set()  # names that `register` refuses
 
 
 def register(
-    benchmark: Benchmark,  # replaces one of the same name
+    benchmark: Benchmark,  # replaces one of the same name, unless the package ships it
 ) -> Benchmark:
-    "Make a benchmark known by its name, in this process. Returns the benchmark."
+    "Make a benchmark known by its name, in this process. Returns the benchmark. ValueError for a shipped name."
+    if not isinstance(benchmark, Benchmark):
+        raise ValueError(f'register takes a Benchmark, got {benchmark!r:.60}: Benchmark(name, ...)')
+    if benchmark.name in SHIPPED:
+        raise ValueError(f'{benchmark.name} is shipped with the package: choose another name')
     REGISTERED[benchmark.name] = benchmark
     return benchmark
 
@@ -215,6 +220,8 @@ for recorded_name in recorded_names():
             )
         )
 
+
+SHIPPED.update(REGISTERED)
 
 OWN_FILE = 'own_benchmarks.py'  # in nbs/ of a clone: calls of `register`, for commands and chapters
 

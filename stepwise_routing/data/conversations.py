@@ -39,7 +39,7 @@ def check_messages(messages) -> None:
         is_message = isinstance(message, dict) and message.get('role') in ROLES
         if not is_message or not isinstance(message.get('content'), str):
             raise ValueError(
-                f'a message needs a role ({", ".join(ROLES)}) and a content, got {str(message)[:60]!r}'
+                f'a message needs a role ({", ".join(ROLES)}) and a text as content, got {str(message)[:60]!r}'
             )
     if not messages or messages[-1]['role'] != 'user' or not messages[-1]['content'].strip():
         raise ValueError('the last message should be a question of the user')

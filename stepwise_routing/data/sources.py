@@ -144,7 +144,10 @@ def file_rows(path) -> list:
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line, object_pairs_hook=each_once))
+            rows.append(json.loads(line.decode('utf-8'), object_pairs_hook=each_once))
+        except UnicodeDecodeError:
+            reason = 'the text is not UTF-8: the file is damaged, or needs to be saved as UTF-8'
+            raise bad_row(path, number, reason) from None
         except (ValueError, RecursionError) as error:
             reason = f'not a JSON object ({error}); is the file cut off?'
             raise bad_row(path, number, reason) from None

@@ -355,22 +355,22 @@ def load(cls: OutcomeTable, path):
             strange = _strange_member(path, archive)
             arrays = {} if strange else dict(archive)
     except Exception as error:  # zip, zlib and numpy have errors of their own
-        reason = f'{path} is damaged ({type(error).__name__}): run notebook 02b again'
+        reason = f'{path} is damaged ({type(error).__name__}): collect again, or run notebook 02b'
         raise ValueError(reason) from None
     if strange:
-        raise ValueError(f'{path} {strange}: run notebook 02b again')
+        raise ValueError(f'{path} {strange}: collect again, or run notebook 02b')
     columns = {}
     for f in fields(cls):
         file_name = _file_names(cls)[f.name]
         if file_name not in arrays:
             raise ValueError(
-                f'{path} has no {file_name}: another version wrote it; run notebook 02b again'
+                f'{path} has no {file_name}: another version wrote it; collect again, or run notebook 02b'
             )
         columns[f.name] = convert[f.type](arrays[file_name])
     table = cls(**columns)
     wrong = wrong_column(table)
     if wrong:
-        raise ValueError(f'{path} is damaged (column {wrong}): run notebook 02b again')
+        raise ValueError(f'{path} is damaged (column {wrong}): collect again, or run notebook 02b')
     return table
 
 # %% ../../nbs/02b_outcomes.ipynb #escalation-times

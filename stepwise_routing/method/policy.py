@@ -452,7 +452,9 @@ def load_policy(
         policy.config = config
     except Exception as e:
         reason = f'{type(e).__name__}: {one_line(e):.120}'
-        raise ValueError(f'{folder} is no readable policy ({reason}); save it again') from e
+        raise ValueError(
+            f'{folder} is no readable policy ({reason}): calibrate again, or run notebook 03'
+        ) from e
     if not models or tuple(models) == tuple(config.get('models', models)):
         return policy
     raise ValueError(

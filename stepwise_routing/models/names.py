@@ -9,6 +9,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 
+from ..base.records import find_price
 from ..base.tools import nearest, one_of, run_async
 from .bills import Bills
 from .chat import ApiOptions, OpenAIBackend
@@ -50,6 +51,21 @@ def _check_options(options):
     names |= {'ledger', 'memory_shares', 'keep_replies', 'each'}  # of all models together
     for k in options:
         one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
+    if options.get('price') not in ('free', None):
+        find_price(options['price'])
+
+
+def _check_own_options(model: ModelName, own):
+    "ValueError for an option that was given to this model alone, and that its kind does not use."
+    kind = LocalOptions
+    if model.is_paid:
+        kind = ApiOptions
+    elif model.kind.startswith('vllm'):
+        kind = VLLMOptions
+    used = {f.name for f in fields(kind)}
+    for name in own:
+        if name not in used:
+            raise ValueError(f'{model} does not use {name}: leave {name} out')
 
 
 def _open_api(model: ModelName, index, stack, options):
@@ -116,6 +132,7 @@ def _open_here(names, options):
         backends = []
         for i, model in enumerate(models):
             own = each[i] if each else {}
+            _check_own_options(models[i], own)
             backends.append(_open_one(model, i, servers, options | own | dict(memory=shares[i])))
             stack.callback(lambda b=backends[-1]: run_async(b.close()))  # the last one first
         yield backends

@@ -1,9 +1,10 @@
 """The entries of a calibrated router's config.json: which are allowed, and which are given away.
 
 Here belong the checks of a folder that may come from anybody. Saving and reading a policy belong in
-`method.policy`. `own.calibrate` writes the entries.
+`method.policy`. `own.calibrate` writes the entries. `own.export` gives them away.
 """
 
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from ..base.records import READINGS, UNITS
 from ..base.settings import Count, Policy, checked
-from ..base.tools import check_links
+from ..base.tools import check_links, check_new_folder, write_file
 from ..method.certain import TARGETS, Calibration
 from ..models.pair import MOST_MODELS
 from .card import CLASSES, LARGE_ALONE
@@ -91,6 +92,17 @@ def check_draws(
         )
 
 
+def check_not_exported(folder) -> None:
+    "ValueError for a folder of `own.export`: it has no problems and no draws."
+    folder = Path(folder)
+    made_by_collect = (folder / 'problems.jsonl', folder / 'draws.db')
+    if (folder / 'policy').exists() and not any(file.exists() for file in made_by_collect):
+        raise ValueError(
+            f'{folder} is a router that was exported, without problems and draws: ask it (route, '
+            'open_router, serve), or name the folder of collect'
+        )
+
+
 def calibrated_policy(folder):
     "The deployed policy of a folder. ValueError if none is deployed yet, or if it may not be used."
     from ..method.policy import load_policy
@@ -124,3 +136,23 @@ def public_entries(
     costs = entries['costs']
     entries['costs'] = {name: costs[name] for name in CLASSES if name in costs}
     return entries
+
+
+def write_exported(
+    out: Path,  # new or empty folder
+    policy,
+    entries: dict,  # of its config.json
+    texts: dict,  # name of a file -> text
+) -> list:  # names of the files
+    "Write a policy and texts into a folder, all or nothing. ValueError if the folder is not empty."
+    from ..method.policy import save_policy
+
+    check_new_folder(out)
+    try:
+        save_policy(out / 'policy', policy, **entries | dict(kappa=policy.kappa))
+        for name, text in texts.items():
+            write_file(out / name, text)
+    except OSError:  # a full disk leaves no half router
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    return sorted(path.relative_to(out).as_posix() for path in out.rglob('*') if path.is_file())

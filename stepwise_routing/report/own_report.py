@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.tools import write_file
+from ..base.tools import check_new_folder, write_file
 from ..method.outcomes import replay
 from ..method.walks import LargeOnly
 from .caches import cache_columns, table_tokens
@@ -148,8 +148,7 @@ def write_report(
 ) -> list:  # names of the files
     "Write README.md and its figure. ValueError in one line if the folder is not empty, or for an unknown price."
     out = Path(out)
-    if out.exists() and list(out.iterdir()):
-        raise ValueError(f'{out} is not empty: choose another folder')
+    check_new_folder(out)
     cache = NO_PRICE
     if price is not None:
         rows = markdown_table(cache_rows(table, router, price))

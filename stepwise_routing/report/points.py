@@ -127,6 +127,8 @@ def add_curve(
     """
     import pandas as pd
 
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f'name is {name!r:.40}: it should be a word for the legend')
     costs = checked('cost_share (.35 is 35 %)', np.array(cost_share).tolist(), list[CostShare])
     accuracies = checked('accuracy (.35 is 35 %)', np.array(accuracy).tolist(), list[Fraction])
     there = list(points['benchmark'].unique())

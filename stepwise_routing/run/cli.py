@@ -4,6 +4,7 @@ Here belong the words that the command line reads and prints. The work of a comm
 modules that it calls. They are imported on demand: `stepwise-routing --help` loads none of them.
 """
 
+import shlex
 import sys
 
 try:
@@ -93,10 +94,12 @@ def reproduce(options: Options) -> Manifest:
     return manifest
 
 
-def demo(_):
+def demo(options):
     "Route twenty problems between the shipped models."
     from ..report.transcripts import show_demo
 
+    if options.project:
+        raise ValueError('demo takes no folder: stepwise-routing demo')
     show_demo()
 
 
@@ -147,9 +150,8 @@ def init(options):
         raise ValueError(f'{out / "nbs"} exists already: choose a new folder')
     make_folder(out, shared_files())
     print(f'Notebooks and profiles: {out / "nbs"}; committed results: {out / "tables"}')
-    print(
-        f'Next: stepwise-routing reproduce {out} --profile smoke, or in that folder: stepwise-routing lab'
-    )
+    reproduce_words = ['stepwise-routing', 'reproduce', str(out), '--profile', 'smoke']
+    print(f'Next: {shlex.join(reproduce_words)}, or in that folder: stepwise-routing lab')
 
 
 COMMANDS = dict(figures=figures, demo=demo, test=faults, init=init)  # commands without a run

@@ -512,27 +512,30 @@ def recorded_settings(folder: Path) -> dict:
         return {}
 
 
-def check_run_settings(
-    run: Run,
-    free=(),  # settings that may differ
-) -> None:
-    "ValueError in one line if the settings of a `Run` differ from those that its folder was made with."
+def different_settings(run: Run) -> dict:  # full name -> (value there, value in `run`)
+    "The settings of a `Run` that differ from those that its folder was made with."
     recorded = recorded_settings(run.folder)
-    current = settings_receipt(run.config)
-    different = []
-    for name in current:
-        if name not in free and recorded.get(name, current[name]) != current[name]:
-            different.append(name)
-    if different:
-        name = different[0]
-        more = f' and {len(different) - 1} more' if len(different) > 1 else ''
-        options = [f'-p {shlex.quote(f"{k}={json.dumps(current[k])}")}' for k in different]
-        raise ValueError(
-            f'runs/{run.folder.name} was made with {name}={recorded[name]}, '
-            f'this notebook has {name}={current[name]}{more}: make a run with these settings '
-            f'(stepwise-routing reproduce --profile {run.profile} {" ".join(options)}), '
-            'or name another run_dir'
-        )
+    different = {}
+    for name, value in settings_receipt(run.config).items():
+        if recorded.get(name, value) != value:
+            different[name] = recorded[name], value
+    return different
+
+
+def check_run_settings(run: Run) -> None:
+    "ValueError in one line if the settings of a `Run` differ from those that its folder was made with."
+    different = different_settings(run)
+    if not different:
+        return
+    name, (there, here) = next(iter(different.items()))
+    more = f' and {len(different) - 1} more' if len(different) > 1 else ''
+    options = [f'-p {shlex.quote(f"{k}={json.dumps(v)}")}' for k, (_, v) in different.items()]
+    raise ValueError(
+        f'runs/{run.folder.name} was made with {name}={there}, '
+        f'this notebook has {name}={here}{more}: make a run with these settings '
+        f'(stepwise-routing reproduce --profile {run.profile} {" ".join(options)}), '
+        'or name another run_dir'
+    )
 
 
 def open_run(

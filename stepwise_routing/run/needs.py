@@ -16,7 +16,7 @@ from pathlib import Path
 from ..base.records import PRICES
 from ..base.store import RolloutStore
 from ..base.tools import install_line
-from ..data.benchmarks import find_benchmark, load_problems, of_benchmark
+from ..data.benchmarks import find_benchmark, load_problems, of_benchmark, step_limit
 from ..data.programs import RISK
 from ..data.sources import SPLITS
 from ..models.model_name import ModelName
@@ -94,6 +94,7 @@ def estimate(run) -> list:
     works = []
     for setting in run.settings:
         for benchmark in setting.benchmarks:
+            step_limit(run.config.data.max_steps, benchmark)  # ValueError for an unknown benchmark
             if benchmark not in LOADS:
                 continue
             n, loads = _model_loads(setting, benchmark)

@@ -22,7 +22,13 @@ def shared_files() -> dict:  # relative path -> path
     for file in files('stepwise-routing'):
         inside = file.as_posix().partition(SHARED)[2]
         if inside and '__pycache__' not in file.parts:
-            shared[inside] = Path(file.locate())
+            path = Path(file.locate())
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f'{path}, a file of the wheel, is missing: install the wheel in a virtual '
+                    'environment, without --target'
+                )
+            shared[inside] = path
     return shared
 
 

@@ -23,7 +23,7 @@ from .config import (
     FOLDER_NAME,
     FOLDER_WORDS,
     Run,
-    check_run_settings,
+    different_settings,
     read_run,
     settings_receipt,
 )
@@ -180,9 +180,8 @@ def _finished_stages(project, run, options, fingerprints):
     return folders
 
 
-# settings that may differ from those of earlier stages: they decide no result there
+# settings that may differ from those a run was begun with: they decide no result
 FREE = (
-    'results.n_boot',
     'api.max_cents',
     'api.concurrency',
     'models.workers',
@@ -191,10 +190,28 @@ FREE = (
     'models.ray_gpus',
     'sweep.workers',
 )
+OF_THE_LAST_STAGE = 'results.n_boot'  # `--only` may change it, too
+
+
+def _check_same_settings(options, run):
+    "ValueError if a run that goes on was begun with other settings."
+    may_differ = {*FREE, OF_THE_LAST_STAGE} if options.only else set(FREE)
+    different = different_settings(run)
+    settings = [name for name in different if name not in may_differ]
+    if not settings:
+        return
+    there, here = different[settings[0]]
+    more = f' and {len(settings) - 1} more' if len(settings) > 1 else ''
+    begun_with = [_change_words(name, different[name][0]) for name in settings]
+    raise ValueError(
+        f'run {run.folder.name} was made with {settings[0]}={there}, not {here}{more}: '
+        f'go on with {shlex.join(sum(begun_with, []))}, or make a new run '
+        '(without --resume and --only), which takes over what has not changed'
+    )
 
 
 def _check_earlier_stages(options, run, names, chosen):
-    "ValueError if `--only` leaves out a notebook that the run lacks, or has with other settings."
+    "ValueError if `--only` leaves out a notebook that the run lacks."
     past = Manifest(run.folder)
     left_out = [name for name in names if name not in chosen and name < chosen[-1]]
     missing = [name for name in left_out if not past.is_finished(name)]
@@ -204,8 +221,6 @@ def _check_earlier_stages(options, run, names, chosen):
             f'and run {run.folder.name} lacks them: name another run with --run-id, '
             'or continue the newest with --resume'
         )
-    if left_out:
-        check_run_settings(run, FREE)
 
 
 def plan(options: Options) -> Plan:
@@ -223,6 +238,7 @@ def plan(options: Options) -> Plan:
         )
     chosen = choose(options.only, names)
     _check_earlier_stages(options, run, names, chosen)
+    _check_same_settings(options, run)
     fingerprints = stage_fingerprints(project, run.config)
     finished = _finished_stages(project, run, options, fingerprints)
     taken = {name: folder for name, folder in finished.items() if folder != run.folder}
