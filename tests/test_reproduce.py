@@ -154,6 +154,15 @@ def test_a_run_of_the_future_is_not_the_newest(toy):
     assert [m.folder.name for m in runner.past_runs(toy, 'toy')][0] == 'toy-1'
     assert planned(toy, resume=True).run.folder.name == 'toy-1'
 
+def test_resume_leaves_an_unfinished_run_of_other_settings_alone(toy):
+    runner.begin(planned(toy, run_id='r', changes={'policy.alpha': .1}))
+    for changes, goes_on in (({}, False), ({'policy.alpha': .1}, True),
+                             ({'policy.alpha': .1, 'api.max_cents': 5}, True), ({'policy.alpha': .2}, False)):
+        plan = planned(toy, resume=True, changes=changes)
+        assert (plan.run.folder.name == 'r') == goes_on
+        note = 'continued' if goes_on else 'new; r, which is unfinished, has another policy.alpha'
+        assert plan.note == note
+
 def test_braces_in_the_name_of_a_folder_are_no_parameters(tmp_path):
     done = run(toy_project(tmp_path/'my {clone}', fast=profile(2)), 'reproduce', '--profile', 'fast')
     assert done.returncode == 0, done.stderr

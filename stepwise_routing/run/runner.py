@@ -79,19 +79,41 @@ def past_runs(project: Project, profile: str) -> list:
     return sorted(of_profile, key=lambda m: (m['started'] <= time, m['started']), reverse=True)
 
 
-def _newest_unfinished(project, profile, options):
+# settings that may differ from those a run was begun with: they decide no result
+FREE = (
+    'api.max_cents',
+    'api.concurrency',
+    'models.workers',
+    'models.memory_shares',
+    'models.ray_workers',
+    'models.ray_gpus',
+    'sweep.workers',
+)
+OF_THE_LAST_STAGE = 'results.n_boot'  # `--only` may change it, too
+
+
+def _decisive(different):  # of `different_settings`
+    "The names of the settings that decide results."
+    return [name for name in different if name not in FREE]
+
+
+def _newest_unfinished(project, run, options):
     "(Name of the run that `--resume` continues, or of a new run; a note about it)."
     note = 'new'
     if options.resume:
-        runs = past_runs(project, profile)
+        note = f'new; no unfinished run of profile {run.profile} to resume'
+        runs = past_runs(project, run.profile)
         if runs and (options.only or runs[0]['status'] != 'finished'):
-            return runs[0].folder.name, 'continued'
-        note = f'new; no unfinished run of profile {profile} to resume'
+            newest = runs[0].folder
+            others = _decisive(different_settings(replace(run, folder=newest)))
+            if options.only or not others:
+                return newest.name, 'continued'
+            note = f'new; {newest.name}, which is unfinished, has another {others[0]}'
     time_stamp = datetime.now(timezone.utc).strftime('%Y%m%d-%H%M%S-%f')[:-3]
-    return f'{profile}-{time_stamp}', note
+    return f'{run.profile}-{time_stamp}', note
 
 
-def _named_run(project, profile, options):
+def _named_run(project, run, options):
     "(Name of the run that `--run-id` names; a note about it). ValueError if it cannot be used."
     name = options.run_id
     if not FOLDER_NAME.fullmatch(name) or name in RESERVED_NAMES:
@@ -104,9 +126,10 @@ def _named_run(project, profile, options):
                 'choose another --run-id, or delete that run'
             )
         return name, 'new; no run of this name to resume' if options.resume else 'new'
-    if past['profile'] != profile:
+    if past['profile'] != run.profile:
         raise ValueError(
-            f'run {name!r} belongs to profile {past["profile"]}, not {profile}: choose another --run-id'
+            f'run {name!r} belongs to profile {past["profile"]}, not {run.profile}: '
+            'choose another --run-id'
         )
     if not (options.resume or options.only):
         raise ValueError(
@@ -180,24 +203,12 @@ def _finished_stages(project, run, options, fingerprints):
     return folders
 
 
-# settings that may differ from those a run was begun with: they decide no result
-FREE = (
-    'api.max_cents',
-    'api.concurrency',
-    'models.workers',
-    'models.memory_shares',
-    'models.ray_workers',
-    'models.ray_gpus',
-    'sweep.workers',
-)
-OF_THE_LAST_STAGE = 'results.n_boot'  # `--only` may change it, too
-
-
 def _check_same_settings(options, run):
     "ValueError if a run that goes on was begun with other settings."
-    may_differ = {*FREE, OF_THE_LAST_STAGE} if options.only else set(FREE)
     different = different_settings(run)
-    settings = [name for name in different if name not in may_differ]
+    settings = _decisive(different)
+    if options.only and OF_THE_LAST_STAGE in settings:
+        settings.remove(OF_THE_LAST_STAGE)
     if not settings:
         return
     there, here = different[settings[0]]
@@ -228,7 +239,7 @@ def plan(options: Options) -> Plan:
     project = find_project(options.project or None)
     run = read_run(options.profile, '', options.changes, project)
     pick = _named_run if options.run_id else _newest_unfinished
-    run_id, note = pick(project, run.profile, options)
+    run_id, note = pick(project, run, options)
     run = replace(run, folder=project.runs / run_id)
     names = stage_names(project)
     if not names:
