@@ -135,11 +135,11 @@ def read_own(folder) -> Own:
 def _all_problems(folder, problems, own):
     "The problems of this call and of earlier calls. ValueError if the folder has other settings."
     new = own_problems(problems, own.name)
-    if not (folder / 'own.json').is_file() or is_unused(folder / 'draws.db'):
+    if is_unused(folder / 'draws.db'):
         return new
-    before = json.loads(_as_json(read_own(folder)))
-    now = json.loads(_as_json(own))
-    check_settings(folder, before, now)
+    if (folder / 'own.json').is_file():
+        before, now = [json.loads(_as_json(each)) for each in (read_own(folder), own)]
+        check_settings(folder, before, now)
     check_not_exported(folder)
     return with_earlier(folder, new, own.name)
 
@@ -546,13 +546,13 @@ def export(
 
     ValueError in one line if the router is not calibrated yet, or the folder is not empty.
     """
-    own = read_own(folder)
     check_not_exported(folder)
-    policy = calibrated_policy(folder)
+    own, policy = read_own(folder), calibrated_policy(folder)
     with RolloutStore(Path(folder) / 'draws.db', readonly=True) as store:
         weights = weights_of(store.settings)
         draws = benchmark_draws(store.settings)
-    entries = public_entries(policy.config) | dict(models=own.models, model_weights=weights, draws=draws)
+    facts = dict(models=own.models, model_weights=weights, draws=draws)
+    entries = public_entries(policy.config) | facts
     texts = {'own.json': _as_json(own), 'README.md': _card(own, policy.config, weights, licence)}
     return write_exported(Path(out), policy, entries, texts)
 

@@ -125,6 +125,12 @@ def test_earlier_questions_are_not_forgotten(mine, tmp_path, toys, is_folder):
     assert collect(tmp_path/'other', rows(60), PAIR)['new steps'] == 0
     assert (tmp_path/'other'/'train.npz').read_bytes() == (mine/'train.npz').read_bytes()
 
+def test_questions_are_kept_where_the_settings_are_lost(mine, toys):
+    before = (mine/'problems.jsonl').read_text()
+    (mine/'own.json').unlink()
+    assert collect(mine, rows(60)[:3], PAIR)['new steps'] == 0
+    assert (mine/'problems.jsonl').read_text() == before and (mine/'own.json').is_file()
+
 def test_an_answer_that_was_put_right(mine, toys):
     first, *others = rows(60)
     right = dict(first, answer='-7')
