@@ -10,8 +10,9 @@ import json
 import os
 import re
 import sys
+import zlib
 
-from .answers import tidy
+from .answers import letters, tidy
 
 SAME, DIFFERENT, FAILED = 11, 10, 9  # exit statuses of the process of one pair
 YES, NO, GAVE_UP = 'yes', 'no', 'gave up'  # replies about a pair; '' if its process was killed
@@ -96,12 +97,17 @@ def read_literal(text: str, *args, **kwargs):
 E_NOTATION = re.compile('^([-+]?[0-9.]+)[eE]([-+]?[0-9]{1,3})$')
 VALUE = re.compile(r'([a-zA-Z]) ?= ?([^=,()]+?)(?= ?(?:,|\\text|$))')  # x=3 in x=3, y=2
 VALUES = re.compile(rf'{VALUE.pattern}(?:(?:, ?| ?\\text ?{{ ?and ?}} ?)(?:{VALUE.pattern}))*')
-FUNCTION = re.compile(r'\\(?:sin|cos|tan)')
+FUNCTION = re.compile(r'\\(?:sin|cos|tan)|\bcis\b')
 TWO_VALUES = re.compile(
     r'(?P<start>\\\{)?(?P<body>[^,]*(?<!\\)[({][^,]*\\pm(?![a-zA-Z])[^,]*?)(?P<end>\\\})?'
 )
 SIGNS = re.compile(r'\\([pm])[pm](?![a-zA-Z])')
-OR = re.compile(r'\bor\b')
+CIS = re.compile(r'\\text ?\{ ?cis ?\} ?(.+)')
+LONG_RATIO = re.compile(r'(?:(?P<names>[^=]+)=)? ?(?P<terms>[^=:,<>]+(?::[^=:,<>]+){2,})')
+CALL = re.compile(  # f(2) before an equals sign or at the end, which Math-Verify may take for a product
+    r'(?<![\w\\])(?P<name>[a-zA-Z])(?:[\^_](?:\w|\{[^{}]*\}))*\((?:[^()=a-zA-Z]|\\[a-zA-Z]+)+\)(?= ?=|$)'
+)
+CONNECTIVE = re.compile(r'\b(?:and|or)\b')
 DEGREES = re.compile(r'(?<![0-9.])([0-9.]+)(?:\^\\circ|\^\{\\circ\}|°)')
 
 
@@ -109,7 +115,19 @@ def formula_of(text: str) -> str:
     r"An answer as LaTeX for Math-Verify, which takes 3e5 for a product and the angle in \sin 30^\circ for radians."
     if FUNCTION.search(text):
         text = DEGREES.sub(r'\\frac{\1\\pi}{180}', text)
-    return both_values(E_NOTATION.sub(r'\1\\cdot 10^{\2}', tidy(text)))
+    text = tidy(text)
+    text = E_NOTATION.sub(r'\1\\cdot 10^{\2}', text)
+    if '=' in text:
+        text = CALL.sub(symbol_of, text)
+    text = CIS.sub(r'e^{i(\1)}', text)
+    return both_values(text)
+
+
+def symbol_of(call) -> str:  # match of `CALL`
+    "A symbol for the value of a function at a point: another one for each function and each point."
+    text = re.sub(r'\\frac\{(\d+)\}\{(\d+)\}', r'\1/\2', letters(call[0]))
+    number = zlib.crc32(text.encode())
+    return f'{call["name"]}_{{{number}}}'
 
 
 def both_values(text: str) -> str:
@@ -132,6 +150,26 @@ def with_points(a: str, b: str) -> tuple:
         if other_is_tuple and len(values) > 1 and VALUES.fullmatch(text):
             text = f'({",".join(values[name] for name in sorted(values))})'
         both.append(text)
+    return tuple(both)
+
+
+def with_ratios(a: str, b: str) -> tuple:
+    """Both answers; a ratio of three or more, such as 1:2:3, becomes the tuple (1, 2/1, 3/1).
+
+    Two empty texts, which are not equal, if only one is such a ratio, or if their names differ, as in
+    a:b:c=1:2:3 and a:c:b=1:2:3."""
+    ratios = [LONG_RATIO.fullmatch(text) for text in (a, b)]
+    found = [ratio for ratio in ratios if ratio]
+    if not found:
+        return a, b
+    names = {ratio['names'].replace(' ', '') for ratio in found if ratio['names']}
+    if len(found) == 1 or len(names) > 1:
+        return '', ''
+    both = []
+    for ratio in found:
+        first, *others = ratio['terms'].split(':')
+        shares = [rf'\frac{{{term}}}{{{first}}}' for term in others]
+        both.append(f'(1,{",".join(shares)})')
     return tuple(both)
 
 
@@ -180,29 +218,56 @@ def with_imaginary_unit(expression):
     return expression.subs({s: I for s in expression.free_symbols if s.name == 'i'})
 
 
-def as_one_set(expression, text: str):
-    "The set of numbers that `x<1 or x>3` describes, as a sympy set. All other objects as they are."
-    from sympy import Eq, FiniteSet, Union
+def without_calls(expression):
+    "A sympy object in which f(2) is a symbol, and of an equation of two numbers the second alone."
+    from sympy import Basic, Eq, Symbol
+    from sympy.core.function import AppliedUndef
 
-    if not OR.search(text) or not isinstance(expression, FiniteSet):
+    if not isinstance(expression, Basic):
         return expression
-    if all(isinstance(part, Eq) for part in expression):
-        return expression
-    with contextlib.suppress(Exception):  # a part that describes no set of numbers
-        return Union(*(part.as_set() for part in expression))
+    calls = [call for call in expression.atoms(AppliedUndef) if not call.free_symbols]
+    expression = expression.xreplace({call: Symbol(str(call)) for call in calls})
+    if isinstance(expression, Eq) and not expression.free_symbols:
+        return expression.rhs
     return expression
+
+
+def as_one_set(expression, text: str):
+    "The set of numbers that `x<1 or x>3` or `x>1 and x<3` describes, as a sympy set. All other objects as they are."
+    from sympy import Eq, FiniteSet, Intersection, Union
+
+    words = set(CONNECTIVE.findall(text))
+    if len(words) != 1 or not isinstance(expression, FiniteSet):
+        return expression
+    if len(expression.free_symbols) != 1 or all(isinstance(part, Eq) for part in expression):
+        return expression
+    combine = Union if words == {'or'} else Intersection
+    with contextlib.suppress(Exception):  # a part that describes no set of numbers
+        return combine(*(part.as_set() for part in expression))
+    return expression
+
+
+def parsed(text: str) -> list:
+    "What Math-Verify reads in a formula: a sympy object, and a text to compare if that fails; [] for nothing."
+    from math_verify import LatexExtractionConfig, parse
+
+    latex = [LatexExtractionConfig(boxed_match_priority=0)]  # no configuration that evaluates text
+    found = parse(rf'\boxed{{{text}}}', latex, parsing_timeout=None)
+    if not found:
+        return []
+    form = without_calls(with_imaginary_unit(found[0]))
+    one_set = as_one_set(form, text)
+    if one_set is not form:
+        return [one_set]  # the text has lost its "or"
+    return [form, *found[1:]]
 
 
 def math_verify(reference: str, answer: str) -> bool:
     "Are two LaTeX answers equal? Math-Verify's verdict, then a comparison by numerical value."
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import verify
 
-    latex = [LatexExtractionConfig(boxed_match_priority=0)]  # no configuration that evaluates text
-    parsed = []
-    for text in with_points(formula_of(reference), formula_of(answer)):
-        found = parse(rf'\boxed{{{text}}}', latex, parsing_timeout=None)
-        parsed.append([as_one_set(with_imaginary_unit(form), text) for form in found])
-    a, b = parsed
+    both = with_points(formula_of(reference), formula_of(answer))
+    a, b = map(parsed, with_ratios(*both))
     if not a or not b:
         return False
     difference = None

@@ -23,6 +23,8 @@ REWRITES = [  # pattern and replacement, applied in this order
     (r'\\frac ?([0-9])([0-9])(?![0-9])', r'\\frac{\1}{\2}'),
     (r'\\[dtc]frac(?![a-zA-Z])', r'\\frac'),
     (r'\\[dt]?binom(?![a-zA-Z])', r'\\binom'),
+    (r'\\lg(?![a-zA-Z])', r'\\log_{10}'),
+    (r', ?(?:\\[cl]?dots|\\dotsc|\.\.\.|…)(?![a-zA-Z])', r',\\ldots '),
     (r'(?<=[0-9})!])\s*\\binom', r' \\cdot \\binom'),
     (r'\\(?:mathrm|mathbf|textbf|textit|textrm|operatorname|mbox)(?=\s*\{)', r'\\text'),
     (r'(?<=\d)(?:\\,|\{,\}|,\\! ?)(?=\d{3})', ''),
@@ -55,7 +57,26 @@ def tidy(text: str) -> str:
     for pattern, new in REWRITES:
         if pattern.search(text):  # most are not found, and `sub` first reads `new`
             text = pattern.sub(new, text)
+    text = LISTED.sub(listed, text)
     return text.strip().rstrip('.').strip()
+
+
+LISTED = re.compile(  # whole numbers with an ellipsis, such as 1, 2, \\ldots , 10
+    r'(?P<first>-?[0-9]+(?:, ?-?[0-9]+)+),\\ldots ?, ?(?P<last>-?[0-9]+)'
+)
+MOST_LISTED = 1000  # numbers that are spelled out
+
+
+def listed(match) -> str:  # match of `LISTED`
+    "The numbers spelled out; as they are if their steps differ, as in 2, 3, 5, ..., 97."
+    numbers = [int(number) for number in match['first'].split(',')]
+    step = numbers[1] - numbers[0]
+    steps = {second - first for first, second in zip(numbers, numbers[1:])}
+    last = int(match['last'])
+    if steps != {step} or step == 0 or not 0 <= (last - numbers[0]) / step <= MOST_LISTED:
+        return match[0]
+    whole = range(numbers[0], last + step // abs(step), step)
+    return ', '.join(map(str, whole)) if whole[-1] == last else match[0]
 
 
 def letters(text: str) -> str:
@@ -373,6 +394,8 @@ def plain_verdict(
         return False
     if letters(a) == letters(b):
         return True
+    if (r'\ldots' in a) != (r'\ldots' in b):  # algebra drops it
+        return False
     verdict = same_words(a, b)
     if verdict is not None:
         return verdict
