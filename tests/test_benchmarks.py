@@ -22,7 +22,7 @@ from stepwise_routing.data.benchmarks import (
     open_benchmark,
     register,
 )
-from stepwise_routing.data.grading import is_right
+from stepwise_routing.data.grading import is_right, verdict_of
 from stepwise_routing.data.mbpp import closes_the_block, code_prompt, official_split, program_of
 from stepwise_routing.data.programs import why_not
 from stepwise_routing.data.sources import SPLITS
@@ -40,10 +40,37 @@ def unchanged(monkeypatch): monkeypatch.setattr(benchmarks, 'REGISTERED', dict(b
     (dict(source=3), 'no problems'), (dict(prompt=lambda q: q), 'should return a list of chat messages'),
     (dict(prompt=lambda: []), 'TypeError'), (dict(answer=lambda texts: 3), 'answer.texts. returns 3'),
     (dict(answer=lambda texts: texts[7]), 'IndexError'), (dict(scored=lambda text: [1]*len(text)), 'True or False'),
-    (dict(scored=lambda text: np.ones(2, bool)), 'for each character'), (dict(is_last=3), 'TypeError')])
+    (dict(scored=lambda text: np.ones(2, bool)), 'for each character'), (dict(is_last=3), 'is_last is 3: give a function'),
+    (dict(right=5), 'right is 5: give a function'), (dict(prompt=None), 'prompt is None: give a function'),
+    (dict(runs_code='yes'), "runs_code is 'yes': give True or False")])
 def test_a_wrong_record_gives_one_line(fields, line):
     with pytest.raises(ValueError, match=line) as e: Benchmark(**dict(name='x') | fields)
     assert '\n' not in str(e.value)
+
+@pytest.mark.parametrize('fields, call, line', [
+    (dict(prompt=lambda q: q if q == 'later' else [dict(role='user', content=q)]), lambda b: b.messages('later'),
+     'prompt.question. should return a list of chat messages'),
+    (dict(answer=lambda texts: 5 if texts == ('later',) else None), lambda b: b.read_answer([Step('later', 0, 'stop')]),
+     'answer.texts. returns 5: return text, or None'),
+    (dict(answer=lambda texts: dict(done='2')[texts[-1]]), lambda b: b.read_answer([Step('later', 0, 'stop')]),
+     "answer: KeyError: 'later'"),
+    (dict(is_last=lambda text: 7 if text == 'later' else False), lambda b: b.ends_with('later'),
+     'is_last.text. returns a int: return True or False'),
+    (dict(right=lambda problem, answer: 1/0), lambda b: is_right(Problem('x', '1', 'q', '2'), '2'),
+     'right: ZeroDivisionError')])
+def test_a_function_that_goes_wrong_after_its_trial_gives_one_line(fields, call, line):
+    record = register(Benchmark('x', **fields))
+    with pytest.raises(ValueError, match=f"^benchmark 'x': {line}") as e: call(record)
+    assert '\n' not in str(e.value)
+
+def test_a_mask_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r'^scored\(text\) gives 2 values for a step of 3 characters: return True or'):
+        math_token_mask('a 1', (1, 3), lambda text: [True, False])
+
+def test_a_grade_that_fails_names_the_problem():
+    def grade(problem, answer): return answer == {}['key']
+    with pytest.raises(ValueError, match="^grade fails for 1: KeyError: 'key'"):
+        verdict_of(grade, Problem('x', '1', 'q', '2'), '2')
 
 class Sums: # the problems of a user
     licence, is_public = 'CC0', False

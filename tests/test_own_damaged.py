@@ -285,6 +285,20 @@ def test_a_tiny_alpha_has_a_line(mine, capsys, alpha):
     for target in ('certain', 'miss'): curve(mine, target, [alpha])
     says(lambda: calibrate(mine, 'miss', alpha), 'calibration problems are too few')
 
+@pytest.mark.parametrize('call', [
+    lambda folder, out: route(folder, 'What is 1 + 1?', PAIR), lambda folder, out: export(folder, out)])
+def test_emptied_draws_check_no_models(mine, tmp_path, toys, call):
+    "Without its draws a folder cannot tell of which models it is. Collect draws them again."
+    (mine/'draws.db').write_bytes(b'')
+    says(lambda: call(mine, tmp_path/'out'), r'draws\.db is empty: draw again, with collect or notebook 02')
+    assert collect(mine, rows(60), PAIR)['new steps'] > 0
+    assert call(mine, tmp_path/'out')
+
+@pytest.mark.parametrize('licence', [None, '', 'MIT\n# Other', 5])
+def test_a_licence_is_one_line(mine, tmp_path, licence):
+    says(lambda: export(mine, tmp_path/'out', licence), '^licence is .*: give its name in one line, such as "MIT"')
+    assert not (tmp_path/'out').exists()
+
 # --- an exported folder, a file in a folder's place, a full disk
 
 def test_a_call_that_needs_problems_says_that_a_folder_was_exported(mine, tmp_path, toys):

@@ -167,6 +167,9 @@ def test_a_table_is_made_again_from_its_csv_file(stem):
 def test_rows_and_captions_are_the_authors_choice(width, n_tabulars):
     table = read_paper_table(ROOT/'tables'/'table1.csv')
     chosen = dict(rows=['Large only', 'Ours (nested)'], sources=['this run'], notes=False, width=width)
+    for wrong in (dict(full='no'), dict(notes=1), dict(rows='Ours'), dict(sources='this run')):
+        with pytest.raises(ValueError, match=f'^{next(iter(wrong))} is'): to_tex(table, **wrong)
+    with pytest.raises(ValueError, match='^table is None: give the DataFrame of read_paper_table'): to_tex(None)
     text = to_tex(table, captions={'this run': 'Mine & yours'}, **chosen)
     assert text.count(r'\begin{tabular}') == n_tabulars == len(widths(text)) and max(widths(text)) <= width
     assert r'\emph{Mine \& yours}' in text and 'GSM8K' not in text and 'RSD' not in text
@@ -373,6 +376,10 @@ def test_a_figure_follows_its_arguments(with_ours):
                            (dict(style={'Ours': dict(colour='red')}), "'color'"), (dict(xscale='logg'), "'log'")):
         with pytest.raises(ValueError, match=f'did you mean .*{nearest}'): draw_accuracy_cost(points, curves, **wrong)
     with pytest.raises(ValueError, match='methods: name a'): draw_accuracy_cost(points, curves, [])
+    for wrong in (dict(size=float('nan')), dict(size=-1), dict(width=1e4), dict(height=None)):
+        with pytest.raises(ValueError, match=f'^{next(iter(wrong))} is'): draw_accuracy_cost(points, curves, **wrong)
+    for wrong in ((None, curves), (points, None)):
+        with pytest.raises(ValueError, match='is None: give the DataFrame of read_points'): draw_accuracy_cost(*wrong)
     axes = draw_accuracy_cost(points, curves, few, style={'Ours': dict(color='#123456')}).axes # the rest as usual
     assert '#123456' in {line.get_color() for line in axes[0].lines}
 
@@ -639,6 +646,13 @@ def without(column): return lambda table: table.drop(columns=column)
     ('evaluation', cell('method', None), 'row 6: method is None'),
     ('evaluation', cell('on_escalate', 'apend'), "row 6: on_escalate is 'apend'.*did you mean 'append'"),
     ('evaluation', lambda table: table.assign(chosen=1), 'row .*second chosen row'),
+    ('evaluation', lambda table: table[table['benchmark'] != 'micro-omni'], 'it lacks micro-omni: is it cut off'),
+    ('seeds', lambda table: table[table['benchmark'] != 'micro-omni'], 'it lacks micro-omni: is it cut off'),
+    ('frontiers', lambda table: table[:-200], 'it lacks the curve oracle of micro-omni: is it cut off'),
+    ('evaluation', lambda table: pd.concat([table, table[9:10]]), 'row 1575: the same as an earlier row'),
+    ('evaluation', cell('cost_in', 'full_flops'), 'cost_in differs between rows'),
+    ('evaluation', cell('accuracy_low', 1.0), 'row 6: accuracy is outside of its interval'),
+    ('evaluation', cell('cost_share_high', 0.0), 'row 6: cost_share is outside of its interval'),
     ('frontiers', cell('curve', 'mine'), "row 6: curve is 'mine'"),
     ('frontiers', lambda table: table.sample(frac=1, random_state=1),
      'rows of the curve .* are in another order'),

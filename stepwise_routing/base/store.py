@@ -200,18 +200,17 @@ class Database:
 
     def begin(self, settings) -> None:
         "Read the file's header, or write one into a new file. ValueError if the file is of another kind."
-        own_format = self.format
         names = [name for (name,) in self.read('SELECT name FROM sqlite_master')]
         self.check_plain()
         header = self.rows('header') if 'header' in names else []
         if header:
             file_format, text = header[0]
         else:
-            file_format = 'unknown' if names else own_format
-            text = json.dumps(settings)
-        if file_format != own_format:
+            file_format = 'unknown' if names else self.format
+            text = json.dumps(None if self.readonly else settings)
+        if file_format != self.format:
             raise ValueError(
-                f'{self.path} has format {file_format!r}, not {own_format!r}: take another file, '
+                f'{self.path} has format {file_format!r}, not {self.format!r}: take another file, '
                 'or the version of stepwise-routing that wrote it'
             )
         self.check_schema()
@@ -229,7 +228,7 @@ class Database:
         self.read(f'PRAGMA synchronous={self.sync}')
         if header or settings is None:
             return
-        self.write('IGNORE', dict(header=[(own_format, text)]), first=self.schema().values())
+        self.write('IGNORE', dict(header=[(self.format, text)]), first=self.schema().values())
 
     def schema(self) -> dict:  # name -> SQL
         "What makes the tables and indexes of a new file."
@@ -330,7 +329,7 @@ def check_settings(
 ) -> None:
     "ValueError if a store was made with other settings than these, or is empty."
     if old is None:
-        raise ValueError(f'{path} is empty; run notebook 02 first')
+        raise ValueError(f'{path} is empty: draw again, with collect or notebook 02')
     if new is None:
         return
     difference = settings_difference(old, new)
@@ -467,8 +466,10 @@ class RolloutStore(Database):
 def is_unused(
     path,  # of a `RolloutStore`
 ) -> bool:
-    "Is there a store without draws, as after a call with a wrong address? Then other settings are welcome."
-    if not Path(path).is_file():
+    """Is there a store without draws, as after a call with a wrong address? Then other settings are welcome.
+
+    An emptied file is none: it may have had draws."""
+    if not Path(path).is_file() or os.path.getsize(path) == 0:
         return False
     with RolloutStore(path, readonly=True) as store:
         return not len(store)

@@ -160,6 +160,8 @@ def write_file(
             os.fsync(f.fileno())
         os.replace(part, path)
     except OSError as error:  # a full disk does not name the file
+        if error.errno is None:
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         part.unlink(missing_ok=True)

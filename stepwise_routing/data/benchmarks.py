@@ -99,30 +99,54 @@ class Benchmark:
             raise self.wrong(f'separator is {self.separator!r}: give a blank line or a line end')
         if self.source is not None and not hasattr(self.source, 'problems'):
             raise self.wrong('source has no problems(split, data_dir)')
-        self.try_out()
+        for name in ('prompt', 'is_last', 'answer', 'right', 'scored'):
+            rule = getattr(self, name)
+            may_be_none = name in ('right', 'scored')
+            if not callable(rule) and not (rule is None and may_be_none):
+                raise self.wrong(f'{name} is {rule!r:.40}: give a function')
+        if not isinstance(self.runs_code, bool):
+            raise self.wrong(f'runs_code is {self.runs_code!r:.40}: give True or False')
+        self.messages('What is 1 + 1?')
+        self.answer_of(('1 + 1 = 2', 'done'))
+        self.ends_with('done')
+        self.check_scored()
 
     def wrong(self, reason: str) -> ValueError:
         "The error about this record. The caller raises it."
         return ValueError(f'benchmark {self.name!r}: {reason}')
 
-    def try_out(self) -> None:
-        "Call the record's functions on a small example. ValueError if one fails or returns a wrong kind."
+    def call(self, name: str, *arguments):
+        "What a function of this record gives, such as \"prompt\". ValueError if a user's function fails."
+        rule = getattr(self, name)
+        if not is_own(rule):
+            return rule(*arguments)
         try:
-            messages = self.prompt('What is 1 + 1?')
-            answer = self.answer(('1 + 1 = 2', 'done'))
-            ends = self.is_last('done')
-            self.check_scored()
-        except ValueError:
-            raise
+            return rule(*arguments)
         except Exception as error:
-            raise self.wrong(f'{type(error).__name__}: {error}') from error
-        texts = [m.get('content') for m in messages] if isinstance(messages, list) else []
+            raise self.wrong(f'{name}: {type(error).__name__}: {error}') from error
+
+    def messages(self, question: str) -> list:
+        "The chat messages that ask a question. ValueError if `prompt` returns anything else."
+        messages = self.call('prompt', question)
+        are_dicts = isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
+        texts = [m.get('content') for m in messages] if are_dicts else []
         if not texts or not all(isinstance(text, str) for text in texts):
             raise self.wrong('prompt(question) should return a list of chat messages')
+        return messages
+
+    def answer_of(self, texts: tuple) -> str | None:
+        "The answer of a chain, from the texts of its steps. ValueError if `answer` returns anything else."
+        answer = self.call('answer', texts)
         if not (answer is None or isinstance(answer, str)):
-            raise self.wrong(f'answer(texts) returns {answer!r}: return text, or None')
+            raise self.wrong(f'answer(texts) returns {answer!r:.40}: return text, or None')
+        return answer
+
+    def ends_with(self, text: str) -> bool:
+        "Does this step end the chain? ValueError if `is_last` does not say True or False."
+        ends = self.call('is_last', text)
         if not is_bool(ends):
             raise self.wrong(f'is_last(text) returns a {type(ends).__name__}: return True or False')
+        return bool(ends)
 
     def check_scored(self) -> None:
         "ValueError unless `scored` returns True or False for each character."
@@ -130,7 +154,7 @@ class Benchmark:
             return
         import numpy as np
 
-        mask = np.asarray(self.scored('1 + 1'))
+        mask = np.asarray(self.call('scored', '1 + 1'))
         if mask.dtype != bool or mask.shape != (5,):
             raise self.wrong('scored(text) should return True or False for each character')
 
@@ -152,7 +176,7 @@ class Benchmark:
 
     def read_answer(self, steps) -> str | None:
         "The answer of a chain of `Step`s."
-        return self.answer(tuple(step.text for step in steps))
+        return self.answer_of(tuple(step.text for step in steps))
 
     @property
     def draws(self) -> dict:
@@ -162,7 +186,7 @@ class Benchmark:
         is_usual = self.prompt is chat_prompt and self.separator == '\n\n' and self.is_last is never
         if is_usual and not own_rules:
             return {}
-        return dict(prompt=digest(str(self.prompt('?'))), separator=self.separator) | own_rules
+        return dict(prompt=digest(str(self.messages('?'))), separator=self.separator) | own_rules
 
 
 # ---- the registered ones

@@ -59,7 +59,7 @@ def asked_problem(
     check_messages(question)
     messages = [dict(role=m['role'], content=m['content']) for m in question]
     last = messages[-1]['content']
-    prompt = find_benchmark(name).prompt(last)
+    prompt = find_benchmark(name).messages(last)
     if messages[0]['role'] != 'system':
         messages = [*prompt[:-1], *messages[:-1], prompt[-1]]
     if messages == prompt:

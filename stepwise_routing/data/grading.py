@@ -19,7 +19,7 @@ from ..base.records import Problem
 from ..base.tools import PACKAGE, write_file
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
-from .benchmarks import find_benchmark, is_bool, last_box
+from .benchmarks import find_benchmark, is_bool, is_own, last_box
 from .programs import RISK
 from .recorded import RecordedVerdict
 
@@ -139,7 +139,7 @@ def is_right(
         raise PermissionError(f'grading {benchmark.name}: {RISK}')
     if answer is None:
         return False
-    verdict = benchmark.right(problem, answer)
+    verdict = benchmark.call('right', problem, answer)
     if not is_bool(verdict):
         kind = type(verdict).__name__
         raise benchmark.wrong(f'right(problem, answer) returns a {kind}: return True or False')
@@ -147,8 +147,15 @@ def is_right(
 
 
 def verdict_of(grade, problem: Problem, answer: str | None) -> bool:
-    "What a grade says. ValueError unless it is True, False, 1 or 0: Python would count a text or NaN as right."
-    said = grade(problem, answer)
+    "What a grade says. ValueError if it fails, or says anything but True, False, 1 or 0: NaN would count as right."
+    try:
+        said = grade(problem, answer)
+    except Exception as error:
+        if not is_own(grade):
+            raise
+        raise ValueError(
+            f'grade fails for {problem.id}: {type(error).__name__}: {error}'
+        ) from error
     if is_bool(said) or isinstance(said, (int, float)) and said in (0, 1):
         return bool(said)
     raise ValueError(f'grade gives {said!r:.40} for {problem.id}: it should give True or False')

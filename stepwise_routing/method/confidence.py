@@ -53,6 +53,11 @@ def math_token_mask(
 ) -> np.ndarray:  # bool [token], read only
     "$M_i$: the tokens that overlap mathematics (or the text that a benchmark scores); all tokens if there is none."
     chars = np.asarray((scored or _math_chars)(text), bool)
+    if chars.shape != (len(text),):
+        raise ValueError(
+            f'scored(text) gives {chars.size} values for a step of {len(text)} characters: '
+            'return True or False for each'
+        )
     math_chars_before = np.r_[0, chars.cumsum()]  # [offset]
     token_ends = np.minimum(np.asarray(ends, int), len(text))
     math_chars_up_to = math_chars_before[token_ends]  # [token]

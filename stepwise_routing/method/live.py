@@ -97,7 +97,7 @@ class LiveTree:
             return left
         row = find_price(price)
         chain = ''.join(step.text + '\n\n' for step in self.steps(path))
-        messages = find_benchmark(problem.benchmark).prompt(problem.question)
+        messages = find_benchmark(problem.benchmark).messages(problem.question)
         turns = [*messages, dict(content=chain), dict(content='x' * 64)]  # and "go on"
         cents = (self.wish.max_cents - api_cost(self.calls, self.specs)) / CALLS
         tokens = (cents * 1e4 - worst_prompt(turns) * row.input) / row.output

@@ -16,7 +16,7 @@ from .walks import LargeOnly, SmallOnly
 
 def fingerprint(owner, router) -> str:
     "A hash of models, prompt and router: what answers equally, from equal seeds, has the same."
-    prompt = find_benchmark(owner.own.name).prompt('?')
+    prompt = find_benchmark(owner.own.name).messages('?')
     facts = [backend.settings() for backend in owner.backends]
     parts = [json.dumps(facts, sort_keys=True), json.dumps(prompt), router.name]
     if 0 < router.start < len(facts) - 1:
@@ -50,7 +50,7 @@ def check_prompt(
     backends,  # those that read tokens here are asked
 ) -> None:
     "ValueError: a prompt leaves no room for an answer."
-    messages = find_benchmark(problem.benchmark).prompt(problem.question)
+    messages = find_benchmark(problem.benchmark).messages(problem.question)
     for backend in backends:
         text = getattr(backend, 'text', None)
         if text is None:

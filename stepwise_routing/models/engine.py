@@ -371,7 +371,7 @@ def new_step(model, row, drawn, full):
     benchmark = find_benchmark(row.request.problem.benchmark)
     text, ended, ends = model.text.parse(ids, benchmark.separator)
     finish = 'step' if ended else 'length' if full else None
-    if ids[-1] in model.text.eos or ended and benchmark.is_last(text):
+    if ids[-1] in model.text.eos or ended and benchmark.ends_with(text):
         finish = 'stop'
     if finish is None:
         return None

@@ -144,7 +144,7 @@ class StepTokenizer:
         return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def prompt(self, question, benchmark=''):
-        messages = find_benchmark(benchmark).prompt(question)
+        messages = find_benchmark(benchmark).messages(question)
         return self.encode(prompt_text(self.hf, messages))
 
     def step_ids(self, ids, text, finish, separator='\n\n'):

@@ -25,7 +25,7 @@ CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 def step_messages(request) -> list:
     "The conversation that asks for the next step of a `Request`."
     benchmark = find_benchmark(request.problem.benchmark)
-    messages = benchmark.prompt(request.problem.question)
+    messages = benchmark.messages(request.problem.question)
     chain = benchmark.separator.join(s.text for s in request.steps)
     if not request.steps:
         return messages
@@ -236,7 +236,7 @@ def _pieces(text, finish, max_steps, benchmark):
         step, goes_on, _ = text[start:].partition(separator)
         position = start + len(step) + len(separator) if goes_on else len(text)
         step = step.rstrip()
-        ends_here = goes_on and benchmark.is_last(step)
+        ends_here = goes_on and benchmark.ends_with(step)
         step_finish = 'stop' if ends_here else 'step' if goes_on else finish
         pieces.append((step, start, position, step_finish))
         is_last = ends_here or extract_boxed(step) is not None

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from ..base.settings import Probability, checked
+from ..base.tools import one_line
 from ..method.certain import Calibration
 from ..models.pair import places
 
@@ -188,6 +189,8 @@ def router_card(
     licence: str,  # of the router
 ) -> str:
     "The card, in Markdown."
+    if not isinstance(licence, str) or not licence.strip() or licence != one_line(licence):
+        raise ValueError(f'licence is {licence!r:.60}: give its name in one line, such as "MIT"')
     small, *larger = models
     rows = [f'| {name} | {fact or "not known"} |' for name, fact in zip(models, weights)]
     numbers = dict(calibration)

@@ -8,11 +8,12 @@ drawn belong in `report.points`, fonts and formats in `report.style`, figures of
 from pathlib import Path
 
 from ..base.records import READINGS
-from ..base.settings import Positive, checked
+from ..base.settings import checked
 from ..base.tools import find_project, one_of
 from ..method.comparison import NESTED
 from ..method.results import METHOD_STYLE, REWRITES, method_rank, style_of
 from .points import drawn_methods, read_points, save_points, sweep_points
+from .reading import Inches, PointSize
 from .style import new_figure, paper_style, preview, save_figure, warn_of_ignored_settings
 from .training import policy_figures
 from .writer import label
@@ -295,9 +296,13 @@ def draw_accuracy_cost(
 
     `draw_accuracy_cost(**read_points(folder))` draws the tables of a folder.
     """
+    for name, frame in dict(points=points, frontiers=frontiers).items():
+        if not hasattr(frame, 'columns'):
+            raise ValueError(f'{name} is {frame!r:.40}: give the DataFrame of read_points')
     style = style or {}
-    width = checked('width', width, Positive)
-    height = checked('height', height, Positive)
+    width = checked('width', width, Inches)
+    height = checked('height', height, Inches)
+    size = checked('size', size, PointSize)
     checked('font', font, str)
     checked('stacked', stacked, bool)
     _check_look(points, methods, xscale, labels, style)

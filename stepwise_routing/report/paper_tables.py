@@ -407,6 +407,9 @@ def _tex_panels(table, full, width):
 
 def _selected(table, rows, sources):
     "The chosen rows and sources of `paper_table`. ValueError for a row or source that it does not have."
+    for name, given in dict(rows=rows, sources=sources).items():
+        if isinstance(given, str):
+            raise ValueError(f'{name} is {given!r:.40}: give a list, such as [{given!r:.40}]')
     for row in rows or ():
         one_of('row', row, list(table['label'].unique()))
     for source in sources or ():
@@ -433,7 +436,11 @@ def to_tex(
 
     Widths are estimated for Computer Modern, which is wider than most fonts of articles.
     """
+    if not hasattr(table, 'columns'):
+        raise ValueError(f'table is {table!r:.40}: give the DataFrame of read_paper_table')
     width = checked('width', width, Positive)
+    checked('full', full, bool)
+    checked('notes', notes, bool)
     table = _selected(table, rows, sources)
     profile = table['profile'].dropna()
     made_by = f', {profile.iloc[0]} profile' if len(profile) else ''

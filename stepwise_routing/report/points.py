@@ -63,15 +63,39 @@ def save_points(
             save_table(r.tables / f'{stem}{r.suffix}', points)
 
 
+CURVES = 'small-large line', 'random', 'oracle'
 INTERVALS = 'accuracy_low accuracy_high cost_share_low cost_share_high calibration_cost_share'
 POINT = dict(benchmark=str, cost_share=CostShare, accuracy=Fraction)
 VARIANT = dict(method=str, on_escalate=Literal[READINGS])
 SETTING = dict(threshold=Unbounded, chosen=Flag, n=WholeNumber)
 KINDS = dict(  # file -> column that its figures need -> kind of its cells
     evaluation=POINT | VARIANT | SETTING | dict.fromkeys(INTERVALS.split(), CostShare | None),
-    frontiers=POINT | dict(curve=Literal['small-large line', 'random', 'oracle']),
+    frontiers=POINT | dict(curve=Literal[CURVES]),
     seeds=POINT | VARIANT,
 )
+
+
+def _check_points(path, points) -> None:
+    "ValueError for rows of the evaluation that contradict each other."
+    variant = ['benchmark', *VARIANT]
+    for row in points.index[points.duplicated()]:
+        raise table_error(path, f'row {row + 2}: the same as an earlier row')
+    chosen = points[points['chosen'] == 1]
+    for row in chosen.index[chosen.duplicated(variant)]:
+        raise table_error(path, f'row {row + 2}: a second chosen row of a method on a benchmark')
+    if points['cost_in'].nunique() > 1:
+        raise table_error(path, 'cost_in differs between rows')
+    for name in ('accuracy', 'cost_share'):
+        low, value, high = (points[f'{name}{end}'] for end in ('_low', '', '_high'))
+        for row in points.index[(low > value) | (value > high)]:
+            raise table_error(path, f'row {row + 2}: {name} is outside of its interval')
+
+
+def _check_benchmarks(path, frame, points, curves) -> None:
+    "ValueError if a file lacks a benchmark that the points or the curves have."
+    there = {*points['benchmark'], *curves['benchmark']}
+    for benchmark in sorted(there - {*frame['benchmark']}):
+        raise table_error(path, f'it lacks {benchmark}: is it cut off?')
 
 
 def read_points(
@@ -93,15 +117,16 @@ def read_points(
         path = tables / f'{stem}{suffix}.csv'
         may_lack = stem == 'seeds' and not path.is_file()
         data[stem] = None if may_lack else read_table(path, kinds)
-    points = data['points'] = data.pop('evaluation')
+    points = data['evaluation']
     curves = data['frontiers']
-    chosen = points[points['chosen'] == 1]
-    for row in chosen.index[chosen.duplicated(['benchmark', *VARIANT])]:
-        path = tables / f'evaluation{suffix}.csv'
-        raise table_error(path, f'row {row + 2}: a second chosen row of a method on a benchmark')
+    _check_points(tables / f'evaluation{suffix}.csv', points)
     path = tables / f'frontiers{suffix}.csv'
-    for benchmark in sorted({*points['benchmark']} - {*curves['benchmark']}):
-        raise table_error(path, f'it lacks {benchmark}: is it cut off?')
+    for stem, frame in data.items():
+        if frame is not None:
+            _check_benchmarks(tables / f'{stem}{suffix}.csv', frame, points, curves)
+    for benchmark, names in curves.groupby('benchmark')['curve']:
+        for name in sorted({*CURVES} - {*names}):
+            raise table_error(path, f'it lacks the curve {name} of {benchmark}: is it cut off?')
     # Sorting would not help: the curve of chance goes beyond the large model's cost and back.
     for name, cost in curves.groupby(['benchmark', 'curve'])['cost_share']:
         way = cost.diff().abs().sum()
@@ -109,6 +134,7 @@ def read_points(
             raise table_error(path, f'the rows of the curve {name} are in another order')
     stem, *facts = ('table2', 'profile', 'billing') if suffix else ('table1', 'profile')
     table = read_table(tables / f'{stem}.csv', dict.fromkeys(facts, str | None))
+    data['points'] = data.pop('evaluation')
     data['facts'] = table[facts].iloc[0].to_dict()
     return data
 

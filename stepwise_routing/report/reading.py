@@ -17,6 +17,8 @@ Amount = Annotated[Number, Field(ge=0)]
 Percentage = Annotated[Number, Field(ge=0, le=100)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 Flag = Annotated[Fraction, Field(multiple_of=1)]
+Inches = Annotated[Number, Field(gt=0, le=50)]
+PointSize = Annotated[Number, Field(gt=0, le=50)]
 # As a multiple of the large model's cost. No method costs so much: a larger number is in percent.
 CostShare = Annotated[Number, Field(ge=0, le=25)]
 # An infinite number has a meaning.

@@ -5,6 +5,7 @@ stage belongs in `run.stages`. The hyper-parameters of training are in `base.set
 """
 
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -522,6 +523,24 @@ def different_settings(run: Run) -> dict:  # full name -> (value there, value in
     return different
 
 
+def change_words(name: str, value) -> list:
+    "A changed setting as words of a command: -p NAME=VALUE."
+    import yaml
+
+    if type(value) is tuple:
+        value = list(value)
+    text = yaml.safe_dump([value], default_flow_style=True, width=math.inf)
+    return ['-p', f'{name}={text.strip()[1:-1]}']
+
+
+def changes_line(changes: dict) -> str:  # full name -> value
+    "Changed settings as options of a shell command."
+    words = []
+    for name, value in changes.items():
+        words += change_words(name, value)
+    return shlex.join(words)
+
+
 def check_run_settings(run: Run) -> None:
     "ValueError in one line if the settings of a `Run` differ from those that its folder was made with."
     different = different_settings(run)
@@ -529,11 +548,11 @@ def check_run_settings(run: Run) -> None:
         return
     name, (there, here) = next(iter(different.items()))
     more = f' and {len(different) - 1} more' if len(different) > 1 else ''
-    options = [f'-p {shlex.quote(f"{k}={json.dumps(v)}")}' for k, (_, v) in different.items()]
+    options = changes_line({name: here for name, (_, here) in different.items()})
     raise ValueError(
         f'runs/{run.folder.name} was made with {name}={there}, '
         f'this notebook has {name}={here}{more}: make a run with these settings '
-        f'(stepwise-routing reproduce --profile {run.profile} {" ".join(options)}), '
+        f'(stepwise-routing reproduce --profile {run.profile} {options}), '
         'or name another run_dir'
     )
 

@@ -5,7 +5,6 @@ a stage in `run.fingerprints`, running one notebook in `run.notebooks`.
 """
 
 import contextlib
-import math
 import os
 import platform
 import re
@@ -23,6 +22,8 @@ from .config import (
     FOLDER_NAME,
     FOLDER_WORDS,
     Run,
+    change_words,
+    changes_line,
     different_settings,
     read_run,
     settings_receipt,
@@ -213,10 +214,10 @@ def _check_same_settings(options, run):
         return
     there, here = different[settings[0]]
     more = f' and {len(settings) - 1} more' if len(settings) > 1 else ''
-    begun_with = [_change_words(name, different[name][0]) for name in settings]
+    begun_with = changes_line({name: different[name][0] for name in settings})
     raise ValueError(
         f'run {run.folder.name} was made with {settings[0]}={there}, not {here}{more}: '
-        f'go on with {shlex.join(sum(begun_with, []))}, or make a new run '
+        f'go on with {begun_with}, or make a new run '
         '(without --resume and --only), which takes over what has not changed'
     )
 
@@ -367,22 +368,13 @@ def _option_words(name, value):  # a field of `Options` as words of a command
     return [flag, value if isinstance(value, str) else ','.join(value)]
 
 
-def _change_words(name, value):  # a changed setting as words of a command
-    import yaml
-
-    if type(value) is tuple:
-        value = list(value)
-    text = yaml.safe_dump([value], default_flow_style=True, width=math.inf)
-    return ['-p', f'{name}={text.strip()[1:-1]}']
-
-
 def command_line(options: Options) -> str:
     "The shell command with the same options."
     words = ['stepwise-routing', 'reproduce', '--profile', str(options.profile)]
     for name, value in asdict(replace(options, profile='', changes={})).items():
         words += _option_words(name, value)
     for name, value in options.changes.items():
-        words += _change_words(name, value)
+        words += change_words(name, value)
     return shlex.join(words)
 
 
