@@ -40,7 +40,8 @@ def unchanged(monkeypatch): monkeypatch.setattr(benchmarks, 'REGISTERED', dict(b
     (dict(source=3), 'no problems'), (dict(prompt=lambda q: q), 'should return a list of chat messages'),
     (dict(prompt=lambda: []), 'TypeError'), (dict(answer=lambda texts: 3), 'answer.texts. returns 3'),
     (dict(answer=lambda texts: texts[7]), 'IndexError'), (dict(scored=lambda text: [1]*len(text)), 'True or False'),
-    (dict(scored=lambda text: np.ones(2, bool)), 'for each character'), (dict(is_last=3), 'is_last is 3: give a function'),
+    (dict(scored=lambda text: np.ones(2, bool)), 'for each character'),
+    (dict(is_last=3), 'is_last is 3: give a function'),
     (dict(right=5), 'right is 5: give a function'), (dict(prompt=None), 'prompt is None: give a function'),
     (dict(runs_code='yes'), "runs_code is 'yes': give True or False")])
 def test_a_wrong_record_gives_one_line(fields, line):

@@ -143,7 +143,8 @@ def test_an_empty_file_is_an_empty_store(tmp_path):
     path = tmp_path/'s.db'
     path.touch()
     for options in (dict(), dict(readonly=True)):
-        with pytest.raises(ValueError, match='is empty: draw again, with collect or notebook 02'): RolloutStore(path, **options)
+        with pytest.raises(ValueError, match='is empty: draw again, with collect or notebook 02'):
+            RolloutStore(path, **options)
     with RolloutStore(path, SETTINGS) as store: put_some(store, 1); assert len(store) == 1
     with RolloutStore(path) as store: assert store.settings == SETTINGS and len(store) == 1
 

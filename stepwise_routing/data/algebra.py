@@ -12,14 +12,37 @@ import re
 import sys
 import zlib
 
-from .answers import letters, tidy
+from .answers import ANGLE, letters, tidy
 
 SAME, DIFFERENT, FAILED = 11, 10, 9  # exit statuses of the process of one pair
 YES, NO, GAVE_UP = 'yes', 'no', 'gave up'  # replies about a pair; '' if its process was killed
 MEMORY = 3 << 29  # bytes of address space
 EQUAL_FORMULAS = 1e-12  # two formulas up to this relative difference are equal
 EQUAL_NUMBERS = 1e-6  # two numbers beyond this relative difference differ
-POINTS = (((3, 1), (2, 1)), ((8, 1), (3, 1)), ((17, 10), (13, 9)), ((-7, 5), (-4, 3)))
+POINTS = (  # start and stride of the values of the variables
+    ((3, 1), (2, 1)),
+    ((8, 1), (3, 1)),
+    ((17, 10), (13, 9)),
+    ((-7, 5), (-4, 3)),
+    ((2, 5), (1, 7)),
+    ((116, 5), (-91, 3)),
+    ((-123, 10), (50, 7)),
+)
+COUNTING_POINTS = (  # of formulas with factorials
+    ((3, 1), (2, 1)),
+    ((8, 1), (3, 1)),
+    ((23, 1), (5, 1)),
+    ((9, 1), (-2, 1)),
+    ((30, 1), (-7, 1)),
+)
+WHOLE_POINTS = (  # where a formula rounds
+    ((3, 1), (2, 1)),
+    ((8, 1), (3, 1)),
+    ((46, 1), (-101, 1)),
+    ((-13, 1), (6, 1)),
+    ((1009, 1), (17, 1)),
+    ((12345678, 1), (1000, 1)),
+)
 
 # ---- what a fork may do
 
@@ -102,7 +125,7 @@ TWO_VALUES = re.compile(
     r'(?P<start>\\\{)?(?P<body>[^,]*(?<!\\)[({][^,]*\\pm(?![a-zA-Z])[^,]*?)(?P<end>\\\})?'
 )
 SIGNS = re.compile(r'\\([pm])[pm](?![a-zA-Z])')
-CIS = re.compile(r'\\text ?\{ ?cis ?\} ?(.+)')
+CIS = re.compile(r'\\text ?\{ ?cis ?\} ?(.+?)(?=,|\\\}|$)')
 LONG_RATIO = re.compile(r'(?:(?P<names>[^=]+)=)? ?(?P<terms>[^=:,<>]+(?::[^=:,<>]+){2,})')
 CALL = re.compile(  # f(2) before an equals sign or at the end, which Math-Verify may take for a product
     r'(?<![\w\\])(?P<name>[a-zA-Z])(?:[\^_](?:\w|\{[^{}]*\}))*\((?:[^()=a-zA-Z]|\\[a-zA-Z]+)+\)(?= ?=|$)'
@@ -117,10 +140,18 @@ def formula_of(text: str) -> str:
         text = DEGREES.sub(r'\\frac{\1\\pi}{180}', text)
     text = tidy(text)
     text = E_NOTATION.sub(r'\1\\cdot 10^{\2}', text)
+    text = ANGLE.sub(angle_symbol, text)
     if '=' in text:
         text = CALL.sub(symbol_of, text)
     text = CIS.sub(r'e^{i(\1)}', text)
     return both_values(text)
+
+
+def angle_symbol(match) -> str:  # match of `ANGLE`
+    "A symbol for an angle: the same for ABC and CBA."
+    first, last = sorted((match[1], match[3]))
+    number = zlib.crc32((first + match[2] + last).encode())
+    return f' t_{{{number}}}'
 
 
 def symbol_of(call) -> str:  # match of `CALL`
@@ -183,8 +214,19 @@ def numerical_value(expression):
     return S.Zero
 
 
+def points_for(a, b) -> tuple:
+    "The points at which two sympy expressions are compared. Rounding and counting formulas are about whole numbers."
+    from sympy import binomial, ceiling, factorial, factorial2, floor
+
+    counting = factorial, factorial2, binomial
+    rounding = floor, ceiling
+    if a.has(*counting) or b.has(*counting):
+        return COUNTING_POINTS
+    return WHOLE_POINTS if a.has(*rounding) or b.has(*rounding) else POINTS
+
+
 def largest_difference(a, b):
-    "Largest relative difference of two sympy expressions at four points; None if it is undefined or takes long."
+    "Largest relative difference of two sympy expressions at some points; None if it is undefined or takes long."
     from sympy import Expr, Rational, Sum
 
     if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.free_symbols != b.free_symbols:
@@ -193,7 +235,9 @@ def largest_difference(a, b):
     if a.has(Sum) or b.has(Sum):
         return None  # sympy takes minutes for the value of a long sum; Math-Verify first finds a closed form
     largest = 0
-    for start, stride in POINTS:
+    n_compared = 0
+    points = points_for(a, b)
+    for start, stride in points:
         point = {}
         for i, symbol in enumerate(symbols):
             point[symbol] = Rational(*start) + i * Rational(*stride)
@@ -201,12 +245,22 @@ def largest_difference(a, b):
         y = b.subs(point)
         size = max(abs(numerical_value(x)), abs(numerical_value(y)))
         if not size.is_finite:
+            if points is COUNTING_POINTS and symbols:
+                continue
             return None
         if size > 0:
+            n_compared += 1
             largest = max(largest, abs(numerical_value(x - y)) / size)
         if not symbols:
-            break
-    return largest
+            return largest
+    return largest if n_compared > 1 else None
+
+
+def tolerance(a, b) -> float:
+    "The largest difference of two equal formulas: 0, unless one has decimals."
+    from sympy import Float
+
+    return EQUAL_FORMULAS if a.has(Float) or b.has(Float) else 0
 
 
 def with_imaginary_unit(expression):
@@ -275,7 +329,7 @@ def math_verify(reference: str, answer: str) -> bool:
         with contextlib.suppress(Exception):  # an expression without a value
             difference = largest_difference(a[0], b[0])
     is_formula = difference is not None and bool(a[0].free_symbols)
-    if is_formula and difference < EQUAL_FORMULAS:
+    if is_formula and difference <= tolerance(a[0], b[0]):
         return True
     same = verify(a, b, allow_set_relation_comp=True, timeout_seconds=None)
     if difference is None or is_formula:

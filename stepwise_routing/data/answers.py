@@ -15,6 +15,7 @@ MAX_ANSWER = 2000  # characters; longer answers are compared as text
 GLYPHS = str.maketrans('０１２３４５６７８９－', '0123456789-') | str.maketrans(
     {'½': r'\frac{1}{2}', '∞': r'\infty ', '·': r'\cdot ', '∅': r'\emptyset '}
 )
+EACH = 'for all|for any|for every|for each|for some'
 REWRITES = [  # pattern and replacement, applied in this order
     # where it is unclear what a root covers, as in √2x, it stays
     (r'(?<![²³⁴])√ ?([0-9]+)(?![\w.!^{(])', r'\\sqrt{\1}'),
@@ -23,8 +24,13 @@ REWRITES = [  # pattern and replacement, applied in this order
     (r'\\frac ?([0-9])([0-9])(?![0-9])', r'\\frac{\1}{\2}'),
     (r'\\[dtc]frac(?![a-zA-Z])', r'\\frac'),
     (r'\\[dt]?binom(?![a-zA-Z])', r'\\binom'),
+    (r'\\binom ?([0-9]|(?<= )[a-z]) ?([0-9a-z])(?![0-9])', r'\\binom{\1}{\2}'),
     (r'\\lg(?![a-zA-Z])', r'\\log_{10}'),
-    (r', ?(?:\\[cl]?dots|\\dotsc|\.\.\.|…)(?![a-zA-Z])', r',\\ldots '),
+    (r'\\(?:[cl]?dots|dots[bcm])(?![a-zA-Z])|…|(?<=[,+]) ?\.\.\.', r'\\ldots '),
+    (r'\\cis(?![a-zA-Z])', r'\\text{cis}'),
+    (rf',? ?(?:\\text ?\{{ ?)?(?:{EACH})(?: [a-z]+)* ?\}}? ?[a-z]?$', ''),  # for all x
+    (r', ?([kmn]) ?\\in ?\\(?:mathbb ?\{?|)Z\}?$', ''),
+    (r'^\\\{ ?([a-z]) ?(?:\\in ?\\mathbb ?\{?R\}? ?)?(?:\\mid|\||:) ?(\1?[^:|]+)\\\}$', r'\2'),
     (r'(?<=[0-9})!])\s*\\binom', r' \\cdot \\binom'),
     (r'\\(?:mathrm|mathbf|textbf|textit|textrm|operatorname|mbox)(?=\s*\{)', r'\\text'),
     (r'(?<=\d)(?:\\,|\{,\}|,\\! ?)(?=\d{3})', ''),
@@ -51,6 +57,14 @@ PLAIN_TEXT = re.compile(r'\\text ?\{([\w(),. -]*)\}')
 LOOSE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that is not between two digits
 
 
+MEANT = {  # letters of an answer in words -> LaTeX
+    'allrealnumbers': r'\mathbb{R}',
+    'allreals': r'\mathbb{R}',
+    'nosolution': r'\emptyset',
+    'nosolutions': r'\emptyset',
+}
+
+
 def tidy(text: str) -> str:
     "An answer without the LaTeX that carries no meaning, and with LaTeX instead of characters such as √."
     text = text.translate(GLYPHS)
@@ -58,11 +72,12 @@ def tidy(text: str) -> str:
         if pattern.search(text):  # most are not found, and `sub` first reads `new`
             text = pattern.sub(new, text)
     text = LISTED.sub(listed, text)
-    return text.strip().rstrip('.').strip()
+    text = text.strip().rstrip('.').strip()
+    return MEANT.get(letters(text).lower(), text)
 
 
 LISTED = re.compile(  # whole numbers with an ellipsis, such as 1, 2, \\ldots , 10
-    r'(?P<first>-?[0-9]+(?:, ?-?[0-9]+)+),\\ldots ?, ?(?P<last>-?[0-9]+)'
+    r'(?P<first>-?[0-9]+(?:, ?-?[0-9]+)+), ?\\ldots ?, ?(?P<last>-?[0-9]+)'
 )
 MOST_LISTED = 1000  # numbers that are spelled out
 
@@ -369,6 +384,64 @@ def others_named(a: str, b: str) -> bool:
     return any(x and y and x.isdisjoint(y) for x, y in zip(named(a), named(b)))
 
 
+TEXT = re.compile(r'\\text ?\{([^{}]*)\}(?P<power>\^[23])?')
+TOKEN = re.compile(r'[a-z]{2,}|[0-9]+|(?<![a-z])m(?![a-z])')
+UNSAID = set(  # words that decide nothing
+    'is are an the of and or if for where all any some with integer real number positive to in by'
+    ' that be constant when otherwise each every there such as both then let value mph'.split()
+)
+
+
+def words_beside(text: str) -> tuple:  # (set of units, list of other words and numbers)
+    r"What the \text parts of a tidy formula say. Empty for an answer in words alone."
+    if not re.search('[a-zA-Z0-9]', TEXT.sub('', text)):
+        return set(), []
+    units = set()
+    others = []
+    for match in TEXT.finditer(text.lower()):
+        for word in TOKEN.findall(match[1]):
+            unit = UNITS.get(singular(word))
+            if word in UNSAID:
+                continue
+            if unit:
+                units.add(unit)
+            else:
+                others.append(singular(word))
+        if match['power'] and units:
+            units.add(match['power'])
+    return units, others if any(word.isalpha() for word in others) else []
+
+
+def other_words(a: str, b: str) -> bool:
+    "Do the texts in two tidy formulas say different things, such as n odd and n even, or cm and m?"
+    units, words = zip(words_beside(a), words_beside(b))
+    if all(words) and words[0] != words[1]:
+        return True
+    if not all(units):
+        return False
+    x, y = units
+    is_part = x <= y or y <= x
+    return not is_part or any((word in x) != (word in y) for word in DECISIVE)
+
+
+LEFT_SIDE = re.compile(r'(?<![a-zA-Z\\])([a-zA-Z](?:_\w)?) ?(?:=|<|>|\\[lg]eq?(?![a-z]))')
+INEQUALITY = re.compile(r'[<>]|\\[lg]eq?(?![a-z])')
+
+
+def joined(text: str) -> str:
+    "How the parts of a tidy answer are joined, where it matters: or, and. '' for one equation, or several values of x."
+    words = set(re.findall(r'\b(?:and|or)\b', text))
+    has_several = len({*LEFT_SIDE.findall(text)}) > 1
+    if has_several and re.search(r'\band\b|\bor\b|,', text):
+        return 'or' if 'or' in words else 'and'
+    return words.pop() if INEQUALITY.search(text) and len(words) == 1 else ''
+
+
+def joined_otherwise(a: str, b: str) -> bool:
+    "Is one answer joined by or, and the other by and?"
+    return {joined(a), joined(b)} == {'or', 'and'}
+
+
 # ---- the verdict
 
 
@@ -394,7 +467,7 @@ def plain_verdict(
         return False
     if letters(a) == letters(b):
         return True
-    if (r'\ldots' in a) != (r'\ldots' in b):  # algebra drops it
+    if r'\ldots' in a + b:  # algebra drops it
         return False
     verdict = same_words(a, b)
     if verdict is not None:
@@ -413,6 +486,8 @@ def plain_verdict(
     second = second or read_parts(b)
     if first and second and list in (type(first), type(second)):
         return type(first) is type(second) and same_parts(first, second)
+    if other_words(a, b) or joined_otherwise(a, b):
+        return False
     for form in (BASED, MISREAD):
         if form.fullmatch(a) and form.fullmatch(b):
             return False
