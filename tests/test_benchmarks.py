@@ -57,6 +57,8 @@ def test_a_wrong_record_gives_one_line(fields, line):
      "answer: KeyError: 'later'"),
     (dict(is_last=lambda text: 7 if text == 'later' else False), lambda b: b.ends_with('later'),
      'is_last.text. returns a int: return True or False'),
+    (dict(is_last=lambda text: 1/0 if '####' in text else False), lambda b: b.draws,
+     'is_last: ZeroDivisionError'),
     (dict(right=lambda problem, answer: 1/0), lambda b: is_right(Problem('x', '1', 'q', '2'), '2'),
      'right: ZeroDivisionError')])
 def test_a_function_that_goes_wrong_after_its_trial_gives_one_line(fields, call, line):

@@ -76,7 +76,7 @@ def tidy(text: str) -> str:
     return MEANT.get(letters(text).lower(), text)
 
 
-LISTED = re.compile(  # whole numbers with an ellipsis, such as 1, 2, \\ldots , 10
+LISTED = re.compile(  # whole numbers with an ellipsis, such as 1, 2, \ldots , 10
     r'(?P<first>-?[0-9]+(?:, ?-?[0-9]+)+), ?\\ldots ?, ?(?P<last>-?[0-9]+)'
 )
 MOST_LISTED = 1000  # numbers that are spelled out

@@ -8,6 +8,7 @@ import re
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..base.records import Problem, chat_prompt, extract_boxed
@@ -62,7 +63,7 @@ def is_own(rule) -> bool:
     return not str(getattr(rule, '__module__', '')).startswith('stepwise_routing.')
 
 
-def behaviour(rule) -> str:
+def behaviour(rule) -> str:  # a function of a text
     "A digest of what a rule says about some texts. A change that shows on none of them is not noticed."
     import numpy as np
 
@@ -182,7 +183,10 @@ class Benchmark:
     def draws(self) -> dict:
         "What the draws depend on besides the models, as JSON. Empty for the paper's prompt and steps."
         rules = dict(is_last=self.is_last, scored=self.scored)
-        own_rules = {name: behaviour(rule) for name, rule in rules.items() if is_own(rule)}
+        own_rules = {}
+        for name, rule in rules.items():
+            if is_own(rule):
+                own_rules[name] = behaviour(partial(self.call, name))
         is_usual = self.prompt is chat_prompt and self.separator == '\n\n' and self.is_last is never
         if is_usual and not own_rules:
             return {}

@@ -17,7 +17,16 @@ from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of
 from ..models.model_name import ModelName
-from .reading import Amount, Name, Percentage, Unbounded, WholeNumber, read_table
+from .reading import (
+    Amount,
+    Name,
+    Percentage,
+    Unbounded,
+    WholeNumber,
+    check_intervals,
+    read_table,
+    table_error,
+)
 from .tex_width import tabular_width
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
 
@@ -223,7 +232,7 @@ def paper_table(
 
 
 KINDS = dict(  # column that is needed -> kind of its cells
-    source=Name,
+    source=Literal['paper', RUN_SOURCE, CERTAIN_SOURCE],
     profile=str | None,
     benchmark=Name,
     method=Name,
@@ -245,14 +254,40 @@ KINDS = dict(  # column that is needed -> kind of its cells
 )
 
 
+SAME_IN_SOURCE = 'profile', 'unit', 'cost_in'
+
+
+def _check_rows(path, own) -> None:
+    "ValueError for rows of this run that are missing or contradict each other."
+    if own.empty:
+        raise table_error(path, 'it has no row of this run: is it cut off?')
+    for row in own.index[own.duplicated(['source', 'benchmark', 'label'])]:
+        raise table_error(
+            path, f'row {row + 2}: a second row of {own["label"][row]} on a benchmark'
+        )
+    for source, part in own.groupby('source'):
+        for name in SAME_IN_SOURCE:
+            if part[name].nunique(dropna=False) > 1:
+                raise table_error(path, f'{name} differs between the rows of {source}')
+        for benchmark in sorted({*own['benchmark']} - {*part['benchmark']}):
+            raise table_error(path, f'it lacks {benchmark} of {source}: is it cut off?')
+    for benchmark, part in own.groupby('benchmark'):
+        if part['n'].nunique(dropna=False) > 1:
+            raise table_error(path, f'n differs between the rows of {benchmark}')
+    for name in ('accuracy', 'cost', 'ac'):
+        check_intervals(path, own, name)
+
+
 def read_paper_table(
     path,  # of a table1.csv or table2.csv
 ):  # DataFrame, as `paper_table` made it
     "Read Table 1 or 2 from its file, with the paper's numbers as printed."
     import pandas as pd
 
-    table = read_table(Path(path), KINDS)
+    path = Path(path)
+    table = read_table(path, KINDS)
     own = table[table['source'] != 'paper']
+    _check_rows(path, own)
     whole = pd.concat([own, paper_rows(table['cost_in'].iloc[0])], ignore_index=True)
     return whole.astype(dict(n='Int64'))
 

@@ -14,7 +14,16 @@ from ..base.settings import checked
 from ..base.tools import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
-from .reading import CostShare, Flag, Fraction, Unbounded, WholeNumber, read_table, table_error
+from .reading import (
+    CostShare,
+    Flag,
+    Fraction,
+    Unbounded,
+    WholeNumber,
+    check_intervals,
+    read_table,
+    table_error,
+)
 from .writer import save_table
 
 
@@ -86,9 +95,7 @@ def _check_points(path, points) -> None:
     if points['cost_in'].nunique() > 1:
         raise table_error(path, 'cost_in differs between rows')
     for name in ('accuracy', 'cost_share'):
-        low, value, high = (points[f'{name}{end}'] for end in ('_low', '', '_high'))
-        for row in points.index[(low > value) | (value > high)]:
-            raise table_error(path, f'row {row + 2}: {name} is outside of its interval')
+        check_intervals(path, points, name)
 
 
 def _check_benchmarks(path, frame, points, curves) -> None:

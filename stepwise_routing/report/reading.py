@@ -33,6 +33,13 @@ def table_error(path, reason) -> ValueError:
     )
 
 
+def check_intervals(path, table, name: str) -> None:
+    "ValueError if a value of a column is outside of its interval, the columns name_low and name_high."
+    low, value, high = (table[f'{name}{end}'] for end in ('_low', '', '_high'))
+    for row in table.index[(low > value) | (value > high)]:
+        raise table_error(path, f'row {row + 2}: {name} is outside of its interval')
+
+
 def read_table(
     path,  # CSV file
     kinds: dict,  # column that is needed -> annotated type of its cells; an empty cell is None
