@@ -705,7 +705,8 @@ def test_every_committed_table_can_be_read(path): read_points(path.parent, path.
     (cell('unit', 1), 'unit differs between the rows of this run'), (cell('n', 601), 'n differs between the rows of'),
     (lambda table: table[table['source'] == 'paper'], 'it has no row of this run: is it cut off'),
 
-    (lambda table: table[:30], 'it lacks micro-omni of this run: is it cut off'), (cell('source', 'x'), "source is 'x'"),
+    (lambda table: table[:30], 'it lacks micro-omni of this run: is it cut off'),
+    (cell('source', 'x'), "source is 'x'"),
     (cell('accuracy_low', 99.99), 'row 6: accuracy is outside of its interval'),
     (cell('accuracy', 8683.3), 'row 6: accuracy is 8683.3'), (cell('accuracy', '86,8'), "row 6: accuracy is '86,8'"),
     (cell('cost', -1), 'row 6: cost is -1'), (cell('external', 'maybe'), "row 6: external is 'maybe'"),
