@@ -704,7 +704,6 @@ def test_every_committed_table_can_be_read(path): read_points(path.parent, path.
     (cell('cost_in', 'cents'), 'cost_in differs between the rows of this run, certain'),
     (cell('unit', 1), 'unit differs between the rows of this run'), (cell('n', 601), 'n differs between the rows of'),
     (lambda table: table[table['source'] == 'paper'], 'it has no row of this run: is it cut off'),
-
     (lambda table: table[:30], 'it lacks micro-omni of this run: is it cut off'),
     (cell('source', 'x'), "source is 'x'"),
     (cell('accuracy_low', 99.99), 'row 6: accuracy is outside of its interval'),
