@@ -148,6 +148,22 @@ def test_an_empty_file_is_an_empty_store(tmp_path):
     with RolloutStore(path, SETTINGS) as store: put_some(store, 1); assert len(store) == 1
     with RolloutStore(path) as store: assert store.settings == SETTINGS and len(store) == 1
 
+def test_a_file_beside_it_that_goes_at_the_same_moment_is_no_error(tmp_path, monkeypatch):
+    "The last process that closes the file removes its -shm while another one opens it."
+    path = tmp_path/'s.db'
+    with RolloutStore(path, SETTINGS) as store: put_some(store, 1)
+    seen, lstat = [], os.lstat
+    def vanishing(file, **options):
+        if str(file).endswith('-journal'):
+            seen.append(file)
+            return lstat(path) # it was there
+        return lstat(file, **options)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, 'lstat', vanishing)
+        patched.setattr(os.path, 'lexists', lambda file: True)
+        with RolloutStore(path, readonly=True) as store: assert len(store) == 1
+    assert seen
+
 def test_other_settings_are_refused_in_one_line(tmp_path):
     path = tmp_path/'s.db'
     with RolloutStore(path, SETTINGS) as store: put_some(store, 1)

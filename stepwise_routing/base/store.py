@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import stat
 import threading
 import zlib
 from dataclasses import asdict, fields
@@ -52,12 +53,11 @@ def check_beside(file) -> None:
     end; our own journals name none."""
     for end in BESIDE:
         beside = Path(f'{file}{end}')
-        if not os.path.lexists(beside):
-            continue
-        if beside.is_symlink() or not beside.is_file():
-            raise ValueError(f'{beside} is no plain file: remove it')
-        if end == '-journal' and ends_with(beside, JOURNAL_END):
-            raise ValueError(f'{beside} names another file, and ours never do: remove it')
+        with contextlib.suppress(FileNotFoundError):  # another process may remove it at any moment
+            if not stat.S_ISREG(os.lstat(beside).st_mode):
+                raise ValueError(f'{beside} is no plain file: remove it')
+            if end == '-journal' and ends_with(beside, JOURNAL_END):
+                raise ValueError(f'{beside} names another file, and ours never do: remove it')
 
 
 def ends_with(file: Path, end: bytes) -> bool:
