@@ -263,7 +263,7 @@ def train(
     models=None,  # three or more models walk, so say where they are, as for `collect`
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, earlier calls included
-    grade=is_right,  # as for `collect`
+    grade=is_right,  # of three or more models, as for `collect`, which grades two
 ):  # DataFrame, a row per candidate: its numbers on the training problems, in %
     """Train the candidates. Those that the same call has trained before are kept.
 
@@ -339,7 +339,7 @@ def calibrate(
     models=None,  # three or more models walk, so say where they are, as for `collect`
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, earlier calls included
-    grade=is_right,  # as for `collect`
+    grade=is_right,  # of three or more models, as for `collect`, which grades two
 ) -> Choice:
     """Choose class and threshold on the problems set aside, deploy them, and print the reason.
 
@@ -371,7 +371,7 @@ def curve(
     models=None,  # three or more models walk, so say where they are, as for `collect`
     access: Access = Access(),  # where they are
     max_cents: float | None = None,  # never spend more on paid models, earlier calls included
-    grade=is_right,  # as for `collect`
+    grade=is_right,  # of three or more models, as for `collect`, which grades two
 ):  # DataFrame, a row per alpha; `needed`: calibration problems for a router that saves cost
     "What `calibrate` would choose at each alpha. Nothing is deployed or changed."
     import pandas as pd

@@ -22,7 +22,8 @@ from test_server_faults import exchange
 from stepwise_routing.base.records import Step, extract_boxed, split_steps
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import find_project, run_async
-from stepwise_routing.data.answers import plain_verdict, read_number, read_quantity, tidy
+from stepwise_routing.data.answers import plain_verdict, read_number, read_quantity
+from stepwise_routing.data.tidy import tidy
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import Grader
 from stepwise_routing.data.questions import own_problems

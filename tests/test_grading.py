@@ -94,6 +94,7 @@ EQUAL = [
     (r'\left\lfloor\frac{n+1}{2}\right\rfloor', r'\left\lceil\frac n2\right\rceil'), (r'\sqrt{x^2}', '|x|'),
     (r'\binom n2', r'\frac{n(n-1)}{2}'), (r'e^{x\ln2}', '2^x'), ('(-1)^{n+1}', '-(-1)^n'), ('0.5x+1', r'\frac x2+1'),
     (r'\frac{(n+1)!}{n!}', 'n+1'), (r'\frac{(2n)!}{n!n!}', r'\binom{2n}{n}'), (r'\binom nk', r'\binom{n}{n-k}'),
+    (r'\text{all integers }n\ge3', r'n\ge 3'), ('(1,3)', r'x>1\text{ and }x<3'),
     # words beside a formula
     (r'n\text{ is odd}', r'n\text{ odd}'), (r'36\pi\text{ square cm}', r'36\pi\text{ cm}^2'),
     (r'36\pi\text{ cm}^2', r'36\pi'),
@@ -125,6 +126,8 @@ DIFFERENT = [
     ('|x+2|', 'x+2'), ('|x-10|', '10-x'), ('|a+b|', '|a|+|b|'), (r'\sqrt{(x+3)^2}', 'x+3'), (r'\min(n,10)', 'n'),
     (r'\max(n,-3)', 'n'), ('x^{2024}+1', 'x^{2024}-1'), ('x^{2024}+x', 'x^{2024}'), ('2^{100}n+1', '2^{100}n'),
     ('10^{15}x+1', '10^{15}x-1'), (r'\frac{3^{100}x+1}{2}', r'\frac{3^{100}x-1}{2}'),
+    # an interval or a point, and a set; a condition in one answer
+    ('(1,3)', r'\{1,3\}'), ('(1,3)', r'x=1\text{ or }x=3'), (r'\{1,2\}', '(2,1)'), (r'n\text{ even}', 'n'),
     # words beside a formula
     (r'n\text{ odd}', r'n\text{ even}'), (r'n\text{ is prime}', r'n\text{ is not prime}'),
     (r'n\text{ is a power of 2}', r'n\text{ is a power of 3}'), (r'n=2^k, k\text{ odd}', r'n=2^k, k\text{ even}'),

@@ -117,7 +117,7 @@ def test_a_project_without_a_stage_is_one_line(tmp_path):
     assert '\n' not in str(e.value)
 
 @pytest.mark.parametrize('yaml, message', [
-    ('open: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'),
+    ('open: [1', 'bad.yaml is not valid YAML'), ('- 1', 'bad.yaml must hold'), ('# nothing', 'bad.yaml is empty'),
     ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"),
     ('opne: {n_test: 1}', "unknown setting 'opne'"), ('open: 1', 'section open must hold'),
     ('seed: 1.5', 'bad.yaml: seed is 1.5: it should be a valid integer'),

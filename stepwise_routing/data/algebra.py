@@ -12,7 +12,8 @@ import re
 import sys
 import zlib
 
-from .answers import ANGLE, letters, tidy
+from .answers import ANGLE
+from .tidy import letters, tidy
 
 SAME, DIFFERENT, FAILED = 11, 10, 9  # exit statuses of the process of one pair
 YES, NO, GAVE_UP = 'yes', 'no', 'gave up'  # replies about a pair; '' if its process was killed

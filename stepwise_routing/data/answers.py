@@ -1,103 +1,17 @@
 """Compares two answers by reading them: tidied text, words, dates, plain numbers, numbers with a unit.
 
 Here belong all comparisons that need no computer algebra. Formulas do need it, and it runs in a
-process of its own, see `data.algebra`. `data.grading` asks this module first, then that process.
+process of its own, see `data.algebra`. `data.grading` asks this module first, then that process. `data.tidy` rewrites
+a text before it is read.
 """
 
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from .tidy import PLAIN_TEXT, letters, tidy
+
 MAX_ANSWER = 2000  # characters; longer answers are compared as text
-
-# ---- text
-
-GLYPHS = str.maketrans('０１２３４５６７８９－', '0123456789-') | str.maketrans(
-    {'½': r'\frac{1}{2}', '∞': r'\infty ', '·': r'\cdot ', '∅': r'\emptyset '}
-)
-EACH = 'for all|for any|for every|for each|for some'
-REWRITES = [  # pattern and replacement, applied in this order
-    # where it is unclear what a root covers, as in √2x, it stays
-    (r'(?<![²³⁴])√ ?([0-9]+)(?![\w.!^{(])', r'\\sqrt{\1}'),
-    (r'(?<=[0-9a-zA-Z)}])²(?![0-9³√])', '^2'),
-    (r'\\varnothing(?![a-zA-Z])', r'\\emptyset'),
-    (r'\\frac ?([0-9])([0-9])(?![0-9])', r'\\frac{\1}{\2}'),
-    (r'\\[dtc]frac(?![a-zA-Z])', r'\\frac'),
-    (r'\\[dt]?binom(?![a-zA-Z])', r'\\binom'),
-    (r'\\binom ?([0-9]|(?<= )[a-z]) ?([0-9a-z])(?![0-9])', r'\\binom{\1}{\2}'),
-    (r'\\lg(?![a-zA-Z])', r'\\log_{10}'),
-    (r'\\(?:[cl]?dots|dots[bcm])(?![a-zA-Z])|…|(?<=[,+]) ?\.\.\.', r'\\ldots '),
-    (r'\\cis(?![a-zA-Z])', r'\\text{cis}'),
-    (rf',? ?(?:\\text ?\{{ ?)?(?:{EACH})(?: [a-z]+)* ?\}}? ?[a-z]?$', ''),  # for all x
-    (r', ?([kmn]) ?\\in ?\\(?:mathbb ?\{?|)Z\}?$', ''),
-    (r'^\\\{ ?([a-z]) ?(?:\\in ?\\mathbb ?\{?R\}? ?)?(?:\\mid|\||:) ?(\1?[^:|]+)\\\}$', r'\2'),
-    (r'(?<=[0-9})!])\s*\\binom', r' \\cdot \\binom'),
-    (r'\\(?:mathrm|mathbf|textbf|textit|textrm|operatorname|mbox)(?=\s*\{)', r'\\text'),
-    (r'(?<=\d)(?:\\,|\{,\}|,\\! ?)(?=\d{3})', ''),
-    (r'\\(?:left|right)(?![a-zA-Z])\.?|\\!|\{\}|\\displaystyle(?![a-zA-Z])', ''),
-    (r'(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~', ' '),
-    (r'\\?[$€£]', ''),
-    (r'\\%', '%'),
-    (r'[−–]', '-'),
-    (r'\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°', ''),
-    (r'\^ ?-(\d+|[a-z])', r'^{-\1}'),
-    (r'(?<=\d) ?(?:\\text ?\{ ?)?\b(?:out of|in)\b ?\}? ?(?=\d)', '/'),
-    (r'(?<=\d) ?(?:\\text ?\{ ?)?\bto\b ?\}? ?(?=\d)', ':'),
-    (r'([\^_])\{(\w)\}', r'\1\2'),
-    (r"''(?<=[a-zA-Z)}]'')\s*(?=\()", r'^{\\prime\\prime}'),
-    (r"'(?<=[a-zA-Z)}]')\s*(?=\()", r'^{\\prime}'),
-    (r'\s+', ' '),
-]
-REWRITES = [(re.compile(pattern), new) for pattern, new in REWRITES]
-BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)  # a number with its base, such as "101_2"
-MISREAD = re.compile(  # a whole number, and what algebra takes for one: 2024-01-02, 2=1
-    r'[0-9]+|[0-9]{4}-(?:0[0-9]-[0-9]{2}|[0-9]{2}-0[0-9])|([0-9]+) ?= ?(?!\1$)[0-9]+'
-)
-PLAIN_TEXT = re.compile(r'\\text ?\{([\w(),. -]*)\}')
-LOOSE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that is not between two digits
-
-
-MEANT = {  # letters of an answer in words -> LaTeX
-    'allrealnumbers': r'\mathbb{R}',
-    'allreals': r'\mathbb{R}',
-    'nosolution': r'\emptyset',
-    'nosolutions': r'\emptyset',
-}
-
-
-def tidy(text: str) -> str:
-    "An answer without the LaTeX that carries no meaning, and with LaTeX instead of characters such as √."
-    text = text.translate(GLYPHS)
-    for pattern, new in REWRITES:
-        if pattern.search(text):  # most are not found, and `sub` first reads `new`
-            text = pattern.sub(new, text)
-    text = LISTED.sub(listed, text)
-    text = text.strip().rstrip('.').strip()
-    return MEANT.get(letters(text).lower(), text)
-
-
-LISTED = re.compile(  # whole numbers with an ellipsis, such as 1, 2, \ldots , 10
-    r'(?P<first>-?[0-9]+(?:, ?-?[0-9]+)+), ?\\ldots ?, ?(?P<last>-?[0-9]+)'
-)
-MOST_LISTED = 1000  # numbers that are spelled out
-
-
-def listed(match) -> str:  # match of `LISTED`
-    "The numbers spelled out; as they are if their steps differ, as in 2, 3, 5, ..., 97."
-    numbers = [int(number) for number in match['first'].split(',')]
-    step = numbers[1] - numbers[0]
-    steps = {second - first for first, second in zip(numbers, numbers[1:])}
-    last = int(match['last'])
-    if steps != {step} or step == 0 or not 0 <= (last - numbers[0]) / step <= MOST_LISTED:
-        return match[0]
-    whole = range(numbers[0], last + step // abs(step), step)
-    return ', '.join(map(str, whole)) if whole[-1] == last else match[0]
-
-
-def letters(text: str) -> str:
-    r"A tidy answer without loose spaces, and without the \text around words."
-    return LOOSE_SPACE.sub('', PLAIN_TEXT.sub(r'\1', text))
-
 
 # ---- numbers
 
@@ -417,6 +331,9 @@ def other_words(a: str, b: str) -> bool:
     units, words = zip(words_beside(a), words_beside(b))
     if all(words) and words[0] != words[1]:
         return True
+    formulas = {letters(TEXT.sub('', text)) for text in (a, b)}
+    if any(words) and not all(words) and len(formulas) == 1 and formulas.pop().isalpha():
+        return True  # n even and n
     if not all(units):
         return False
     x, y = units
@@ -437,12 +354,27 @@ def joined(text: str) -> str:
     return words.pop() if INEQUALITY.search(text) and len(words) == 1 else ''
 
 
+def is_tuple(text: str) -> bool:
+    "Is a tidy answer a point or an interval?"
+    return bool(re.fullmatch(r'[(\[][^()\[\]]*,[^()\[\]]*[)\]]', text))
+
+
+def is_set(text: str) -> bool:
+    "Is a tidy answer a set of values, in braces or as x = 1 or x = 3?"
+    return bool(re.fullmatch(r'\\\{[^()\[\]]*\\\}', text) or re.search(r'\bor\b', text))
+
+
 def joined_otherwise(a: str, b: str) -> bool:
     "Is one answer joined by or, and the other by and?"
     return {joined(a), joined(b)} == {'or', 'and'}
 
 
 # ---- the verdict
+
+BASED = re.compile(r'[0-9A-F]+_(?:\d|\{\d+\})', re.A)  # a number with its base, such as "101_2"
+MISREAD = re.compile(  # a whole number, and what algebra takes for one: 2024-01-02, 2=1
+    r'[0-9]+|[0-9]{4}-(?:0[0-9]-[0-9]{2}|[0-9]{2}-0[0-9])|([0-9]+) ?= ?(?!\1$)[0-9]+'
+)
 
 
 def plain_verdict(
@@ -487,6 +419,9 @@ def plain_verdict(
     if first and second and list in (type(first), type(second)):
         return type(first) is type(second) and same_parts(first, second)
     if other_words(a, b) or joined_otherwise(a, b):
+        return False
+    has_set = is_tuple(a) and is_set(b) or is_set(a) and is_tuple(b)
+    if has_set and not INEQUALITY.search(a + b):
         return False
     for form in (BASED, MISREAD):
         if form.fullmatch(a) and form.fullmatch(b):

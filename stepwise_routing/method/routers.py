@@ -473,7 +473,8 @@ class SpecReason(AskingRouter):
 
     async def ask(self, state):
         benchmark = find_benchmark(state.problem.benchmark)
-        messages = score_messages(state.problem, state.steps, benchmark.messages, benchmark.separator)
+        ask = benchmark.messages
+        messages = score_messages(state.problem, state.steps, ask, benchmark.separator)
         c = await self.model.choose(messages, list('0123456789'))
         return Grade(tuple(c.prob), c.prompt, c.generated, c.cached, c.shared)
 

@@ -306,7 +306,9 @@ def read_yaml(path) -> dict:  # full name, such as "policy.alpha" -> value
         text = path.read_text('utf-8')
     except UnicodeDecodeError as error:
         raise ValueError(f'{path.name} is not valid YAML: {error}') from None
-    sections = load_yaml(text, path.name) or {}
+    sections = load_yaml(text, path.name)
+    if sections is None:
+        raise ValueError(f'{path.name} is empty: write settings into it, such as `seed: 0`')
     if not isinstance(sections, dict):
         raise ValueError(f'{path.name} must hold sections of `name: value` lines')
     pairs = []

@@ -35,6 +35,7 @@ DECIDING = (  # modules, or packages of modules
     'stepwise_routing.data.grading',
     'stepwise_routing.data.sources',
     'stepwise_routing.data.steps',
+    'stepwise_routing.data.tidy',
     'stepwise_routing.base.statistics',
     'stepwise_routing.run.stages',
     'stepwise_routing.run.sweep',
