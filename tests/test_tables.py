@@ -662,6 +662,16 @@ def test_a_table_that_was_edited_wrongly_is_refused_in_a_line(tmp_path, stem, ed
     edit(pd.read_csv(tmp_path/f'{stem}.csv')).to_csv(tmp_path/f'{stem}.csv', index=False)
     assert_refused(tmp_path, stem, said)
 
+def test_a_benchmark_without_policies_is_drawn(tmp_path):
+    "No policy can be trained if no model solves a training problem. Then the benchmark has no row of ours and no seeds."
+    copy_tables(tmp_path)
+    for stem in ('evaluation', 'seeds'):
+        table = pd.read_csv(tmp_path/f'{stem}.csv')
+        of_ours = (table['benchmark'] == 'micro-omni') & ~table['method'].isin(['Small only', 'Large only', 'STEER'])
+        table[~of_ours].to_csv(tmp_path/f'{stem}.csv', index=False)
+    assert set(read_points(tmp_path)['seeds']['benchmark']) == {'micro-gsm', 'micro-math'}
+    assert redraw(tmp_path, tmp_path/'figures')
+
 def test_a_table_that_is_missing_is_named(tmp_path):
     copy_tables(tmp_path)
     for path in tmp_path.glob('evaluation*'): path.unlink()

@@ -98,10 +98,9 @@ def _check_points(path, points) -> None:
         check_intervals(path, points, name)
 
 
-def _check_benchmarks(path, frame, points, curves) -> None:
-    "ValueError if a file lacks a benchmark that the points or the curves have."
-    there = {*points['benchmark'], *curves['benchmark']}
-    for benchmark in sorted(there - {*frame['benchmark']}):
+def _check_benchmarks(path, frame, expected) -> None:
+    "ValueError if a file lacks one of the benchmarks that are expected in it."
+    for benchmark in sorted({*expected} - {*frame['benchmark']}):
         raise table_error(path, f'it lacks {benchmark}: is it cut off?')
 
 
@@ -128,9 +127,12 @@ def read_points(
     curves = data['frontiers']
     _check_points(tables / f'evaluation{suffix}.csv', points)
     path = tables / f'frontiers{suffix}.csv'
-    for stem, frame in data.items():
-        if frame is not None:
-            _check_benchmarks(tables / f'{stem}{suffix}.csv', frame, points, curves)
+    _check_benchmarks(path, curves, points['benchmark'])
+    _check_benchmarks(tables / f'evaluation{suffix}.csv', points, curves['benchmark'])
+    if data['seeds'] is not None:
+        # Where no policy can be trained (say, from problems that no model solves), there are no seeds.
+        trained = points[points['method'] == 'Ours']
+        _check_benchmarks(tables / f'seeds{suffix}.csv', data['seeds'], trained['benchmark'])
     for benchmark, names in curves.groupby('benchmark')['curve']:
         for name in sorted({*CURVES} - {*names}):
             raise table_error(path, f'it lacks the curve {name} of {benchmark}: is it cut off?')
