@@ -407,6 +407,8 @@ def test_bad_arguments(tmp_path, toys):
     for models in ('toy-0', ['toy-0'], ['a']*11):
         with pytest.raises(ValueError, match='a small and a large model are needed, two to 10 in all'):
             collect(tmp_path/'mine', rows(), models)
+    with pytest.raises(ValueError, match='the model toy-0 is given twice'):
+        collect(tmp_path/'mine', rows(), ['toy-0', 'toy-0'])
     for share in (0, 1, -1):
         with pytest.raises(ValueError, match='calibration is'):
             collect(tmp_path/'mine', rows(), PAIR, calibration=share)

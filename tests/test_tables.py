@@ -663,7 +663,7 @@ def test_a_table_that_was_edited_wrongly_is_refused_in_a_line(tmp_path, stem, ed
     assert_refused(tmp_path, stem, said)
 
 def test_a_benchmark_without_policies_is_drawn(tmp_path):
-    "No policy can be trained if no model solves a training problem. Then the benchmark has no row of ours and no seeds."
+    "No policy can be trained if no model solves a training problem. Then a benchmark has no row of ours and no seeds."
     copy_tables(tmp_path)
     for stem in ('evaluation', 'seeds'):
         table = pd.read_csv(tmp_path/f'{stem}.csv')

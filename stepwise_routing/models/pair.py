@@ -94,7 +94,7 @@ def several_models(
     models,  # small to large, each a name, a `Model` or a backend
     n: int | None = None,  # how many are needed; None: two or more
 ) -> list:
-    "The models as a list. ValueError: too few, too many, or names and backends mixed."
+    "The models as a list. ValueError: too few, too many, one twice, or names and backends mixed."
     if not hasattr(models, '__iter__'):
         raise ValueError(f'models is {models!r:.80}: it should be a list, small to large')
     given = [models] if isinstance(models, str) else list(models)
@@ -104,6 +104,9 @@ def several_models(
     kinds = {hasattr(model, 'write') for model in given}
     if len(kinds) > 1:
         raise ValueError('give names of models, or backends, but not both')
+    for model in given:
+        if given.count(model) > 1:
+            raise ValueError(f'the model {public_name(model)} is given twice')
     return given
 
 
