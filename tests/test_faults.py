@@ -4,9 +4,11 @@ import gc
 import json
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import asker
@@ -377,3 +379,28 @@ def test_every_area_names_tests_that_are_there():
             text = (ROOT/'tests'/f'{file}.py').read_text('utf-8')
             missing = [w for w in some.removeprefix('not ').split(' or ') if w not in file + text]
             assert missing == [], file
+
+# ---- an end from outside
+
+COLLECT = '''
+from stepwise_routing.own import Access, collect
+rows = [dict(question=f'What is {{i}} + {{i}}?', answer=str(2*i)) for i in range(20)]
+access = Access(base_url={url!r}, key_env='', price='gpt-4.1-mini')
+print(collect({folder!r}, rows, ['openai:a', 'openai:b'], access=access)['new steps'] > 0)
+'''
+
+@pytest.mark.parametrize('kind', ['SIGINT', 'SIGTERM', 'SIGHUP'])
+def test_a_collection_that_is_told_to_end_keeps_the_replies_under_way(tmp_path, kind):
+    with Faulty(models=('a', 'b'), delay=.5) as server:
+        code = COLLECT.format(url=server.url, folder=str(tmp_path/'mine'))
+        command = [sys.executable, '-c', code]
+        def start(): return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with start() as process:
+            while len(server.seen) < 8: time.sleep(.02)
+            process.send_signal(getattr(signal, kind))
+            _, err = process.communicate(timeout=60)
+        assert 'KeyboardInterrupt' in err and process.returncode
+        with start() as process: assert process.communicate(timeout=120)[0] == 'True\n'
+        bodies = [json.dumps(body, sort_keys=True) for body in server.seen]
+        assert len(bodies) == len(set(bodies)) # nothing is asked twice
+        with Bills(tmp_path/'mine'/'ledger.db') as book: assert book.units == server.cents*CENT > 0

@@ -299,6 +299,28 @@ def until_told():  # yields a `threading.Event`
             signal.signal(kind, handler)
 
 
+END_SIGNALS = {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}
+
+
+@contextlib.contextmanager
+def told_to_end(
+    handler,  # (signal number, frame), as of `signal.signal`
+):
+    """In a `with` block, SIGTERM and SIGHUP call a handler. Works in the main thread alone.
+
+    A signal that is ignored (nohup) or has a handler of the caller keeps it."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for kind in END_SIGNALS:
+            if signal.getsignal(kind) == signal.SIG_DFL:
+                before[kind] = signal.signal(kind, handler)
+    try:
+        yield
+    finally:
+        for kind, earlier in before.items():
+            signal.signal(kind, earlier)
+
+
 # ---- progress
 
 LINE_SECONDS = 30  # between two lines about progress, where no bar can be shown

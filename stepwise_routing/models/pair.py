@@ -6,6 +6,7 @@ else cannot choose it. How a model is opened by its name belongs in `models.name
 """
 
 import contextlib
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import shorten
@@ -23,7 +24,7 @@ from ..base.settings import (
     Whole,
     checked,
 )
-from ..base.tools import one_line
+from ..base.tools import one_line, told_to_end
 from .hub import prefix_ids, room_left
 from .interface import Request
 from .model_name import ModelName
@@ -125,6 +126,13 @@ def public_name(
     return str(replace(model, name=plain, url=''))
 
 
+@contextlib.contextmanager
+def _until_replies_are_kept(opened):
+    "Open the models. SIGTERM and SIGHUP do what Ctrl-C does: replies under way are kept, then the caller ends."
+    with told_to_end(lambda *_: signal.raise_signal(signal.SIGINT)), opened as backends:
+        yield backends
+
+
 def open_several(
     models: list,  # of `several_models`
     sampling: Sampling,
@@ -149,7 +157,8 @@ def open_several(
     if any(each):
         options['each'] = each
     names = [str(model) for model in models]
-    return open_models(names, ledger=ledger, max_cents=max_cents, **options)
+    opened = open_models(names, ledger=ledger, max_cents=max_cents, **options)
+    return _until_replies_are_kept(opened) if keep_replies else opened
 
 
 def check_questions(problems, backends) -> None:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from ..base.tools import install_line, one_line, repeating
+from ..base.tools import END_SIGNALS, install_line, one_line, repeating, told_to_end
 
 ONE_THREAD = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
 
@@ -152,23 +152,15 @@ def ends_soon():
     After Ctrl-C, paid calls may take their time. The sender of SIGTERM or SIGHUP will not wait for them."""
 
     def interrupt(*_):
-        for number in before:
+        for number in END_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         timer = threading.Timer(LAST_SECONDS, _end_all)
         timer.daemon = True
         timer.start()
         raise KeyboardInterrupt
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}:
-            if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores it
-                before[number] = signal.signal(number, interrupt)
-    try:
+    with told_to_end(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class NotebookFailed(RuntimeError):
