@@ -306,9 +306,9 @@ END_SIGNALS = {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}
 def told_to_end(
     handler,  # (signal number, frame), as of `signal.signal`
 ):
-    """In a `with` block, SIGTERM and SIGHUP call a handler. Works in the main thread alone.
+    """In a `with` block of the main thread, SIGTERM and SIGHUP call a handler. Other threads: nothing changes.
 
-    A signal that is ignored (nohup) or has a handler of the caller keeps it."""
+    A signal that is ignored, as under nohup, stays ignored. A handler of the caller stays, too."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for kind in END_SIGNALS:
