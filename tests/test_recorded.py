@@ -90,6 +90,7 @@ def lab(monkeypatch):
     monkeypatch.syspath_prepend(PACKAGE.parent/'nbs'/'labs')
     import recorded_pair.again
     import recorded_pair.judge
+    import recorded_pair.pieces
     import recorded_pair.record
     return recorded_pair
 
@@ -112,6 +113,23 @@ def test_processes_that_share_turns_draw_each_turn_once(lab, two_turns, monkeypa
         run_main(lab.draw, monkeypatch, 'gsm8k', store, 'micro-small', 'micro-large', '--every', i, 2, '--whole')
         with RolloutStore(store, readonly=True) as own: drawn.append({key[0] for key in own.keys()})
     assert drawn == [{problem.id for _, problem in turn} for turn in two_turns]
+
+def test_pieces_take_a_drawing_to_another_machine(lab, two_turns, monkeypatch, tmp_path, capsys):
+    "What one piece holds is left out of the next. With all pieces nothing is drawn or asked again."
+    pair, first_turn = ('micro-small', 'micro-large'), ('--every', 0, 2)
+    draws, drawn, walked, grades = (tmp_path/name for name in ('draws.db', 'drawn.xz', 'walked.xz', 'grades.xz'))
+    run_main(lab.draw, monkeypatch, 'gsm8k', draws, *pair, *first_turn)
+    run_main(lab.pieces, monkeypatch, 'save', draws, drawn)
+    run_main(lab.judge, monkeypatch, 'gsm8k', draws, *pair, tmp_path/'grades.db', *first_turn)
+    run_main(lab.pieces, monkeypatch, 'save', draws, walked, '--without', drawn)
+    run_main(lab.pieces, monkeypatch, 'save', tmp_path/'grades.db', grades, '--grades')
+    keys = [{key for key, _ in lab.pieces.read_piece(piece)[1]} for piece in (drawn, walked)]
+    assert keys[0] and keys[1] and not keys[0] & keys[1]
+    run_main(lab.pieces, monkeypatch, 'load', grades, tmp_path/'asked.db', '--grades')
+    capsys.readouterr()
+    run_main(lab.judge, monkeypatch, 'gsm8k', tmp_path/'new.db', *pair, tmp_path/'asked.db', *first_turn,
+             '--taken', drawn, walked)
+    assert '\n0 edges, 0 tokens, 1 of 1 turns' in '\n' + capsys.readouterr().out
 
 def test_what_specreason_may_ask_is_drawn_and_nothing_twice(lab, two_turns, monkeypatch, tmp_path, capsys):
     "After the drawing, SpecReason walks at every threshold without a model."

@@ -159,6 +159,17 @@ def test_choose(backend, local):
     with pytest.raises(ValueError, match='begins option'):
         run_async(backend.choose(score_messages(p, steps), ['1', '12']))
 
+@pytest.mark.parametrize('top, requests', [(10**6, {1}), (2, {9, 10})])
+def test_choose_asks_once(top, requests, local, monkeypatch):
+    "One request shows the digits that are among the likeliest tokens; each other digit is asked for alone."
+    messages, asked = score_messages(PROBLEMS[0], ['The pens cost 1+1=2 dollars.']), []
+    with opened(top=top) as b:
+        complete = b.complete
+        monkeypatch.setattr(b, 'complete', lambda *args, **more: asked.append(args) or complete(*args, **more))
+        mine, theirs = (run_async(b.choose(messages, list('0123456789'))) for b in (b, local))
+        assert len(asked) in requests
+        assert np.allclose(mine.prob, theirs.prob, atol=1e-3)
+
 @pytest.mark.parametrize('limits', [dict(context=100), dict(max_tokens=5), dict(max_tokens=11, context=100)])
 def test_limits(limits):
     "A chain that reaches the context, and a step that is too long, end as they do in our own engine."

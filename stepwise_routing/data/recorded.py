@@ -62,12 +62,12 @@ class Recorded:
                 store.put_many(self.edges[first : first + PUT_AT_ONCE])
 
 
-def read_edge(key: list, fields_of_step: dict) -> tuple:
-    "The key of an edge and its `Step`, read from a recorded line."
-    values = {}
-    for name, value in fields_of_step.items():
-        values[name] = tuple(value) if isinstance(value, list) else value
-    return tuple(key), Step(**values)
+def read_edge(key: list, values: dict, record=Step) -> tuple:
+    "The key of an edge and its `Step`, read from a recorded line; or another record under such a key."
+    fields_of_record = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return tuple(key), record(**fields_of_record)
 
 
 def take_line(

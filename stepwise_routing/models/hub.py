@@ -270,6 +270,12 @@ def _reply_ids(backend, ids, options):
     return replies
 
 
+def total_log_probs(scores):  # [reply]
+    "The log-probability of each reply, from the confidences [3, token] of its tokens."
+    with np.errstate(divide='ignore'):
+        return np.array([np.log(prob).sum() for _, prob, _ in scores])
+
+
 async def _reply_log_probs(backend, ids, replies):
     "Log-probability of each reply."
     if max(map(len, replies)) == 1:  # one look at the whole vocabulary
@@ -278,9 +284,7 @@ async def _reply_log_probs(backend, ids, replies):
         places = [(tokens[0] == reply[0]).argmax() for reply in replies]
         return logs[0, places]
     asked = (answer_request(backend, ids, answers=reply) for reply in replies)
-    scores = await asyncio.gather(*asked)
-    with np.errstate(divide='ignore'):
-        return np.array([np.log(score[1]).sum() for score in scores])
+    return total_log_probs(await asyncio.gather(*asked))
 
 
 async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):

@@ -42,6 +42,7 @@ from .hub import (
     room_left,
     score_text,
     text_settings,
+    total_log_probs,
     weights_sha256,
 )
 from .interface import StepTokenizer
@@ -364,6 +365,19 @@ class VLLMBackend:
                 rows_shown.append((logit, _finite(v['logprob'] for v in row.values())))
         return rows_shown + [(logit, likeliest) for _, logit, likeliest in last]
 
+    async def next_logits(self, ids, tokens: list) -> np.ndarray:
+        "The raw logit of each token after the prompt `ids`. One request, and one more for each that it does not show."
+        choice, _ = await self.complete(ids, 1, temperature=0.0, allowed_token_ids=tokens)
+        shown = choice['logprobs']['top_logprobs'][0]  # `complete` has read it
+
+        async def logit_of(token):
+            name = f'token_id:{token}'
+            if name not in shown:
+                ((shown[name], _),) = await self.forced_logits(ids, [token])
+            return shown[name]
+
+        return np.array(await asyncio.gather(*map(logit_of, tokens)))
+
     async def check_server(self):
         "Ask the server for its version and a few logits. RuntimeError if it shows no logits."
         root = self.base_url.rstrip('/').removesuffix('/v1')
@@ -436,11 +450,10 @@ class VLLMBackend:
         "How likely each option is as the next reply."
 
         async def log_probs(backend, ids, replies):
-            rows = await asyncio.gather(*(self.forced_logits(ids, r) for r in replies))
             if max(map(len, replies)) == 1:
-                return np.array([row[0][0] for row in rows])
-            with np.errstate(divide='ignore'):
-                return np.array([np.log(shown_confidences(r)[1]).sum() for r in rows])
+                return await self.next_logits(ids, [token for (token,) in replies])
+            rows = await asyncio.gather(*(self.forced_logits(ids, r) for r in replies))
+            return total_log_probs(map(shown_confidences, rows))
 
         return await choose_reply(self, messages, options, log_probs)
 

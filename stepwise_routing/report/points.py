@@ -116,23 +116,24 @@ def read_points(
     if not any((tables / f'{stem}.csv').is_file() for stem in KINDS):
         suffix = '_api'
     cost_in = Literal['cents'] if suffix else Literal['paper_flops', 'full_flops']
+    paths = {stem: tables / f'{stem}{suffix}.csv' for stem in KINDS}
     data = {}
     for stem, kinds in KINDS.items():
         if stem == 'evaluation':
             kinds = kinds | dict(cost_in=cost_in)
-        path = tables / f'{stem}{suffix}.csv'
+        path = paths[stem]
         may_lack = stem == 'seeds' and not path.is_file()
         data[stem] = None if may_lack else read_table(path, kinds)
     points = data['evaluation']
     curves = data['frontiers']
-    _check_points(tables / f'evaluation{suffix}.csv', points)
-    path = tables / f'frontiers{suffix}.csv'
+    _check_points(paths['evaluation'], points)
+    path = paths['frontiers']
     _check_benchmarks(path, curves, points['benchmark'])
-    _check_benchmarks(tables / f'evaluation{suffix}.csv', points, curves['benchmark'])
+    _check_benchmarks(paths['evaluation'], points, curves['benchmark'])
     if data['seeds'] is not None:
         # Where no policy can be trained (say, from problems that no model solves), there are no seeds.
         trained = points[points['method'] == 'Ours']
-        _check_benchmarks(tables / f'seeds{suffix}.csv', data['seeds'], trained['benchmark'])
+        _check_benchmarks(paths['seeds'], data['seeds'], trained['benchmark'])
     for benchmark, names in curves.groupby('benchmark')['curve']:
         for name in sorted({*CURVES} - {*names}):
             raise table_error(path, f'it lacks the curve {name} of {benchmark}: is it cut off?')

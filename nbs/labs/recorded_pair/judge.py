@@ -2,7 +2,7 @@
 
 The large model grades each draft with a digit from 0 to 9. SpecReason keeps a draft whose digit is high enough, so it
 takes at most eleven different walks. Their steps go into the store of the rollouts, the grades into a store of their
-own. Answers are not graded here.
+own. Steps that were drawn before, by whatever engine, are taken from pieces. Answers are not graded here.
 """
 
 from stepwise_routing.base.store import RolloutStore
@@ -10,6 +10,7 @@ from stepwise_routing.method.outcomes import walk_outcomes
 from stepwise_routing.method.routers import Grade, SpecReason, asking_settings
 
 from .draw import drawing_parser, open_drawing
+from .pieces import read_piece
 
 THRESHOLDS = [digit / 9 for digit in range(11)]  # 0 keeps every draft, 10/9 keeps none
 
@@ -26,17 +27,34 @@ def not_graded(problem, answer) -> bool:
 def main() -> None:
     parser = drawing_parser(__doc__)
     parser.add_argument('grades', help='file of the grades')
+    parser.add_argument('--block', type=int, default=4, help='turns that are walked at once')
+    parser.add_argument(
+        '--taken',
+        nargs='*',
+        default=[],
+        metavar='PIECE',
+        help='pieces whose steps are not drawn again',
+    )
     args = parser.parse_args()
     with open_drawing(args) as (tree, turns):
+        for piece in args.taken:
+            _, edges = read_piece(piece)
+            tree.store.put_many(edges)
         tree.grade = not_graded
         judge = tree.backends[1]
         settings = asking_settings(args.benchmark, judge)
         with RolloutStore(args.grades, settings, record=Grade) as grades:
             specreason = SpecReason(grades, judge, 'greedy')
-            problems = judged_problems(turns)
-            wanted = [(specreason.at(threshold), problems) for threshold in THRESHOLDS]
-            walk_outcomes(wanted, tree)
-            print(f'{tree.drawn} edges, {tree.tokens} tokens, {len(grades)} grades', flush=True)
+            for start in range(0, len(turns), args.block):
+                problems = judged_problems(turns[start : start + args.block])
+                wanted = [(specreason.at(threshold), problems) for threshold in THRESHOLDS]
+                walk_outcomes(wanted, tree)
+                done = min(start + args.block, len(turns))
+                print(
+                    f'{tree.drawn} edges, {tree.tokens} tokens, {done} of {len(turns)} turns, '
+                    f'{len(grades)} grades',
+                    flush=True,
+                )
 
 
 if __name__ == '__main__':

@@ -7,32 +7,42 @@ problems or not; loaded into a new store, the drawing goes on where it stopped.
 import argparse
 import json
 import lzma
+from pathlib import Path
 
+from stepwise_routing.base.records import Step
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import write_file
 from stepwise_routing.data.recorded import line, read_edge, recorded_fields
+from stepwise_routing.method.routers import Grade
+
+FOLDER = Path(__file__).parent / 'pieces'
 
 
-def save_piece(store_path, file) -> int:  # edges
-    "Write a store as a piece; the same store gives the same bytes."
-    with RolloutStore(store_path, readonly=True) as store:
+def read_piece(file, record=Step) -> tuple:  # settings, (key, record) pairs
+    "What a piece holds."
+    rows = lzma.decompress(Path(file).read_bytes()).decode().splitlines()
+    (_, settings), *edges = map(json.loads, rows)
+    return settings, [read_edge(key, values, record) for _, key, values in edges]
+
+
+def save_piece(store_path, file, record=Step, without=()) -> int:  # edges
+    "Write a store as a piece, less what the pieces `without` hold; the same store gives the same bytes."
+    left_out = {key for piece in without for key, _ in read_piece(piece, record)[1]}
+    with RolloutStore(store_path, readonly=True, record=record) as store:
         lines = [line('settings', store.settings)]
-        for key in sorted(store.keys(), key=str):
+        for key in sorted(set(store.keys()) - left_out, key=str):
             lines.append(line('edge', key, recorded_fields(store.get(*key), keep_tokens=True)))
     data = ''.join(lines).encode()
     write_file(file, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
     return len(lines) - 1
 
 
-def load_piece(file, store_path) -> int:  # edges
+def load_piece(file, store_path, record=Step) -> int:  # edges
     "Put the edges of a piece into a store, made if there is none; edges that it holds stay as they are."
-    with open(file, 'rb') as f:
-        rows = [json.loads(row) for row in lzma.decompress(f.read()).decode().splitlines()]
-    (_, settings), *edges = rows
-    steps = [read_edge(key, fields) for _, key, fields in edges]
-    with RolloutStore(store_path, settings) as store:
-        store.put_many(steps)
-    return len(steps)
+    settings, edges = read_piece(file, record)
+    with RolloutStore(store_path, settings, record=record) as store:
+        store.put_many(edges)
+    return len(edges)
 
 
 def main() -> None:
@@ -40,9 +50,17 @@ def main() -> None:
     parser.add_argument('action', choices=('save', 'load'))
     parser.add_argument('source')
     parser.add_argument('target')
+    parser.add_argument('--grades', action='store_true', help='the store holds grades, not steps')
+    parser.add_argument(
+        '--without', nargs='*', default=[], help='pieces whose content is not saved again'
+    )
     args = parser.parse_args()
-    work = save_piece if args.action == 'save' else load_piece
-    print(f'{args.target}: {work(args.source, args.target)} edges')
+    record = Grade if args.grades else Step
+    if args.action == 'save':
+        count = save_piece(args.source, args.target, record, args.without)
+    else:
+        count = load_piece(args.source, args.target, record)
+    print(f'{args.target}: {count} edges')
 
 
 if __name__ == '__main__':
