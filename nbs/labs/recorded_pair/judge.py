@@ -1,8 +1,9 @@
 """Draws what SpecReason writes and asks, at every digit: `python -m recorded_pair.judge --help`, in nbs/labs.
 
 The large model grades each draft with a digit from 0 to 9. SpecReason keeps a draft whose digit is high enough, so it
-takes at most eleven different walks. Their steps go into the store of the rollouts, the grades into a store of their
-own. Steps that were drawn before, by whatever engine, are taken from pieces. Answers are not graded here.
+takes at most eleven different walks. With `--digits 0` only the first one is drawn. It keeps every draft, so each step
+of the small model's own chain gets a grade. Steps of the walks go into the store of the rollouts, grades into a store
+of their own. Steps that were drawn before, by whatever engine, are taken from pieces. Answers are not graded here.
 """
 
 from stepwise_routing.base.store import RolloutStore
@@ -12,7 +13,7 @@ from stepwise_routing.method.routers import Grade, SpecReason, asking_settings
 from .draw import drawing_parser, open_drawing
 from .pieces import read_piece
 
-THRESHOLDS = [digit / 9 for digit in range(11)]  # 0 keeps every draft, 10/9 keeps none
+DIGITS = range(11)  # a draft below this digit is thrown away: 0 keeps every draft, 10 keeps none
 
 
 def judged_problems(turns: list) -> list:
@@ -27,6 +28,7 @@ def not_graded(problem, answer) -> bool:
 def main() -> None:
     parser = drawing_parser(__doc__)
     parser.add_argument('grades', help='file of the grades')
+    parser.add_argument('--digits', type=int, nargs='+', default=DIGITS, help='0 to 10; all')
     parser.add_argument('--block', type=int, default=4, help='turns that are walked at once')
     parser.add_argument(
         '--taken',
@@ -36,6 +38,7 @@ def main() -> None:
         help='pieces whose steps are not drawn again',
     )
     args = parser.parse_args()
+    thresholds = [digit / 9 for digit in args.digits]
     with open_drawing(args) as (tree, turns):
         for piece in args.taken:
             _, edges = read_piece(piece)
@@ -47,7 +50,7 @@ def main() -> None:
             specreason = SpecReason(grades, judge, 'greedy')
             for start in range(0, len(turns), args.block):
                 problems = judged_problems(turns[start : start + args.block])
-                wanted = [(specreason.at(threshold), problems) for threshold in THRESHOLDS]
+                wanted = [(specreason.at(threshold), problems) for threshold in thresholds]
                 walk_outcomes(wanted, tree)
                 done = min(start + args.block, len(turns))
                 print(
