@@ -170,6 +170,18 @@ def test_choose_asks_once(top, requests, local, monkeypatch):
         assert len(asked) in requests
         assert np.allclose(mine.prob, theirs.prob, atol=1e-3)
 
+def test_choose_reads_logits_that_are_spelt_as_text(backend, local, monkeypatch):
+    "`complete` accepts such a reply, and so does a choice."
+    messages, complete = score_messages(PROBLEMS[0], ['The pens cost 1+1=2 dollars.']), backend.complete
+    async def spelt(*args, **more):
+        choice, tokens = await complete(*args, **more)
+        logs = choice['logprobs']
+        logs['top_logprobs'] = [{k: str(v) for k, v in top.items()} for top in logs['top_logprobs']]
+        return choice, tokens
+    monkeypatch.setattr(backend, 'complete', spelt)
+    mine, theirs = (run_async(b.choose(messages, list('0123456789'))) for b in (backend, local))
+    assert np.allclose(mine.prob, theirs.prob, atol=1e-3)
+
 @pytest.mark.parametrize('limits', [dict(context=100), dict(max_tokens=5), dict(max_tokens=11, context=100)])
 def test_limits(limits):
     "A chain that reaches the context, and a step that is too long, end as they do in our own engine."

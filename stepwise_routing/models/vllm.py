@@ -365,7 +365,7 @@ class VLLMBackend:
                 rows_shown.append((logit, _finite(v['logprob'] for v in row.values())))
         return rows_shown + [(logit, likeliest) for _, logit, likeliest in last]
 
-    async def next_logits(self, ids, tokens: list) -> np.ndarray:
+    async def next_logits(self, ids, tokens: list):  # [token]
         "The raw logit of each token after the prompt `ids`. One request, and one more for each that it does not show."
         choice, _ = await self.complete(ids, 1, temperature=0.0, allowed_token_ids=tokens)
         shown = choice['logprobs']['top_logprobs'][0]  # `complete` has read it
@@ -376,7 +376,7 @@ class VLLMBackend:
                 ((shown[name], _),) = await self.forced_logits(ids, [token])
             return shown[name]
 
-        return np.array(await asyncio.gather(*map(logit_of, tokens)))
+        return np.array(await asyncio.gather(*map(logit_of, tokens)), float)
 
     async def check_server(self):
         "Ask the server for its version and a few logits. RuntimeError if it shows no logits."
