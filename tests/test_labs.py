@@ -1,5 +1,6 @@
 "The labs run from a fresh clone; here with a tiny setting, which takes a minute or two."
 import json
+from ast import literal_eval
 from pathlib import Path
 
 import nbformat
@@ -60,10 +61,13 @@ def test_the_page_of_many_problems_reads_the_tables(tmp_path):
     assert 'Ours (nested)' in ''.join(str(c.get('outputs')) for c in lab.cells)
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_page_of_the_real_pair_reads_what_is_shipped(tmp_path):
     lab = run_lab('02_recorded', tmp_path)
     (read,) = [c.outputs[0].text for c in lab.cells if c.source.endswith("join(to_read))")]
     assert read.count('QUESTION') == 2 and 'handed over here' in read
+    (walked,) = [c.outputs[0].data['text/plain'] for c in lab.cells if c.source.endswith('problems=len(grades))')]
+    assert literal_eval(walked)['turns'] >= 52  # the pieces of SpecReason's walks are whole
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
