@@ -31,7 +31,7 @@ from stepwise_routing.method.confidence import (
 from .outcomes import escalation_times, replay
 from .tree import UnderWay
 from .walks import State
-from ..models.interface import Reward
+from ..models.interface import NoRoom, Reward
 
 # %% ../../nbs/04_baselines.ipynb #router
 class Router(Protocol):
@@ -374,13 +374,14 @@ def asking_settings(benchmark: str, model) -> dict:
 class AskingRouter(ThresholdRouter):
     """Asks a model about every draft; answers are kept, once per problem and chain.
 
-    A subclass defines the class of an answer (`record`), how to ask for it (`ask(state)`), and its score and
-    `Call` (`judged(answer, state)`).
+    A subclass defines the class of an answer (`record`), how to ask for it (`ask(state)`), its score and `Call`
+    (`judged(answer, state)`), and the lowest answer, which cost nothing (`unread`).
     """
 
     mode = 'per_step'
     on_escalate = 'regenerate'
     record = None  # class of an answer
+    unread = None  # the answer about a draft that the model has no room to read
 
     def key(self, state):
         return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
@@ -393,12 +394,17 @@ class AskingRouter(ThresholdRouter):
         return self.store.get(*key)
 
     async def keep(self, key, state):
-        if self.model:
-            return self.store.put(*key, await self.ask(state))
-        raise LookupError(
-            f'{self.store.path} does not hold what {self.name} asks about step '
-            f'{len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"'
-        )
+        draft = f'step {len(state.steps) - 1} of {state.problem.id} after "{state.path[:-1]}"'
+        if not self.model:
+            raise LookupError(
+                f'{self.store.path} does not hold what {self.name} asks about {draft}'
+            )
+        try:
+            answer = await self.ask(state)
+        except NoRoom as error:
+            warnings.warn(f'{self.name} gives the lowest score to {draft}: {error}')
+            answer = self.unread
+        return self.store.put(*key, answer)
 
     async def states(self, problem, tree) -> list:  # of `State`
         "What a router sees of a small chain, step by step."
@@ -463,6 +469,7 @@ class SpecReason(AskingRouter):
     under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions
     kind = 'grade'
     record = Grade
+    unread = Grade((0.0,) * 10, prompt=0, generated=0)
 
     def __post_init__(self):
         one_of('scoring', self.scoring, ('greedy', 'expected'))
@@ -497,6 +504,7 @@ class RSD(AskingRouter):
     under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions
     kind = 'reward'
     record = Reward
+    unread = Reward(0.0, tokens=0, new=0)
 
     @property
     def external(self):
@@ -530,7 +538,8 @@ def reward_table(table, problems, tree, rsd):
     new = np.zeros(shape)
     for i, chain in enumerate(answers):
         reward[i, : len(chain)] = [answer.value for answer in chain]
-        new[i, : len(chain)] = np.diff([answer.tokens for answer in chain], prepend=0)
+        tokens = [answer.tokens for answer in chain if answer.tokens]  # those that were read
+        new[i, : len(tokens)] = np.diff(tokens, prepend=0)
     before = np.c_[np.ones(len(table)), reward[:, :-1]]
     seen = [np.minimum.accumulate(before, 1), before.cumprod(1), reward]
     known = [table.obs[..., table.features.index(f)] for f in TRIM_FEATURES[3:]]

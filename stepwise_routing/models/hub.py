@@ -18,7 +18,7 @@ from ..base.records import ModelSpec, Step, chat_prompt
 from ..base.tools import PACKAGE, nearest, one_of
 from ..data.benchmarks import find_benchmark
 from .engine import Engine, answer_request
-from .interface import Choice, StepTokenizer, check_finite, five_digits, prompt_text
+from .interface import Choice, NoRoom, StepTokenizer, check_finite, five_digits, prompt_text
 from .kernels.padded import PaddedModel
 
 
@@ -224,10 +224,10 @@ def prefix_ids(backend, request):
 
 
 def room_left(backend, ids, more, where):
-    "ValueError unless `more` tokens fit into the context after `ids`."
+    "`NoRoom` unless `more` tokens fit into the context after `ids`."
     if len(ids) + more <= backend.context:
         return
-    raise ValueError(
+    raise NoRoom(
         f'{where}: {len(ids)} prompt tokens and {more} more exceed the context of {backend.context} '
         f'of {backend.spec.name}'
     )
@@ -261,7 +261,7 @@ async def score_text(backend, request, step, answer=answer_request):
 
 
 def _reply_ids(backend, ids, options):
-    "Token ids of each option. ValueError if one option begins another, or does not fit after the prompt."
+    "Token ids of each option. ValueError if one begins another, `NoRoom` if one does not fit after the prompt."
     replies = [backend.text.encode(o) for o in options]
     room_left(backend, ids, max(map(len, replies)), f'options {options}')
     for (o, a), (p, b) in permutations(zip(options, replies), 2):

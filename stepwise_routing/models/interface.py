@@ -51,6 +51,10 @@ class Reward:
     new: int  # tokens of the last step among them, its tag included
 
 
+class NoRoom(ValueError):
+    "What a model is to read is longer than its context."
+
+
 class Backend(Protocol):
     "A language model $M_k$, as the routing tree sees it."
 
@@ -69,7 +73,7 @@ class Backend(Protocol):
         "`step` with this model's confidences: the model reads the step's tokens instead of drawing."
 
     async def choose(self, messages, options) -> Choice:
-        "Probability of each option as the next reply."
+        "Probability of each option as the next reply. `NoRoom` if they do not fit into its context."
 
     async def close(self):
         "Give back memory and connections."

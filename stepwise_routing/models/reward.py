@@ -191,7 +191,7 @@ class ProcessRewardModel:
         return sum(parts, list(self.prompt(problem.question))), len(parts[-1])
 
     async def reward(self, problem, steps):
-        "The `Reward` of the last step. ValueError if the chain is longer than the context."
+        "The `Reward` of the last step. `NoRoom` if the chain is longer than the context."
         ids, new = self.chain_ids(problem, steps)
         room_left(self, ids[:-new], new, f'problem {problem.id!r}, step {len(steps) - 1}')
         scores = await answer_request(self, ids, answers=(1,))  # token 1, "right", as the next one
