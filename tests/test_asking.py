@@ -43,7 +43,7 @@ from stepwise_routing.method.routers import (
 )
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.method.walks import SmallOnly, State, Walk, walk
-from stepwise_routing.models.interface import Choice, Request, Reward
+from stepwise_routing.models.interface import Choice, NoRoom, Request, Reward
 
 METHODS = 'rsd', 'greedy', 'expected'
 UNITS = 'paper_flops', 'full_flops', 'cents'
@@ -383,6 +383,39 @@ def test_the_ends_of_the_threshold(tmp_path, method):
 
 def s_kind(method): return 'prm' if method == 'rsd' else 'judge'
 
+def no_room_after(asked, most):
+    "From now on, a model that is asked has no room for a chain of more than `most` steps."
+    name = 'reward' if isinstance(asked, Rewards) else 'choose'
+    ask = getattr(asked, name)
+    async def refuse(first, second):
+        texts = [step.text for step in second] if name == 'reward' else first[2]['content'].split('\n\n')
+        if len(texts) > most: raise NoRoom(f'{len(texts)} steps are too long')
+        return await ask(first, second)
+    setattr(asked, name, refuse)
+
+@pytest.mark.filterwarnings('ignore:.* gives the lowest score')
+@pytest.mark.parametrize('method', METHODS)
+def test_a_draft_that_the_model_has_no_room_to_read_gets_the_lowest_score(tmp_path, method):
+    free, s = (Setting(tmp_path, method, end=.15, store=store) for store in 'ab')
+    problems = toy_problems(20)
+    no_room_after(s.asked, 2)
+    kind, later = s_kind(method), 0
+    for threshold in (0., .3, 1.01):
+        for want, w in zip(free.walk(problems, threshold), s.walk(problems, threshold)):
+            # as if there were room, as far as there is; from there on no draft is kept, except by who keeps every one
+            assert w.path[:2] == want.path[:2] and set(w.path[2:]) <= ({'0'} if threshold == 0 else {'1'})
+            paid = [c for c in w.calls if c.kind == kind and c.prompt]
+            assert paid == [c for c in want.calls if c.kind == kind][:2]
+            unpaid = [c for c in w.calls if c.kind == kind and not c.prompt]
+            assert len(unpaid) == len(w.path[2:]) and all(c.generated == c.cached == 0 for c in unpaid)
+            later += len(unpaid)
+    assert later > 20
+    router, tree = s.offline()
+    assert walk(problems, router.at(.3), tree) == s.walk(problems, .3)
+    told = r'gives the lowest score to step 2 of toy-9-.* after "00": 3 steps are too long'
+    with pytest.warns(UserWarning, match=told):
+        s.walk([replace(p, id='toy-9-' + p.id) for p in toy_problems(20)], 0.)
+
 @pytest.mark.parametrize('method', METHODS)
 def test_every_question_is_asked_once_and_kept(tmp_path, method):
     s, problems = Setting(tmp_path, method, end=.15), toy_problems(12)
@@ -620,6 +653,21 @@ def test_rewards_join_the_outcome_table_with_their_bill(tmp_path):
         first = len(p.question)//2 + weight(chain[0].text)
         assert at_once[i] - plain[i] == pytest.approx(2*SIZE[-1]*first)
     assert np.isnan(read.obs[~table.inside]).all()
+
+@pytest.mark.filterwarnings('ignore:RSD gives the lowest score')
+def test_a_reward_that_there_is_no_room_for_is_zero_and_costs_nothing(tmp_path):
+    s, problems = Setting(tmp_path, 'rsd', end=.15), toy_problems(15)
+    collect_rollouts(problems, s.tree)
+    table = outcome_table(problems, s.tree, 'train')
+    whole = reward_table(table, problems, s.tree, s.router)
+    short = Setting(tmp_path, 'rsd', end=.15, store='b')
+    no_room_after(short.asked, 2)
+    read = reward_table(table, problems, s.tree, short.router)
+    reward = TRIM_FEATURES.index('reward')
+    later = table.inside & (np.arange(table.inside.shape[1]) > 1)
+    assert later.sum() > 10 and (read.obs[later][:, reward] == 0).all()
+    assert (read.obs[:, :2] == whole.obs[:, :2])[table.inside[:, :2]].all()
+    assert (read.small_prompt == np.where(later, table.small_prompt, whole.small_prompt)).all()
 
 def test_trim_earns_what_a_look_at_every_policy_could():
     "One step a chain and one reward that tells all: escalate where the reward is low, if the price is right."

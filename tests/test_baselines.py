@@ -29,6 +29,7 @@ from stepwise_routing.method.comparison import (
     COLUMNS,
     GRID_COLUMNS,
     LARGE,
+    RECEIPT_COLUMNS,
     THRESHOLDS,
     Case,
     Walker,
@@ -55,7 +56,6 @@ from stepwise_routing.method.outcomes import (
     walk_outcome,
 )
 from stepwise_routing.method.routers import (
-    RECEIPT_COLUMNS,
     GlimpRouter,
     Mixture,
     RandomRouter,

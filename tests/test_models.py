@@ -15,6 +15,7 @@ from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import engine as models_engine
 from stepwise_routing.models.hub import TransformersBackend, load_tokenizer, micro_path, weights_sha256
 from stepwise_routing.models.interface import (
+    NoRoom,
     Request,
     StepTokenizer,
     draw_tokens,
@@ -479,6 +480,12 @@ def test_options_of_one_token_are_read_off_one_pass():
     assert backend.engine.stats['prompt'] == before + sum(read) # not ten times as much
     known = backend.text.encode(prompt_text(backend.text.hf, chain))
     assert choice.shared == len(known) and ids[:len(known)] == known # all that was there before the last message
+    for context, fits in ((len(ids) + 1, True), (len(ids), False)): # a question, and the token of its reply
+        backend.context = context
+        if fits: assert run_async(backend.choose(messages, list('0123456789'))) == choice
+        else:
+            with pytest.raises(NoRoom, match=f'{len(ids)} prompt tokens and 1 more exceed the context of {context}'):
+                run_async(backend.choose(messages, list('0123456789')))
 
 BESIDE = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()
 
@@ -604,7 +611,8 @@ def test_bad_arguments_and_missing_files_say_so_in_one_line(tmp_path):
         assert words in str(e.value) and '\n' not in str(e.value)
     backend = TransformersBackend(model, hf, context=60)
     too_long = Request(Problem('toy', 'long', 'x' * 99, ''))
-    with pytest.raises(ValueError, match="problem 'long'.* context of 60"): run_async(backend.write(too_long))
+    told = r"the question 'xxx.*' \(long\):.* context of 60"
+    with pytest.raises(ValueError, match=told): run_async(backend.write(too_long))
     backend = TransformersBackend(Scripted(nan), hf)
     with pytest.raises(FloatingPointError, match='not finite'): run_async(backend.write(Request(PROBLEM)))
 

@@ -17,7 +17,7 @@ from stepwise_routing.data.steps import first_wrong
 from stepwise_routing.method.confidence import auroc
 from stepwise_routing.models import reward
 from stepwise_routing.models.hub import load_micro, load_tokenizer, micro_path
-from stepwise_routing.models.interface import Request
+from stepwise_routing.models.interface import NoRoom, Request
 
 torch = pytest.importorskip('torch')
 def micro_tokenizer(): return load_tokenizer(micro_path('small'))
@@ -262,7 +262,7 @@ def test_a_chain_beyond_the_context_is_one_clear_line_and_harms_nobody(qwen):
     calls = lambda: (prm.reward(PROBLEMS[0], ['7 ' * 300]), prm.reward(PROBLEMS[0], CHAIN[:1]))
     async def both(): return await asyncio.gather(*calls(), return_exceptions=True)
     bad, good = run_async(both())
-    assert isinstance(bad, ValueError) and '\n' not in str(bad)
+    assert isinstance(bad, NoRoom) and '\n' not in str(bad)
     assert "problem 'p0', step 0" in str(bad) and 'context of 100' in str(bad)
     assert 0 <= good.value <= 1
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from itertools import permutations
+from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
@@ -215,9 +216,11 @@ def context_length(config, context):
 
 
 def prefix_ids(backend, request):
-    "Token ids of the prompt and all prefix steps."
-    benchmark = find_benchmark(request.problem.benchmark)
-    ids = list(backend.text.prompt(request.problem.question, request.problem.benchmark))
+    "Token ids of the prompt and all prefix steps. `NoRoom` if the question leaves no room for a reply."
+    problem = request.problem
+    benchmark = find_benchmark(problem.benchmark)
+    ids = list(backend.text.prompt(problem.question, problem.benchmark))
+    room_left(backend, ids, 1, f'the question {problem.question[:60]!r} ({problem.id})')
     for step in request.steps:
         ids += backend.text.step_ids(tuple(step.ids), step.text, step.finish, benchmark.separator)
     return ids
@@ -292,10 +295,10 @@ async def choose_reply(backend, messages, options, log_probs=_reply_log_probs):
     text = backend.text
     ids = text.encode(prompt_text(text.hf, messages))
     replies = _reply_ids(backend, ids, options)
-    earlier = []
+    earlier = ()
     if len(messages) > 1:
         earlier = text.encode(prompt_text(text.hf, messages[:-1]))
-    shared = int(np.cumprod([a == b for a, b in zip(ids, earlier)]).sum())
+    shared = len(commonprefix([ids, earlier]))
     logs = await log_probs(backend, ids, replies)
     check_finite(backend.spec.name, np.maximum(logs, -1e4))  # -inf: it cannot be
     odds = np.ones(len(logs))
@@ -352,8 +355,6 @@ class TransformersBackend:
 
     async def write(self, request):  # the `Step`s
         ids = prefix_ids(self, request)
-        if not request.steps:
-            room_left(self, ids, 1, f'problem {request.problem.id!r}')
         if len(ids) < self.context:
             return await answer_request(self, ids, request=request)
         return (Step('', self.index, 'length', prompt=len(ids)),)

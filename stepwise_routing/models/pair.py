@@ -9,7 +9,6 @@ import contextlib
 import signal
 from dataclasses import asdict, replace
 from pathlib import Path
-from textwrap import shorten
 from typing import Annotated
 
 from ..base.records import find_price
@@ -25,7 +24,7 @@ from ..base.settings import (
     checked,
 )
 from ..base.tools import one_line, told_to_end
-from .hub import prefix_ids, room_left
+from .hub import prefix_ids
 from .interface import Request
 from .model_name import ModelName
 from .names import open_models
@@ -162,13 +161,12 @@ def open_several(
 
 
 def check_questions(problems, backends) -> None:
-    "ValueError, with the question, if a prompt leaves a model no room to reply. Servers' limits are not known."
+    "`NoRoom` if a question leaves a model no room to reply. Servers' limits are not known."
     for backend in backends:
         if not hasattr(backend, 'text'):
             continue
         for problem in problems:
-            ids = prefix_ids(backend, Request(problem))
-            room_left(backend, ids, 1, f'the question {shorten(problem.question, 60)!r}')
+            prefix_ids(backend, Request(problem))
 
 
 def check_cost(backends) -> None:

@@ -39,7 +39,6 @@ from .hub import (
     load_tokenizer,
     model_folder,
     prefix_ids,
-    room_left,
     score_text,
     text_settings,
     total_log_probs,
@@ -426,8 +425,6 @@ class VLLMBackend:
         "The `Step`s that the model writes."
         steps = []
         ids = prefix_ids(self, request)
-        if not request.steps:
-            room_left(self, ids, 1, f'problem {request.problem.id!r}')
         while True:
             left = math.inf if request.max_new is None else request.max_new
             left -= sum(step.generated for step in steps)

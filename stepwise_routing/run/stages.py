@@ -27,6 +27,7 @@ from ..method.comparison import (
     GRID_COLUMNS,
     KAPPA_COLUMNS,
     KAPPAS,
+    RECEIPT_COLUMNS,
     SEED_COLUMNS,
     WALKED,
     Case,
@@ -56,7 +57,6 @@ from ..method.results import (
 )
 from ..method.routers import (
     POLICY_METHODS,
-    RECEIPT_COLUMNS,
     RSD,
     AskingRouter,
     SavedPolicy,

@@ -44,9 +44,7 @@ async def each_alone(tree: RoutingTree, problems: list) -> list:
     "The same chains, one after the other."
     pairs = []
     for problem in problems:
-        small = await tree.run(problem, '', 0)
-        large = await tree.run(problem, '', 1)
-        pairs.append((small, large))
+        pairs.append([await tree.run(problem, '', model) for model in (0, 1)])
     return pairs
 
 

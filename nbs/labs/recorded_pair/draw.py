@@ -7,11 +7,11 @@ was interrupted is continued; what it holds is not drawn again.
 
 import argparse
 import asyncio
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.base.tools import gather_progress
 from stepwise_routing.data.benchmarks import find_benchmark, load_problems
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.models.names import open_models
@@ -57,19 +57,9 @@ def turns_of(benchmark: str, turns: int, data_dir) -> list:  # lists of (split, 
     return in_turns
 
 
-async def gather_at_most(width: int, work, items, note) -> None:
-    "Await work(*item) for all items, `width` at a time; `note` is called with the number that are done."
-    gate = asyncio.Semaphore(width)
-    done = 0
-
-    async def one(item):
-        nonlocal done
-        async with gate:
-            await work(*item)
-        done += 1
-        note(done)
-
-    await asyncio.gather(*(one(item) for item in items))
+async def when_there_is_room(room: asyncio.Semaphore, work) -> None:
+    async with room:
+        await work
 
 
 async def draw_chain(tree: RoutingTree, problem, path: str, model: int, whole: bool) -> None:
@@ -89,11 +79,6 @@ async def draw_chain(tree: RoutingTree, problem, path: str, model: int, whole: b
 
 async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int, whole: bool) -> None:
     "First all small chains, then the large model from every prefix, so that one model computes at a time."
-    start = time.time()
-
-    def note(phase, count, done):
-        seconds = time.time() - start
-        print(f'{phase} {done} of {count}, {tree.tokens} tokens, {seconds:.0f} s', flush=True)
 
     async def small(split, problem):
         await draw_chain(tree, problem, '', 0, whole)
@@ -107,9 +92,9 @@ async def draw(tree: RoutingTree, pairs: list, redraws: int, width: int, whole: 
         await asyncio.gather(*chains)
 
     for phase, work, at_once in (('small', small, 4 * width), ('large', large, width)):
-        await gather_at_most(
-            at_once, work, pairs, lambda done, phase=phase: note(phase, len(pairs), done)
-        )
+        room = asyncio.Semaphore(at_once)
+        chains = [when_there_is_room(room, work(*pair)) for pair in pairs]
+        await gather_progress(chains, f'{phase}, problems')
 
 
 def store_parser(doc: str) -> argparse.ArgumentParser:
