@@ -373,14 +373,15 @@ def asking_settings(benchmark: str, model) -> dict:
 class AskingRouter(ThresholdRouter):
     """Asks a model about every draft; answers are kept, once per problem and chain.
 
-    A subclass defines the class of an answer (`record`), how to ask for it (`ask(state)`), its score and `Call`
-    (`judged(answer, state)`), and the lowest answer, which cost nothing (`unread`).
+    A subclass defines the class of an answer (`record`), how to ask for it (`ask(state)`), and its score and
+    `Call` (`judged(answer, state)`). `unread` is its answer about a draft that the model has no room to read: the
+    lowest one, and it costs nothing.
     """
 
     mode = 'per_step'
     on_escalate = 'regenerate'
     record = None  # class of an answer
-    unread = None  # the answer about a draft that the model has no room to read
+    unread = None  # an answer
 
     def key(self, state):
         return state.problem.id, 0, digest(*(s.text for s in state.steps)), self.kind
