@@ -42,7 +42,7 @@ def benchmark_shortfalls(
         )
     if missing:
         is_recorded = part.table.benchmark.endswith(SUFFIX)
-        reason = 'not drawn' if is_recorded else 'not run in this setting, or switched off'
+        reason = 'not recorded' if is_recorded else 'not run in this setting, or switched off'
         sentences.append(f'no rows for {"; ".join(missing)}: {reason}')
     if len(large_alone):
         sentences.append(
