@@ -383,16 +383,22 @@ def test_every_area_names_tests_that_are_there():
 # ---- an end from outside
 
 COLLECT = '''
+import signal
+signal.signal(signal.SIGINT, {ctrl_c}) # whatever the tests were started with
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from stepwise_routing.own import Access, collect
 rows = [dict(question=f'What is {{i}} + {{i}}?', answer=str(2*i)) for i in range(20)]
 access = Access(base_url={url!r}, key_env='', price='gpt-4.1-mini')
 print(collect({folder!r}, rows, ['openai:a', 'openai:b'], access=access)['new steps'] > 0)
 '''
 
-@pytest.mark.parametrize('kind', ['SIGINT', 'SIGTERM', 'SIGHUP'])
-def test_a_collection_that_is_told_to_end_keeps_the_replies_under_way(tmp_path, kind):
+ENDS = [('SIGINT', 'signal.default_int_handler'), ('SIGTERM', 'signal.default_int_handler'),
+        ('SIGHUP', 'signal.default_int_handler'), ('SIGTERM', 'signal.SIG_IGN')] # a script's background is deaf to Ctrl-C
+
+@pytest.mark.parametrize(('kind', 'ctrl_c'), ENDS)
+def test_a_collection_that_is_told_to_end_keeps_the_replies_under_way(tmp_path, kind, ctrl_c):
     with Faulty(models=('a', 'b'), delay=.5) as server:
-        code = COLLECT.format(url=server.url, folder=str(tmp_path/'mine'))
+        code = COLLECT.format(url=server.url, folder=str(tmp_path/'mine'), ctrl_c=ctrl_c)
         command = [sys.executable, '-c', code]
         def start(): return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with start() as process:

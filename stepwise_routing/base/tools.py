@@ -37,7 +37,7 @@ def digest(
 
 def nearest(name: str, options) -> str:
     "A hint for an error line: \" (did you mean 'x'?)\", or \"\" if no option is like the name."
-    close = difflib.get_close_matches(str(name), [str(option) for option in options], n=1)
+    close = difflib.get_close_matches(str(name), map(str, options), n=1)
     return f' (did you mean {close[0]!r}?)' if close else ''
 
 
@@ -60,7 +60,7 @@ def unknown_name(
     more: str = '',  # end of the line: other things that may be given
 ) -> str:
     "The error line about a name that is not among the options."
-    choices = ', '.join(str(option) for option in options)
+    choices = ', '.join(map(str, options))
     return f'unknown {kind} {name!r}{nearest(name, options)}; choose one of: {choices}{more}'
 
 
@@ -201,8 +201,7 @@ def _all_below(folder) -> list:  # paths
     paths = []
 
     def refuse(error):
-        has_gone_or_is_a_file = isinstance(error, (FileNotFoundError, NotADirectoryError))
-        if not has_gone_or_is_a_file:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # gone, or a file by now
             raise error
 
     for root, folders, files in os.walk(folder, onerror=refuse):
@@ -243,7 +242,7 @@ class Project:
 
     @property
     def params(self) -> Path:
-        return self.root / 'nbs' / 'params'
+        return self.nbs / 'params'
 
     @property
     def runs(self) -> Path:
@@ -287,16 +286,22 @@ def run_async(coroutine):
 
 
 @contextlib.contextmanager
+def _handling(kinds, handler):
+    "In a `with` block, these signals call a handler."
+    before = {kind: signal.signal(kind, handler) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, earlier in before.items():
+            signal.signal(kind, earlier)
+
+
+@contextlib.contextmanager
 def until_told():  # yields a `threading.Event`
     "In a `with` block, Ctrl-C or SIGTERM sets the event. Works in the main thread alone."
     told = threading.Event()
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = {kind: signal.signal(kind, lambda *_: told.set()) for kind in kinds}
-    try:
+    with _handling((signal.SIGINT, signal.SIGTERM), lambda *_: told.set()):
         yield told
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 END_SIGNALS = {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}
@@ -309,16 +314,11 @@ def told_to_end(
     """In a `with` block of the main thread, SIGTERM and SIGHUP call a handler. Other threads: nothing changes.
 
     A signal that is ignored, as under nohup, stays ignored. A handler of the caller stays, too."""
-    before = {}
+    kinds = []
     if threading.current_thread() is threading.main_thread():
-        for kind in END_SIGNALS:
-            if signal.getsignal(kind) == signal.SIG_DFL:
-                before[kind] = signal.signal(kind, handler)
-    try:
+        kinds = [kind for kind in END_SIGNALS if signal.getsignal(kind) == signal.SIG_DFL]
+    with _handling(kinds, handler):
         yield
-    finally:
-        for kind, earlier in before.items():
-            signal.signal(kind, earlier)
 
 
 # ---- progress

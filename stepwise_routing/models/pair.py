@@ -125,10 +125,17 @@ def public_name(
     return str(replace(model, name=plain, url=''))
 
 
+def _interrupt(*_):
+    "Do what Ctrl-C does, also where Ctrl-C itself is ignored, as in the background of a script."
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
+
+
 @contextlib.contextmanager
 def _until_replies_are_kept(opened):
     "Open the models. SIGTERM and SIGHUP do what Ctrl-C does: replies under way are kept, then the caller ends."
-    with told_to_end(lambda *_: signal.raise_signal(signal.SIGINT)), opened as backends:
+    with told_to_end(_interrupt), opened as backends:
         yield backends
 
 
