@@ -392,8 +392,8 @@ access = Access(base_url={url!r}, key_env='', price='gpt-4.1-mini')
 print(collect({folder!r}, rows, ['openai:a', 'openai:b'], access=access)['new steps'] > 0)
 '''
 
-ENDS = [('SIGINT', 'signal.default_int_handler'), ('SIGTERM', 'signal.default_int_handler'),
-        ('SIGHUP', 'signal.default_int_handler'), ('SIGTERM', 'signal.SIG_IGN')] # a script's background is deaf to Ctrl-C
+HEARD, DEAF = 'signal.default_int_handler', 'signal.SIG_IGN' # a script's background is deaf to Ctrl-C
+ENDS = [('SIGINT', HEARD), ('SIGTERM', HEARD), ('SIGHUP', HEARD), ('SIGTERM', DEAF)]
 
 @pytest.mark.parametrize(('kind', 'ctrl_c'), ENDS)
 def test_a_collection_that_is_told_to_end_keeps_the_replies_under_way(tmp_path, kind, ctrl_c):
