@@ -1,12 +1,11 @@
 "Rows, intervals, metrics and loading: closed forms, and clear lines for bad input."
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
-from toy_runs import evaluated, frame, line, means_of, save_methods, save_policies, setting, settled
+from toy_runs import evaluated, frame, line, save_methods, settled, toy_run
 
 from stepwise_routing.base.statistics import resamples
 from stepwise_routing.method.comparison import COLUMNS, at_thresholds, grid_search, outcome_rows
@@ -14,7 +13,6 @@ from stepwise_routing.method.outcomes import replay, toy_table, undominated
 from stepwise_routing.method.results import (
     METHOD_STYLE,
     REWRITES,
-    ablation_table,
     cost_unit,
     headline,
     method_label,
@@ -22,7 +20,7 @@ from stepwise_routing.method.results import (
     read_rows,
     with_intervals,
 )
-from stepwise_routing.method.routers import RandomRouter, ThresholdRouter, score_thresholds
+from stepwise_routing.method.routers import ThresholdRouter, score_thresholds
 from stepwise_routing.method.walks import SmallOnly
 from stepwise_routing.run.config import changed
 from stepwise_routing.run.own_routers import add_router
@@ -31,13 +29,9 @@ from stepwise_routing.run.stages import load_benchmark, load_run, read_table
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    s = setting(tmp_path_factory.mktemp('run'))
-    save_methods(s)
-    save_methods(setting(s.run.folder, 'api'), 'cents')
-    return s
-
-@pytest.fixture(scope='module')
-def with_ours(tmp_path_factory): return save_policies(setting(tmp_path_factory.mktemp('ours')))
+    run = toy_run(tmp_path_factory.mktemp('run'), 'gpt-4.1-mini')
+    save_methods(run)
+    return run
 
 # ---- intervals ------------------------------------------------------------------------------------------------------
 def ends(draws): return [with_intervals(dict(x=np.asarray(draws)))[f'x{end}'] for end in ('_low', '_high')]
@@ -126,7 +120,7 @@ def test_differences_are_paired():
     assert r['cost_vs_large_low'] == r['cost_vs_large_high'] == -1
 
 def test_row_order_changes_nothing(run):
-    rows = read_rows(run.files.methods('toy'))
+    rows = read_rows(run.files.methods('toy', 'paper_flops'))
     a, b = evaluated(rows, 100), evaluated(rows.sample(frac=1, random_state=0), 100)
     keys = ['method', 'on_escalate', 'threshold']
     pd.testing.assert_frame_equal(*(x.sort_values(keys, ignore_index=True) for x in (a, b)))
@@ -148,65 +142,24 @@ def test_the_frontier_is_what_nothing_beats(points):
     assert {points[i] for i in best} == {p for p in points if not any(beats(q, p) for q in points)}
     assert [cost[i] for i in best] == sorted({cost[i] for i in best})
 
-# ---- ablations ------------------------------------------------------------------------------------------------------
-def test_ablations_by_hand():
-    large = line('Large only', [1, 1], [10, 10])
-    seeds = enumerate((([1, 1], [2, 4]), ([1, 0], [5, 5])))
-    single = pd.concat([line('short', c, f, .1*i).assign(seed=i) for i, (c, f) in seeds])
-    rows = pd.concat([large, single.drop(columns='seed').assign(method='Ours')])
-    def table(rows, single, **kw):
-        part = SimpleNamespace(rows=rows, singles=single, means=means_of(rows, 200, **kw))
-        return ablation_table(part).iloc[0]
-    r = table(rows, single)
-    assert (r['method'], r['n'], r['seeds']) == ('short', 2, 2), 'whatever the thresholds of the seeds'
-    assert (r['accuracy'], r['accuracy_min'], r['accuracy_max']) == (.75, .5, 1.)
-    assert np.isclose(r['cost_share'], .4) and np.allclose([r['cost_share_min'], r['cost_share_max']], [.3, .5])
-    assert [r[f'excess{end}'] for end in ('', '_low', '_high', '_min', '_max')] == [.25, 0., .5, 0., .5]
-    assert (r['accuracy_low'], r['accuracy_high']) == (.5, 1.), 'resamples of the mean over seeds: 1 and .5 a problem'
-    money = table(large.assign(cents=.1), single.assign(cents=.03), cost='cents')
-    assert np.isclose(money['cost_share'], .3)
-
-def test_ablations_come_from_their_file(with_ours, run):
-    part = load_benchmark(with_ours, 'toy')
-    table = ablation_table(part)
-    assert table[['method', 'seeds']].values.tolist() == [['Ours', 2], ['Ours', 1], ['Ours (full)', 1], ['short', 2]]
-    assert load_benchmark(run, 'toy').singles.empty
-    path = with_ours.files.methods('toy', '-ablations')
-    text = path.read_text()
-    changes = {"has no column 'seed': run nbs/04b_comparison.ipynb again": text.replace(',seed\n', ',sede\n'),
-               'hold different problems': text.replace('test-', 'other-')}
-    try:
-        for message, changed_text in changes.items():
-            path.write_text(changed_text)
-            with pytest.raises(ValueError, match=message): load_benchmark(with_ours, 'toy')
-    finally: path.write_text(text)
-
 # ---- loading --------------------------------------------------------------------------------------------------------
-def test_a_run_has_one_setting_or_two(run):
-    results = load_run(run.run)
-    assert list(results) == ['open', 'api'] and results['api'].large == 'toy large'
-    assert [results[name].suffix for name in results] == ['', '_api'] and cost_unit(toy_table(2)) == 1e6
-    costs = {name: set(r.results['cost_in']) for name, r in results.items()}
-    assert costs == dict(open={'paper_flops'}, api={'cents'})
-    first = results['open'].parts['toy']
-    assert len(first.singles) == len(results['open'].whole(lambda p: p.singles)) == 0
+def test_a_run_has_one_unit_of_cost_or_two(run):
+    results = load_run(run)
+    assert list(results) == ['paper_flops', 'cents'] and results['cents'].large == 'toy large'
+    assert [r.suffix for r in results.values()] == ['', '_cents'] and cost_unit(toy_table(2)) == 1e6
+    for unit, r in results.items(): assert set(r.results['cost_in']) == {unit}
+    first = results['paper_flops'].parts['toy']
+    assert len(first.singles) == 0
     assert first.table.problem_id.tolist() == sorted(first.table.problem_id), 'in the order of the resamples'
-    alone = replace(run.run, config=changed(run.run.config, {'api.models': []}))
-    assert list(load_run(alone)) == ['open']
+    assert list(load_run(replace(run, config=changed(run.config, {'models.price': ''})))) == ['paper_flops']
 
 def test_settings_stand_beside_what_they_were_on_calibration(run):
-    part, keys = load_benchmark(run, 'toy'), ['method', 'on_escalate', 'threshold']
+    part, keys = load_benchmark(run, 'toy', 'paper_flops'), ['method', 'on_escalate', 'threshold']
     both = part.results.merge(part.grid, on=keys)
     assert len(both) and (both['calibration_accuracy'] == both['accuracy_y']).all()
     large = part.grid.loc[np.isinf(part.grid['threshold']), 'cost'].iloc[0]
     assert np.allclose(both['calibration_cost_share'], both['cost_y']/large)
     assert part.results.query('method == "Small only"')['calibration_accuracy'].isna().all()
-
-def test_an_infinite_threshold_is_one(run, tmp_path):
-    path = tmp_path/'toy.csv'
-    path.write_text(run.files.methods('toy').read_text().replace('Small only,append,0.5', 'Small only,append,inf'))
-    rows = read_rows(path)
-    assert np.isinf(rows['threshold']).any() and np.isinf(evaluated(rows, 20)['threshold']).any()
 
 # ---- what Table 1 prints --------------------------------------------------------------------------------------------
 def family(*costs): # of (method, reading, cost of its chosen threshold)
@@ -215,9 +168,7 @@ def family(*costs): # of (method, reading, cost of its chosen threshold)
     return headline(settled(pd.concat(rows)).results)
 
 def test_the_cheapest_variant_on_calibration_is_printed():
-    rows = family(('STEER (rest)', 'append', 5), ('STEER (rest)', 'regenerate', 4), ('STEER (next)', 'append', 6),
-                  ('Ours', 'append', 7), ('Ours', 'regenerate', 2), ('Ours (nested)', 'append', 3),
-                  ('Ours (full)', 'append', 2), ('Ours (bound)', 'append', 1))
+    rows = family(('STEER (rest)', 'append', 5), ('STEER (rest)', 'regenerate', 4), ('Ours', 'append', 7), ('Ours', 'regenerate', 2), ('Ours (nested)', 'append', 3), ('Ours (full)', 'append', 2))
     assert rows == {'STEER': ('STEER (rest)', 'regenerate'), 'Ours': ('Ours', 'append'),
                     'Ours, best': ('Ours (nested)', 'append')}
     assert family(('Ours', 'append', 3), ('Ours (full)', 'append', 4)) == {'Ours': ('Ours', 'append')}
@@ -229,75 +180,13 @@ def test_rows_have_names_and_an_order():
     assert [method_label(*name) for name in names] == ['STEER (rest)', 'STEER (rest), regenerate', 'RSD']
     assert [METHOD_STYLE[m]['external'] for m in REWRITES] == ['no', 'no', 'yes']
 
-def test_a_variant_is_the_same_on_all_benchmarks():
-    "The mean over benchmarks decides: 4 and 4 against 1 and 8."
-    def part(benchmark, a, b):
-        r = settled(pd.concat([line('Large only', [1, 1], [10, 10]), line('STEER (rest)', [1, 1], [a, a]),
-                               line('STEER (next)', [1, 1], [b, b])]).assign(benchmark=benchmark))
-        return r.parts[benchmark]
-    r = settled(line('Large only', [1, 1], [10, 10]))
-    r.parts.clear()
-    r.parts.update(a=part('a', 4, 1), b=part('b', 4, 8))
-    assert headline(r.results) == {'STEER': ('STEER (rest)', 'append')}
-
-def test_six_colours_are_told_apart():
-    """As colour-blind readers see them (Machado et al., 2009, severity 1), in CIELAB; and from the grey of all others.
-    Each is dark enough for a name in its colour (WCAG: 4.5 to 1), and names have markers of their own."""
-    colours = {s['color'] for m, s in METHOD_STYLE.items() if not m.endswith('only')}
-    assert len(colours) == 7
-    linear = np.array([[int(c[i:i + 2], 16)/255 for i in (1, 3, 5)] for c in sorted(colours)])
-    linear = np.where(linear <= .04045, linear/12.92, ((linear + .055)/1.055)**2.4)
-    assert (1.05/(linear @ [.2126, .7152, .0722] + .05) >= 4.5).all()
-    families = {s['family']: (s['color'], s['marker']) for s in METHOD_STYLE.values() if s['family']}
-    assert len(set(families.values())) == len(families)
-    seen = [np.eye(3),
-            np.array([[.152286, 1.052583, -.204868], [.114503, .786281, .099216], [-.003882, -.048116, 1.051998]]),
-            np.array([[.367322, .860646, -.227968], [.280085, .672501, .047413], [-.01182, .04294, .968881]])]
-    xyz = np.array([[.4124, .3576, .1805], [.2126, .7152, .0722], [.0193, .1192, .9505]])/[[.95047], [1], [1.08883]]
-    for eye in seen:
-        f = np.clip(linear @ eye.T, 0, 1) @ xyz.T
-        f = np.where(f > .008856, np.cbrt(f), 7.787*f + 16/116)
-        lab = np.c_[116*f[:, 1] - 16, 500*(f[:, 0] - f[:, 1]), 200*(f[:, 1] - f[:, 2])]
-        distance = np.linalg.norm(lab[:, None] - lab[None], axis=-1)
-        assert distance[~np.eye(7, dtype=bool)].min() >= 15
-
-@pytest.mark.parametrize('change, message', [
-    (lambda t: t.replace('large_correct', 'big_correct', 1),
-     "has no column 'large_correct': run nbs/04b_comparison.ipynb again"),
-    (lambda t: '\n'.join(t.split('\n')[:-2]) + '\n', 'has other problems than'),
-    (lambda t: t + t.split('\n')[-2] + '\n', 'has other problems than'),
-    (lambda t: t.replace(',append,0.5,', ',append,zero,', 1), "row .*: threshold is 'zero', not a number"),
-    (lambda t: t[:t.rindex(',')] + ',\n', "cents is '', not a number")])
-def test_bad_rows_get_a_clear_line(run, tmp_path, change, message):
-    path = tmp_path/'toy.csv'
-    path.write_text(change(run.files.methods('toy').read_text()))
-    with pytest.raises(ValueError, match=message) as e: read_rows(path)
-    assert '\n' not in str(e.value)
-
-def test_missing_artefacts_name_the_notebook(run, tmp_path):
-    s = setting(tmp_path)
-    def refused(kind, message):
-        with pytest.raises(kind, match=message) as e: load_benchmark(s, 'toy')
-        assert '\n' not in str(e.value)
-    refused(FileNotFoundError, '02')
-    toy_table(60).save(s.files.outcomes('toy', 'test'))
-    refused(FileNotFoundError, 'run nbs/04b_comparison.ipynb first')
-    path, grid = s.files.methods('toy'), s.files.methods('toy', '-grid')
-    path.parent.mkdir()
-    path.write_bytes(run.files.methods('toy').read_bytes())
-    refused(FileNotFoundError, 'toy-grid.csv: run nbs/04b_comparison.ipynb first')
-    whole = run.files.methods('toy', '-grid').read_text()
-    for column in ('unit', 'cost'):
-        grid.write_text(whole.replace(column, 'other', 1))
-        refused(ValueError, f"toy-grid.csv has no column '{column}': run nbs/04b_comparison.ipynb again")
-    grid.write_text(whole)
-    toy_table(50).save(s.files.outcomes('toy', 'test'))
-    refused(ValueError, 'hold different problems')
-
-def test_everything_is_compared_with_the_large_model():
+def test_every_result_is_compared_with_the_large_model(run, tmp_path):
     table = toy_table(20)
     rows = outcome_rows(SmallOnly(), table, replay(SmallOnly(), table), 0.)
     with pytest.raises(ValueError, match='no method "Large only"'): evaluated(pd.DataFrame(rows, columns=COLUMNS))
+    bare = toy_run(tmp_path)
+    table.save(bare.files.outcomes('toy', 'test'))
+    with pytest.raises(FileNotFoundError, match='run nbs/04b_comparison.ipynb first'): load_run(bare)
 
 # ---- a router of one's own ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
@@ -308,47 +197,28 @@ class Patience(ThresholdRouter): # the one of CONTRIBUTING.md
     def table_score(self, table): return 1/(1 + table.obs[..., table.features.index('index')])
 
 def test_a_router_of_ones_own_gets_into_tables_and_figures_by_one_call(tmp_path):
-    s = setting(tmp_path)
-    save_methods(s)
-    save_methods(setting(tmp_path, 'api'), 'cents')
-    before = load_benchmark(s, 'toy').results
-    for _ in range(2): results = add_router(s.run, Patience()) # the second call replaces the first one's rows
-    after = results['open'].results
+    run = toy_run(tmp_path, 'gpt-4.1-mini')
+    save_methods(run)
+    before = load_benchmark(run, 'toy', 'paper_flops').results
+    for _ in range(2): results = add_router(run, Patience()) # the second call replaces the first one's rows
+    after = results['paper_flops'].results
     assert after[after['method'] != 'Patience'].reset_index(drop=True).equals(before)
     rows = after[after['method'] == 'Patience']
     assert rows['chosen'].sum() == 1 and len(rows) > 1
-    calibration = read_table(s, 'toy', 'calibration')
+    calibration = read_table(run, 'toy', 'calibration')
     router = Patience()
     want = grid_search(at_thresholds(router, score_thresholds(router, calibration)), calibration, .02)
     assert rows.query('chosen == 1')['threshold'].tolist() == [want.threshold], 'by the rule that chose all others'
-    for file in ('full.md', 'metrics.md', 'certain.md'): assert 'Patience' in (s.run.tables/file).read_text()
-    certain = results['open'].parts['toy'].certain
-    assert certain.query('method == "Patience"')['threshold'].tolist() == [want.certain]
-    assert 'Patience' in (s.run.tables/'evaluation.csv').read_text()
-    assert (s.run.figures/'accuracy_cost_full.pdf').is_file()
+    for file in ('full.md', 'certain.md', 'evaluation_cents.csv'): assert 'Patience' in (run.tables/file).read_text()
+    assert (run.figures/'accuracy_cents.pdf').is_file()
 
 def test_a_router_may_be_fitted_to_each_benchmark(tmp_path):
-    s = setting(tmp_path)
-    save_methods(s)
-    save_methods(setting(tmp_path, 'api'), 'cents')
-    for each in s.run.settings: toy_table(60, 'train').save(each.files.outcomes('toy', 'train'))
+    run = toy_run(tmp_path)
+    save_methods(run)
+    toy_table(60, 'train').save(run.files.outcomes('toy', 'train'))
     splits = []
     def fitted(table):
         splits.append((table.benchmark, table.split))
         return Patience()
-    results = add_router(s.run, fitted)
-    assert set(splits) == {('toy', 'train')} and 'Patience' in set(results['open'].results['method'])
-
-def test_a_router_that_cannot_stand_in_a_table_is_refused_in_one_line(tmp_path):
-    s = setting(tmp_path)
-    save_methods(s)
-    @dataclass(frozen=True)
-    class Bare(Patience):
-        name = 'Bare threshold (logit)'
-    @dataclass(frozen=True)
-    class Walking:
-        name, on_escalate = 'Walking', 'append'
-    cases = (Bare(), 'another name'), (Walking(), 'no table_score'), (replace(RandomRouter(), name=''), 'no name')
-    for router, words in cases:
-        with pytest.raises(ValueError, match=words): add_router(s.run, router)
-    assert not s.files.methods('toy', '-own').exists()
+    results = add_router(run, fitted)
+    assert splits == [('toy', 'train')] and 'Patience' in set(results['paper_flops'].results['method'])

@@ -7,14 +7,11 @@ drawn belong in `report.points`, fonts and formats in `report.style`, figures of
 
 from pathlib import Path
 
-from ..base.records import READINGS
-from ..base.settings import checked
 from ..base.tools import find_project, one_of
 from ..method.comparison import NESTED
-from ..method.results import METHOD_STYLE, REWRITES, method_rank, style_of
+from ..method.results import REWRITES, method_rank, style_of
 from .points import drawn_methods, read_points, save_points, sweep_points
-from .reading import Inches, PointSize
-from .style import new_figure, paper_style, preview, save_figure, warn_of_ignored_settings
+from .style import new_figure, paper_style, preview, save_figure
 from .training import policy_figures
 from .writer import label
 
@@ -137,85 +134,10 @@ def _draw_panel(ax, points, curves, seeds, styles):
     ax.set_title(points['benchmark'].iloc[0])
 
 
-# ---- names beside markers
-
-OFFSETS = sorted(  # places to try: points to the right and up, nearest first; up counts twice
-    ((x, y) for x in range(-90, 91, 3) for y in range(-90, 91, 3)),
-    key=lambda offset: (offset[0] / 2) ** 2 + offset[1] ** 2,
-)
-
-
-def _is_free(box, ax, taken):
-    "Is a box inside the axes, without covering one of the taken boxes?"
-    is_inside = (ax.bbox.min <= box.min).all() and (box.max <= ax.bbox.max).all()
-    return is_inside and not any(box.overlaps(other) for other in taken)
-
-
-def _place_label(ax, mark, size, taken):
-    "Write the name of a marker and return the box of the name. ValueError if there is no room."
-    from matplotlib.patheffects import withStroke
-
-    text = ax.annotate(
-        mark.get_label(),
-        mark.get_xydata()[0],
-        (0, 0),
-        textcoords='offset points',
-        zorder=9,
-        ha='center',
-        va='center',
-        fontsize=size,
-        color=mark.get_color(),
-        path_effects=[withStroke(linewidth=2, foreground='white')],
-    )
-    home = text.get_window_extent()
-    pixels = ax.figure.dpi / 72
-    for x, y in OFFSETS:
-        box = home.translated(x * pixels, y * pixels)
-        if _is_free(box, ax, taken):
-            text.set_position((x, y))
-            return box
-    raise ValueError(f'no room for {mark.get_label()!r}: draw fewer methods, or a legend')
-
-
-def place_labels(
-    ax,  # axes whose place in the figure is settled
-    size: float,  # of the names, points
-) -> None:
-    """Write each marker's name near it, in its colour, without covering another name or marker.
-
-    ValueError if there is no room.
-    """
-    from matplotlib.transforms import Bbox
-
-    marks = [line for line in ax.get_lines() if line.get_marker() not in ('None', '.')]
-    marks = [line for line in marks if len(line.get_xdata()) == 1]  # curves have a legend alone
-    taken = []
-    for mark in marks:
-        centre = ax.transData.transform(mark.get_xydata()[0])
-        taken.append(Bbox.from_extents(*(centre - 6), *(centre + 6)))
-    for mark in sorted(marks, key=lambda mark: -mark.get_ydata()[0]):
-        taken.append(_place_label(ax, mark, size, taken))
-
-
 # ---- whole figures
 
 LEGEND_COLUMN = 1.3  # inches for a column of names
 COST_TICKS = (0, 1, 2, 5, 10, 20, 50, 100)  # of a logarithmic axis
-
-
-def _check_look(points, methods, xscale, labels, style):
-    "ValueError, with the values allowed, for an unknown method, scale, label or style."
-    one_of('xscale', xscale, ('linear', 'log'))
-    one_of('labels', labels, ('legend', 'direct', None))
-    rows = sorted({*zip(points['method'], points['on_escalate'])})
-    if methods == []:
-        raise ValueError('methods: name a (method, on_escalate) pair, or leave it out to draw all')
-    for row in methods or ():
-        one_of('method', row, rows)
-    for name, own in style.items():
-        one_of('method in style', name, [*METHOD_STYLE, *points['method'].unique()])
-        for key in own:
-            one_of('style', key, style_of(name))
 
 
 def _scale_costs(ax):
@@ -244,17 +166,6 @@ def _draw_legend(fig, axes, size, ncols):
     )
 
 
-def _rows_of_panels(points, methods):
-    "Per row of panels, its (method, on_escalate) pairs. If all methods are drawn, each reading has a row."
-    if methods:
-        return [methods]
-    pairs = {*zip(points['method'], points['on_escalate'])}
-    rows = []
-    for reading in READINGS:
-        rows.append([pair for pair in pairs if pair[1] == reading or pair[0].endswith('only')])
-    return rows
-
-
 def _share_cost_labels(fig, axes):
     "If the label of costs is too wide to be below each panel, write it below the middle one only."
     n_columns = axes.shape[1]
@@ -266,24 +177,23 @@ def _share_cost_labels(fig, axes):
     axes[-1, n_columns // 2].set_xlabel(COST_LABEL)
 
 
-def _draw_panels(axes, rows, parts, frontiers, styles):
-    "Draw a panel per row of methods and benchmark. `axes` are [row, benchmark]."
-    for panels, row in zip(axes, rows):
-        for ax, (benchmark, part, dots) in zip(panels, parts):
-            pairs = zip(part['method'], part['on_escalate'])
-            drawn = part[[pair in row for pair in pairs]]
-            curves = frontiers[frontiers['benchmark'] == benchmark]
-            _draw_panel(ax, drawn, curves, dots, styles)
+def _draw_panels(axes, methods, parts, frontiers, styles):
+    "Draw a panel per benchmark. `axes` are [benchmark]."
+    for ax, (benchmark, part, dots) in zip(axes, parts):
+        pairs = zip(part['method'], part['on_escalate'])
+        drawn = part[[pair in methods for pair in pairs]]
+        curves = frontiers[frontiers['benchmark'] == benchmark]
+        _draw_panel(ax, drawn, curves, dots, styles)
 
 
 def draw_accuracy_cost(
     points,  # DataFrame of `evaluate`, one or several benchmarks
     frontiers,  # DataFrame of their `frontiers`
-    methods=None,  # (method, on_escalate) pairs; None: all methods, with a row of panels per reading
+    methods=None,  # (method, on_escalate) pairs; None: those of `drawn_methods`
     seeds=None,  # DataFrame of their `seed_points`: single seeds as dots
     facts=None,  # of `read_points`; not drawn: `figure_caption` uses them
     xscale: str = 'linear',  # or "log", which is linear below 1 %
-    labels: str | None = 'legend',  # names below the panels; "direct": beside the markers; None
+    legend: bool = True,  # names below the panels
     size: float = 7,  # of the names, points
     width: float = 5.5,  # inches: 2.7 for one panel, 5.5 for a row of them
     height: float = 2.9,  # inches
@@ -292,32 +202,25 @@ def draw_accuracy_cost(
     font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
     rc=None,  # name -> value: settings of matplotlib that replace ours; your rcParams are not used
 ):  # matplotlib figure
-    """Draw accuracy against cost, a panel per benchmark. ValueError for an unknown name lists the known ones.
+    """Draw accuracy against cost, a panel per benchmark. ValueError for an unknown method lists the known ones.
 
     `draw_accuracy_cost(**read_points(folder))` draws the tables of a folder.
     """
-    for name, frame in dict(points=points, frontiers=frontiers).items():
-        if not hasattr(frame, 'columns'):
-            raise ValueError(f'{name} is {frame!r:.40}: give the DataFrame of read_points')
+    one_of('xscale', xscale, ('linear', 'log'))
+    rows = sorted({*zip(points['method'], points['on_escalate'])})
+    methods = methods or drawn_methods(points)
+    for row in methods:
+        one_of('method', row, rows)
     style = style or {}
-    width = checked('width', width, Inches)
-    height = checked('height', height, Inches)
-    size = checked('size', size, PointSize)
-    checked('font', font, str)
-    checked('stacked', stacked, bool)
-    _check_look(points, methods, xscale, labels, style)
-    if rc is None:
-        warn_of_ignored_settings()
     styles = {name: style_of(name) | style.get(name, {}) for name in points['method'].unique()}
     seeds = points[:0] if seeds is None else seeds
     parts = []
     for benchmark, part in points.groupby('benchmark', sort=False):
         parts.append((benchmark, part, seeds[seeds['benchmark'] == benchmark]))
-    rows = _rows_of_panels(points, methods)
-    shape = (len(parts), len(rows)) if stacked else (len(rows), len(parts))
+    shape = (len(parts), 1) if stacked else (1, len(parts))
     fig, axes = new_figure(width, height, *shape, font=font, rc=rc)
     with paper_style(font, rc):
-        _draw_panels(axes.T if stacked else axes, rows, parts, frontiers, styles)
+        _draw_panels(axes.flat, methods, parts, frontiers, styles)
         for ax in axes[:, 0]:
             ax.set_ylabel('accuracy, %')
         if stacked:
@@ -327,11 +230,7 @@ def draw_accuracy_cost(
         if xscale == 'log':
             for ax in axes.flat:
                 _scale_costs(ax)
-        if labels == 'direct':
-            fig.draw_without_rendering()  # settles where the axes are
-            for ax in axes.flat:
-                place_labels(ax, size)
-        if labels == 'legend':
+        if legend:
             _draw_legend(fig, axes, size, ncols=max(1, int(width / LEGEND_COLUMN)))
     return fig
 
@@ -340,8 +239,6 @@ def draw_accuracy_cost(
 
 
 def _drawn_in_words(points, methods, rows):
-    if not methods:
-        return 'Every method is drawn: append in the upper row, regenerate in the lower row.'
     if set(methods) == set(drawn_methods(points)):
         words = 'Each method is drawn in the variant that was cheapest on calibration problems'
         has_ours = any(row['method'] == 'Ours' for row in rows)
@@ -382,10 +279,11 @@ def figure_caption(
 ) -> str:
     "The caption of an accuracy-cost figure: what was drawn, sentence by sentence."
     facts = dict(facts)
+    methods = methods or drawn_methods(points)
     names = ['benchmark', 'method', 'on_escalate']
     chosen = points.sort_values('chosen', ascending=False, kind='stable').drop_duplicates(names)
     chosen = chosen.sort_index(kind='stable').to_dict('records')
-    rows = [row for row in chosen if not methods or (row['method'], row['on_escalate']) in methods]
+    rows = [row for row in chosen if (row['method'], row['on_escalate']) in methods]
     cost = _cost_in_words(points, facts, xscale)
     drawn = _drawn_in_words(points, methods, rows)
     sizes = points.groupby('benchmark', sort=False)['n'].first()
@@ -419,9 +317,9 @@ def figure_caption(
 
 def accuracy_figures(
     tables,  # folder
-    suffix: str = '',  # '_api': in cents
+    suffix: str = '',  # '_cents': in cents
 ) -> dict:  # stem -> (figure, caption)
-    "The main and the full figure of a setting, from its tables. {} if the tables hold no points."
+    "The figure of one unit of cost, from its tables. {} if the tables hold no points."
     names = f'evaluation{suffix}.csv', f'frontiers{suffix}.csv'
     if not any((Path(tables) / name).is_file() for name in names):
         return {}
@@ -429,14 +327,8 @@ def accuracy_figures(
     points = data['points']
     seeds = data['seeds']
     name = 'accuracy_cents' if suffix else 'accuracy_cost'
-    figures = {}
-    for stem, methods, height in (
-        (name, drawn_methods(points), 2.9),
-        (f'{name}_full', None, 5.6),
-    ):
-        fig = draw_accuracy_cost(points, data['frontiers'], methods, seeds, height=height)
-        figures[stem] = fig, figure_caption(points, methods, seeds, data['facts'])
-    return figures
+    fig = draw_accuracy_cost(points, data['frontiers'], seeds=seeds)
+    return {name: (fig, figure_caption(points, seeds=seeds, facts=data['facts']))}
 
 
 def redraw(
@@ -448,11 +340,11 @@ def redraw(
         raise FileNotFoundError(
             f'{tables} has no frontiers*.csv: give the folder tables of a finished run'
         )
-    drawn = accuracy_figures(tables) | accuracy_figures(tables, '_api') | policy_figures(tables)
+    drawn = accuracy_figures(tables) | accuracy_figures(tables, '_cents') | policy_figures(tables)
     paths = []
     for stem, (fig, caption) in drawn.items():
         paths += save_figure(fig, Path(figures) / stem, caption)
-    return paths
+    return list(dict.fromkeys(paths))
 
 
 def tables_of(
@@ -466,9 +358,8 @@ def previews(
     drawn: dict,  # of `accuracy_figures` or `policy_figures`
     dpi: float = 100,  # dots per inch
 ) -> list:  # IPython Images
-    "Show figures, without those of every method."
-    main = [fig for stem, (fig, _) in drawn.items() if not stem.endswith('_full')]
-    return [preview(fig, dpi) for fig in main]
+    "Show figures."
+    return [preview(fig, dpi) for fig, _ in drawn.values()]
 
 
 def save_and_show(
@@ -476,7 +367,7 @@ def save_and_show(
     figures: Path,  # folder
     dpi: float = 100,  # dots per inch of the pictures shown
 ) -> list:  # IPython Images
-    "Save all figures. Show them, without the figures of every method."
+    "Save figures, and show them."
     for stem, (fig, caption) in drawn.items():
         save_figure(fig, figures / stem, caption)
     return previews(drawn, dpi)
@@ -485,7 +376,7 @@ def save_and_show(
 def committed_figures() -> list:  # IPython Images
     "The main figures, drawn from the committed tables; nothing is written."
     tables = find_project().root / 'tables'
-    return previews(accuracy_figures(tables) | accuracy_figures(tables, '_api'), 130)
+    return previews(accuracy_figures(tables) | accuracy_figures(tables, '_cents'), 130)
 
 
 def report_accuracy_cost(

@@ -4,30 +4,16 @@ Here belong the paper's numbers, and putting ours into the same form. All other 
 in `report.tables`.
 """
 
-import warnings
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from ..base.records import PRICES, USUAL_PRICE
-from ..base.settings import Positive, checked
 from ..base.tools import one_of
 from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of
 from ..models.model_name import ModelName
-from .reading import (
-    Amount,
-    Name,
-    Percentage,
-    Unbounded,
-    WholeNumber,
-    check_intervals,
-    read_table,
-    table_error,
-)
-from .tex_width import tabular_width
 from .writer import PERCENT, interval, interval_table, markdown, tabular, tex
 
 # ---- as printed
@@ -231,63 +217,14 @@ def paper_table(
     return table.astype(dict(n='Int64'))
 
 
-KINDS = dict(  # column that is needed -> kind of its cells
-    source=Literal['paper', RUN_SOURCE, CERTAIN_SOURCE],
-    profile=str | None,
-    benchmark=Name,
-    method=Name,
-    label=Name,
-    external=Literal['--', 'no', 'yes'],
-    threshold=Unbounded | None,
-    n=WholeNumber | None,
-    unit=Amount,
-    cost_in=Literal['paper_flops', 'full_flops', 'cents'],
-    accuracy=Percentage,
-    accuracy_low=Percentage | None,
-    accuracy_high=Percentage | None,
-    cost=Amount,
-    cost_low=Amount | None,
-    cost_high=Amount | None,
-    ac=Amount | None,
-    ac_low=Amount | None,
-    ac_high=Amount | None,
-)
-
-
-SAME_IN_SOURCE = 'profile', 'unit', 'cost_in'
-
-
-def _check_rows(path, own) -> None:
-    "ValueError for rows of this run that are missing or contradict each other."
-    if own.empty:
-        raise table_error(path, 'it has no row of this run: is it cut off?')
-    for row in own.index[own.duplicated(['source', 'benchmark', 'label'])]:
-        raise table_error(
-            path, f'row {row + 2}: a second row of {own["label"][row]} on a benchmark'
-        )
-    for source, part in own.groupby('source'):
-        for name in SAME_IN_SOURCE:
-            if part[name].nunique(dropna=False) > 1:
-                raise table_error(path, f'{name} differs between the rows of {source}')
-        for benchmark in sorted({*own['benchmark']} - {*part['benchmark']}):
-            raise table_error(path, f'it lacks {benchmark} of {source}: is it cut off?')
-    for benchmark, part in own.groupby('benchmark'):
-        if part['n'].nunique(dropna=False) > 1:
-            raise table_error(path, f'n differs between the rows of {benchmark}')
-    for name in ('accuracy', 'cost', 'ac'):
-        check_intervals(path, own, name)
-
-
 def read_paper_table(
     path,  # of a table1.csv or table2.csv
 ):  # DataFrame, as `paper_table` made it
     "Read Table 1 or 2 from its file, with the paper's numbers as printed."
     import pandas as pd
 
-    path = Path(path)
-    table = read_table(path, KINDS)
+    table = pd.read_csv(Path(path))
     own = table[table['source'] != 'paper']
-    _check_rows(path, own)
     whole = pd.concat([own, paper_rows(table['cost_in'].iloc[0])], ignore_index=True)
     return whole.astype(dict(n='Int64'))
 
@@ -392,59 +329,20 @@ def _without_intervals(table):
     return table.drop(columns=[c for c in table if c.endswith(('_low', '_high'))])
 
 
-TEX_LOOKS = (  # size and column gap in points; the first that fits is taken
-    (r'\small', 2.1),
-    (r'\footnotesize', 2.1),
-)
-
-
-def _tabulars(part, stacked):
-    "The rows of a source as one tabular. `stacked`: as one tabular per benchmark."
-    names, cells = _columns(part, 'Ext.')
-    parts = [part]
-    if stacked:
-        parts = [own for _, own in part.groupby('benchmark', sort=False)]
-    return [tabular(interval_table(own, names, cells, 'benchmark'), 'Ext.') for own in parts]
-
-
-def _fitted(table, width):
-    "Source -> its tabulars in the first look that fits the width. Warns, and takes the narrowest, if none fits."
-    for stacked in (False, True):
-        made = {}
-        for source, part in table.groupby('source', sort=False):
-            made[source] = _tabulars(part, stacked)
-        texts = [text for own in made.values() for text in own]
-        for look in TEX_LOOKS:
-            if max(tabular_width(text, *look) for text in texts) <= width:
-                return made, look
-    warnings.warn(f'the table is wider than {width:g} inches, even with benchmarks stacked')
-    return made, look
-
-
-def _tex_panels(table, full, width):
-    "(Source, heading, LaTeX, notes) of each part of a table."
-    if full:  # scaled to the width of the text
-        for source, heading, text, notes in _panels(table):
-            resized = ['\\noindent', r'\resizebox{\linewidth}{!}{%', tabular(text) + '}']
-            yield source, heading, resized, notes
-        return
+def _tex_panels(table):
+    "(Source, heading, LaTeX, notes) of each part of a table, scaled to the width of the text."
     legend = 'Ext.: with external models; in bold the best of a group'
     table = _without_intervals(table)
-    made, (size, gap) = _fitted(table, width)
-    look = rf'{size}\setlength{{\tabcolsep}}{{{gap}pt}}%'
     for source, part in table.groupby('source', sort=False):
         heading, notes = _heading(part)
-        lines = []
-        for text in made[source]:
-            lines += ['\\noindent', look, text, r'\par\smallskip']
-        yield source, heading.replace('[95% interval]', legend), lines[:-1], notes
+        names, cells = _columns(part, 'Ext.')
+        text = tabular(interval_table(part, names, cells, 'benchmark'), 'Ext.')
+        lines = ['\\noindent', r'\resizebox{\linewidth}{!}{%', text + '}']
+        yield source, heading.replace('[95% interval]', legend), lines, notes
 
 
 def _selected(table, rows, sources):
     "The chosen rows and sources of `paper_table`. ValueError for a row or source that it does not have."
-    for name, given in dict(rows=rows, sources=sources).items():
-        if isinstance(given, str):
-            raise ValueError(f'{name} is {given!r:.40}: give a list, such as [{given!r:.40}]')
     for row in rows or ():
         one_of('row', row, list(table['label'].unique()))
     for source in sources or ():
@@ -453,29 +351,17 @@ def _selected(table, rows, sources):
         table = table[table['label'].isin(rows)]
     if sources:
         table = table[table['source'].isin(sources)]
-    if table.empty:
-        raise ValueError('no row is left, as these sources have none of these rows: choose others')
     return table
 
 
 def to_tex(
     table,  # of `paper_table`
-    full: bool = False,  # with intervals, scaled to the width of the text
     rows=None,  # labels of rows to keep, such as "Ours"; None: all
     sources=None,  # names of sources, such as ("this run",); None: all, the paper included
     captions=None,  # source -> your heading; "": no heading
     notes: bool = True,  # write the notes below
-    width: float = 5.5,  # inches; in a narrow column, benchmarks are stacked
 ) -> str:
-    r"""Table 1 or 2 for LaTeX, to be \input: booktabs tabulars that fit the width without scaling.
-
-    Widths are estimated for Computer Modern, which is wider than most fonts of articles.
-    """
-    if not hasattr(table, 'columns'):
-        raise ValueError(f'table is {table!r:.40}: give the DataFrame of read_paper_table')
-    width = checked('width', width, Positive)
-    checked('full', full, bool)
-    checked('notes', notes, bool)
+    r"Table 1 or 2 for LaTeX, to be \input: booktabs tabulars, scaled to the width of the text."
     table = _selected(table, rows, sources)
     profile = table['profile'].dropna()
     made_by = f', {profile.iloc[0]} profile' if len(profile) else ''
@@ -483,9 +369,7 @@ def to_tex(
         f'% generated by nbs/05_results.ipynb{made_by}; needs booktabs, amsfonts and graphicx',
         r'\begingroup',
     ]
-    for source in captions or ():
-        one_of('source of a caption', source, list(table['source'].unique()))
-    for source, heading, text, remarks in _tex_panels(table, full, width):
+    for source, heading, text, remarks in _tex_panels(table):
         heading = (captions or {}).get(source, heading)
         if heading:
             lines.append(rf'\noindent\emph{{{tex(heading)}}}\par\smallskip')

@@ -1,29 +1,14 @@
 """The points of the figures: methods, frontiers, single seeds
 
 Here belong the points, their files, and the choice for the main figures. Drawing belongs in
-`report.figures` and `report.slider`.
+`report.figures`.
 """
 
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-
-from ..base.records import READINGS
-from ..base.settings import checked
 from ..base.tools import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
-from .reading import (
-    CostShare,
-    Flag,
-    Fraction,
-    Unbounded,
-    WholeNumber,
-    check_intervals,
-    read_table,
-    table_error,
-)
 from .writer import save_table
 
 
@@ -72,80 +57,24 @@ def save_points(
             save_table(r.tables / f'{stem}{r.suffix}', points)
 
 
-CURVES = 'small-large line', 'random', 'oracle'
-INTERVALS = 'accuracy_low accuracy_high cost_share_low cost_share_high calibration_cost_share'
-POINT = dict(benchmark=str, cost_share=CostShare, accuracy=Fraction)
-VARIANT = dict(method=str, on_escalate=Literal[READINGS])
-SETTING = dict(threshold=Unbounded, chosen=Flag, n=WholeNumber)
-KINDS = dict(  # file -> column that its figures need -> kind of its cells
-    evaluation=POINT | VARIANT | SETTING | dict.fromkeys(INTERVALS.split(), CostShare | None),
-    frontiers=POINT | dict(curve=Literal[CURVES]),
-    seeds=POINT | VARIANT,
-)
-
-
-def _check_points(path, points) -> None:
-    "ValueError for rows of the evaluation that contradict each other."
-    variant = ['benchmark', *VARIANT]
-    for row in points.index[points.duplicated()]:
-        raise table_error(path, f'row {row + 2}: the same as an earlier row')
-    chosen = points[points['chosen'] == 1]
-    for row in chosen.index[chosen.duplicated(variant)]:
-        raise table_error(path, f'row {row + 2}: a second chosen row of a method on a benchmark')
-    if points['cost_in'].nunique() > 1:
-        raise table_error(path, 'cost_in differs between rows')
-    for name in ('accuracy', 'cost_share'):
-        check_intervals(path, points, name)
-
-
-def _check_benchmarks(path, frame, expected) -> None:
-    "ValueError if a file lacks one of the benchmarks that are expected in it."
-    for benchmark in sorted({*expected} - {*frame['benchmark']}):
-        raise table_error(path, f'it lacks {benchmark}: is it cut off?')
-
-
 def read_points(
     tables,  # folder
-    suffix: str = '',  # '_api': in cents
+    suffix: str = '',  # '_cents': in cents
 ) -> dict:  # arguments of `draw_accuracy_cost`, and `facts`: profile, billing
-    """Read the points of a run's figures from its tables. If only points in cents are there: those.
+    "Read the points of a run's figures from its tables. If only points in cents are there: those."
+    import pandas as pd
 
-    ValueError in one line for a damaged file.
-    """
     tables = Path(tables)
-    if not any((tables / f'{stem}.csv').is_file() for stem in KINDS):
-        suffix = '_api'
-    cost_in = Literal['cents'] if suffix else Literal['paper_flops', 'full_flops']
-    paths = {stem: tables / f'{stem}{suffix}.csv' for stem in KINDS}
+    if not (tables / 'evaluation.csv').is_file():
+        suffix = '_cents'
     data = {}
-    for stem, kinds in KINDS.items():
-        if stem == 'evaluation':
-            kinds = kinds | dict(cost_in=cost_in)
-        path = paths[stem]
-        may_lack = stem == 'seeds' and not path.is_file()
-        data[stem] = None if may_lack else read_table(path, kinds)
-    points = data['evaluation']
-    curves = data['frontiers']
-    _check_points(paths['evaluation'], points)
-    path = paths['frontiers']
-    _check_benchmarks(path, curves, points['benchmark'])
-    _check_benchmarks(paths['evaluation'], points, curves['benchmark'])
-    if data['seeds'] is not None:
+    for name, stem in dict(points='evaluation', frontiers='frontiers', seeds='seeds').items():
+        path = tables / f'{stem}{suffix}.csv'
         # Where no policy can be trained (say, from problems that no model solves), there are no seeds.
-        trained = points[points['method'] == 'Ours']
-        _check_benchmarks(paths['seeds'], data['seeds'], trained['benchmark'])
-    for benchmark, names in curves.groupby('benchmark')['curve']:
-        for name in sorted({*CURVES} - {*names}):
-            raise table_error(path, f'it lacks the curve {name} of {benchmark}: is it cut off?')
-    # Sorting would not help: the curve of chance goes beyond the large model's cost and back.
-    for name, cost in curves.groupby(['benchmark', 'curve'])['cost_share']:
-        way = cost.diff().abs().sum()
-        if way > 2 * np.ptp(cost) + 0.01:  # further than there and back
-            raise table_error(path, f'the rows of the curve {name} are in another order')
-    stem, *facts = ('table2', 'profile', 'billing') if suffix else ('table1', 'profile')
-    table = read_table(tables / f'{stem}.csv', dict.fromkeys(facts, str | None))
-    data['points'] = data.pop('evaluation')
-    data['facts'] = table[facts].iloc[0].to_dict()
+        data[name] = None if name == 'seeds' and not path.is_file() else pd.read_csv(path)
+    table = pd.read_csv(tables / ('table2.csv' if suffix else 'table1.csv'))
+    facts = table.iloc[0].to_dict()
+    data['facts'] = {name: facts[name] for name in ('profile', 'billing') if name in facts}
     return data
 
 
@@ -163,23 +92,11 @@ def add_curve(
     """
     import pandas as pd
 
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError(f'name is {name!r:.40}: it should be a word for the legend')
-    costs = checked('cost_share (.35 is 35 %)', np.array(cost_share).tolist(), list[CostShare])
-    accuracies = checked('accuracy (.35 is 35 %)', np.array(accuracy).tolist(), list[Fraction])
     there = list(points['benchmark'].unique())
     if not benchmark and len(there) == 1:
         benchmark = there[0]
     one_of('benchmark', benchmark, there)
-    one_of('on_escalate', on_escalate, READINGS)
-    if len(costs) != len(accuracies) or not costs:
-        raise ValueError(
-            f'curve {name!r}: {len(costs)} costs and {len(accuracies)} accuracies; '
-            'give one of each for every point'
-        )
-    if name in set(points['method'][points['benchmark'] == benchmark]):
-        raise ValueError(f'{benchmark} has a method {name!r} already: choose another name')
-    curve = pd.DataFrame(dict(cost_share=costs, accuracy=accuracies))
+    curve = pd.DataFrame(dict(cost_share=cost_share, accuracy=accuracy))
     of_benchmark = points[points['benchmark'] == benchmark].iloc[0]
     curve['threshold'] = range(len(curve))
     same = {column: of_benchmark[column] for column in ('n', 'unit', 'cost_in')}

@@ -26,12 +26,10 @@ def benchmark_shortfalls(
     alpha = part.grid['alpha'].iloc[0]
     n = chosen['n'].iloc[0]
     has_rows = set(chosen['method'])
-    missing = [m for m in METHOD_STYLE if m not in has_rows and 'per step' not in m]
+    missing = [m for m in METHOD_STYLE if m not in has_rows]
     judged = chosen.dropna(subset='calibration_accuracy')
     large_alone = judged[np.isinf(judged['threshold'])]
     inaccurate = judged[~keeps_accuracy(judged['accuracy_vs_large_high'], 0, alpha)]
-    bounded = judged[judged['method'] == 'Ours (bound)']
-    uncovered = bounded[~keeps_accuracy(bounded['coverage_high'], 1, alpha)]
     sentences = []
     if n < 300:
         sentences.append(f'{n} test problems, fewer than 300; the intervals are wide')
@@ -42,7 +40,7 @@ def benchmark_shortfalls(
         )
     if missing:
         is_recorded = part.table.benchmark.endswith(SUFFIX)
-        reason = 'not recorded' if is_recorded else 'not run in this setting, or switched off'
+        reason = 'not recorded' if is_recorded else 'not run, or switched off'
         sentences.append(f'no rows for {"; ".join(missing)}: {reason}')
     if len(large_alone):
         sentences.append(
@@ -54,22 +52,13 @@ def benchmark_shortfalls(
             f'{_labels(inaccurate)}: clearly more than {in_points(alpha)} '
             'below the large model on test'
         )
-    if len(uncovered):
-        sentences.append(
-            f'the coverage of {_labels(uncovered)} on test lies clearly below 1 - alpha'
-        )
     return sentences
-
-
-def _without_ablations(part) -> bool:
-    "Has a benchmark no ablations, that is, no other policies than those of the tables?"
-    return part.singles['method'].isin(list(METHOD_STYLE)).all()
 
 
 def shortfalls(
     r,  # `SettingResults`
 ) -> list:  # sentences
-    "What falls short in a setting, each sentence once."
+    "What falls short in a run, each sentence once."
     benchmarks = {}
     for benchmark, part in r.parts.items():
         for sentence in benchmark_shortfalls(part):
@@ -79,11 +68,6 @@ def shortfalls(
         sentences.append(
             f'{", ".join(r.parts)}: grading gave up on answers, which count as wrong: {r.given_up}.'
         )
-    if r.name == 'api':
-        return [f'API setting, {sentence}' for sentence in sentences]
-    bare = [benchmark for benchmark, part in r.parts.items() if _without_ablations(part)]
-    if bare and r.ablations:
-        sentences.append(f'No ablations of the policy on {", ".join(bare)}.')
     return sentences
 
 

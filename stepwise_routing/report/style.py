@@ -5,9 +5,9 @@ notebook. The content of a figure belongs in `report.figures` and `report.traini
 """
 
 import io
-import warnings
+from pathlib import Path
 
-from ..base.tools import nearest, write_file
+from ..base.tools import write_file
 
 RC_PARAMETERS = {
     'font.family': 'STIXGeneral',
@@ -34,49 +34,16 @@ RC_PARAMETERS = {
 DATES = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  # entries left out
 
 
-def check_font(font: str) -> None:
-    "ValueError, with the nearest font, if matplotlib does not find this font."
-    from matplotlib import font_manager
-
-    try:
-        font_manager.findfont(font, fallback_to_default=False)
-    except ValueError:
-        names = sorted({*font_manager.get_font_names(), *font_manager.font_family_aliases})
-        hint = nearest(font, names)
-        raise ValueError(
-            f'matplotlib finds no font {font!r} here{hint}; matplotlib.font_manager.'
-            'get_font_names() lists those it finds'
-        ) from None
-
-
-def warn_of_ignored_settings() -> None:
-    "Warn, in one line, if you changed settings of matplotlib that our figures do not follow."
-    import matplotlib
-
-    usual = matplotlib.rcParamsDefault
-    changed = [name for name in RC_PARAMETERS if matplotlib.rcParams[name] != usual[name]]
-    if changed:
-        warnings.warn(
-            f'the figure does not follow your rcParams {", ".join(changed)}: '
-            'give them as rc={name: value}',
-            stacklevel=3,
-        )
-
-
 def paper_style(
     font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
     rc=None,  # name -> value: settings of matplotlib that replace ours
 ):
-    "Matplotlib's settings for our figures, during a `with` block. ValueError for an unknown setting."
+    "Matplotlib's settings for our figures, during a `with` block."
     import matplotlib
 
     settings = dict(RC_PARAMETERS)
     if font:
-        check_font(font)
         settings['font.family'] = font
-    for name in rc or ():
-        if name not in matplotlib.rcParams:
-            raise ValueError(f'unknown rcParam {name!r}{nearest(name, matplotlib.rcParams)}')
     return matplotlib.rc_context(settings | dict(rc or {}))
 
 
@@ -109,14 +76,23 @@ def file_bytes(
     return buffer.getvalue()
 
 
+CAPTIONS = 'captions.md'  # the captions of all figures in a folder, by their names
+
+
 def save_figure(
     fig,
     stem,  # path without its ending
     caption: str,
 ) -> list:  # paths written
-    "Write the figure as .pdf and .png, and its caption as .md."
-    files = dict(pdf=file_bytes(fig, 'pdf'), png=file_bytes(fig, 'png'), md=caption + '\n')
-    return [write_file(f'{stem}.{ending}', data) for ending, data in files.items()]
+    "Write the figure as .pdf and .png, and its caption into captions.md of its folder."
+    stem = Path(stem)
+    files = dict(pdf=file_bytes(fig, 'pdf'), png=file_bytes(fig, 'png'))
+    paths = [write_file(f'{stem}.{ending}', data) for ending, data in files.items()]
+    file = stem.parent / CAPTIONS
+    parts = file.read_text('utf-8').strip().split('\n\n') if file.is_file() else []
+    kept = [part for part in parts if not part.startswith(f'**{stem.name}.** ')]
+    captions = sorted([*kept, f'**{stem.name}.** {caption}'])
+    return [*paths, write_file(file, '\n\n'.join(captions) + '\n')]
 
 
 def preview(

@@ -1,4 +1,4 @@
-"""All tables of a run but Tables 1 and 2: every method, ablations, certain settings, and their files
+"""All tables of a run but Tables 1 and 2: every method, certain settings, comparisons, and their files
 
 Here belong these tables and their files. The form of Tables 1 and 2 belongs in `report.paper_tables`.
 Writing any table belongs in `report.writer`.
@@ -12,23 +12,8 @@ import numpy as np
 from ..base.tools import one_of, write_file
 from ..data.benchmarks import MICRO
 from ..data.frozen import RECEIPT, read_frozen
-from ..method.comparison import NEARLY, NESTED
-from ..method.results import (
-    ABLATED,
-    METHOD_STYLE,
-    ablation_table,
-    evaluate,
-    headline,
-    method_label,
-)
-from .gains import (
-    comparison_markdown,
-    comparisons,
-    levels_markdown,
-    metrics,
-    metrics_markdown,
-    shares_by_level,
-)
+from ..method.results import METHOD_STYLE, evaluate, headline, method_label
+from .comparison import comparison_markdown, comparisons
 from .paper_tables import (
     PAPER_TABLES,
     paper_table,
@@ -107,22 +92,20 @@ How to read a row:
 - The setting of a row is the cheapest one that loses at most {points} to the large model on the calibration problems.
   *large only* says that no cheaper setting did.
 - The *threshold* of ours is alpha. *kappa* follows from it: the mean over the training seeds, the least and the
-  largest. The *threshold* of TRIM-Agg and of two numbers is the number of a setting.
+  largest. The *threshold* of TRIM-Agg is the number of a setting.
 - *Coverage* is one minus the share of problems that only the large model alone solves, in the draw that methods share.
   A *miss* is counted against independent draws of the large model. Its *excess* is over the large model's own misses.
 - A row of ours is the mean over the training seeds, problem by problem.
 - Intervals hold 95 %: test problems, calibration problems with the choice, and training seeds are drawn again. For
-  *online kappa*, *bound* and single yardsticks only test problems are drawn again.
+  *online kappa* and yardsticks only test problems are drawn again.
 
 The methods:
 
 - *Regenerate*: the large model writes the unsure step again. Without this word it goes on after that step.
-- *Bare threshold*: hand over when the mean top logit of the last step, or its least sure token's probability, is low.
-- *Two numbers*: a bare threshold that also gives a chain up for good where the first step is below a second number.
-- *STEER (rest)* hands everything after the first unsure step to the large model. *STEER (next)* decides about every
-  step anew.
+- *Bare threshold*: hand over when the probability of the step's least sure token is low.
+- *STEER (rest)* hands everything after the first unsure step to the large model.
 - *SpecReason*: the large model grades every step of the small one with a digit, and writes the step again where the
-  grade is low. The grade is the likeliest digit (*greedy*) or the mean over all ten (*expected*).
+  grade is low. The grade is the mean over all ten digits (*expected*).
 - *RSD* does the same with the rewards of a process reward model. It is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns a
   policy from these rewards.
 - *GlimpRouter* looks at the first token of a step.
@@ -131,10 +114,8 @@ The methods:
   calibration problems.
 - *Ours (as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the
   smallest batch that was stable (50). The other rows of ours use exact gradients.
-- *Ours (online kappa)* keeps the threshold of training, *(bound)* bounds the misses, *(per step)* decides about every
-  step anew. All three see the paper's observation.
-- No methods, but yardsticks: *Random* escalates by chance, the *oracle* sees the answers, *Knows the steps* sees the
-  first wrong step.
+- *Ours (online kappa)* keeps the threshold of training; it sees the paper's observation.
+- No methods, but yardsticks: *Random* escalates by chance, the *oracle* sees the answers.
 """
 
 NOTES = dict(
@@ -151,58 +132,6 @@ and reward model run on our own machine and cost nothing here. A grade of SpecRe
 token of output.
 """,
 )
-
-
-# ---- ablations
-
-
-def _ablation_cell(metric):
-    def cell(row):
-        text = percent(metric)(row)
-        if row['seeds'] > 1:
-            low = PERCENT(100 * row[f'{metric}_min'])
-            high = PERCENT(100 * row[f'{metric}_max'])
-            text += f'<br><sub>{low}–{high}</sub>'
-        return text
-
-    return cell
-
-
-def ablation_markdown(
-    table,  # of `ablation_table`
-) -> str:
-    "The ablations as a table, with intervals over problems and ranges over seeds."
-    names = {'Benchmark': 'benchmark', 'Policy': label, 'Test problems': 'n', 'Seeds': 'seeds'}
-    cells = {heading: _ablation_cell(metric) for metric, heading in ABLATED.items()}
-    note = (
-        'A number is the mean over seeds. In brackets: its 95% interval, for which test problems are drawn again. '
-        'Below: the lowest and the highest seed.'
-    )
-    return f'{markdown(interval_table(table, names, cells))}\n{note}\n'
-
-
-# ---- nested classes
-
-
-CLASS_NOTES = """
-A number is the cost of the chosen setting on the calibration problems, in % of the large model's cost. *Ours* sees
-the features of the paper; one of them is the mean top logit. *Ours (full)* sees all features. **Bold** is the simplest
-class that is at most {nearly:.0f} % dearer than the cheapest class. It is the row *{name}* of the other tables.
-"""
-
-
-def _class_cell(row):
-    text = f'{100 * row["cost"]:.1f}'
-    return f'**{text}**' if row['taken'] else text
-
-
-def classes_markdown(
-    classes,  # DataFrame of `CLASS_COLUMNS`
-) -> str:
-    "The cost of our policies by the features that they see, as a Markdown table with notes."
-    names = {'Benchmark': 'benchmark', 'Escalation': 'on_escalate'}
-    text = markdown(interval_table(classes, names, {'Cost, %': _class_cell}, 'method'))
-    return text + CLASS_NOTES.format(nearly=100 * NEARLY, name=NESTED)
 
 
 # ---- certain settings
@@ -262,40 +191,17 @@ def certain_markdown(
 # ---- what is written, and shown
 
 
-def _with_shown(rows, r):
-    "Rows of a long table with the column `shown`: one row per family, and your own routers."
-    families = set(headline(r.results).values()) | {('Knows the steps', 'append')}
+def _all_certain(r):
+    "The certain rows, with the column `shown`: one row per family, and your own routers."
+    rows = r.whole(certain_rows)
+    families = set(headline(r.results).values())
     names = zip(rows['method'], rows['on_escalate']) if len(rows) else ()
     return rows.assign(shown=[name in families or name[0] not in METHOD_STYLE for name in names])
 
 
-def _all_metrics(r):
-    return _with_shown(r.whole(metrics), r)
-
-
-def _all_ablations(r):
-    return r.whole(ablation_table)
-
-
-def _all_levels(r):
-    return _with_shown(r.whole(shares_by_level), r)
-
-
-def _all_certain(r):
-    return _with_shown(r.whole(certain_rows), r)
-
-
-def _all_classes(r):
-    return r.whole(lambda part: part.classes)
-
-
-REPORTS = {  # stem of the files -> (function that makes the rows, function that writes them, settings)
-    'metrics': (_all_metrics, metrics_markdown, ('open', 'api')),
-    'comparison': (comparisons, comparison_markdown, ('open', 'api')),
-    'levels': (_all_levels, levels_markdown, ('open',)),
-    'certain': (_all_certain, certain_markdown, ('open', 'api')),
-    'classes': (_all_classes, classes_markdown, ('open', 'api')),
-    'ablations': (_all_ablations, ablation_markdown, ('open',)),
+REPORTS = {  # stem of the files -> (function that makes the rows, function that writes them)
+    'comparison': (comparisons, comparison_markdown),
+    'certain': (_all_certain, certain_markdown),
 }
 
 
@@ -303,75 +209,66 @@ def report(
     results: dict,  # of `load_run`; empty: show the committed table
     stem: str,  # one of `REPORTS`
 ) -> Report:
-    "Write and show a table of every setting that has it. One line if there is nothing to show."
+    "Write and show a table of a run, in its first unit of cost. One line if there is nothing to show."
     one_of('table', stem, REPORTS)
     if not results:
-        return committed(stem, f'{stem}_api')
-    rows_of, to_text, settings = REPORTS[stem]
-    texts = []
-    for name in settings:
-        if name not in results:
-            texts.append(f'This run has no {name} setting.')
-            continue
-        r = results[name]
-        rows = rows_of(r)
-        if rows.empty:
-            texts.append(
-                'Nothing to report: chapter 04 left no such rows '
-                '(ablations: profile micro-ablations).'
-            )
-            continue
-        text = to_text(rows[rows['shown']] if 'shown' in rows else rows)
-        save_table(r.tables / f'{stem}{r.suffix}', rows, md=text)
-        texts.append(text)
-    return Report('\n\n'.join(texts))
+        return committed(stem)
+    rows_of, to_text = REPORTS[stem]
+    r = next(iter(results.values()))
+    rows = rows_of(r)
+    if rows.empty:
+        return Report('Nothing to report: chapter 04 left no such rows.')
+    text = to_text(rows[rows['shown']] if 'shown' in rows else rows)
+    save_table(r.tables / f'{stem}{r.suffix}', rows, md=text)
+    return Report(text)
 
 
-def _report_setting(r) -> str:
-    "Write Table 1 or 2 and the full table of a setting. Returns Table 1 or 2 as Markdown."
+def _report_paper_table(r) -> str:
+    "Write Table 1 or 2 of a run, and its rows. Returns the table as Markdown."
     certain = r.whole(lambda part: evaluate(part.at_points['certain']))
     rows = printed_results(r, r.results)
     certain_rows = printed_results(r, certain)
     table = paper_table(rows, r.profile, r.large, r.pair, certain_rows, r.price)
     text = to_markdown(table)
-    missing = listed(shortfalls(r))
     save_table(r.tables / f'evaluation{r.suffix}', r.results)
     stem = r.tables / PAPER_TABLES[r.unit]['name'].lower().replace(' ', '')
-    save_table(stem, table, tex=to_tex(table), md=f'{text}\n{missing}')
-    write_file(f'{stem}_full.tex', to_tex(table, full=True))
+    save_table(stem, table, tex=to_tex(table), md=f'{text}\n{listed(shortfalls(r))}')
+    return text
+
+
+def _report_full(r) -> None:
+    "Write the table of all methods of a run."
     unit = unit_name(r.unit, r.results['unit'].iloc[0])
     notes = NOTES[r.unit].format(unit=unit, points=in_points(r.alpha))
-    full = [f'**All methods, {r.name} setting**', '', details(r.results), notes, missing]
+    full = ['**All methods**', '', details(r.results), notes, listed(shortfalls(r))]
     frozen = read_frozen()
     if frozen and set(r.parts) <= set(MICRO):
         full.append(f'{frozen.sentence}\n')
         shutil.copy(RECEIPT, r.tables / 'frozen.json')
     write_file(r.tables / f'full{r.suffix}.md', '\n'.join(full))
-    return text
 
 
 def report_paper(
     results: dict,  # of `load_run`; empty: show the committed tables
 ) -> Report:
-    "Write Tables 1 and 2 and the full tables. Show Tables 1 and 2."
+    "Write Tables 1 and 2 and the table of all methods. Show Tables 1 and 2."
     if not results:
         return committed('table1', 'table2')
-    return Report('\n'.join(_report_setting(r) for r in results.values()))
+    texts = [_report_paper_table(r) for r in results.values()]
+    _report_full(next(iter(results.values())))
+    return Report('\n'.join(texts))
 
 
 def report_shortfalls(
     results: dict,  # of `load_run`; empty: the committed tables say it themselves
 ) -> Report:
-    "What falls short in all settings, as a folded list."
+    "What falls short, as a folded list."
     if not results:
         return Report('It stands under Tables 1 and 2 above.')
     sentences = []
-    for name in ('open', 'api'):
-        if name not in results:
-            sentences.append(f'This run has no {name} setting.')
     for r in results.values():
         sentences += shortfalls(r)
-    return Report(listed(sentences))
+    return Report(listed(dict.fromkeys(sentences)))
 
 
 # ---- the end of a run

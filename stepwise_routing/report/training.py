@@ -6,8 +6,6 @@ Here belongs drawing the tables training.csv and policy.csv. Making them belongs
 
 from pathlib import Path
 
-from ..base.settings import Number
-from .reading import read_table
 from .style import new_figure, paper_style
 
 LINES = (
@@ -112,25 +110,19 @@ def policies_caption(
     )
 
 
-NAMES = dict(row=str, benchmark=str)
-POLICY = NAMES | dict.fromkeys('step percentile escalate kappa'.split(), Number)
-TRAINING = NAMES | dict.fromkeys(
-    'step seeds batch alpha cost cost_min cost_max lost lost_min lost_max kappa kappa_min kappa_max'.split(),
-    Number,
-)
-
-
 def policy_figures(
     tables,  # folder
 ) -> dict:  # stem -> (figure, caption)
     "The figures of training and policies, from their tables alone. {} if there are no such tables."
+    import pandas as pd
+
     figures = {}
     training = Path(tables) / 'training.csv'
     if training.is_file():
-        curves = read_table(training, TRAINING)
+        curves = pd.read_csv(training)
         figures['training'] = draw_training(curves), training_caption(curves)
     policy = Path(tables) / 'policy.csv'
     if policy.is_file():
-        curves = read_table(policy, POLICY)
+        curves = pd.read_csv(policy)
         figures['policy'] = draw_policies(curves), policies_caption(curves)
     return figures

@@ -226,20 +226,6 @@ def _slug(text):
     return re.sub('[^a-z0-9]+', '_', text.lower()).strip('_')
 
 
-def _verdicts(path):
-    "Counts by name: the claims about the method that hold for the paper's own row, and those that do not."
-    import pandas as pd
-
-    if not path.is_file():
-        return {}
-    table = pd.read_csv(path)
-    verdicts = table['verdict'][table['about'] == 'method']
-    texts = {'claims.all': str(len(verdicts))}
-    for verdict, count in verdicts.value_counts().items():
-        texts[f'claims.{_slug(verdict)}'] = str(count)
-    return texts
-
-
 def numbers(
     folder,  # of tables
 ) -> dict:  # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
@@ -247,7 +233,7 @@ def numbers(
 
     The README takes its numbers from here.
 
-    A name is file, benchmark, method, reading and column. The verdicts of claims.csv are counted.
+    A name is file, benchmark, method, reading and column.
     """
     import pandas as pd
 
@@ -258,4 +244,4 @@ def numbers(
             parts = [_slug(row[column]) for column in ('benchmark', 'method', 'on_escalate')]
             for metric in NAMED_SHARES:
                 texts['.'.join([path.stem, *parts, metric])] = PERCENT(100 * row[metric])
-    return texts | _verdicts(folder / 'claims.csv')
+    return texts

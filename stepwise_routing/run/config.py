@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..base.records import USUAL_PRICE, undated
+from ..base.records import undated
 from ..base.settings import (
     FROM_LIST,
     Count,
@@ -32,9 +32,9 @@ from ..data.benchmarks import MICRO, open_benchmark
 from ..models.model_name import ModelName
 
 
-def no_model_or_two(names: tuple) -> tuple:
-    if len(names) not in (0, 2):
-        raise ValueError('a list of a small and a large model, or []')
+def a_small_and_a_large(names: tuple) -> tuple:
+    if len(names) != 2:
+        raise ValueError('a list of a small and a large model')
     return names
 
 
@@ -57,21 +57,14 @@ def a_grader(name: str) -> str:
     return name
 
 
-def a_folder_name(name: str) -> str:
-    if name and not FOLDER_NAME.fullmatch(name):
-        raise ValueError(f'a name of {FOLDER_WORDS}')
-    return name
-
-
 LARGEST_PROFILE = 10**5  # bytes
 FOLDER_NAME = re.compile(
     r'\w[\w.-]{0,79}'
 )  # of a run or a profile: it cannot lead to another folder
 FOLDER_WORDS = 'up to 80 letters, digits, ".", "-" and "_"'
-Pair = Annotated[Names, AfterValidator(no_model_or_two)]
+Pair = Annotated[Names, AfterValidator(a_small_and_a_large)]
 Benchmarks = Annotated[Names, AfterValidator(one_or_more_once)]
 Grader = Annotated[str, AfterValidator(a_grader)]
-FolderName = Annotated[str, AfterValidator(a_folder_name)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Problems = Count | dict[str, Count | None] | None  # one number, or one per benchmark; None: all
 
@@ -84,14 +77,16 @@ class Data(Section):
     benchmarks: Benchmarks = MICRO  # which benchmarks to run
     # folder with copies of the public ones (absolute, or from nbs/); '' asks the Hub
     data_dir: str = ''
+    n_train: Problems = 24  # problems per benchmark that routers learn from; None: all
+    n_calibration: Problems = 24  # problems per benchmark that thresholds are chosen on
+    n_test: Problems = 24  # problems per benchmark that are reported
+    samples: Count = 1  # independent draws of every training problem
+    redraws: Whole = 0  # further draws of the large model on calibration and test problems
     # steps of a chain at most, also {"default": 30, "omnimath": 100}
     max_steps: Count | dict[str, Count] = 30
     # or "xverify:NAME[@REVISION]" (starts vLLM), "xverify:http://127.0.0.1:PORT/v1#MODEL"
     grader: Grader = 'math-verify'
     grader_memory: Share = 0.15  # share of the GPU's memory for that server
-    grader_template: str = ''  # file with its prompt; '' finds xVerify's own
-    # run programs that a language model wrote, confined, if a benchmark grades by tests (mbpp)
-    run_code: bool = False
 
     @property
     def question_files(self) -> list:
@@ -100,8 +95,11 @@ class Data(Section):
 
 
 class Models(Section):
-    "Limits and engines of the models on this machine."
+    "The small and the large model, their limits and engines."
 
+    names: Pair = ('micro-small', 'micro-large')  # the small and the large one
+    # what the large model would cost behind an API, a row of PRICES: Table 2 from the same outcomes
+    price: str = ''
     max_tokens: Count = 512  # tokens of a step at most
     context: Count | None = None  # tokens of prompt and chain at most; None: what the models have
     # vLLM: share of the GPU's memory per model; () leaves it to the backend
@@ -109,61 +107,25 @@ class Models(Section):
     # processes that draw and walk side by side, each with models of its own; "auto": one per core,
     # as far as the memory goes, for the micro models, and 1 for all others
     workers: Count | Literal['auto'] = 1
-    engine: Literal['local', 'ray'] = 'local'  # "ray" opens the models of the open setting on Ray
-    ray_workers: Count = 2  # how many workers of Ray
+    ray_workers: Whole = 0  # workers of Ray that the models are opened on; 0: no Ray
     ray_gpus: NotNegative = 0.0  # GPUs of each
 
 
-class Open(Section):
-    "Two open models, paid in FLOPs (Table 1)."
+class Api(Section):
+    "Limits of a large model that is paid in US cents."
 
-    # the small and the large one; () leaves this setting out
-    models: Pair = ('micro-small', 'micro-large')
-    n_train: Problems = 24  # problems per benchmark that routers learn from; None: all
-    n_calibration: Problems = 24  # problems per benchmark that thresholds are chosen on
-    n_test: Problems = 24  # problems per benchmark that are reported
-    samples: Count = 1  # independent draws of every training problem
-    redraws: Whole = 0  # further draws of the large model on calibration and test problems
-
-
-class Api(Open):
-    "A small model here, a large one that is paid in US cents (Table 2)."
-
-    models: Pair = ('micro-small', 'served:micro-large')  # () leaves this setting out
-    # row of PRICES; '': the model's own, of a local stand-in gpt-4.1-mini's
-    price: str = ''
     # never spend more, US cents, earlier runs with the same store included
     max_cents: NotNegative = 100.0
     max_reply: Count = 512  # longest rest of a chain, tokens
     concurrency: Count = 32  # calls in flight
 
-    @property
-    def billed(self) -> str:
-        "The row of `PRICES` that the large model is billed by."
-        if self.price:
-            return self.price
-        large = ModelName.parse(self.models[-1])
-        if large.kind == 'openai':
-            return undated(large.name)
-        return USUAL_PRICE
-
 
 class Sweep(Section):
     "Which policies a run trains."
 
-    seeds: Count = 2  # policies a variant, open setting
-    api_seeds: Count = 1  # the same, API setting
+    seeds: Count = 2  # policies a variant
     as_paper: bool = False  # also policies trained as in the paper: sampled trajectories, V-trace
-    ablations: bool = True  # also policies with one design choice changed
-    ablation_seeds: Count = 1  # policies of each
-    most_steps: Count = 20  # cap on the steps of an ablation, and of training as in the paper
-    # also policies that may return to the small model, trained on live walks
-    per_step: bool = True
-    per_step_steps: Count = 5  # their policy steps
-    per_step_batch: Count = 5  # walks a step
-    per_step_seeds: Count = 1  # policies of this kind
-    # training problems they see, and twice as many for calibration
-    per_step_problems: Count = 12
+    most_steps: Count = 20  # cap on the steps of training as in the paper
     workers: Count = 2  # processes that train side by side
 
 
@@ -172,9 +134,6 @@ class Baselines(Section):
 
     reward_model: str = 'micro-prm'  # of RSD and TRIM; '' leaves both out
     specreason: bool = True  # run SpecReason
-    trim: bool = True  # run TRIM-Agg
-    steer_next: bool = True  # run STEER's per-step reading
-    ours_next: bool = True  # run the per-step policies, where there are any
     # settings of what walks on test problems: "chosen", or those of its "curve"
     walk_thresholds: Literal['chosen', 'curve'] = 'chosen'
 
@@ -189,15 +148,13 @@ class Config(Section):
     "All settings of a run."
 
     data: Data = Data()  # which problems
-    models: Models = Models()  # limits of the models
-    open: Open = Open()  # two open models
-    api: Api = Api()  # a large model that is paid
+    models: Models = Models()  # which models, and their limits
+    api: Api = Api()  # limits of a large model that is paid
     policy: Policy = Policy()  # how a policy is trained
     sweep: Sweep = Sweep()  # which policies are trained
     baselines: Baselines = Baselines()  # which other routers run
     results: Results = Results()  # what is reported
     seed: Seed = 0  # of fits, first policy, coin and bootstrap
-    store: FolderName = ''  # profile whose draws and trained policies it shares; '' has its own
 
 
 SECTIONS = {field.name: field.type for field in fields(Config) if is_dataclass(field.type)}
@@ -347,55 +304,19 @@ class Run:
         return self.folder / 'figures'
 
     @property
-    def settings(self) -> tuple:
-        "The `Setting`s that have models, in the order of the paper's tables."
-        both = Setting(self, 'open'), Setting(self, 'api')
-        return tuple(setting for setting in both if setting.models)
-
-    @property
-    def has_draws(self) -> bool:
-        "Have the models of this run drawn anything yet, or are its steps recorded?"
-        return any(
-            setting.is_recorded or setting.files.rollouts(benchmark).is_file()
-            for setting in self.settings
-            for benchmark in setting.benchmarks
-        )
-
-    @property
-    def has_results(self) -> bool:
-        "Has chapter 04b compared any methods in this run?"
-        return any(
-            setting.files.methods(benchmark).is_file()
-            for setting in self.settings
-            for benchmark in setting.benchmarks
-        )
-
-
-@dataclass(frozen=True)
-class Setting:
-    "Two models on the benchmarks of a run, and the places of their results."
-
-    run: Run
-    name: str  # "open": paid in FLOPs; "api": paid in US cents
-
-    @property
-    def part(self) -> Open:
-        "Its section of the config."
-        return getattr(self.run.config, self.name)
-
-    @property
     def models(self) -> tuple:
-        return self.part.models
+        "The names of the small and the large model."
+        return self.config.models.names
 
     @property
     def benchmarks(self) -> tuple:
         "The names of its benchmarks. A JSONL file is named by its stem."
-        names = self.run.config.data.benchmarks
+        names = self.config.data.benchmarks
         return tuple(open_benchmark(n).name if n.endswith('.jsonl') else n for n in names)
 
     def register_files(self) -> None:
         "Make its JSONL files known as benchmarks in this process."
-        for name in self.run.config.data.question_files:
+        for name in self.config.data.question_files:
             open_benchmark(name)
 
     @property
@@ -404,20 +325,22 @@ class Setting:
         return all(ModelName.parse(name).kind == 'recorded' for name in self.models)
 
     @property
-    def unit(self) -> str:
-        "The unit of its costs."
-        return 'cents' if self.name == 'api' else 'paper_flops'
-
-    def inside(self, folder: Path) -> Path:  # of a run
-        return folder / 'api' if self.name == 'api' else folder
+    def is_paid(self) -> bool:
+        "Is the large model behind an API that sends a bill?"
+        return ModelName.parse(self.models[-1]).is_paid
 
     @property
-    def folder(self) -> Path:
-        return self.inside(self.run.folder)
+    def price(self) -> str:
+        "The row of `PRICES` that the large model is billed by. '': it has no price."
+        large = ModelName.parse(self.models[-1])
+        return self.config.models.price or (undated(large.name) if self.is_paid else '')
 
     @property
-    def store(self) -> Path:
-        return self.inside(self.run.store)
+    def units(self) -> tuple:
+        "The units of cost that are reported, one or two of `UNITS`. Policies are trained in the first one."
+        if self.is_paid:
+            return ('cents',)  # nobody knows how many parameters the large model has
+        return ('paper_flops', 'cents') if self.price else ('paper_flops',)
 
     @property
     def files(self) -> 'Files':
@@ -425,39 +348,52 @@ class Setting:
 
     def n(self, split: str):
         "The number of problems of a split: an int, a dict by benchmark, or None for all."
-        return getattr(self.part, f'n_{split}')
+        return getattr(self.config.data, f'n_{split}')
+
+    @property
+    def has_draws(self) -> bool:
+        "Have the models of this run drawn anything yet, or are its steps recorded?"
+        drawn = any(self.files.rollouts(benchmark).is_file() for benchmark in self.benchmarks)
+        return drawn or self.is_recorded
+
+    @property
+    def has_results(self) -> bool:
+        "Has chapter 04b compared any methods in this run?"
+        return any(self.files.methods(b, self.units[0]).is_file() for b in self.benchmarks)
 
 
 @dataclass(frozen=True)
 class Files:
-    "The files of a setting."
+    "The files of a run."
 
-    setting: Setting
+    run: Run
 
     def rollouts(self, benchmark: str) -> Path:
         "The store of the routing trees."
-        return self.setting.store / f'{benchmark}.db'
+        return self.run.store / f'{benchmark}.db'
 
     def replies(self, benchmark: str, kind: str) -> Path:
         "The store of a model's verdicts on steps. `kind`: \"grades\" or \"rewards\"."
-        return self.setting.store / f'{benchmark}-{kind}.db'
+        return self.run.store / f'{benchmark}-{kind}.db'
 
     def ledger(self) -> Path:
         "The book of paid calls."
-        return self.setting.store / 'ledger.db'
+        return self.run.store / 'ledger.db'
 
     def outcomes(self, benchmark: str, split: str) -> Path:
-        return self.setting.folder / 'outcomes' / f'{benchmark}-{split}.npz'
+        return self.run.folder / 'outcomes' / f'{benchmark}-{split}.npz'
 
     def policies(self, benchmark: str) -> Path:
-        return self.setting.folder / 'policies' / benchmark
+        return self.run.folder / 'policies' / benchmark
 
-    def methods(self, benchmark: str, part: str = '') -> Path:
-        return self.setting.folder / 'methods' / f'{benchmark}{part}.csv'
+    def methods(self, benchmark: str, unit: str, part: str = '') -> Path:
+        "Rows of all methods, whose settings were chosen in a unit of cost."
+        suffix = '-cents' if unit == 'cents' else ''
+        return self.run.folder / 'methods' / f'{benchmark}{part}{suffix}.csv'
 
-    def points(self, benchmark: str, part: str = '') -> Path:
+    def points(self, benchmark: str, unit: str) -> Path:
         "Costs and accuracies of methods in resamples that choose their settings again."
-        return self.setting.folder / 'methods' / f'{benchmark}{part}-points.npz'
+        return self.methods(benchmark, unit, '-points').with_suffix('.npz')
 
 
 # ---- opening a run
@@ -492,7 +428,7 @@ def read_run(
     if path.parent != project.params or name != path.stem:
         name += f'-{digest(path.read_bytes().hex(), size=3)}'  # no two profiles share a name
     folder = Path(run_dir or newest_run(project, name))
-    store = project.runs / 'store' / (config.store or name)
+    store = project.runs / 'store' / name
     return Run(name, config, folder, store, path)
 
 

@@ -1,5 +1,4 @@
 "Runs as chapters 02b and 04b leave them, on the toy pair, and rows written by hand."
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from stepwise_routing.method.comparison import COLUMNS, Case, replay_methods, ta
 from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.method.results import (
     BenchmarkResults,
-    SettingResults,
+    RunResults,
     at_point,
     evaluate,
     resampled,
@@ -19,7 +18,7 @@ from stepwise_routing.method.results import (
 )
 from stepwise_routing.method.routers import RandomRouter, SavedPolicy
 from stepwise_routing.method.uncertainty import CHOICES, draw_samples
-from stepwise_routing.run.config import Config, Run, Setting, changed
+from stepwise_routing.run.config import Config, Run, changed
 from stepwise_routing.run.stages import load_run, save_case
 
 
@@ -27,23 +26,26 @@ def means_of(rows, n_boot=50, **kw): return resampled(rows, resamples(rows['prob
 
 def evaluated(rows, n_boot=50, **kw): return evaluate(means_of(rows, n_boot, **kw))
 
-def setting(folder, name='open', n_boot=100):
-    config = changed(Config(), {'data.benchmarks': ['toy'], 'results.n_boot': n_boot})
-    return Setting(Run('toy', config, folder, folder), name)
+def toy_run(folder, price='', n_boot=100):
+    config = changed(Config(), {'data.benchmarks': ['toy'], 'results.n_boot': n_boot, 'models.price': price})
+    return Run('toy', config, folder, folder)
 
 def splits(n=60): return {s: toy_table(n, s) for s in ('train', 'calibration', 'test')}
 
-def save_methods(s, cost='paper_flops'):
-    "A setting as chapters 02b and 04b leave it, without policies."
+def save_methods(run):
+    "A run as chapters 02b and 04b leave it, without policies; returns the case of its first unit."
     tables = splits()
-    for split in ('calibration', 'test'): tables[split].save(s.files.outcomes('toy', split))
-    samples = draw_samples(tables['calibration'], tables['test'], s.run.config.results.n_boot, s.run.config.seed)
-    case = Case(s.name, 'toy', tables, [], unit=cost, samples=samples)
-    case.rows, case.grids = replay_methods(**tables, cost=cost)
-    for (method, _), grid in zip(table_methods(tables['train'], tables['calibration'], cost=cost), case.grids):
-        case.add_points(method, grid)
-    save_case(s, case)
-    return case
+    for split in ('calibration', 'test'): tables[split].save(run.files.outcomes('toy', split))
+    cases = []
+    for unit in run.units:
+        samples = draw_samples(tables['calibration'], tables['test'], run.config.results.n_boot, run.config.seed)
+        case = Case('toy', tables, [], unit=unit, samples=samples)
+        case.rows, case.grids = replay_methods(**tables, cost=unit)
+        for (method, _), grid in zip(table_methods(tables['train'], tables['calibration'], cost=unit), case.grids):
+            case.add_points(method, grid)
+        save_case(run, case)
+        cases.append(case)
+    return cases[0]
 
 class Coin(RandomRouter):
     "A policy that tosses coins: its threshold is called kappa."
@@ -56,16 +58,15 @@ def coin(seed, kappa, variant='append', e='append', name='Ours', met=True, sweep
     return SavedPolicy(variant, seed, Coin(seed, e, name, threshold=kappa), .6, .8, sweep, receipt)
 
 POLICIES = [coin(0, .7, sweep=(.9,)), coin(1, .6, met=False, sweep=(.9,)),
-            coin(0, .5, 'regenerate', 'regenerate'), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
-            *(coin(i, .9, 'ablation-short', name='short') for i in (0, 1))]
+            coin(0, .5, 'regenerate', 'regenerate'), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)')]
 
-def save_policies(s):
-    "The same with policies: two of Ours, one of its variant, two of an ablation."
-    case = save_methods(s)
+def save_policies(run):
+    "The same with policies: two of Ours, one of each other variant."
+    case = save_methods(run)
     case.policies = POLICIES
     case.add_own()
-    save_case(s, case)
-    return s
+    save_case(run, case)
+    return run
 
 def frame(correct, large, flops, threshold=0., method='X', cents=None, **columns): # others, as `large_again`
     cents = np.asarray(flops)/1e9 if cents is None else cents
@@ -78,8 +79,8 @@ def frame(correct, large, flops, threshold=0., method='X', cents=None, **columns
 def line(method, correct, flops, threshold=0., chosen=1):
     return frame(correct, [1]*len(correct), [1e6*f for f in flops], threshold, method).assign(chosen=chosen)
 
-def settled(rows, name='open', n_boot=50, cost='paper_flops'):
-    "`SettingResults` of rows written by hand, in which calibration looks like the test."
+def settled(rows, n_boot=50, cost='paper_flops'):
+    "`RunResults` of rows written by hand, in which calibration looks like the test."
     means = means_of(rows, n_boot, cost=cost)
     results = evaluate(means)
     sweeps = results[~results['method'].isin(('Small only', 'Large only'))]
@@ -88,29 +89,25 @@ def settled(rows, name='open', n_boot=50, cost='paper_flops'):
     singles = rows[:0].assign(seed=0)
     results = with_calibration(results, grid, 1.)
     at_points = {target: at_point(means, {}, target) for target in CHOICES}
-    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, at_points, results, pd.DataFrame(),
-                            pd.DataFrame(), {})
-    return SettingResults(name, 'toy', cost, alpha=.02, tables=Path('nowhere/tables'), figures=Path('nowhere/figures'),
-                          ablations=True, given_up=0, parts={rows['benchmark'].iloc[0]: part})
+    part = BenchmarkResults(toy_table(2), rows, grid, singles, means, at_points, results, pd.DataFrame())
+    return RunResults('toy', cost, alpha=.02, tables=Path('nowhere/tables'), figures=Path('nowhere/figures'),
+                      given_up=0, parts={rows['benchmark'].iloc[0]: part})
 
 # ---- fixtures of the tests of reports and tables
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    s = setting(tmp_path_factory.mktemp('run'))
-    save_methods(s)
-    save_methods(setting(s.run.folder, 'api'), 'cents')
-    return s.run
+    run = toy_run(tmp_path_factory.mktemp('run'), 'gpt-4.1-mini')
+    save_methods(run)
+    return run
 
 @pytest.fixture(scope='module')
 def loaded(run): return load_run(run)
 
 @pytest.fixture(scope='module')
-def flops(loaded): return loaded['open'].parts['toy']
+def flops(loaded): return loaded['paper_flops'].parts['toy']
 
 @pytest.fixture(scope='module')
-def cents(loaded): return loaded['api'].parts['toy']
+def cents(loaded): return loaded['cents'].parts['toy']
 
 @pytest.fixture(scope='module')
-def with_ours(tmp_path_factory):
-    s = save_policies(setting(tmp_path_factory.mktemp('ours')))
-    return load_run(replace(s.run, config=replace(s.run.config, api=replace(s.run.config.api, models=()))))['open']
+def with_ours(tmp_path_factory): return load_run(save_policies(toy_run(tmp_path_factory.mktemp('ours'))))['paper_flops']
