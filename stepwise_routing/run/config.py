@@ -154,16 +154,7 @@ class Sweep(Section):
     seeds: Count = 2  # policies a variant, open setting
     api_seeds: Count = 1  # the same, API setting
     as_paper: bool = False  # also policies trained as in the paper: sampled trajectories, V-trace
-    ablations: bool = True  # also policies with one design choice changed
-    ablation_seeds: Count = 1  # policies of each
-    most_steps: Count = 20  # cap on the steps of an ablation, and of training as in the paper
-    # also policies that may return to the small model, trained on live walks
-    per_step: bool = True
-    per_step_steps: Count = 5  # their policy steps
-    per_step_batch: Count = 5  # walks a step
-    per_step_seeds: Count = 1  # policies of this kind
-    # training problems they see, and twice as many for calibration
-    per_step_problems: Count = 12
+    most_steps: Count = 20  # cap on the steps of training as in the paper
     workers: Count = 2  # processes that train side by side
 
 
@@ -173,8 +164,6 @@ class Baselines(Section):
     reward_model: str = 'micro-prm'  # of RSD and TRIM; '' leaves both out
     specreason: bool = True  # run SpecReason
     trim: bool = True  # run TRIM-Agg
-    steer_next: bool = True  # run STEER's per-step reading
-    ours_next: bool = True  # run the per-step policies, where there are any
     # settings of what walks on test problems: "chosen", or those of its "curve"
     walk_thresholds: Literal['chosen', 'curve'] = 'chosen'
 

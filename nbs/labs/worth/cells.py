@@ -19,8 +19,6 @@ from stepwise_routing.method.comparison import (
     LARGE,
     Case,
     at_thresholds,
-    by_cost,
-    two_number_methods,
 )
 from stepwise_routing.method.cpo import TableEnv
 from stepwise_routing.method.outcomes import take_rows
@@ -49,11 +47,10 @@ METHODS = (
     'Ours',
     'Ours (logit)',
     'Ours (probability)',
-    'Two numbers (probability)',
     'Bare threshold (probability)',
     'STEER (rest)',
 )
-RULES = METHODS[-3:]  # nothing is trained on outcomes
+RULES = METHODS[-2:]  # nothing is trained on outcomes
 PARTS = ('rows', 'curves')  # files of a finished cell
 POLICIES = ('Ours (nested)', 'Ours (full)')  # what is compared with the rules
 
@@ -134,7 +131,6 @@ def fit_policy(plan: Plan, folder, tables: dict, variant: str, seed: int) -> Sav
         seed=seed,
         router=PolicyRouter(policy, policy.kappa, on_escalate, POLICY_METHODS[variant]),
         online=config['online'],
-        bound=config['bound'],
         sweep=tuple(config['sweep']),
         calibration=config['calibration'],
     )
@@ -152,8 +148,8 @@ def fit_policies(
     return policies
 
 
-def rules(tables: dict) -> list:  # of (method, its thresholds from safe to cheap or None)
-    "The three rules in both readings, at all settings that the project offers them."
+def rules(tables: dict) -> list:  # of methods
+    "The two rules in both readings, at all settings that the project offers them."
     calibration = tables['calibration']
     steer = fit_steer(tables['train'])
     methods = []
@@ -162,17 +158,15 @@ def rules(tables: dict) -> list:  # of (method, its thresholds from safe to chea
             ScoreRouter('score_prob', on_escalate),
             replace(steer, on_escalate=on_escalate),
         ):
-            methods.append((at_thresholds(router, score_thresholds(router, calibration)), None))
-    for method in two_number_methods(calibration):
-        methods.append((method, by_cost(method, tables['train'], UNIT)))
+            methods.append(at_thresholds(router, score_thresholds(router, calibration)))
     return methods
 
 
 def compared(plan: Plan, tables: dict, policies: list) -> Case:
     "All methods: chosen on calibration problems, replayed on test problems."
     case = Case('open', BENCHMARK, tables, policies, alpha=plan.alpha, unit=UNIT)
-    for method, order in rules(tables):
-        grid = case.choose(method, order=order)
+    for method in rules(tables):
+        grid = case.choose(method)
         case.add(method, grid, shown_thresholds=[grid.threshold, *grid.curve_thresholds()])
     case.add_own()
     return case
