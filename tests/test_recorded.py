@@ -12,7 +12,7 @@ from stepwise_routing.data.grading import is_right
 from stepwise_routing.data.recorded import FOLDER, SUFFIX, read_recorded, recorded_names
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.outcomes import outcome_table, walk_outcomes
-from stepwise_routing.method.routers import Grade, SpecReason
+from stepwise_routing.method.routers import Grade
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.report.example import recorded_tree
 from stepwise_routing.run.config import read_run
@@ -142,7 +142,7 @@ def test_what_specreason_may_ask_is_drawn_and_nothing_twice(lab, two_turns, monk
             RolloutStore(tmp_path/'grades.db', readonly=True, record=Grade) as grades:
         tree = RoutingTree(None, draws, max_steps=MAX_STEPS['gsm8k'], grade=lambda *_: False)
         problems = [problem for split, problem in two_turns[0] if split != 'train']
-        routers = [SpecReason(grades, scoring='greedy', threshold=x) for x in (0, .05, .5, .95, 1.05)]
+        routers = [lab.judge.LikeliestDigit(grades, threshold=x) for x in (0, .05, .5, .95, 1.05)]
         walked = walk_outcomes([(router, problems) for router in routers], tree)
     assert walked[0]['large_steps'].sum() == 0 < walked[-1]['large_steps'].sum()
 

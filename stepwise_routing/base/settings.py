@@ -155,27 +155,17 @@ class Section:
 class Policy(Section):
     "How a routing policy is trained."
 
-    alpha: Probability = 0.02  # what may be lost against the large model, or misses: see constraint
+    alpha: Probability = 0.02  # accuracy that may be lost against the large model
     kappa: Annotated[Number, Field(ge=0, le=0.5)] = 0.25  # threshold at the start
     kappa_step: Positive = 0.1  # of the online update (eq. 5), times k^-kappa_decay
     kappa_decay: NotNegative = 0.6  # 0: a constant step
     sign: Literal['corrected', 'printed'] = 'corrected'  # of that update; "printed" is the paper's
-    rho_bar: Positive = 2.0  # clip of the importance ratios
-    v_rho_bar: Positive = 1.0  # clip of V-trace's ratios
-    c_bar: Positive = 1.0  # clip of V-trace's products of ratios
-    gamma: Annotated[Number, Field(ge=0, le=1)] = 1.0  # discount
     delta: Positive = 0.01  # trust region (eq. 4)
-    damping: Positive = 0.1  # of the Fisher matrix
-    slack: NotNegative = 0.1  # share of alpha that a step may end above it; 0: CPO's line search
     steps: Count = 1000  # policy steps
     batch: Count | None = 5  # problems a step; None: all
     # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
     estimator: Literal['sampled', 'exact'] = 'sampled'
-    # "gap": accuracy lost (the paper's bound); "joint": P(router wrong, large right)
-    constraint: Literal['gap', 'joint'] = 'gap'
     # temperature of the soft mask: from the first to the floor over half the steps
     temp: Annotated[tuple[Positive, Positive], FROM_LIST] = (0.1, 0.03)
-    lr: Positive = 1e-3  # of the critics (Adam)
     # units of policy and critics: three linear layers
     hidden: Annotated[tuple[Units, ...], FROM_LIST] = (64, 64)
-    p_escalate: Probability = 0.1  # of a fresh policy

@@ -4,15 +4,13 @@
 
 # %% auto #0
 __all__ = ['random_outcome', 'random_frontier', 'cost_matched', 'mixing_line', 'oracle_times', 'OracleRouter', 'extra_cost',
-           'oracle_frontier', 'knows_steps']
+           'oracle_frontier']
 
 # %% ../../nbs/04a_bounds.ipynb #imports
 import warnings
 from dataclasses import dataclass
 
 import numpy as np
-
-from ..base.tools import run_async
 
 # %% ../../nbs/04a_bounds.ipynb #random-outcome
 def _hazard(n_steps, width, p):  # [p, problem, width]
@@ -131,16 +129,3 @@ def oracle_frontier(
 
     points = dict(cost=(w @ cheapest)[:, None] + bought(extra[order]), accuracy=bought(1.0))
     return {k: v[0] if weights is None else v for k, v in points.items()}
-
-# %% ../../nbs/04a_bounds.ipynb #knows-steps
-def knows_steps(problems, tree, on_escalate='append') -> OracleRouter:
-    "The router that escalates after the first wrong step of every small chain of micro problems."
-    from stepwise_routing.data.steps import first_wrong
-
-    chains = [run_async(tree.run(p, '', 0)) for p in problems]
-    wrong = [
-        (first_wrong(p, chain), len(chain)) for p, chain in zip(problems, chains)
-    ]  # -1: none is
-    return OracleRouter(
-        np.array([t if t >= 0 else T for t, T in wrong]), on_escalate, 'Knows the steps'
-    )

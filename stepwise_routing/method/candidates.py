@@ -28,7 +28,7 @@ from .policy import (
     save_policy,
     threshold_policy,
 )
-from .training import TreeEnv, calibrate, candidate_thresholds, lost_at, threshold_path
+from .training import calibrate, candidate_thresholds, lost_at, threshold_path
 
 Name = Annotated[tuple[str, Whole], FROM_LIST]  # class and seed of a candidate
 
@@ -79,23 +79,6 @@ class HeldOut(TableEnv):
         return super().deploy(policy, kappa, rows, pi)
 
 
-class WalkedEnv(TreeEnv):
-    "Problems on which routers walk. What all of them come to is kept for the policy asked last."
-
-    policy = None
-
-    def deploy(self, policy, kappa, rows=None):
-        "As that of `TreeEnv`."
-        if rows is not None:  # training, whose policy changes
-            return super().deploy(policy, kappa, rows)
-        if policy is not self.policy:
-            self.policy = policy
-            self.known = {}  # kappa -> outcomes
-        if kappa not in self.known:
-            self.known[kappa] = super().deploy(policy, kappa)
-        return self.known[kappa]
-
-
 @dataclass(frozen=True)
 class Candidate:
     "A trained router, with its problems."
@@ -103,8 +86,8 @@ class Candidate:
     model_class: str  # a key of `nested_classes`
     seed: int
     policy: RoutingPolicy
-    training: TableEnv | TreeEnv  # training problems
-    held_out: HeldOut | WalkedEnv  # calibration problems
+    training: TableEnv  # training problems
+    held_out: HeldOut  # calibration problems
 
 
 def candidate_folder(folder, model_class: str, seed: int) -> Path:

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['THRESHOLDS', 'WALKED', 'LARGE', 'WORTH', 'GRID_COLUMNS', 'CERTAIN_COLUMNS', 'COLUMNS', 'SEED_COLUMNS',
-           'RECEIPT_COLUMNS', 'KAPPAS', 'KAPPA_COLUMNS', 'CLASSES', 'NESTED', 'NEARLY', 'CLASS_COLUMNS', 'LAMBDAS',
+           'RECEIPT_COLUMNS', 'ONLINE', 'KAPPA_COLUMNS', 'CLASSES', 'NESTED', 'NEARLY', 'CLASS_COLUMNS', 'LAMBDAS',
            'TRIM_KAPPAS', 'certain_and_cheap', 'by_cost', 'at_thresholds', 'mean_outcome', 'Grid', 'grid_search',
-           'outcome_rows', 'grid_rows', 'method_rows', 'bare_methods', 'two_number_methods', 'table_methods',
-           'replay_methods', 'Walker', 'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed',
-           'at_kappa', 'seed_rows', 'Case', 'replay_case', 'add_trim', 'asked_scores', 'walks_of', 'choose_walks',
-           'walk_methods']
+           'outcome_rows', 'grid_rows', 'method_rows', 'bare_methods', 'table_methods', 'replay_methods', 'Walker',
+           'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_online', 'seed_rows', 'Case',
+           'replay_case', 'add_trim', 'asked_scores', 'walks_of', 'choose_walks', 'walk_methods']
 
 # %% ../../nbs/04b_comparison.ipynb #imports
 from collections import namedtuple
@@ -34,14 +33,12 @@ from stepwise_routing.method.routers import (
     GlimpRouter,
     RandomRouter,
     ScoreRouter,
-    TwoNumbers,
     fit_steer,
     fit_trim,
     glimpse,
     not_test,
     reward_table,
     score_thresholds,
-    two_number_settings,
 )
 from .uncertainty import CHOICES, Samples, mixed_point, points_of
 from .walks import LargeOnly, SmallOnly
@@ -219,36 +216,19 @@ def method_rows(method, table, chosen: float, run=replay, shown_thresholds=None)
 
 # %% ../../nbs/04b_comparison.ipynb #replay-methods
 def bare_methods(table) -> list:  # of calibration
-    "A threshold on each score of a table as it is, for both readings, as methods."
-    scores = [f for f in ('score_prob', 'score_logit') if f in table.features]
-    return [
-        at_thresholds(r, score_thresholds(r, table))
-        for r in (ScoreRouter(f, e) for f in scores for e in READINGS)
-    ]
-
-
-def two_number_methods(table) -> list:  # of calibration
-    "The rule with two numbers, for both readings, as methods with the settings 1, 2, ...."
+    "A threshold on the least probability of a token as it is, for both readings, as methods."
     if 'score_prob' not in table.features:
         return []
-    methods = []
-    for on_escalate in READINGS:
-        settings = two_number_settings(TwoNumbers(on_escalate=on_escalate), table)
-        methods.append({float(i): [router] for i, router in enumerate(settings, 1)})
-    return methods
+    routers = [ScoreRouter('score_prob', on_escalate) for on_escalate in READINGS]
+    return [at_thresholds(router, score_thresholds(router, table)) for router in routers]
 
 
-def table_methods(
-    train, calibration, seed: int = 0, cost: str = 'paper_flops'
-) -> list:  # (method, its order from safe to cheap or None) pairs
+def table_methods(train, calibration, seed: int = 0) -> list:  # of methods
     "Every method that outcome tables can replay, policies aside."
     fitted = fit_steer(train, seed=seed)
     steers = [replace(fitted, on_escalate=e) for e in READINGS]
     methods = [at_thresholds(steer, score_thresholds(steer, calibration)) for steer in steers]
-    pairs = [(method, None) for method in methods + bare_methods(calibration)]
-    for method in two_number_methods(calibration):
-        pairs.append((method, by_cost(method, train, cost)))
-    return pairs
+    return methods + bare_methods(calibration)
 
 
 def replay_methods(
@@ -266,8 +246,8 @@ def replay_methods(
     oracles = [OracleRouter(oracle_times(test, e, cost), e) for e in READINGS]
     for router in (SmallOnly(), LargeOnly(), *oracles):
         rows += outcome_rows(router, test, replay(router, test), 0.5)
-    for method, order in methods or table_methods(train, calibration, seed, cost):
-        grid = grid_search(method, calibration, alpha, cost, order=order)
+    for method in methods or table_methods(train, calibration, seed):
+        grid = grid_search(method, calibration, alpha, cost)
         grids.append(grid)
         shown = [*grid.curve_thresholds(), grid.certain]
         rows += method_rows(method, test, grid.threshold, shown_thresholds=shown)
@@ -326,15 +306,12 @@ RECEIPT_COLUMNS = (  # of what calibration found about each of them
     'bound',
     'met',
 )
-KAPPAS = {
-    'online': 'Ours (online kappa)',
-    'bound': 'Ours (bound)',
-}  # attribute of a `SavedPolicy` -> row of the tables
+ONLINE = 'Ours (online kappa)'
 
 
-def at_sweep(policies, alpha: float = 0.02, points=None) -> dict:
-    "`SavedPolicy`s of a variant as a method: their own kappas at `alpha`, at 1, 2, ... so many points of their sweeps."
-    sweep = enumerate([*zip(*(p.sweep for p in policies))][:points], 1)
+def at_sweep(policies, alpha: float = 0.02) -> dict:
+    "`SavedPolicy`s of a variant as a method: their own kappas at `alpha`, at 1, 2, ... the points of their sweeps."
+    sweep = enumerate(zip(*(p.sweep for p in policies)), 1)
     return {alpha: [p.router for p in policies]} | {
         float(i): [p.router.at(kappa) for p, kappa in zip(policies, kappas)] for i, kappas in sweep
     }
@@ -387,17 +364,17 @@ def renamed(policies, name: str) -> list:  # of `SavedPolicy`s
     return [replace(p, router=replace(p.router, name=name)) for p in policies]
 
 
-def at_kappa(policies, which, alpha: float = 0.02) -> dict:
-    "The same at another of their kappas alone, a key of `KAPPAS`."
-    return {alpha: [replace(p.router.at(getattr(p, which)), name=KAPPAS[which]) for p in policies]}
+def at_online(policies, alpha: float = 0.02) -> dict:
+    "The same at the kappas with which training ended."
+    return {alpha: [replace(p.router.at(p.online), name=ONLINE) for p in policies]}
 
 
-def seed_rows(policies, table, alpha: float = 0.02, run=replay) -> list:
+def seed_rows(policies, table, alpha: float = 0.02) -> list:
     "Rows of every policy of a variant at its own kappa, in the order of `SEED_COLUMNS`."
     return [
         (*row, p.seed)
         for p in policies
-        for row in outcome_rows(p.router, table, run(p.router, table), alpha)
+        for row in outcome_rows(p.router, table, replay(p.router, table), alpha)
     ]
 
 # %% ../../nbs/04b_comparison.ipynb #case
@@ -452,32 +429,22 @@ def add(self: Case, method, grid, run=replay, shown_thresholds=None):
 
 # %% ../../nbs/04b_comparison.ipynb #own-methods
 @patch
-def variants(self: Case, walks: bool) -> list:  # lists of `SavedPolicy`s
-    "Our policies that walk, or those that do not, by variant."
-    return [
-        [*group]
-        for _, group in groupby((p for p in self.policies if p.walks == walks), lambda p: p.variant)
-    ]
-
-
-@patch
 def add_own(self: Case):
-    "Our policies that outcome tables replay: rows of their seeds, and grids and rows, but for ablations."
+    "Our policies: rows of their seeds, and grids and rows."
     alpha = self.alpha
     classes = {on_escalate: {} for on_escalate in READINGS}
     costs = {on_escalate: {} for on_escalate in READINGS}
-    for policies in self.variants(walks=False):
+    for _, group in groupby(self.policies, lambda p: p.variant):
+        policies = [*group]
         first = policies[0]
         self.singles += seed_rows(policies, self.tables['test'], alpha)
-        if first.is_ablation:
-            continue
         on_escalate = first.router.on_escalate
         method = at_sweep(policies, alpha)
         grid = self.choose(method, fixed=alpha)
         self.add(method, grid, shown_thresholds=shown_of_sweep(method))
         cost = self.add_points(method, grid, fixed=True)
-        for which in KAPPAS if first.name == 'Ours' else ():
-            method = at_kappa(policies, which, alpha)
+        if first.name == 'Ours':
+            method = at_online(policies, alpha)
             grid = self.choose(method, fixed=alpha)
             self.add(method, grid, shown_thresholds=shown_of_sweep(method))
         if first.name in CLASSES:
@@ -524,11 +491,11 @@ def add_nested(self: Case, on_escalate: str, classes: dict):  # name -> `SavedPo
 def replay_case(case: Case) -> Case:
     "Add the rows of every absorbing method, off the outcome tables, without any walk."
     train, calibration = case.tables['train'], case.tables['calibration']
-    methods = table_methods(train, calibration, case.seed, case.unit)
+    methods = table_methods(train, calibration, case.seed)
     case.rows, case.grids = replay_methods(
         **case.tables, alpha=case.alpha, seed=case.seed, cost=case.unit, methods=methods
     )
-    for (method, _), grid in zip(methods, case.grids):
+    for method, grid in zip(methods, case.grids):
         case.add_points(method, grid)
     if 'first_entropy' in case.tables['test'].features:
         glimpsing = at_thresholds(GlimpRouter(), score_thresholds(GlimpRouter(), calibration))
@@ -565,17 +532,15 @@ def add_trim(case: Case, problems: dict, tree, rsd):  # split -> `Problem`s
     case.add_points(trims, grid, run)
 
 # %% ../../nbs/04b_comparison.ipynb #walk-all
-def asked_scores(router, problems, tree) -> list | None:  # [chain][step]
-    "The scores of a router that asks, on the small chains of some problems; None: it does not ask."
-    if hasattr(router, 'chain_scores'):
-        chains = [router.chain_scores(p, tree) for p in problems]
-        return run_async(gather_progress(chains, 'scores'))
+def asked_scores(router, problems, tree) -> list:  # [chain][step]
+    "The scores of a router that asks, on the small chains of some problems."
+    return run_async(gather_progress([router.chain_scores(p, tree) for p in problems], 'scores'))
 
 
 def walks_of(methods, split: str, shown=None) -> list:  # (router, split) pairs
     "The walks of methods, see `walk_methods`; `shown`: the thresholds of each that are wanted, None: all."
     wanted = []
-    for i, (method, _) in enumerate(methods):
+    for i, method in enumerate(methods):
         for x, routers in method.items():
             if shown is None or x in shown[i]:
                 wanted += [(router, split) for router in routers]
@@ -584,7 +549,7 @@ def walks_of(methods, split: str, shown=None) -> list:  # (router, split) pairs
 
 def choose_walks(case: Case, methods, run, curves: bool) -> tuple:
     "(`Grid`s, thresholds that are shown on test) of methods that have walked; parameters as of `walk_methods`."
-    grids = [case.choose(method, run, fixed) for method, fixed in methods]
+    grids = [case.choose(method, run) for method in methods]
     shown = [
         {grid.threshold, grid.certain, *(grid.curve_thresholds() if curves else ())}
         for grid in grids
@@ -594,7 +559,7 @@ def choose_walks(case: Case, methods, run, curves: bool) -> tuple:
 
 def walk_methods(
     case: Case,
-    methods,  # (method, its fixed threshold or None) pairs; all of them walk together
+    methods,  # all of them walk together
     run,  # `Walker`
     curves: bool = False,  # show them on test at all settings that nothing beats on calibration
 ):
@@ -602,6 +567,6 @@ def walk_methods(
     run.walk_together(walks_of(methods, 'calibration'))
     grids, shown = choose_walks(case, methods, run, curves)
     run.walk_together(walks_of(methods, 'test', shown))
-    for (method, fixed), grid, thresholds in zip(methods, grids, shown):
+    for method, grid, thresholds in zip(methods, grids, shown):
         case.add(method, grid, run, thresholds)
-        case.add_points(method, grid, run, thresholds, fixed is not None)
+        case.add_points(method, grid, run, thresholds)

@@ -116,15 +116,12 @@ class RoutingPolicy(torch.nn.Module):
         n_models: int = 2,  # K, ordered small to large
         hidden: tuple = (64, 64),  # units of the hidden layers
         p_escalate: float = 0.1,  # probability of all larger models together in a fresh policy
-        mode: str = 'absorbing',  # "absorbing": never back to a smaller model; "per_step": any model may be next
         seed: int = 0,  # of the weights
     ):
         super().__init__()
-        one_of('mode', mode, ('absorbing', 'per_step'))
         self.scaler, self.features = scaler, tuple(scaler.features)
         self.n_models = n_models
         self.hidden = tuple(hidden)
-        self.mode = mode
         # The last layer starts small, so that all steps start at p_escalate. A policy that starts at 1/2 hands
         # over almost every chain and learns nothing about the later steps.
         self.net = _mlp((len(self.features), *hidden, n_models), seed, last=0.1)
@@ -135,21 +132,10 @@ class RoutingPolicy(torch.nn.Module):
         "Raw observations [..., column of `names`] -> standardised features [..., feature]; padding (nan) -> 0."
         return torch.as_tensor(np.nan_to_num(self.scaler(policy_inputs(obs, names, self.features))))
 
-    def forward(self, x, current_model=None):
-        "Log-probabilities [..., model]; an absorbing policy never goes below the current model [...]."
-        return self.log_probs(self.logits(x), current_model)
-
-    def logits(self, x):
-        "Of all models [..., model], in blocks of states whose activations stay in the processor's cache."
+    def forward(self, x):
+        "Log-probabilities [..., model], in blocks of states whose activations stay in the processor's cache."
         blocks = x.reshape(-1, x.shape[-1]).split(BLOCK)
-        return torch.cat([self.net(block) for block in blocks]).view(*x.shape[:-1], -1)
-
-    def log_probs(self, logits, current_model=None):
-        "The log-probabilities that belong to logits [..., model]."
-        if current_model is not None and self.mode == 'absorbing':
-            logits = logits.masked_fill(
-                torch.arange(self.n_models) < current_model[..., None], -torch.inf
-            )
+        logits = torch.cat([self.net(block) for block in blocks]).view(*x.shape[:-1], -1)
         return logits.log_softmax(-1)
 
 # %% ../../nbs/03_policy.ipynb #threshold-policy
@@ -165,11 +151,8 @@ def threshold_policy(scaler: Scaler) -> RoutingPolicy:  # of a single feature
 def log_threshold_probs(
     log_pi, kappa, temp
 ):  # log-probabilities [..., model] -> log S [..., model]
-    "log $S_{\\pi,\\kappa}$ with the soft mask; -inf stays -inf."
-    weight = F.logsigmoid((log_pi.exp() - kappa) / temp).masked_fill(
-        log_pi == -torch.inf, -torch.inf
-    )
-    return weight.log_softmax(-1)
+    "log $S_{\\pi,\\kappa}$ with the soft mask."
+    return F.logsigmoid((log_pi.exp() - kappa) / temp).log_softmax(-1)
 
 # %% ../../nbs/03_policy.ipynb #escalate
 def is_allowed(pi, kappa):
@@ -197,20 +180,20 @@ def importance_ratio(
 # %% ../../nbs/03_policy.ipynb #vtrace
 @torch.no_grad()
 def vtrace(
-    values, rewards, rho, inside, s=Policy()
-):  # all [row, step]; rho is not clipped yet; clips and gamma
+    values, rewards, rho, inside, rho_bar=1.0, c_bar=1.0
+):  # all [row, step]; rho is not clipped yet; the clips of the ratios and of their products
     "V-trace targets and advantages (vs, adv) [row, step], 0 beyond the end; after the last decision the value is 0."
     values, rewards, rho = (torch.where(inside, z, 0.0) for z in (values, rewards, rho))
     next_values = F.pad(values[:, 1:], (0, 1))
-    gap = rho.clamp(max=s.v_rho_bar) * (rewards + s.gamma * next_values - values) * inside
-    trace = rho.clamp(max=s.c_bar) * inside
+    gap = rho.clamp(max=rho_bar) * (rewards + next_values - values) * inside
+    trace = rho.clamp(max=c_bar) * inside
     vs = torch.zeros_like(values)
     carry = torch.zeros(len(values), dtype=values.dtype)
     for t in reversed(range(values.shape[1])):
-        carry = gap[:, t] + s.gamma * trace[:, t] * carry
+        carry = gap[:, t] + trace[:, t] * carry
         vs[:, t] = values[:, t] + carry
     next_vs = F.pad(vs[:, 1:], (0, 1))
-    adv = rewards + s.gamma * next_vs - values
+    adv = rewards + next_vs - values
     return vs * inside, adv * inside
 
 # %% ../../nbs/03_policy.ipynb #update-threshold
@@ -237,7 +220,6 @@ class Rollouts:
     "Trajectories whose actions were drawn from pi; arrays [row, step] hold zeros beyond a row's last decision."
 
     x: torch.Tensor  # observations [row, step, feature], standardised
-    current_model: torch.Tensor  # current model [row, step]
     act: torch.Tensor  # model chosen [row, step]
     mu: torch.Tensor  # probability that pi gave it [row, step]
     inside: torch.Tensor  # bool [row, step]: was there a decision?
@@ -246,7 +228,6 @@ class Rollouts:
     )  # of what the action brought about [row, step], share of the large model's mean cost
     right: torch.Tensor  # R_pi [row]
     large_right: torch.Tensor  # R_M [row]
-    miss: torch.Tensor  # chance of a miss, see `covered` [row]
 
     @property
     def ends(self):
@@ -267,23 +248,19 @@ def escalation_chances(log_s, inside):  # log S [row, step, 2], bool [row, step]
 # %% ../../nbs/03_policy.ipynb #decider
 def decider(
     policy,
-):  # (inputs [..., feature] of `policy_inputs`, current model [...] or None) -> pi [..., model]
+):  # inputs [..., feature] of `policy_inputs` -> pi [..., model]
     "The policy as a plain function of numpy arrays, for decisions one by one."
     # calling PyTorch for a few thousand multiplications costs more than the multiplications
     *layers, last = [
         (m.weight.detach().numpy().T.copy(), m.bias.detach().numpy().copy())
         for m in policy.net[::2]
     ]
-    absorbing = policy.mode == 'absorbing'
-    models = np.arange(policy.n_models)
 
-    def decide(inputs, current_model=None):
+    def decide(inputs):
         x = policy.scaler(inputs)
         for w, b in layers:
             x = np.tanh(x @ w + b)
         x = x @ last[0] + last[1]
-        if current_model is not None and absorbing:
-            x = np.where(models < np.asarray(current_model)[..., None], -np.inf, x)
         x = np.exp(x - x.max(-1, keepdims=True))
         return x / x.sum(-1, keepdims=True)
 
@@ -303,6 +280,7 @@ class PolicyRouter:
     kappa: float  # threshold, see `calibrate`
     on_escalate: str = 'append'
     name: str = 'Ours'
+    mode = 'absorbing'
     # (table, pi of its steps) pairs, shared with the same policy at other kappas
     read_tables: list = field(default_factory=list, repr=False, compare=False)
 
@@ -316,15 +294,6 @@ class PolicyRouter:
         "The model that writes the first step."
         return self.policy.n_models - 1 if self.kappa < 0 else 0
 
-    @property
-    def mode(self):
-        return 'absorbing' if self.start else self.policy.mode
-
-    @property
-    def rescore(self):
-        "Is it shown every step with the small model's confidences?"
-        return self.mode == 'per_step'
-
     def at(self, kappa):
         "The same policy at another threshold."
         return replace(self, kappa=kappa)
@@ -333,11 +302,11 @@ class PolicyRouter:
         return np.array([state_inputs(s, self.policy.features) for s in states])
 
     def chances(self, states):  # [state]
-        "pi(escalate) after the last step of each, if there are two models."
+        "pi(escalate) after the last step of each."
         return self.decide(self.inputs(states))[..., ESCALATE]
 
     def escalates(self, states):  # bool [state]
-        "Does the large model take over, if there are two?"
+        "Does the large model take over?"
         return is_allowed(self.chances(states), self.kappa)
 
     def table_chances(self, table):
@@ -353,12 +322,6 @@ class PolicyRouter:
     def table_escalates(self, table):  # bool [problem, step]
         "`escalates` for every step of an outcome table's small chains."
         return is_allowed(self.table_chances(table), self.kappa)
-
-    def choose(self, states):  # int [state]
-        "The model that goes on, asked instead of `escalates` if there are more than two."
-        current_model = np.array([int(s.path[-1]) for s in states])
-        pi = self.decide(self.inputs(states), current_model)
-        return escalate(pi, self.kappa, current_model if self.mode == 'absorbing' else 0)
 
 # %% ../../nbs/03_policy.ipynb #save-policy
 FORMAT = 'stepwise-routing policy 1'
@@ -387,7 +350,6 @@ def save_policy(
             std=scaler.std,
             n_models=policy.n_models,
             hidden=policy.hidden,
-            mode=policy.mode,
             kappa=float(kappa),
         )
         | provenance
@@ -439,7 +401,7 @@ def load_policy(
             raise ValueError('these are not its weights')
         tensors = load(weights)
         _check_layers(config, tensors)  # before memory is taken for them
-        policy = RoutingPolicy(scaler, config['n_models'], config['hidden'], mode=config['mode'])
+        policy = RoutingPolicy(scaler, config['n_models'], config['hidden'])
         policy.load_state_dict(tensors)
         numbers = torch.cat(
             [torch.tensor(scaler.mean + scaler.std), *map(torch.ravel, policy.parameters())]

@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['TRIM_FEATURES', 'POLICY_METHODS', 'Router', 'ThresholdRouter', 'RandomRouter', 'ScoreRouter', 'not_test',
-           'score_thresholds', 'chain_thresholds', 'TwoNumbers', 'two_number_settings', 'GlimpRouter', 'glimpse',
-           'Mixture', 'fit_mixture', 'is_degenerate', 'STEER', 'fit_steer', 'asking_settings', 'AskingRouter', 'Grade',
-           'SpecReason', 'RSD', 'reward_table', 'fit_trim', 'SavedPolicy']
+           'score_thresholds', 'chain_thresholds', 'GlimpRouter', 'glimpse', 'Mixture', 'fit_mixture', 'is_degenerate',
+           'STEER', 'fit_steer', 'asking_settings', 'AskingRouter', 'Grade', 'SpecReason', 'RSD', 'reward_table',
+           'fit_trim', 'SavedPolicy']
 
 # %% ../../nbs/04_baselines.ipynb #imports
 import asyncio
 import warnings
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -167,47 +166,6 @@ def chain_thresholds(
     cuts = np.unique(np.concatenate([reached(scores) for scores in chains]))
     return np.append(cuts, np.nextafter(cuts[-1], np.inf))  # the last one: all chains, at once
 
-# %% ../../nbs/04_baselines.ipynb #two
-@dataclass(frozen=True)
-class TwoNumbers(ScoreRouter):
-    "A bare threshold, but it never escalates if the score of the first step is below `hopeless`."
-
-    feature: str = 'score_prob'
-    hopeless: float = -np.inf
-
-    @property
-    def name(self):
-        return super().name.replace('Bare threshold', 'Two numbers')
-
-    def score(self, states):
-        first = [replace(state, steps=state.steps[:1], path=state.path[:1]) for state in states]
-        is_hopeless = super().score(first) < self.hopeless
-        return np.where(is_hopeless, np.inf, super().score(states))
-
-    def table_score(self, table):
-        scores = super().table_score(table)
-        given_up = table.inside & (scores[:, :1] < self.hopeless)
-        return np.where(given_up, np.inf, scores)
-
-
-def two_number_settings(
-    router: TwoNumbers,
-    table,  # of calibration problems
-    n: int = 40,  # thresholds + 1, see `chain_thresholds`
-    n_hopeless: int = 10,  # shares of the chains that are given up: 0, 1/n_hopeless, ..., but not all
-) -> list:  # of `TwoNumbers`
-    "The router at every pair of numbers; thresholds fall behind each number of `hopeless`."
-    bare = replace(router, hopeless=-np.inf)
-    thresholds = score_thresholds(bare, table, n)
-    first = bare.table_score(table)[:, 0]
-    lows = np.nanquantile(first, np.arange(1, n_hopeless) / n_hopeless)
-    hopeless = [-np.inf, *np.unique(lows)]
-    return [
-        replace(router, threshold=float(threshold), hopeless=float(low))
-        for low in hopeless
-        for threshold in thresholds
-    ]
-
 # %% ../../nbs/04_baselines.ipynb #glimpse
 @dataclass(frozen=True)
 class GlimpRouter(ThresholdRouter):
@@ -259,11 +217,9 @@ class Mixture:
             return 1 / (1 + np.exp(log[0] - log[1]))
 
 # %% ../../nbs/04_baselines.ipynb #fit-mixture
-@lru_cache(256)  # both readings of STEER fit the same scores
-def _fitted(scores, seed):  # bytes of float64 -> `Mixture`
+def _fitted(s, seed):  # float64 -> `Mixture`
     from sklearn.mixture import GaussianMixture
 
-    s = np.frombuffer(scores)
     centre = s.mean()
     scale = s.std()
     em = GaussianMixture(
@@ -286,7 +242,7 @@ def fit_mixture(scores, seed: int = 0) -> Mixture:
     s = s[~np.isnan(s)]
     values = len(np.unique(s))
     if values > 1:
-        return _fitted(s.tobytes(), seed)
+        return _fitted(s, seed)
     raise ValueError(
         f'a mixture needs scores that differ, got {len(s)} with {values} different values'
     )
@@ -305,22 +261,9 @@ class STEER(ThresholdRouter):
 
     mixtures: tuple  # `Mixture` per step index, None: the pooled one serves
     pooled: Mixture  # of all steps
-    scope: str = 'rest'  # "rest": absorbing; "next": the score decides who writes the next step
     on_escalate: str = 'append'
     threshold: float = 0.5
-
-    @property
-    def name(self):
-        return f'STEER ({self.scope})'
-
-    @property
-    def mode(self):
-        return 'absorbing' if self.scope == 'rest' else 'per_step'
-
-    @property
-    def rescore(self):
-        # the walk shows it every step with the small model's confidences
-        return self.scope == 'next'
+    name = 'STEER (rest)'
 
     def mixture(self, index):
         return (self.mixtures[index] if index < len(self.mixtures) else None) or self.pooled
@@ -345,9 +288,8 @@ class STEER(ThresholdRouter):
         )
 
 # %% ../../nbs/04_baselines.ipynb #fit-steer
-def fit_steer(table, scope: str = 'rest', on_escalate: str = 'append', seed: int = 0) -> STEER:
+def fit_steer(table, on_escalate: str = 'append', seed: int = 0) -> STEER:
     "Fit STEER's mixtures to the small chains of the training split, without labels."
-    one_of('scope', scope, ('rest', 'next'))
     not_test(table, 'fitting STEER', ('train',))
     logits = table.obs[..., table.features.index('score_logit')]
     if np.isnan(logits[table.inside]).any():
@@ -362,7 +304,7 @@ def fit_steer(table, scope: str = 'rest', on_escalate: str = 'append', seed: int
         mixture = fit_mixture(scores, seed)
         return None if is_degenerate(mixture, scores) else mixture
 
-    return STEER(tuple(map(fitted, logits.T)), fit_mixture(logits, seed), scope, on_escalate)
+    return STEER(tuple(map(fitted, logits.T)), fit_mixture(logits, seed), on_escalate)
 
 # %% ../../nbs/04_baselines.ipynb #asking
 def asking_settings(benchmark: str, model) -> dict:
@@ -450,10 +392,6 @@ class Grade:
     shared: int = 0  # of the prompt, tokens before the last message
 
     @property
-    def greedy(self):  # the likeliest digit
-        return np.argmax(self.prob)
-
-    @property
     def expected(self):  # the mean digit
         return np.dot(self.prob, np.arange(10))
 
@@ -464,19 +402,12 @@ class SpecReason(AskingRouter):
 
     store: RolloutStore  # of `Grade`s, with the large model's `asking_settings`
     model: object = None  # `Backend` of the large model; None replays the store
-    scoring: str = 'expected'  # or "greedy"
     threshold: float = 0.5
     under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions
     kind = 'grade'
     record = Grade
     unread = Grade((0.0,) * 10, prompt=0, generated=0)
-
-    def __post_init__(self):
-        one_of('scoring', self.scoring, ('greedy', 'expected'))
-
-    @property
-    def name(self):
-        return f'SpecReason ({self.scoring})'
+    name = 'SpecReason (expected)'
 
     async def ask(self, state):
         benchmark = find_benchmark(state.problem.benchmark)
@@ -488,10 +419,9 @@ class SpecReason(AskingRouter):
 
     def judged(self, grade, state):
         "(score, the `Call`) of a grade."
-        digit = grade.greedy if self.scoring == 'greedy' else grade.expected
         before = max(grade.shared - state.steps[-1].generated, 0)
         call = Call(1, grade.generated, grade.prompt, before, 'judge', grade.cached)
-        return digit / 9, call
+        return grade.expected / 9, call
 
 # %% ../../nbs/04_baselines.ipynb #rsd
 @dataclass(frozen=True, eq=False)
@@ -591,8 +521,6 @@ POLICY_METHODS = {  # variant of chapter 03b -> row of the tables
     'regenerate': 'Ours',
     'regenerate-full': 'Ours (full)',
     'as_paper': 'Ours (as the paper trains it)',
-    'per_step': 'Ours (per step)',
-    'per_step-full': 'Ours (per step, full)',
 }
 
 
@@ -600,22 +528,13 @@ POLICY_METHODS = {  # variant of chapter 03b -> row of the tables
 class SavedPolicy:
     "A trained policy as a router, and what its calibration found."
 
-    variant: str  # key of `POLICY_METHODS`, or "ablation-..."
+    variant: str  # key of `POLICY_METHODS`
     seed: int  # of its training
     router: Router  # at the kappa that keeps the accuracy; at any other one: `router.at(kappa)`
     online: float  # kappa after the last update of training
-    bound: float  # kappa by the bound on misses
     sweep: tuple  # kappas at which 0 to all of the chains escalate, evenly
     calibration: dict  # of the router's kappa: target, alpha, n, miss, accuracy, bound, met, ...
 
     @property
     def name(self):
         return self.router.name
-
-    @property
-    def walks(self):
-        return self.variant.startswith('per_step')  # else outcome tables replay it
-
-    @property
-    def is_ablation(self):
-        return self.variant not in POLICY_METHODS

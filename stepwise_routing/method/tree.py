@@ -147,22 +147,6 @@ class RoutingTree:
         "The same up to a last step, in tuples of `Step`s that arrive together; here all of them do."
         yield await self.run(problem, path, model)
 
-# %% ../../nbs/02_rollouts.ipynb #read
-@patch
-async def read(self: RoutingTree, problem, path, model):
-    "The last step of a path, which another model wrote, with `model`'s confidences; stored like an edge."
-    key = self.key(problem, path, f'read{model}')
-
-    async def reading():
-        *prefix, step = self.steps(problem, path)
-        step = await self.backends[model].score(Request(problem, tuple(prefix)), step)
-        self.store.put_many([(key, step)])
-        self.counts['drawn'] += 1
-
-    if self.backends and self.store.get(*key) is None:
-        await self.pending.once(key, reading)
-    return self.stored(problem, path, f'read{model}')
-
 # %% ../../nbs/02_rollouts.ipynb #collect-rollouts
 # On calibration and test problems the large model alone is drawn again. It then loses some answers that it had right
 # before, and a router's misses are compared with that rate.

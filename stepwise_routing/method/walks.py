@@ -83,7 +83,6 @@ class Walk:
     steps: tuple = ()  # the `Step`s that were kept
     calls: list = field(default_factory=list)  # every `Call` so far
     processed: dict = field(default_factory=dict)  # model -> tokens of the path in its cache
-    decision_marks: list = field(default_factory=list)  # calls in the bill before each decision
     lowest_kept: float = float('inf')  # the lowest score that did not escalate, if `by_score`
 
     @property
@@ -97,11 +96,6 @@ class Walk:
     @property
     def absorbing(self):
         return self.router.mode == 'absorbing'
-
-    @property
-    def chooses(self):
-        "Does the router name the model that goes on? With two models yes or no is enough."
-        return self.largest_model > 1 and hasattr(self.router, 'choose')
 
     async def write(self, model):
         "The next step, by one call; billed, not kept yet."
@@ -125,10 +119,8 @@ class Walk:
 # %% ../../nbs/02a_walks.ipynb #next-model
 @patch
 async def ask_router(self: Walk, state: State) -> tuple:
-    "(The router's answer, the `Call`s that it cost); the answer is a model, a score, or yes or no."
-    if self.chooses:
-        answer = self.router.choose([state])
-    elif self.by_score:
+    "(The router's answer, the `Call`s that it cost); the answer is a score, or yes or no."
+    if self.by_score:
         answer = self.router.score([state])
     else:
         answer = self.router.escalates([state])
@@ -140,19 +132,10 @@ async def ask_router(self: Walk, state: State) -> tuple:
 
 @patch
 async def next_model(self: Walk, state: State) -> tuple:
-    "(Index of the model that goes on, `Call`s that the answer cost). ValueError: a model out of reach."
+    "(Index of the model that goes on, `Call`s that the answer cost)."
     router = self.router
     current_model = int(state.path[-1])
     answer, calls = await self.ask_router(state)
-    if self.chooses:
-        chosen_model = int(answer)
-        lowest = current_model if self.absorbing else 0
-        if lowest <= chosen_model <= self.largest_model:
-            return chosen_model, calls
-        raise ValueError(
-            f'router {router.name}: chose model {chosen_model}; {router.mode}, '
-            f'it can go on with {lowest} to {self.largest_model}'
-        )
     escalates = answer
     if self.by_score:
         escalates = answer < router.threshold
@@ -187,17 +170,8 @@ def bill_asking(self: Walk, calls, step) -> dict:
 async def ask(self: Walk, step) -> tuple:
     "Ask about the step just written: (who goes on, tokens in the judges' caches without the step)."
     path = self.path + str(step.model)
-    step_to_show = step
-    reader = self.router.start
-    if step.model != reader and getattr(self.router, 'rescore', False):
-        read = await self.tree.read(self.problem, path, reader)
-        cached = min(self.processed.get(reader, 0), read.prompt)
-        self.calls.append(Call(reader, 0, read.prompt, cached, 'score'))
-        self.processed[reader] = read.prompt
-        step_to_show = replace(read, generated=step.generated)
-    steps = (*self.steps, step_to_show)
+    steps = (*self.steps, step)
     state = State(self.problem, self.tree.sample, steps, path, self.tree.n_models)
-    self.decision_marks.append(len(self.calls))
     next_model, calls = await self.next_model(state)
     return next_model, self.bill_asking(calls, step)
 
@@ -212,8 +186,7 @@ async def walk_steps(
     max_steps = current.tree.max_steps
     largest = current.largest_model
     regenerate = router.on_escalate == 'regenerate'
-    starts_at_the_top = router.start == largest and not current.chooses
-    never_back = current.absorbing or starts_at_the_top
+    never_back = current.absorbing or router.start == largest
     writer = router.start
     is_rewrite = False  # does the writer write a rejected step again?
     while True:

@@ -50,7 +50,7 @@ Work = namedtuple('Work', 'setting benchmark model problems calls tokens cents')
 def _walks(setting, n_calibration, n_test) -> int:
     "The number of chains that routers draw on walks, besides those of the outcome tables."
     baselines = setting.run.config.baselines
-    walkers = baselines.steer_next + baselines.specreason + bool(baselines.reward_model)
+    walkers = baselines.specreason + bool(baselines.reward_model)
     walks_of_test = 2 if baselines.walk_thresholds == 'curve' else 1
     return walkers * (2 * n_calibration + n_test * walks_of_test)
 

@@ -17,7 +17,6 @@ from .manifest import file_sha256, files_in, shipped_files
 
 PUBLISHED = {  # profile -> folder of its committed tables and figures
     'micro': '',
-    'micro-ablations': 'ablations',
     'micro-many': 'many',
     'recorded': 'recorded',
 }

@@ -10,23 +10,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..base.records import READINGS
 from ..base.statistics import resamples
 from ..base.store import RolloutStore, tree_settings
 from ..base.tools import find_project, gather_progress, run_async, save_rows, write_file
 from ..data.agreement import agreement
-from ..data.benchmarks import MICRO, find_benchmark, load_problems, step_limit
+from ..data.benchmarks import find_benchmark, load_problems, step_limit
 from ..data.grading import is_right
 from ..data.recorded import SUFFIX, read_recorded
 from ..data.sources import SPLITS
-from ..method.bounds import knows_steps
 from ..method.comparison import (
     CERTAIN_COLUMNS,
     CLASS_COLUMNS,
     COLUMNS,
     GRID_COLUMNS,
     KAPPA_COLUMNS,
-    KAPPAS,
+    ONLINE,
     RECEIPT_COLUMNS,
     SEED_COLUMNS,
     WALKED,
@@ -34,14 +32,11 @@ from ..method.comparison import (
     Walker,
     add_trim,
     asked_scores,
-    at_sweep,
     at_thresholds,
     grid_rows,
-    outcome_rows,
-    seed_rows,
     walk_methods,
 )
-from ..method.outcomes import OutcomeTable, check_problems, outcome_table, replay, take_rows
+from ..method.outcomes import OutcomeTable, check_problems, outcome_table, take_rows
 from ..method.results import (
     RERUN,
     BenchmarkResults,
@@ -58,13 +53,10 @@ from ..method.results import (
 from ..method.routers import (
     POLICY_METHODS,
     RSD,
-    AskingRouter,
     SavedPolicy,
     SpecReason,
     asking_settings,
     chain_thresholds,
-    fit_steer,
-    score_thresholds,
 )
 from ..method.tree import RoutingTree
 from ..method.uncertainty import CHOICES, draw_samples, read_points, save_points
@@ -247,13 +239,11 @@ def _saved_policy(folder, benchmark, models):
     config = policy.config
     if (config['benchmark'], config['variant']) != (benchmark, variant):
         raise ValueError(f'{folder} is of {config["benchmark"]}, {config["variant"]}')
-    method = POLICY_METHODS.get(variant) or variant.removeprefix('ablation-')
     return SavedPolicy(
         variant=variant,
         seed=config['seed'],
-        router=PolicyRouter(policy, policy.kappa, config['on_escalate'], method),
+        router=PolicyRouter(policy, policy.kappa, config['on_escalate'], POLICY_METHODS[variant]),
         online=config['online'],
-        bound=config['bound'],
         sweep=tuple(config['sweep']),
         calibration=config['calibration'],
     )
@@ -311,15 +301,12 @@ def reward_model(run: Run):
             run_async(prm.close())
 
 
-def walking_routers(setting: Setting, case: Case) -> list:
-    "The baselines that walk, RSD last. Those that ask a model get store and model from `with_answers`."
+def walking_routers(setting: Setting) -> list:
+    "The baselines that walk, RSD last. They get store and model from `with_answers`."
     baselines = setting.run.config.baselines
     routers = []
-    if baselines.steer_next:
-        routers.append(fit_steer(case.tables['train'], 'next', seed=case.seed))
     if baselines.specreason:
-        judge = SpecReason(None, scoring='greedy')
-        routers += [judge, replace(judge, scoring='expected')]
+        routers.append(SpecReason(None))
     if baselines.reward_model:
         routers.append(RSD(None))
     return routers
@@ -355,45 +342,25 @@ def open_answers(
 
 
 def with_answers(router, answers):  # of `open_answers`
-    "Give a router that asks its store and its model. Any other router is returned unchanged."
-    if not isinstance(router, AskingRouter):
-        return router
+    "Give a router that asks its store and its model."
     store, model = answers[router.kind]
     return replace(router, store=store, model=model)
 
 
 def walking_methods(
-    setting: Setting,
-    case: Case,
     routers: list,  # of `walking_routers`
     asked: list,  # of each router, of `asked_scores`
-) -> list:  # (method, its fixed threshold or None) pairs
-    "All methods that walk. A baseline's thresholds are 41 quantiles of its scores of small calibration steps."
-    baselines = setting.run.config.baselines
-    calibration = case.tables['calibration']
-    methods = []
-    for router, chains in zip(routers, asked):
-        if chains is None:
-            thresholds = score_thresholds(router, calibration, WALKED)
-        else:
-            thresholds = chain_thresholds(chains, WALKED, router.mode)
-        methods.append((at_thresholds(router, thresholds), None))
-    points = None if shows_curves(setting) else 0
-    for policies in own_walkers(setting, case):
-        methods.append((at_sweep(policies, case.alpha, points), case.alpha))
-    return methods
+) -> list:
+    "All methods that walk. Their thresholds are 41 quantiles of their scores of small calibration steps."
+    return [
+        at_thresholds(router, chain_thresholds(chains, WALKED, router.mode))
+        for router, chains in zip(routers, asked)
+    ]
 
 
 def shows_curves(setting: Setting) -> bool:
     "Are methods that walk also run at all their thresholds on test problems?"
     return setting.run.config.baselines.walk_thresholds == 'curve'
-
-
-def own_walkers(setting: Setting, case: Case) -> list:  # lists of `SavedPolicy`s
-    "Our policies that walk, a list per variant."
-    if setting.name != 'open' or not setting.run.config.baselines.ours_next:
-        return []
-    return case.variants(walks=True)
 
 
 def read_walked(setting: Setting, case: Case) -> dict:  # split -> `Problem`s
@@ -412,16 +379,9 @@ def compare_walks(
     rsd=None,  # the router RSD, which has the rewards or asks for them; None: leave TRIM out
 ) -> None:
     "Add all methods that walk to a case, on all calibration and test problems."
-    test = case.tables['test']
     if rsd and setting.run.config.baselines.trim:
         add_trim(case, run.problems, run.tree, rsd)
     walk_methods(case, methods, run, shows_curves(setting))
-    for policies in own_walkers(setting, case):
-        case.singles += seed_rows(policies, test, case.alpha, run)
-    if setting.name == 'open' and case.benchmark in MICRO:
-        for on_escalate in READINGS:
-            knowing = knows_steps(run.problems['test'], run.tree, on_escalate)
-            case.rows += outcome_rows(knowing, test, replay(knowing, test), 0.5)
 
 
 def walk_case(
@@ -437,14 +397,14 @@ def walk_case(
         open_tree(setting, case.benchmark, backends, grade) as tree,
         open_answers(setting, case.benchmark, backends, prm) as answers,
     ):
-        routers = [with_answers(router, answers) for router in walking_routers(setting, case)]
+        routers = [with_answers(router, answers) for router in walking_routers(setting)]
         asked = [asked_scores(router, problems['calibration'], tree) for router in routers]
-        methods = walking_methods(setting, case, routers, asked)
+        methods = walking_methods(routers, asked)
         compare_walks(setting, case, methods, Walker(problems, tree), routers[-1] if prm else None)
 
 
 def save_case(setting: Setting, case: Case) -> None:
-    "Write methods/: results, calibration grids, single seeds (with the ablations) and receipts."
+    "Write methods/: results, calibration grids, single seeds (-ablations) and receipts."
     receipts = []
     for p in case.policies:
         facts = [p.calibration[k] for k in RECEIPT_COLUMNS[6:]]
@@ -469,7 +429,7 @@ def save_case(setting: Setting, case: Case) -> None:
     save('-policies', receipts, RECEIPT_COLUMNS)
     save('-kappas', case.kappas, KAPPA_COLUMNS)
     save('-classes', case.classes, CLASS_COLUMNS)
-    certain = [grid.certain_row() for grid in case.grids if grid.method not in KAPPAS.values()]
+    certain = [grid.certain_row() for grid in case.grids if grid.method != ONLINE]
     save('-certain', certain, CERTAIN_COLUMNS)
     save_points(setting.files.points(case.benchmark), case.points)
 
@@ -556,7 +516,7 @@ def load_results(setting: Setting) -> SettingResults:
         alpha=run.config.policy.alpha,
         tables=run.tables,
         figures=run.figures,
-        ablations=run.config.sweep.ablations,
+        ablations=False,
         given_up=len(kept_given_up(setting)),
         is_recorded=setting.is_recorded,
         price=run.config.api.billed if is_paid else '',

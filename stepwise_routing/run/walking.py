@@ -22,7 +22,7 @@ from ..method.comparison import (
     walks_of,
 )
 from ..method.outcomes import take_rows, walk_outcomes
-from ..method.routers import RSD, AskingRouter, reward_table
+from ..method.routers import RSD, reward_table
 from .config import Run, Setting
 from .drawing import Part, is_shared
 from .stages import (
@@ -158,12 +158,12 @@ def walk_in_parts(setting: Setting, benchmark: str):
     "A course of `run.workers`: the walks of a benchmark in parts, with the decisions between that need all parts."
     case = open_case(setting, benchmark)
     read_walked(setting, case)
-    routers = walking_routers(setting, case)
-    asked = [None] * len(routers)
-    if any(isinstance(router, AskingRouter) for router in routers):
+    routers = walking_routers(setting)
+    asked = []
+    if routers:
         answers = yield [(setting, ask_part, part, routers) for part in walk_parts(setting, case)]
-        asked = [all_scores(scores) for scores in zip(*chain(*answers))]
-    methods = walking_methods(setting, case, routers, asked)
+        asked = [list(chain(*scores)) for scores in zip(*chain(*answers))]
+    methods = walking_methods(routers, asked)
     run = Walker({}, None)
     wanted = walks_of(methods, 'calibration')
     run.keep(wanted, (yield from walk_side_by_side(setting, case, wanted)))
@@ -171,11 +171,6 @@ def walk_in_parts(setting: Setting, benchmark: str):
     wanted = walks_of(methods, 'test', shown)
     run.keep(wanted, (yield from walk_side_by_side(setting, case, wanted)))
     yield [(setting, end_case, case, methods, run.done)]
-
-
-def all_scores(parts: list) -> list | None:
-    "A router's scores of all small chains, in any order. None if the router does not ask."
-    return None if parts[0] is None else list(chain(*parts))
 
 
 def walk_side_by_side(setting: Setting, case: Case, wanted: list):  # (router, split) pairs

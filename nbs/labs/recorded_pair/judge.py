@@ -25,6 +25,14 @@ def not_graded(problem, answer) -> bool:
     return False
 
 
+class LikeliestDigit(SpecReason):
+    "The score is the likeliest digit, as in the authors' code, not the mean."
+
+    def judged(self, grade, state):
+        _, call = super().judged(grade, state)
+        return grade.prob.index(max(grade.prob)) / 9, call
+
+
 def main() -> None:
     parser = drawing_parser(__doc__)
     parser.add_argument('grades', help='file of the grades')
@@ -47,7 +55,7 @@ def main() -> None:
         judge = tree.backends[1]
         settings = asking_settings(args.benchmark, judge)
         with RolloutStore(args.grades, settings, record=Grade) as grades:
-            specreason = SpecReason(grades, judge, 'greedy')
+            specreason = LikeliestDigit(grades, judge)
             for start in range(0, len(turns), args.block):
                 problems = judged_problems(turns[start : start + args.block])
                 wanted = [(specreason.at(threshold), problems) for threshold in thresholds]
