@@ -28,8 +28,7 @@ from stepwise_routing.report.caches import (
 )
 from stepwise_routing.run import cache_report, stages
 from stepwise_routing.run.cache_report import exact_threshold, report_caches, tokens_of_walk
-from stepwise_routing.run.committed import committed_outcomes
-from stepwise_routing.run.config import changed, read_run
+from stepwise_routing.run.config import changed
 from stepwise_routing.run.stages import load_run
 
 TABLES = find_project().root/'tables'
@@ -174,9 +173,3 @@ def test_the_committed_table_has_the_costs_of_table_2():
     assert len(both) == (rows['part'] == CHOSEN).sum() == 13*3 and rows['cold'].notna().all()
     assert both['cold'].tolist() == pytest.approx(both['cost'].tolist())
     assert both['accuracy'].tolist() == pytest.approx(both['accuracy_paid'].tolist())
-
-def test_no_prompt_of_the_micro_problems_is_as_long_as_a_cache_wants_it():
-    "The note under the table says so. Here: a prompt of the large model, and all that it writes after it."
-    read = committed_outcomes(read_run('micro'))
-    tables = [splits['test'] for (name, _), (splits, _) in read.items() if name == 'api']
-    assert len(tables) == 3 and max((t.large_prompt + t.large_tokens).max() for t in tables) < 1024

@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from ..base.code import code_fingerprint
+from .. import __version__
 from ..base.records import walk_cost
 from ..base.settings import Policy, checked
 from ..base.tools import digest, gather_progress, one_of, run_async, write_file
@@ -436,9 +436,8 @@ def calibrate(
 
 # %% ../../nbs/03b_training.ipynb #train-save
 def training_key(*parts) -> str:
-    "The name of a training run: a digest of its inputs and of all code that training can reach."
-    code = code_fingerprint('stepwise_routing.method.training')
-    return digest(code, json.dumps(parts, default=str))
+    "The name of a training run: a digest of its inputs and of the version of the package."
+    return digest(__version__, json.dumps(parts, default=str))
 
 
 def _operating_points(policy, env, held_out, alpha):  # part of config.json
