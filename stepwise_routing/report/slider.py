@@ -1,13 +1,11 @@
 """A figure with a slider: accuracy and cost while kappa moves
 
-Here belongs this figure, for a notebook and as a page. Figures without a slider belong in
+Here belongs this figure, for a notebook. Figures without a slider belong in
 `report.figures`.
 """
 
 import math
-from pathlib import Path
 
-from ..base.tools import write_file
 from ..method.results import method_label, style_of
 from .figures import draw_accuracy_cost
 from .points import drawn_methods, read_points, sweep_points
@@ -160,26 +158,6 @@ def slider(
     for annotation, text in zip(fig.layout.annotations, titles.values()):
         annotation.update(text=text)
     return _lay_out(fig, row, bar)
-
-
-PAGE_HEAD = (
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    '<meta name="color-scheme" content="light dark"><title>The threshold kappa as a slider</title>'
-)
-
-
-def slider_page(
-    tables,  # folder
-    path,  # of the page; plotly's script is written into the same folder
-) -> Path:
-    "Write the slider as a page of its own. The same tables give the same bytes."
-    data = read_points(tables)
-    fig = slider(data['points'], data['frontiers'], drawn_methods(data['points'])[-1])
-    config = dict(displaylogo=False, responsive=True, displayModeBar=False)
-    fig.write_html(path, include_plotlyjs='directory', div_id='slider', config=config)
-    page = Path(path).read_text('utf-8')  # with margins, the page would scroll in a frame
-    page = page.replace('body {height: 100%;}', 'body {height: 100%; margin: 0;}')
-    return write_file(path, page.replace('<head>', f'<head>{PAGE_HEAD}', 1))
 
 
 def show_slider(
