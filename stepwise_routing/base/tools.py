@@ -1,7 +1,7 @@
 """Small helpers that every folder uses: lines about bad input, files, coroutines, a clone's folders.
 
 Here belongs code that knows nothing about routing and imports nothing from the package. Settings,
-stores, statistics and fingerprints of code have modules of their own.
+stores and statistics have modules of their own.
 """
 
 import asyncio
@@ -265,8 +265,7 @@ def find_project(
         if (root / 'nbs' / 'params').is_dir():
             return Project(root)
     raise FileNotFoundError(
-        f'no nbs/params folder in {start or "this folder or above"}: '
-        'work in a clone, or make a folder with stepwise-routing init DIR'
+        f'no nbs/params folder in {start or "this folder or above"}: work in a clone'
     )
 
 

@@ -1,7 +1,6 @@
 """The receipt of the held-out problems: everything was fixed at a commit, then they were drawn.
 
-Here belongs how the receipt is read and put into a sentence. nbs/labs/micro_world/freeze.py makes it
-and says which code and settings it covers.
+Here belongs how the receipt is read and put into a sentence. nbs/labs/micro_world/freeze.py makes it.
 """
 
 import json
@@ -19,7 +18,7 @@ class Frozen:
     commit: str  # code, settings and claims were fixed at this commit
     date: str  # of the draw
     test_seed: int  # seed of the generator for the calibration and test problems
-    decides: dict  # name of each thing that decides a result -> its digest
+    decides: dict  # digests, in receipts up to version 0.3
     earlier: list  # earlier receipts, without their digests
 
     @property

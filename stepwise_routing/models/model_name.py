@@ -51,11 +51,6 @@ class ModelName:
         return f'{self.kind}:{text}' if self.kind else text
 
     @property
-    def is_here(self) -> bool:
-        "Does this machine load the model's weights?"
-        return self.kind in ('', 'served', 'vllm')
-
-    @property
     def is_paid(self) -> bool:
         "Is the model behind an API that bills by the token, or behind a stand-in for one?"
         return self.kind in ('openai', 'served')

@@ -200,11 +200,9 @@ def failure_line(
     return f'{where}: {name}: {reason[:300]}'
 
 
-def _print_progress(name, begin, folder, on_terminal, before):
-    "Print one line on stderr: seconds so far, the share done before, the notes of the processes."
+def _print_progress(name, begin, folder, on_terminal):
+    "Print one line on stderr: seconds so far, the notes of the processes."
     notes = [f'{time.time() - begin:.0f} s']
-    if before:
-        notes.append(f'when it began: {before}')
     notes += [path.read_text('utf-8') for path in sorted(folder.iterdir())]
     line = one_line(f'{name}: ' + ' | '.join(notes))
     if on_terminal:
@@ -218,11 +216,10 @@ def _print_progress(name, begin, folder, on_terminal, before):
 def progress_shown(
     name: str,  # of the notebook
     folder: Path,  # where processes note their progress
-    before: str = '',  # share of the run that was done before the notebook began, in words
 ):
     "Print the progress of the running cell, every second on a terminal, else every minute."
     on_terminal = sys.stderr.isatty()
-    show = partial(_print_progress, name, time.time(), folder, on_terminal, before)
+    show = partial(_print_progress, name, time.time(), folder, on_terminal)
     try:
         with repeating(1 if on_terminal else 60, show):
             yield
@@ -266,11 +263,6 @@ def _kernel_config(
     return Config(KernelManager=manager)
 
 
-def _without_fields(path) -> str:
-    "A path with its braces escaped: papermill reads them as names of parameters."
-    return str(path).replace('{', '{{').replace('}', '}}')
-
-
 def _kernels() -> set:
     "The kernels that this process has started."
     import psutil
@@ -298,7 +290,6 @@ def execute(
     executed: Path,  # its executed copy; log.txt beside it keeps the printed text
     folder: Path,  # working directory of the kernel
     parameters=None,  # name -> value; None: the notebook's own values
-    progress: str = '',  # share of the run that is done before it, in words
 ) -> None:
     "Run a notebook in a kernel of its own. `NotebookFailed` if it stops."
     import papermill
@@ -308,15 +299,15 @@ def execute(
         open(executed.with_name('log.txt'), 'a', encoding='utf-8') as log,
         tempfile.TemporaryDirectory(prefix='stepwise-', ignore_cleanup_errors=True) as sockets,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as notes,
-        progress_shown(source.stem, Path(notes), progress),
+        progress_shown(source.stem, Path(notes)),
     ):
         print(now(), source.stem, file=log, flush=True)
         os.environ['STEPWISE_PROGRESS'] = notes
         before = _kernels()
         try:
             papermill.execute_notebook(
-                _without_fields(source),
-                _without_fields(executed),
+                str(source),
+                str(executed),
                 parameters or {},
                 kernel_name='python3',
                 language='python',

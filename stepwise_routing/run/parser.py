@@ -18,6 +18,8 @@ class Parser(argparse.ArgumentParser):
             names = []
             for action in self._actions:
                 names += [*action.option_strings, *(action.choices or ())]
-            hint = f'{nearest(wrong[1], names)}; there are: {", ".join(names)}'
+                if isinstance(action.choices, dict):  # commands
+                    names += [x for c in action.choices.values() for x in c._option_string_actions]
+            hint = f'{nearest(wrong[1], names)}; there are: {", ".join(dict.fromkeys(names))}'
             message = f'{wrong[1]!r} is not known to {self.prog}{hint}'
         raise ValueError(message)

@@ -8,12 +8,11 @@ import csv
 import json
 import math
 from itertools import zip_longest
+from pathlib import Path
 
 from .. import __version__
 from ..base.tools import write_file
-from .committed import OUTCOMES, PROFILE, pack_outcomes
 from .config import settings_of
-from .manifest import file_sha256, files_in, shipped_files
 
 PUBLISHED = {  # profile -> folder of its committed tables and figures
     'micro': '',
@@ -22,8 +21,13 @@ PUBLISHED = {  # profile -> folder of its committed tables and figures
 }
 
 RECEIPT = 'provenance.json'
-OF_NO_RUN = (RECEIPT, 'faults.md')  # files of tables/ that no run makes: they are not compared
 RELATIVE = 1e-3  # numbers up to this relative difference count as "equal to the last digits"
+
+
+def files_in(folder: Path) -> dict:  # relative path -> path
+    "All files below a folder."
+    paths = [path for path in sorted(folder.rglob('*')) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def published(
@@ -34,26 +38,16 @@ def published(
     return plan.project.root / kind / PUBLISHED.get(plan.run.profile, '')
 
 
-def _published_before(target) -> list:  # names of files
-    """The files that the last publication put into a folder. [] if its receipt cannot be read: then
-    all files stay."""
-    try:
-        return list(json.loads((target / RECEIPT).read_text('utf-8'))['files'])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
 def _publish_folder(made, target, facts):  # relative path -> path, folder, entries of the receipt
-    past = _published_before(target)
+    receipt = target / RECEIPT
+    past = json.loads(receipt.read_text('utf-8'))['files'] if receipt.is_file() else ()
     for name, path in files_in(target).items():
         if name in past and name not in made:
             path.unlink()
-    hashes = {}
     for name, path in made.items():
         write_file(target / name, path.read_bytes())
-        hashes[name] = file_sha256(path)
-    receipt = facts | dict(files=hashes)
-    write_file(target / RECEIPT, json.dumps(receipt, indent=1, sort_keys=True) + '\n')
+    facts = facts | dict(files=list(made))
+    write_file(receipt, json.dumps(facts, indent=1, sort_keys=True) + '\n')
 
 
 def publish(
@@ -61,17 +55,10 @@ def publish(
 ) -> list:  # the paths in the clone
     "Copy a run's tables and figures to the top level, for the paper and the README."
     run = plan.run
-    facts = dict(
-        profile=run.profile,
-        parameters=settings_of(run.config),
-        version=__version__,
-        models=shipped_files('micro_models'),
-    )
+    facts = dict(profile=run.profile, parameters=settings_of(run.config), version=__version__)
     written = []
     for kind in ('tables', 'figures'):
         made = files_in(run.folder / kind)
-        if made and kind == 'tables' and run.profile == PROFILE:
-            made[OUTCOMES] = pack_outcomes(run)
         if made:
             target = published(plan, kind)
             _publish_folder(made, target, facts)
@@ -124,12 +111,9 @@ def table_differences(
     return lines
 
 
-def _compared_files(folder) -> dict:  # name -> SHA-256
-    hashes = {}
-    for name, path in files_in(folder).items():
-        if '/' not in name and name not in OF_NO_RUN:
-            hashes[name] = file_sha256(path)
-    return hashes
+def _compared_files(folder) -> dict:  # name -> bytes
+    paths = [path for path in sorted(folder.glob('*.*')) if path.is_file()]
+    return {path.name: path.read_bytes() for path in paths if path.name != RECEIPT}
 
 
 def compared(

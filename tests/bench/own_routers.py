@@ -2,7 +2,7 @@
 
 Five owners have 300 questions of micro-gsm each and call `collect`, `train` and `calibrate` with the defaults. Each
 deployed router is compared with the bare threshold that the same problems choose by the same promise. Both answer 500
-problems that nobody has seen: test problems of the newest run of the profile micro, or of the committed one.
+problems that nobody has seen: test problems of the newest run of the profile micro.
 """
 
 import sys
@@ -14,8 +14,8 @@ import pandas as pd
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.outcomes import replay, take_rows
 from stepwise_routing.own import _candidates, _router, calibrate, collect, train
-from stepwise_routing.run.committed import committed_outcomes
 from stepwise_routing.run.config import read_run
+from stepwise_routing.run.stages import read_table
 
 OWNERS = 5
 QUESTIONS = 300
@@ -32,9 +32,8 @@ def questions() -> list:
 
 def new_problems():
     "The outcome table of problems that nobody has seen."
-    tables = committed_outcomes(read_run('micro'))
-    splits = tables['open', 'micro-gsm'][0]
-    return take_rows(splits['test'], range(NEW))
+    table = read_table(read_run('micro').settings[0], 'micro-gsm', 'test')
+    return take_rows(table, range(NEW))
 
 
 def judged(router, table) -> dict:
