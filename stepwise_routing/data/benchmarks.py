@@ -1,7 +1,7 @@
 """One record per benchmark: all that models, confidences, routers and graders must know about it.
 
 Here belong the record, the list of registered benchmarks, and loading problems by a benchmark's name. Where problems
-come from belongs in `data.sources`. Running programs belongs in `data.programs`.
+come from belongs in `data.sources`.
 """
 
 import re
@@ -13,9 +13,15 @@ from pathlib import Path
 
 from ..base.records import Problem, chat_prompt, extract_boxed
 from ..base.tools import digest, find_project, one_of
-from .mbpp import MbppSet, closes_the_block, code_prompt, passes_tests, program_of
 from .questions import QuestionFile
-from .recorded import SUFFIX, RecordedSet, RecordedVerdict, recorded_names
+from .recorded import (
+    SUFFIX,
+    RecordedSet,
+    RecordedVerdict,
+    closes_the_block,
+    program_of,
+    recorded_names,
+)
 from .sources import PUBLIC, SPLITS, ShippedSet
 
 MICRO = ('micro-gsm', 'micro-math', 'micro-omni')  # benchmarks that the package ships
@@ -89,7 +95,6 @@ class Benchmark:
     right: Callable | None = None  # (`Problem`, answer) -> bool; None: equivalent to the reference
     # text of a step -> bool per character: tokens with a True count for the confidences; None: mathematics
     scored: Callable | None = None
-    runs_code: bool = False  # True: grading runs programs that a model wrote
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not re.fullmatch(r'\w[\w.-]*', self.name):
@@ -105,8 +110,6 @@ class Benchmark:
             may_be_none = name in ('right', 'scored')
             if not callable(rule) and not (rule is None and may_be_none):
                 raise self.wrong(f'{name} is {rule!r:.40}: give a function')
-        if not isinstance(self.runs_code, bool):
-            raise self.wrong(f'runs_code is {self.runs_code!r:.40}: give True or False')
         self.messages('What is 1 + 1?')
         self.answer_of(('1 + 1 = 2', 'done'))
         self.ends_with('done')
@@ -223,30 +226,22 @@ for micro_name in MICRO:
     register(Benchmark(micro_name, ShippedSet(micro_name)))
 for public_name, public_set in PUBLIC.items():
     register(Benchmark(public_name, public_set))
-register(
-    Benchmark(
-        'mbpp',
-        MbppSet(),
-        prompt=code_prompt,
-        separator='\n',
-        is_last=closes_the_block,
-        answer=program_of,
-        right=passes_tests,
-        scored=every_character,
-        runs_code=True,
-    )
+PROGRAMS = Benchmark(  # MBPP, whose verdicts are recorded: nothing runs a program
+    'programs',
+    separator='\n',
+    is_last=closes_the_block,
+    answer=program_of,
+    scored=every_character,
 )
 for recorded_name in recorded_names():
-    if recorded_name in REGISTERED:  # a file of another name is nothing of ours
-        register(
-            replace(
-                REGISTERED[recorded_name],
-                name=recorded_name + SUFFIX,
-                source=RecordedSet(recorded_name),
-                right=RecordedVerdict(recorded_name),
-                runs_code=False,
-            )
+    register(
+        replace(
+            REGISTERED.get(recorded_name, PROGRAMS),
+            name=recorded_name + SUFFIX,
+            source=RecordedSet(recorded_name),
+            right=RecordedVerdict(recorded_name),
         )
+    )
 
 
 SHIPPED.update(REGISTERED)
@@ -311,7 +306,7 @@ def step_limit(max_steps: int | dict, benchmark: str) -> int:
 
 
 def load_problems(
-    benchmark: str,  # name of a registered one, such as "gsm8k", "mbpp" or "micro-math"
+    benchmark: str,  # name of a registered one, such as "gsm8k" or "micro-math"
     split: str,  # "train", "calibration" or "test"
     n: int | dict | None = None,  # how many problems, also {benchmark: number}; None: all
     data_dir=None,  # folder with copies of the public sets, named as in `data.sources`; None: the Hub

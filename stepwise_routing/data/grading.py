@@ -20,7 +20,6 @@ from ..base.tools import PACKAGE, write_file
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
 from .benchmarks import find_benchmark, is_bool, is_own, last_box
-from .programs import RISK
 from .recorded import RecordedVerdict
 
 START = (  # the code of the process, which finds the package from any folder
@@ -125,18 +124,15 @@ def given_up() -> set:
 def is_right(
     problem: Problem,
     answer: str | None,  # None is wrong
-    run_code: bool = False,  # True: run programs that a model wrote, if the benchmark needs that
 ) -> bool:
     """The reward $r(x, \\hat y, y^*)$, as the problem's benchmark defines it.
 
-    By default an answer is right if it is equivalent to the reference. PermissionError if the benchmark needs to
-    run programs and `run_code` is False. ValueError if the benchmark's `right` returns neither True nor False.
+    By default an answer is right if it is equivalent to the reference. ValueError if the benchmark's `right`
+    returns neither True nor False.
     """
     benchmark = find_benchmark(problem.benchmark)
     if benchmark.right is None:
         return is_equiv(problem.answer, answer)
-    if benchmark.runs_code and not run_code:
-        raise PermissionError(f'grading {benchmark.name}: {RISK}')
     if answer is None:
         return False
     verdict = benchmark.call('right', problem, answer)
@@ -169,11 +165,6 @@ def check_gradable(
     benchmark = find_benchmark(name)
     if grade is not is_right:
         return
-    if benchmark.runs_code:
-        raise ValueError(
-            f'grading {name} runs programs that a model wrote; if you want that, '
-            'pass grade=functools.partial(is_right, run_code=True)'
-        )
     if isinstance(benchmark.right, RecordedVerdict):
         raise ValueError(f'{name} knows recorded answers alone: choose another name')
 

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +46,6 @@ from .hub import (
     weights_sha256,
 )
 from .interface import StepTokenizer
-from .serve import watched
 
 
 def shown_confidences(
@@ -186,6 +186,26 @@ def _wait_until_ready(server, log, name: str, url: str, timeout: float):
         problem = f'was not ready after {timeout:g} s (raise timeout=)'
     reason = _last_words(log.read().decode(errors='replace'))
     raise RuntimeError(f'the vLLM server of {name!r} {problem}: {reason}')
+
+
+_WATCH = """
+import os, signal, subprocess, sys, threading, time
+def end():
+    sys.stdin.read()
+    server.terminate() # asks first
+    time.sleep(8)
+    os.killpg(0, signal.SIGKILL)
+server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+threading.Thread(target=end, daemon=True).start()
+server.wait()
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def watched(command, **kwargs):  # its watcher, for a `with` block
+    "Run a command during a `with` block. It ends when the block or this process ends."
+    command = [sys.executable, '-c', _WATCH, *map(str, command)]
+    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, **kwargs)
 
 
 @contextlib.contextmanager
