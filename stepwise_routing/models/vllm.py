@@ -284,10 +284,8 @@ class VLLMBackend:
         loop = asyncio.get_running_loop()
         if self.clients is None:
             raise RuntimeError(f'{self.spec.name} is closed')
-        if loop not in self.clients:  # a reply with all logits is large
-            self.clients[loop] = api_client(
-                self.key, self.base_url, self.options.timeout, largest=1 << 36
-            )
+        if loop not in self.clients:
+            self.clients[loop] = api_client(self.key, self.base_url, self.options.timeout)
         return self.clients[loop]
 
     async def close(self):
