@@ -270,11 +270,6 @@ def test_a_wrong_argument_of_collect_draws_nothing(tmp_path, toys, how, said):
     says(lambda: collect(tmp_path/'mine', **dict(problems=rows(3), models=PAIR) | how), said)
     assert sum(backend.steps_written for backend in toys.made) == 0
 
-@pytest.mark.parametrize('grade', [math.nan, float('-nan'), 'wrong', None, 2, .5])
-def test_a_grade_that_is_neither_true_nor_false_is_not_right(tmp_path, toys, grade):
-    line = f'grade gives {grade!r} for own-.*True or False'
-    says(lambda: collect(tmp_path/'mine', rows(3), PAIR, grade=lambda *_: grade), line)
-
 @pytest.mark.parametrize('question', [None, 5, {}, dict(role='user', content='What?')])
 def test_a_question_is_a_text_or_messages(mine, toys, question):
     says(lambda: route(mine, question, PAIR), 'a question should be text, or a list of messages')

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ('served', 'openai', 'vllm', 'vllm-server', 'recorded')
+KINDS = ('openai', 'vllm', 'vllm-server', 'recorded')
 
 
 @dataclass(frozen=True)
@@ -52,5 +52,5 @@ class ModelName:
 
     @property
     def is_paid(self) -> bool:
-        "Is the model behind an API that bills by the token, or behind a stand-in for one?"
-        return self.kind in ('openai', 'served')
+        "Is the model behind an API that bills by the token?"
+        return self.kind == 'openai'

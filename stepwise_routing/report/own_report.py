@@ -1,23 +1,19 @@
-"""The report about your own router: accuracy against cost, the cost of each alpha, prompt caches.
+"""The report about your own router: accuracy against cost, the cost of each alpha.
 
 Here belong its tables, figure and text. Reports of a run with many methods are in
 `report.tables` and `report.figures`.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ..base.tools import check_new_folder, write_file
 from ..method.outcomes import replay
-from ..method.walks import LargeOnly
-from .caches import cache_columns, table_tokens
 from .card import percent
 from .style import new_figure, save_figure
 
 CURVE = 60  # most thresholds in the figure
-NAMES = dict(append='append', regenerate='write the step again')
 
 TEXT = """{card}
 ## Accuracy against cost
@@ -32,24 +28,7 @@ one that is in use.
 Target `{target}`. Alpha is the accuracy that may be lost against the large model.
 
 {alphas}
-
-## Prompt caches
-
-{cache}
 """
-CACHE = """An application that has talked to the large model before may find its prompt in the cache; a
-hand-over after a chain of the small model may not. So these are the two ends, per problem, at the
-prices of `{price}`: everything that the large model reads is in the cache (all cached), or nothing is (cold).
-A router hands over at most once per problem, so it pays for one cold prompt at most. What the small
-model costs is left out. The table has no router that takes back the chain after each step of the large
-model: `collect` draws no such chains, so nothing is known of their cost and answers.
-
-{rows}
-"""
-NO_PRICE = (
-    'Not shown: no price of the large model was given. Give one to `own.report(folder, out, '
-    'price=...)`, a row of `PRICES` or "INPUT/CACHED/OUTPUT" in US dollars per million tokens.'
-)
 
 
 def markdown_table(rows: list) -> str:  # dicts with the same keys
@@ -72,31 +51,6 @@ def alpha_rows(choices) -> list:
                 "of the large model's cost": percent(result.cost),
                 'right': percent(result.accuracy),
                 'large model right': percent(result.large),
-            }
-        )
-    return rows
-
-
-def cache_rows(
-    table,  # calibration problems
-    router,  # the one in use
-    price: str,  # see `find_price`
-) -> list:
-    "The large model's US cents per problem: all that it reads is cached, or nothing is."
-    routers = {'large model alone': LargeOnly()}
-    if not router.start:
-        for on_escalate, name in NAMES.items():
-            routers[f'router, rest: {name}'] = replace(router, on_escalate=on_escalate)
-    rows = []
-    for name, one in routers.items():
-        columns = cache_columns(table_tokens(one, table), price)
-        handovers = '-' if one.start else f'{columns["handovers"]:.2f}'
-        rows.append(
-            {
-                'who answers': name,
-                'hand-overs per problem': handovers,
-                'all cached, cents': f'{columns["all_cached"]:.4g}',
-                'cold, cents': f'{columns["cold"]:.4g}',
             }
         )
     return rows
@@ -144,15 +98,11 @@ def write_report(
     unit: str,  # of cost
     models,  # public names
     choices,  # of several alphas
-    price: str | None,  # of the large model; None: no table of caches
+    price: str | None,  # not used
 ) -> list:  # names of the files
-    "Write README.md and its figure. ValueError in one line if the folder is not empty, or for an unknown price."
+    "Write README.md and its figure. ValueError in one line if the folder is not empty."
     out = Path(out)
     check_new_folder(out)
-    cache = NO_PRICE
-    if price is not None:
-        rows = markdown_table(cache_rows(table, router, price))
-        cache = CACHE.format(price=price, rows=rows)
     caption = "Accuracy against the share of the large model's cost, on the calibration problems."
     save_figure(draw(table, router, unit, models), out / 'accuracy_cost', caption)
     text = TEXT.format(
@@ -160,7 +110,6 @@ def write_report(
         n=len(table),
         target=choices[0].calibration.target,
         alphas=markdown_table(alpha_rows(choices)),
-        cache=cache,
     )
     write_file(out / 'README.md', text)
     return sorted(path.name for path in out.iterdir())
