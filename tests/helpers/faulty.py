@@ -10,11 +10,9 @@ import threading
 from fractions import Fraction
 
 PER_MILLION = dict(input=Fraction('0.40'), cached=Fraction('0.10'), output=Fraction('1.60')) # dollars, GPT-4.1 mini
-FREE = '429', '500', '503', '408', 'refused' # nothing is billed for these
-HIDDEN = {'hidden': 1, 'one-token': 1, 'five-hidden': 5} # tokens before the stop string without log-probabilities
+FREE = '429', '500', '503', 'refused' # nothing is billed for these
+HIDDEN = 'hidden', 'one-token' # the token before the stop string has no log-probability
 RETRIED = (*FREE, 'reset', 'closed', 'stall', 'malformed', 'no-choices')
-
-def _spelled(key): return f'{{"you sent": "\\u{ord(key[0]):04x}{key[1:]}'.encode() # JSON that is cut off
 
 def cents(prompt, cached, generated):
     p = PER_MILLION
@@ -143,14 +141,13 @@ class Faulty:
         finally: self.busy -= 1
 
     async def _fault(self, fault, body, shown, writer, error):
-        if fault in ('429', '500', '503', '408'):
+        if fault in ('429', '500', '503'):
             return await self._send(writer, int(fault), error('Slow down, ' + str(shown)), 'Retry-After: 0')
         if fault == 'refused': return await self._send(writer, 409, error('Conflict'))
         if fault == 'quota': return await self._send(writer, 429, error('No money', code='insufficient_quota'))
         if fault == 'no-stream' and 'stream' in body:
             return await self._send(writer, 400, error('stream: not here'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
-        if fault == 'bad-spelled': return await self._send(writer, 400, _spelled(shown))
         reply = self._reply(fault, body, shown)
         usage, name = reply['usage'], hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         cached = usage['prompt_tokens_details']['cached_tokens']
@@ -161,8 +158,6 @@ class Faulty:
         if fault in ('no-choices', 'uncounted'): reply['choices'] = []
         if fault == 'no-finish': del reply['choices'][0]['finish_reason']
         if fault in ('uncounted', 'no-finish'): reply['usage'] = dict(prompt_tokens=0, completion_tokens=0)
-        if fault == 'spelled': return await self._send(writer, 200, _spelled(shown))
-        if fault == 'page': return await self._send(writer, 200, b'<html>Bad gateway</html>')
         if fault == 'malformed': return await self._send(writer, 200, json.dumps(reply).encode()[:-40])
         if body.get('stream'): return await self._stream(fault, reply, writer)
         if fault == 'reset': await self._send(writer, 200, reply, cut=60); return self._reset(writer)
@@ -185,7 +180,7 @@ class Faulty:
             beside = lambda i: [dict(token=f' w{j}', logprob=-.5 - j - i/100, bytes=None) for j in top]
             content = [dict(token=p, bytes=list(p.encode()), logprob=-.2 - i/50, top_logprobs=beside(i))
                        for i, p in enumerate(pieces)]
-            if body.get('stop') and fault in HIDDEN: del content[-HIDDEN[fault]:]
+            if body.get('stop') and fault in HIDDEN: del content[-1:]
         prompt = sum(len(m['content'].encode()) // 3 + 5 for m in body['messages'])
         ended = finish == 'stop' and len(pieces) < body['max_tokens']
         usage = dict(prompt_tokens=prompt, completion_tokens=len(pieces) + ended,
