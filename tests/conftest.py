@@ -1,28 +1,20 @@
 """Tests import what they share from tests/helpers; a fixture of several files stands here.
 
-`make test` gives the same result every time: property tests take the same examples on every machine. `make fuzz` and
-`make properties` look for new ones (STEPWISE_FUZZ times as many, at random). STEPWISE_ORDER=N puts the tests in the
-N-th random order."""
+Property tests take the same 25 examples each time (profile `dev`). `HYPOTHESIS_PROFILE=ci` takes 200 at random."""
 import os
-import random
 import socket
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent/'helpers'))
 sys.path.insert(0, str(Path(__file__).parents[1]/'nbs'/'labs')) # the generators of the micro problems
 
-FUZZ = int(os.environ.get('STEPWISE_FUZZ', 0))
-settings.register_profile('fixed', derandomize=True, database=None, deadline=None)
-settings.register_profile('fuzz', max_examples=100*FUZZ or 100, deadline=None, print_blob=True,
-                          suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-settings.load_profile('fuzz' if FUZZ else 'fixed')
-
-def pytest_collection_modifyitems(items):
-    if order := os.environ.get('STEPWISE_ORDER'): random.Random(order).shuffle(items)
+settings.register_profile('dev', max_examples=25, derandomize=True, database=None, deadline=None)
+settings.register_profile('ci', max_examples=200, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'dev'))
 
 @pytest.fixture
 def offline(monkeypatch):
@@ -30,3 +22,8 @@ def offline(monkeypatch):
     def refused(*args, **kwargs): raise AssertionError('somebody was called')
     for name in ('create_connection', 'getaddrinfo'): monkeypatch.setattr(socket, name, refused)
     for name in ('connect', 'connect_ex', 'sendto'): monkeypatch.setattr(socket.socket, name, refused)
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker('slow') and not item.get_closest_marker('timeout'):
+            item.add_marker(pytest.mark.timeout(600))

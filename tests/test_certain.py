@@ -1,5 +1,4 @@
 "The target `certain`: is the promise kept as often as it says, for any number of problems?"
-import math
 from itertools import product
 from math import prod
 
@@ -8,11 +7,18 @@ import pytest
 from scipy.stats import norm
 
 from stepwise_routing.method.certain import (
-    FEW, FEW_LOSSES, capital, certain_setting, is_few, is_safe, losses, normal_bound, problems_for,
-    problems_needed)
+    FEW,
+    capital,
+    certain_setting,
+    is_safe,
+    losses,
+    normal_bound,
+    problems_for,
+    problems_needed,
+)
 
-@pytest.mark.parametrize('alpha', [.02, .1, .3])
-@pytest.mark.parametrize('n', [1, 4, 9])
+
+@pytest.mark.parametrize('n, alpha', [(1, .3), (4, .1), (8, .02), (8, .3)])
 def test_the_bet_is_fair_by_counting_every_course_of_the_game(n, alpha):
     "An unsafe router: its loss is 1, 0 or -1, and alpha in the mean. All 3^n courses, with their probabilities."
     lost, gained = (.5 + alpha)/2, (.5 - alpha)/2
@@ -83,24 +89,10 @@ def test_the_number_that_would_do_is_more_than_the_number_that_did_not():
                 if loss.mean() >= alpha: assert needed is None
                 else: assert needed > n and is_safe(np.zeros(needed), alpha)
 
-@pytest.mark.parametrize('alpha', [.2, .05, .02, .01, .003, 1e-3])
-@pytest.mark.parametrize('n', [20, 60, 299, 400])
-def test_so_many_problems_as_if_each_were_there(n, alpha):
-    "At ordinary alphas the answer is the one of the test on so many problems without a loss."
-    for lost in (0, 1, 2):
-        loss = np.r_[np.ones(lost), -np.ones(1), np.zeros(n - lost - 1)]
-        mean = max(loss.mean(), 0)
-        if mean >= alpha: continue
-        needed = problems_needed(alpha, (loss != 0).mean(), mean)
-        enough = max(FEW, math.ceil(FEW_LOSSES/alpha)) if is_few(n, alpha) else 2*n
-        slow = needed if needed > n and is_safe(np.zeros(needed), alpha) else enough
-        assert problems_for(loss, alpha) == slow
-
-@pytest.mark.parametrize('n', [20, 299, 300, 400, 600, 3000])
-def test_nothing_lost_proves_no_more_than_chance_allows(n):
+def test_nothing_lost_proves_no_more_than_chance_allows():
     "A router that loses a share alpha of all problems loses none of n with the probability (1 - alpha)^n."
-    for alpha in (1e-9, 1e-4, .001, .002, .005, .01, .02, .05):
-        if is_safe(np.zeros(n), alpha): assert (1 - alpha)**n <= .1, alpha
+    for n, alpha in product((20, 299, 300, 400, 600, 3000), (1e-4, .001, .002, .005, .01, .02, .05)):
+        if is_safe(np.zeros(n), alpha): assert (1 - alpha)**n <= .1, (n, alpha)
 
 @pytest.mark.parametrize('n, alpha', [(300, .005), (300, .01), (390, .01), (600, .002), (600, .005)])
 def test_few_allowed_losses_are_tested_exactly(n, alpha):
@@ -108,11 +100,3 @@ def test_few_allowed_losses_are_tested_exactly(n, alpha):
     r = np.random.default_rng(2)
     safe = [is_safe((r.random(n) < alpha).astype(float), alpha) for _ in range(2000)]
     assert np.mean(safe) <= .1
-
-@pytest.mark.parametrize('alpha', [1e-5, 1e-7, 1e-10, 1e-200, 5e-324])
-def test_a_tiny_alpha_takes_no_memory(monkeypatch, alpha):
-    def taken(*_): raise AssertionError('memory is taken')
-    loss = np.zeros(60)
-    monkeypatch.setattr('stepwise_routing.method.certain.np.zeros', taken)
-    needed = problems_for(loss, alpha)
-    assert needed is None if alpha < 1e-9 else 1e8 < needed < 2**63

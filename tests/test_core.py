@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.base import records as core_module
 from stepwise_routing.base.records import (
     PRICES,
     UNITS,
@@ -18,7 +17,6 @@ from stepwise_routing.base.records import (
     ModelSpec,
     Step,
     api_cost,
-    chat_prompt,
     edge_seed,
     extract_boxed,
     find_price,
@@ -29,7 +27,7 @@ from stepwise_routing.base.records import (
     undated,
     walk_cost,
 )
-from stepwise_routing.base.tools import nearest, run_async, write_file
+from stepwise_routing.base.tools import run_async, write_file
 from stepwise_routing.data import benchmarks as data_benchmarks, sources as data_sources
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.sources import SPLITS
@@ -38,15 +36,17 @@ DATA = Path(__file__).parent/'data'
 SAMPLES = dict(gsm8k=DATA/'gsm8k.jsonl', math500=DATA/'math500.jsonl', omnimath=DATA/'omnimath.jsonl')
 
 # ---- steps and boxes
-@pytest.mark.parametrize('text,boxed', [
-    (r'\boxed{5}', '5'), (r'\boxed{ 5 }', '5'), (r'\boxed {5}', '5'), (r'\fbox{5}', '5'),
+BOXES = [
+    (r'\boxed{ 5 }', '5'), (r'\boxed {5}', '5'), (r'\fbox{5}', '5'),
     (r'\boxed{\frac{1}{\sqrt{2}}}', r'\frac{1}{\sqrt{2}}'),
     (r'\boxed{1} then \boxed{2}', '2'), (r'\boxed{1} then \boxed{2', '1'), (r'\boxed{\boxed{3}}', '3'),
-    (r'\boxed{1', None), ('no box', None), ('', None),
-    (r'\boxed{\{1,2\}}', r'\{1,2\}'), (r'\boxed{\left\{ x \right.}', r'\left\{ x \right.'), (r'{ \boxed{4} ', '4'),
-    (r'} \boxed{4}', '4'), (r'\boxed', None), (r'\boxed 2$.', '2'),
-    (r'\boxed{}', ''), (r'\boxed{a}{b}', 'a'), (r'x\\{\boxed{6}}', '6'), (r'\unboxed{5}', None)])
-def test_extract_boxed(text, boxed): assert extract_boxed(text) == boxed
+    (r'\boxed{1', None), ('no box', None), (r'\boxed{\{1,2\}}', r'\{1,2\}'),
+    (r'\boxed{\left\{ x \right.}', r'\left\{ x \right.'), (r'{ \boxed{4} ', '4'), (r'} \boxed{4}', '4'),
+    (r'\boxed', None), (r'\boxed 2$.', '2'), (r'\boxed{}', ''), (r'\boxed{a}{b}', 'a'), (r'x\\{\boxed{6}}', '6'),
+    (r'\unboxed{5}', None)]
+
+def test_the_last_complete_box_is_the_answer():
+    for text, boxed in BOXES: assert extract_boxed(text) == boxed, text
 
 braced = lambda s: st.tuples(s, s, s).map(lambda t: t[0] + '{' + t[1] + '}' + t[2])
 balanced = st.recursive(st.text('ab01+ ', max_size=5), braced, max_leaves=12)
@@ -56,17 +56,13 @@ balanced = st.recursive(st.text('ab01+ ', max_size=5), braced, max_leaves=12)
 def test_a_complete_box_is_found_whatever_surrounds_it(before, content, after):
     assert extract_boxed(before + r'\boxed{' + content + '}' + after) == content.strip()
 
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize('text', [r'\boxed{'*150_000, r'\boxed '*150_000, '{'*10**6, '}'*10**6, r'\boxed{1}'*100_000,
-                                  r'\boxed' + ' '*10**6, '\\'*10**6])
-def test_boxes_take_linear_time(text):
-    extract_boxed(text)
+def test_boxes_take_linear_time():
+    for text in (r'\boxed{'*150_000, '{'*10**6, r'\boxed' + ' '*10**6, '\\'*10**6): extract_boxed(text)
 
 @given(st.lists(st.text('ab c.\n').map(lambda s: ' '.join(s.split())).filter(bool), max_size=6), st.integers(1, 3))
 def test_steps_survive_joining(steps, breaks):
     assert split_steps('\n\n'*breaks + ('\n\n'*breaks).join(steps) + '\n') == steps
-
-def test_windows_line_ends_separate_steps(): assert split_steps('a\r\n\r\nb') == ['a', 'b']
+    assert split_steps('a\r\n\r\nb') == ['a', 'b']
 
 def test_a_step_is_final_when_it_ends_or_holds_a_box():
     assert not Step('a', 0, 'step').final
@@ -85,18 +81,9 @@ def test_edge_seeds_depend_on_every_part_and_on_nothing_else():
                          text=True)
     assert int(run.stdout) == seeds[0]
 
-def test_nearest():
-    assert nearest('calibratoin', SPLITS) == " (did you mean 'calibration'?)"
-    assert nearest('zzz', SPLITS) == ''
-
-def test_a_file_is_written_in_the_place_of_a_link_and_never_through_one(tmp_path, monkeypatch):
-    victim, there = tmp_path/'precious', tmp_path/'out'/'a.txt'
-    victim.write_text('precious')
-    there.parent.mkdir()
-    for link in (there, there.with_name('a.txt.part')): link.symlink_to(victim)
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    there = tmp_path/'out'/'a.txt'
     write_file(there, 'new')
-    assert (victim.read_text(), there.read_text(), there.is_symlink()) == ('precious', 'new', False)
-    there.with_name('a.txt.part').unlink()
     def full(*_): raise OSError('disk full')
     monkeypatch.setattr(os, 'fsync', full)
     with pytest.raises(OSError): write_file(there, 'newer')
@@ -108,14 +95,6 @@ def test_run_async_inside_and_outside_a_loop():
     async def main(): return run_async(answer())
     assert run_async(answer()) == 42 and asyncio.run(main()) == 42
     with pytest.raises(KeyError, match='inside'): run_async(fail())
-
-def test_prompts_hold_the_paper_template():
-    system, user = chat_prompt('What is 2+2?')
-    assert system == dict(role='system',
-                          content=r'Please reason step by step, and put your final answer within \boxed{}.')
-    assert user == dict(role='user', content='What is 2+2?')
-    text = core_module.VERIFY_PROMPT.format(question=r'\frac{1}{2}?', prefix='{a}', answer='b')
-    assert r'\frac{1}{2}?' in text and text.endswith('Verdict:\ncorrect | incorrect')
 
 # ---- benchmarks
 def write(path, rows): path.write_text(''.join(json.dumps(r) + '\n' for r in rows)); return path
@@ -131,30 +110,17 @@ def load(folder, name, split, raw, test=OTHER, n=None):
     write(files[-1 if split == 'test' else 0], raw)
     return load_problems(name, split, n, data_dir=folder)
 
-def whole_test_set(name, folder):
-    public = data_sources.PUBLIC[name]
-    return public.rows(public.test, folder)
-
-@pytest.mark.parametrize('name', SAMPLES)
-def test_samples_hold_twenty_problems(name, tmp_path):
-    raw = rows(name)
-    assert len(raw) == 20
-    load(tmp_path, name, 'test', raw)
-    problems = whole_test_set(name, tmp_path)
-    assert len({p.id for p in problems}) == 20
-    assert all(p.benchmark == name and p.answer and p.question for p in problems)
-    assert not any('\\boxed' in p.answer or '####' in p.answer for p in problems)
-
 @pytest.mark.parametrize('name', SAMPLES)
 def test_splits_are_disjoint_and_do_not_depend_on_the_order_of_the_file(name, tmp_path):
     raw = rows(name)
     split = {s: load(tmp_path, name, s, raw) for s in SPLITS}
     assert split == {s: load(tmp_path, name, s, raw[::-1]) for s in SPLITS}
     assert not {p.id for p in split['train']} & {p.id for p in split['calibration']}
+    every = [p for s in SPLITS for p in split[s]]
+    assert all(p.benchmark == name and p.answer and p.question for p in every)
+    assert not any('\\boxed' in p.answer or '####' in p.answer for p in every)
     if name == 'omnimath':
-        assert [len(split[s]) for s in SPLITS] == [8, 4, 8]
-        every = whole_test_set(name, tmp_path)
-        assert sorted(p.id for s in SPLITS for p in split[s]) == sorted(p.id for p in every)
+        assert [len(split[s]) for s in SPLITS] == [8, 4, 8] and len({p.id for p in every}) == 20
     else:
         assert len(split['train']) + len(split['calibration']) == len(split['test']) == 20
     assert load(tmp_path, name, 'test', raw, n=3) == split['test'][:3]
@@ -226,65 +192,40 @@ def local(tmp_path):
 
 @pytest.mark.parametrize('name', FILES)
 def test_a_folder_gives_what_the_hub_gives_and_the_hub_is_not_asked(name, local, monkeypatch):
-    def read(source): return data_sources.file_rows(local/source.file)
     for split in SPLITS:
-        monkeypatch.setattr(data_sources, 'hub_rows', read)
+        monkeypatch.setattr(data_sources, 'hub_rows', lambda source: data_sources.file_rows(local/source.file))
         expected = load_problems(name, split)
         monkeypatch.setattr(data_sources, 'hub_rows', lambda source: pytest.fail('the Hub was asked'))
-        assert load_problems(name, split, data_dir=local) == load_problems(name, split, data_dir=str(local)) == expected
-    every = [load_problems(name, s, data_dir=local) for s in SPLITS]
-    questions = [{data_sources.question_key(p.question) for p in problems} for problems in every]
-    assert not questions[0] & questions[2] and not questions[1] & questions[2] and sum(map(len, questions)) == 20
-
-def test_a_bad_folder_is_one_line(local):
-    for change, said in ((lambda: (local/'math500.jsonl').unlink(), r'math500.jsonl is not a file'),
-                         (lambda: write(local/'math500.jsonl', [{}]), "row 1: no field 'problem'"),
-                         (lambda: (local/'math500.jsonl').write_text('{"problem"'), 'row 1: not a JSON object')):
-        change()
-        with pytest.raises((ValueError, FileNotFoundError), match=said) as e:
-            load_problems('math500', 'train', data_dir=local)
-        assert '\n' not in str(e.value)
-    with pytest.raises(FileNotFoundError, match='is not a folder'):
-        load_problems('gsm8k', 'test', data_dir=local/'none')
-    # one folder serves a run with both kinds
-    assert load_problems('micro-gsm', 'test', 2, data_dir='nowhere') == load_problems('micro-gsm', 'test', 2)
-
-def test_step_limits():
-    assert [data_benchmarks.step_limit(30, b) for b in ('gsm8k', 'micro-omni')] == [30, 30]
-    assert [data_benchmarks.step_limit(dict(default=30, omnimath=100), b) for b in ('gsm8k', 'omnimath')] == [30, 100]
-    for limits, said in ((dict(omnimath=100), 'max_steps has no value for gsm8k'),
-                         (dict(defualt=3), "did you mean 'default'")):
-        with pytest.raises(ValueError, match=said): data_benchmarks.step_limit(limits, 'gsm8k')
+        assert load_problems(name, split, data_dir=str(local)) == expected
 
 GOOD = '{"question": "2+2?", "answer": "#### 4"}\n'
-@pytest.mark.parametrize('text,message', [
-    ('', 'holds no rows'), ('\n\n', 'holds no rows'),
-    (GOOD + '{"question": "3+', r'row 2: not a JSON object \(.*cut off'),
-    (GOOD + '\xff\xfe\n', 'row 2: the text is not UTF-8: the file is damaged, or'),
-    (GOOD + '[1]\n', 'row 2: not a JSON object'), (GOOD + '{"question": "3?"}\n', "row 2: no field 'answer'"),
-    ('{"qestion": "3?", "answer": "#### 3"}', r"row 1: no field 'question' \(did you mean 'qestion'\?\)"),
-    (GOOD + '{"question": 3, "answer": "#### 3"}', "row 2: field 'question' is not text"),
-    (GOOD + '{"question": "3?", "answer": "3"}', "row 2: field 'answer' has no \"#### number\""),
-    (GOOD + '{"question": "3?", "answer": null}', 'row 2: '), ('['*100_000, 'row 1: not a JSON object')])
-def test_bad_files_are_named_with_their_row(tmp_path, text, message):
-    (tmp_path/'gsm8k_test.jsonl').write_bytes(text.encode('latin-1'))
-    with pytest.raises(ValueError, match=message) as e: load_problems('gsm8k', 'test', data_dir=tmp_path)
-    assert 'gsm8k_test.jsonl' in str(e.value) and '\n' not in str(e.value)
+BAD = [('', 'holds no rows'), (GOOD + '{"question": "3+', r'row 2: not a JSON object \(.*cut off'),
+       (GOOD + '\xff\xfe\n', 'row 2: the text is not UTF-8'), (GOOD + '[1]\n', 'row 2: not a JSON object'),
+       ('{"qestion": "3?", "answer": "#### 3"}', r"row 1: no field 'question' \(did you mean 'qestion'\?\)"),
+       (GOOD + '{"question": 3, "answer": "#### 3"}', "row 2: field 'question' is not text"),
+       (GOOD + '{"question": "3?", "answer": "3"}', "row 2: field 'answer' has no \"#### number\"")]
 
-def test_bad_names_and_numbers(tmp_path):
-    line = r"unknown benchmark 'gms8k' \(did you mean 'gsm8k'\?\); choose one of: micro-gsm"
-    with pytest.raises(ValueError, match=line):
-        load_problems('gms8k', 'test')
-    with pytest.raises(ValueError, match=r"unknown benchmark 'micro-gsn' \(did you mean 'micro-gsm'\?\)"):
-        load_problems('micro-gsn', 'test', n=3)
-    with pytest.raises(ValueError, match=r"unknown split 'cal'"): load_problems('gsm8k', 'cal')
-    with pytest.raises(ValueError, match='gsm8k test has 20 problems: n=21'):
-        load(tmp_path, 'gsm8k', 'test', rows('gsm8k'), n=21)
-    with pytest.raises(ValueError, match='at least 1'): load_problems('gsm8k', 'test', n=0)
-    with pytest.raises(FileNotFoundError, match=r"gsm8k.json is not a file \(did you mean 'gsm8k.jsonl'\?\)"):
-        data_sources.file_rows(DATA/'gsm8k.json')
-    with pytest.raises(ValueError, match='micro-gsm test has .* problems: n=1000000 is too many'):
-        load_problems('micro-gsm', 'test', 10**6)
+def test_bad_files_are_named_with_their_row(tmp_path):
+    for text, message in BAD:
+        (tmp_path/'gsm8k_test.jsonl').write_bytes(text.encode('latin-1'))
+        with pytest.raises(ValueError, match=message) as e: load_problems('gsm8k', 'test', data_dir=tmp_path)
+        assert 'gsm8k_test.jsonl' in str(e.value) and '\n' not in str(e.value)
+
+def test_bad_names_and_numbers_are_one_line(tmp_path):
+    for args, line in ((('gms8k', 'test'), r"unknown benchmark 'gms8k' \(did you mean 'gsm8k'\?\)"),
+                       (('gsm8k', 'cal'), "unknown split 'cal'"), (('gsm8k', 'test', 0), 'at least 1'),
+                       (('micro-gsm', 'test', 10**6), 'micro-gsm test has .* problems: n=1000000 is too many'),
+                       (('micro-gsm', 'test', {'micro-gms': 3}), "did you mean 'micro-gsm'"),
+                       (('micro-gsm', 'test', {'micro-math': 3}), 'n has no value for micro-gsm')):
+        with pytest.raises(ValueError, match=line): load_problems(*args)
+    for folder, line in ((tmp_path, 'is not a file'), (tmp_path/'none', 'is not a folder')):
+        with pytest.raises(FileNotFoundError, match=line): load_problems('gsm8k', 'test', data_dir=folder)
+
+def test_limits_and_numbers_per_benchmark():
+    assert data_benchmarks.step_limit(30, 'gsm8k') == 30
+    assert [data_benchmarks.step_limit(dict(default=30, omnimath=100), b) for b in ('gsm8k', 'omnimath')] == [30, 100]
+    counts = dict(default=3, omnimath=2)
+    assert [len(load_problems(b, 'test', counts)) for b in data_benchmarks.MICRO] == [3]*3
 
 def test_without_datasets_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'datasets', None)
@@ -298,10 +239,10 @@ PAIR = [ModelSpec('small', 1.5e9), ModelSpec('large', 7e9, price='gpt-4.1-mini')
 JUDGE = ModelSpec('judge', 3e9, price='gpt-4o-mini')
 
 @given(st.lists(call, max_size=8))
-def test_costs_add_up_over_calls_and_full_is_never_below_paper(calls):
-    for f in (lambda c: generation_flops(c, PAIR, external=JUDGE), lambda c: api_cost(c, PAIR, external=JUDGE),
-              lambda c: generation_flops(c, PAIR, 'full', external=JUDGE)):
-        assert f(calls) == pytest.approx(sum(f([c]) for c in calls))
+def test_the_cost_of_a_walk_is_the_sum_of_its_calls(calls):
+    for unit in UNITS:
+        cost = lambda calls: walk_cost(calls, PAIR, unit, JUDGE)
+        assert cost(calls) == pytest.approx(sum(cost([c]) for c in calls))
     assert generation_flops(calls, PAIR, 'full', JUDGE) >= generation_flops(calls, PAIR, 'paper', JUDGE)
 
 def test_the_paper_prices():
@@ -310,7 +251,6 @@ def test_the_paper_prices():
     assert million(prompt=10**6, cached=0, billed=10**6) == pytest.approx(10)
     assert million(prompt=10**6, cached=10**6) == million(prompt=10**6) # what an ideal cache holds is no discount
     assert generation_flops([Call(0, 324, 100, 0)], PAIR) == 0.972e12 # the paper's Table 1: 1.5B only, GSM8K
-    assert set(PRICES) == {'gpt-4.1-mini', 'gpt-4o-mini'} and all(p.as_of for p in PRICES.values())
     assert find_price('0.4/0.1/1.6')[:3] == PRICES[undated('gpt-4.1-mini-2025-04-14')][:3] # a price of one's own
 
 def test_a_walk_costs_in_three_units():
@@ -322,17 +262,13 @@ def test_a_walk_costs_in_three_units():
     assert cost['full_flops'] == cost['paper_flops'] + 3e9*100 + 14e9*46 + 6e9*80
     assert cost['cents'] == pytest.approx((78*.40 + 32*.10 + 30*1.60 + 100*.15 + 20*.075 + 1*.60) / 1e4, rel=1e-12)
     assert walk_cost(calls, [small, large], external=JUDGE) == cost['paper_flops']
-    assert UNITS == ('paper_flops', 'full_flops', 'cents') and walk_cost([], [small], 'full_flops') == 0
     assert walk_cost(calls, [small, replace(large, price=None)], 'cents', replace(JUDGE, price=None)) == 0
-    hint = r"unknown unit 'cent' \(did you mean 'cents'\?\); choose one of: paper_flops, full_flops, cents"
-    with pytest.raises(ValueError, match=hint): walk_cost(calls, PAIR, 'cent')
+    with pytest.raises(ValueError, match=r"did you mean 'cents'"): walk_cost(calls, PAIR, 'cent')
+    with pytest.raises(ValueError, match=r"did you mean 'gpt-4.1-mini'"):
+        api_cost([Call(0, 1, 1, 0)], [ModelSpec('x', 0, price='gpt-4.1-mni')])
+    with pytest.raises(ValueError, match='model 2'): generation_flops([Call(2, 1, 1, 0)], PAIR)
     for unit in UNITS:
-        with pytest.raises(ValueError, match='pass external=') as e: walk_cost(calls, [small, large], unit)
-        assert '\n' not in str(e.value)
-
-@given(st.lists(call, max_size=8), st.sampled_from(['paper_flops', 'full_flops', 'cents']))
-def test_a_walk_cost_is_the_sum_of_its_calls(calls, unit):
-    assert walk_cost(calls, PAIR, unit, JUDGE) == pytest.approx(sum(walk_cost([c], PAIR, unit, JUDGE) for c in calls))
+        with pytest.raises(ValueError, match='pass external='): walk_cost(calls, [small, large], unit)
 
 @given(st.lists(call, min_size=1, max_size=8))
 def test_tokens_cost_the_same_in_an_array(calls):
@@ -341,13 +277,6 @@ def test_tokens_cost_the_same_in_an_array(calls):
     generated, prompt, billed = (np.array([getattr(c, k) for c in own]) for k in ('generated', 'prompt', 'billed'))
     assert token_flops(PAIR[1].params, generated).tolist() == [generation_flops([c], PAIR) for c in own]
     assert token_cents('gpt-4.1-mini', prompt, billed, generated).tolist() == [api_cost([c], PAIR) for c in own]
-
-def test_costs_name_what_is_missing():
-    with pytest.raises(ValueError, match='external'): generation_flops([Call(-1, 3, 5, 0, 'judge')], PAIR)
-    with pytest.raises(ValueError, match=r"did you mean 'paper'"): generation_flops([], PAIR, 'papr')
-    with pytest.raises(ValueError, match=r"did you mean 'gpt-4.1-mini'"):
-        api_cost([Call(0, 1, 1, 0)], [ModelSpec('x', 0, price='gpt-4.1-mni')])
-    with pytest.raises(ValueError, match='model 2'): generation_flops([Call(2, 1, 1, 0)], PAIR)
 
 def test_import_is_light():
     heavy = 'torch', 'numpy', 'pandas', 'sympy', 'transformers', 'datasets', 'fastcore'
@@ -371,11 +300,3 @@ except KeyboardInterrupt: print('interrupted', ended)
 '''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=40)
     assert done.stdout.strip() == 'interrupted [True]', done.stderr[-300:]
-
-def test_a_number_of_problems_per_benchmark():
-    counts = dict(default=3, omnimath=2)
-    assert [len(load_problems(b, 'test', counts)) for b in data_benchmarks.MICRO] == [3]*3
-    with pytest.raises(ValueError, match="did you mean 'micro-gsm'"):
-        load_problems('micro-gsm', 'test', {'micro-gms': 3})
-    with pytest.raises(ValueError, match='n has no value for micro-gsm'):
-        load_problems('micro-gsm', 'test', {'micro-math': 3})

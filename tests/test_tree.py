@@ -83,11 +83,6 @@ def test_ctrl_c_keeps_what_was_drawn(tmp_path):
     tree.backends[0].write = write
     assert walk(problems, Coin(), tree) == walk(problems, Coin(), make_tree(tmp_path/'t.db'))
 
-def test_walks_run_inside_a_running_loop(tmp_path):
-    tree = make_tree(tmp_path/'s.db')
-    async def notebook(): return walk(toy_problems(5), Coin(), tree)
-    assert len(asyncio.run(notebook())) == 5
-
 def test_bad_input_is_one_clear_line(tmp_path):
     tree, problems = make_tree(tmp_path/'s.db'), toy_problems(2)
     for call, message in ((lambda: walk(toy_problems(1, benchmark='gsm8k'), Coin(), tree), 'is the store of toy'),

@@ -1,30 +1,24 @@
-"""Files that keep every drawn step for good: one writer, any number of readers, damage is noticed.
+"""Files that keep every drawn step for good: one writer, any number of readers.
 
-Here belong the SQLite file with checksums (`Database`), the settings that its content depends on,
-and the file of drawn steps (`RolloutStore`). The ledger of paid calls is a `Database` too; it is in
-`models.ledger`.
+Here belong the SQLite file (`Database`), the settings that its content depends on, and the file of
+drawn steps (`RolloutStore`). The ledger of paid calls is a `Database` too; it is in `models.ledger`.
 """
 
 import contextlib
 import json
 import os
 import sqlite3
-import stat
 import threading
 import zlib
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from .records import Step
-from .tools import bad_row, count_steps, one_line
+from .tools import count_steps, one_line
 
 FORMAT = 3  # of all files; files of another format are refused
 TURN = 60  # seconds that a process waits for its turn to write to a file that was lent to it
 REMEMBERED = 1 << 13  # records of a store that stay in memory
-LARGEST_RECORD = 1 << 26  # bytes, unpacked
-SMALLEST = 512  # bytes of a file of SQLite that holds anything
-BESIDE = ('', '-journal', '-wal', '-shm')  # ends of the names of files that SQLite opens together
-JOURNAL_END = bytes.fromhex('d9d505f920a163d7')  # of a journal that names a further file
 
 # ---- the file
 
@@ -40,37 +34,15 @@ def errors_in_one_line(path):
         raise OSError(
             f'{path} cannot be used ({one_line(error)}): make room or give access; what it holds is safe'
         ) from None
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # of the schema, say
+    except sqlite3.DatabaseError as error:
         raise ValueError(
             f'{path} is damaged or of another kind ({one_line(error)}): restore a copy, or take another file'
         ) from None
 
 
-def check_beside(file) -> None:
-    """ValueError if SQLite would touch more than `file`, or would wait without end.
-
-    It opens some files beside `file` by their names. It deletes the file that a journal names at its
-    end; our own journals name none."""
-    for end in BESIDE:
-        beside = Path(f'{file}{end}')
-        with contextlib.suppress(FileNotFoundError):  # another process may remove it at any moment
-            if not stat.S_ISREG(os.lstat(beside).st_mode):
-                raise ValueError(f'{beside} is no plain file: remove it')
-            if end == '-journal' and ends_with(beside, JOURNAL_END):
-                raise ValueError(f'{beside} names another file, and ours never do: remove it')
-
-
-def ends_with(file: Path, end: bytes) -> bool:
-    "Are these the last bytes of a file?"
-    with file.open('rb') as f:
-        f.seek(max(0, file.stat().st_size - len(end)))
-        return f.read() == end
-
-
 def one_writer(path) -> sqlite3.Connection:
     "A lock: the right to write a file, until it is closed. BlockingIOError if another process has it."
     file = os.path.realpath(path) + '.lock'
-    check_beside(file)
     lock = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
     try:
         lock.execute('BEGIN EXCLUSIVE')
@@ -83,27 +55,12 @@ def one_writer(path) -> sqlite3.Connection:
     return lock
 
 
-def check_not_cut(path) -> None:
-    "ValueError for a file that is almost empty: SQLite would begin a new one in its place."
-    if Path(path).is_file() and 0 < os.path.getsize(path) < SMALLEST:
-        raise ValueError(
-            f'{path} is damaged or of another kind: restore a copy, or take another file'
-        )
-
-
-def checksum(row) -> int:
-    "CRC of a row: of its values and of their types."
-    return zlib.crc32(repr(tuple(row)).encode())
-
-
 class Database:
     """A file with one writer and any number of readers; a context manager, for any thread.
 
     The writer may lend its right to write to other processes while it keeps the file open. Each of
-    their writes is one transaction, and SQLite admits one transaction at a time.
-
-    A subclass names its tables. Each row ends with its checksum, so that a damaged row is noticed
-    when it is read; the writer finds damaged pages and indexes when it opens the file.
+    their writes is one transaction, and SQLite admits one transaction at a time. A subclass names
+    its tables.
     """
 
     kind = ''  # of file, as its header says
@@ -129,15 +86,13 @@ class Database:
                 file = Path(path).resolve()
                 uri = f'{file.as_uri()}?mode={mode}'
                 file.parent.mkdir(parents=True, exist_ok=True)
-                check_beside(file)
-                check_not_cut(path)
+                if file.is_file() and 0 < file.stat().st_size < 512:  # SQLite would begin a new one
+                    raise sqlite3.DatabaseError('too small')
                 if not readonly and not lent:
                     self.lock = one_writer(path)
             self.db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
             if lent:
                 self.db.execute(f'PRAGMA busy_timeout={1000 * TURN}')
-        # the checksum, not an error of decoding, tells of damaged text
-        self.db.text_factory = lambda data: data.decode(errors='replace')
         try:
             self.begin(settings)
         except BaseException:
@@ -155,9 +110,14 @@ class Database:
             self.lock.close()
 
     def read(self, query: str, values=()) -> list:
-        "The rows of a query. Their checksums are not looked at."
+        "The rows of a query."
         with errors_in_one_line(self.path):
             return self.db.execute(query, values).fetchall()
+
+    def columns(self, table: str) -> str:
+        "The names of a table's columns. Older files have one more, `crc`, which nobody reads."
+        columns = self.tables.get(table, 'format, settings')
+        return ', '.join(column.split()[0] for column in columns.split(','))
 
     def rows(
         self,
@@ -165,14 +125,8 @@ class Database:
         where: str = '',  # more SQL
         values=(),  # of its question marks
     ) -> list:
-        "Rows of a table without their checksums. ValueError naming file and row if one is damaged."
-        checked = []
-        for number, *row, crc in self.read(f'SELECT rowid, * FROM {table} {where}', values):
-            if crc != checksum(row):
-                reason = 'damaged; restore a copy of the file'
-                raise bad_row(self.path, f'{number} of {table}', reason)
-            checked.append(tuple(row))
-        return checked
+        "Rows of a table."
+        return self.read(f'SELECT {self.columns(table)} FROM {table} {where}', values)
 
     def write(
         self,
@@ -188,9 +142,11 @@ class Database:
                 self.db.execute(statement)
             for table, rows in tables.items():
                 for row in rows:
-                    marks = ', '.join('?' * (len(row) + 1))
-                    insert = f'INSERT OR {how} INTO {table} VALUES ({marks})'
-                    counts.append(self.db.execute(insert, (*row, checksum(row))).rowcount)
+                    marks = ', '.join('?' * len(row))
+                    insert = (
+                        f'INSERT OR {how} INTO {table} ({self.columns(table)}) VALUES ({marks})'
+                    )
+                    counts.append(self.db.execute(insert, row).rowcount)
         return counts
 
     @property
@@ -201,8 +157,10 @@ class Database:
     def begin(self, settings) -> None:
         "Read the file's header, or write one into a new file. ValueError if the file is of another kind."
         names = [name for (name,) in self.read('SELECT name FROM sqlite_master')]
-        self.check_plain()
-        header = self.rows('header') if 'header' in names else []
+        header = []
+        if 'header' in names:
+            with contextlib.suppress(OSError):  # another program's table of that name
+                header = self.rows('header')
         if header:
             file_format, text = header[0]
         else:
@@ -213,64 +171,26 @@ class Database:
                 f'{self.path} has format {file_format!r}, not {self.format!r}: take another file, '
                 'or the version of stepwise-routing that wrote it'
             )
-        self.check_schema()
-        try:
-            self.settings = json.loads(text)
-        except (ValueError, TypeError, RecursionError):
-            raise ValueError(
-                f'{self.path} has a header that cannot be read: take another file'
-            ) from None
+        self.settings = json.loads(text)
         if self.readonly:
             return
-        if self.lock:
-            self.check_whole()
         self.read('PRAGMA journal_mode=WAL')
         self.read(f'PRAGMA synchronous={self.sync}')
         if header or settings is None:
             return
-        self.write('IGNORE', dict(header=[(self.format, text)]), first=self.schema().values())
+        self.write('IGNORE', dict(header=[(self.format, text)]), first=self.schema())
 
-    def schema(self) -> dict:  # name -> SQL
+    def schema(self) -> list:  # SQL
         "What makes the tables and indexes of a new file."
-        statements = {}
-        for name, columns in [*self.tables.items(), ('header', 'format, settings')]:
-            statements[name] = f'CREATE TABLE {name} ({columns}, crc)'
-        for name, column in self.indexes.items():
-            statements[name] = f'CREATE INDEX {name} ON {column}'
-        return statements
-
-    def check_plain(self) -> None:
-        "ValueError if the file holds a trigger or a view: it could change what we write."
-        others = self.read("SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index')")
-        if others:
-            raise ValueError(
-                f'{self.path} has a {one_line(others[0][0])[:40]}, and our files have none: take another file'
-            )
-
-    def check_schema(self) -> None:
-        "ValueError if a table or an index is not as we make it: a row could be lost where another one is written."
-        ours = self.schema()
-        made = self.read('SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL')
-        for name, sql in made:
-            if sql != ours.pop(name, None):
-                raise ValueError(
-                    f'{self.path}: {one_line(name)[:40]!r} is not made as ours: take another file'
-                )
-        if made and ours:
-            raise ValueError(f'{self.path} has no {next(iter(ours))!r}: take another file')
-
-    def check_whole(self) -> None:
-        "ValueError if pages or indexes are damaged. Else a row that is not found would be paid for again."
-        ((first, *_), *_) = self.read('PRAGMA integrity_check(1)')
-        if first != 'ok':
-            reason = one_line(' '.join(first.split()))[:100]
-            raise ValueError(f'{self.path} is damaged ({reason}): restore a copy of the file')
+        tables = dict(self.tables, header='format, settings')
+        made = [f'CREATE TABLE {name} ({columns})' for name, columns in tables.items()]
+        return made + [f'CREATE INDEX {name} ON {column}' for name, column in self.indexes.items()]
 
     def close(self) -> None:
         "Close the file. When the last reader has gone, all is in one plain file again."
         if self.lock:
             # a reader is left, or the disk is full: the log stays beside the file
-            with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
+            with contextlib.suppress(sqlite3.Error):
                 self.db.execute('PRAGMA busy_timeout=0')
                 self.db.execute('PRAGMA journal_mode=DELETE')
             self.lock.close()
@@ -348,7 +268,7 @@ class RolloutStore(Database):
     """A file of steps, one per edge of a routing tree. An edge is (problem, sample, path, model).
 
     The record is a `Step`, or any other dataclass of numbers, texts and tuples. ValueError for other
-    settings, other records, or a damaged file. BlockingIOError for a second writer.
+    settings, or other records. BlockingIOError for a second writer.
     """
 
     kind = 'rollout store'
@@ -395,14 +315,7 @@ class RolloutStore(Database):
         "A record as it was. ValueError if fields are missing, as in a file of an older version."
         values = {}
         names = [field.name for field in fields(self.record)]
-        try:
-            text = zlib.decompressobj().decompress(data, LARGEST_RECORD)
-            entries = json.loads(text).items()
-        except (zlib.error, ValueError, TypeError, AttributeError, RecursionError):
-            raise ValueError(
-                f'{self.path} holds a record that cannot be read: take another file'
-            ) from None
-        for name, value in entries:
+        for name, value in json.loads(zlib.decompress(data)).items():
             if name in names:
                 values[name] = tuple(value) if isinstance(value, list) else value
         try:

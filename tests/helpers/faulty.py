@@ -1,6 +1,5 @@
-"An OpenAI-compatible server that fails on purpose, and keeps its own book of what it would put on the bill."
+"An OpenAI-compatible server that fails when it is told to, and keeps its own book of what it puts on the bill."
 import asyncio
-import gzip
 import hashlib
 import json
 import random
@@ -11,24 +10,9 @@ import threading
 from fractions import Fraction
 
 PER_MILLION = dict(input=Fraction('0.40'), cached=Fraction('0.10'), output=Fraction('1.60')) # dollars, GPT-4.1 mini
-FREE = '429', '500', '503', '408', 'refused' # nothing is billed for these
-HIDDEN = {'hidden': 1, 'one-token': 1, 'five-hidden': 5} # tokens before the stop string without log-probabilities
+FREE = '429', '500', '503', 'refused' # nothing is billed for these
+HIDDEN = 'hidden', 'one-token' # the token before the stop string has no log-probability
 RETRIED = (*FREE, 'reset', 'closed', 'stall', 'malformed', 'no-choices')
-
-BOMB = gzip.compress(b' ' * (1 << 28)) # 256 MiB of nothing
-
-def _logprob(value):
-    def change(reply): reply['choices'][0]['logprobs']['content'][0]['logprob'] = value
-    return change
-def _text(change):
-    def changed(reply):
-        message = reply['choices'][0]['message']
-        message['content'] = change(message['content'])
-    return changed
-WRONG = dict(nan=_logprob(float('nan')), above=_logprob(5.), endless=_logprob(float('inf')),
-             surrogate=_text(lambda text: text + '\ud800'), listed=_text(lambda text: [dict(type='text', text=text)]))
-
-def _spelled(key): return f'{{"you sent": "\\u{ord(key[0]):04x}{key[1:]}'.encode() # JSON that is cut off
 
 def cents(prompt, cached, generated):
     p = PER_MILLION
@@ -61,7 +45,6 @@ class Faulty:
         self.between = between or (lambda i: asyncio.sleep(0)) # two pieces of a stream
         self.wire = wire or (lambda data: data) # changes the bytes of a piece of a stream
         self.book, self.seen = [], []    # (digest of the request, cents); bodies
-        self.claims = []                 # cents that it claims beyond what it was asked for
         self.busy, self.busiest = 0, 0   # calls in flight
 
     @property
@@ -134,14 +117,6 @@ class Faulty:
         await writer.drain()
         return False
 
-    async def _drip(self, writer, body): # a byte now and then
-        writer.write(b'HTTP/1.1 200 X\r\nContent-Length: 9999\r\n\r\n')
-        for _ in range(200):
-            writer.write(b' ')
-            await writer.drain()
-            await asyncio.sleep(.1)
-        return False
-
     def _reset(self, writer):
         writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
         writer.transport.abort()
@@ -166,34 +141,24 @@ class Faulty:
         finally: self.busy -= 1
 
     async def _fault(self, fault, body, shown, writer, error):
-        if fault in ('429', '500', '503', '408'):
+        if fault in ('429', '500', '503'):
             return await self._send(writer, int(fault), error('Slow down, ' + str(shown)), 'Retry-After: 0')
         if fault == 'refused': return await self._send(writer, 409, error('Conflict'))
         if fault == 'quota': return await self._send(writer, 429, error('No money', code='insufficient_quota'))
         if fault == 'no-stream' and 'stream' in body:
             return await self._send(writer, 400, error('stream: not here'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
-        if fault == 'bad-spelled': return await self._send(writer, 400, _spelled(shown))
-        if fault == 'escape': return await self._send(writer, 400, error('\x1b[31mred\x07 \x9b2J'))
         reply = self._reply(fault, body, shown)
         usage, name = reply['usage'], hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         cached = usage['prompt_tokens_details']['cached_tokens']
         self.book.append((name, cents(usage['prompt_tokens'], cached, usage['completion_tokens'])))
-        if fault in WRONG: WRONG[fault](reply)
-        if fault == 'overbilled':
-            self.claims.append(cents(0, 0, 20*body['max_tokens'] - usage['completion_tokens']))
-            usage['completion_tokens'] = 20*body['max_tokens']
         if fault == 'stall': await asyncio.sleep(30); return False
         if fault == 'closed': return False
         if fault == 'no-usage': del reply['usage']
         if fault in ('no-choices', 'uncounted'): reply['choices'] = []
         if fault == 'no-finish': del reply['choices'][0]['finish_reason']
         if fault in ('uncounted', 'no-finish'): reply['usage'] = dict(prompt_tokens=0, completion_tokens=0)
-        if fault == 'spelled': return await self._send(writer, 200, _spelled(shown))
-        if fault == 'page': return await self._send(writer, 200, b'<html>Bad gateway</html>')
         if fault == 'malformed': return await self._send(writer, 200, json.dumps(reply).encode()[:-40])
-        if fault == 'gzip': return await self._send(writer, 200, BOMB, 'Content-Encoding: gzip')
-        if fault == 'drip': return await self._drip(writer, reply)
         if body.get('stream'): return await self._stream(fault, reply, writer)
         if fault == 'reset': await self._send(writer, 200, reply, cut=60); return self._reset(writer)
         return await self._send(writer, 200, reply)
@@ -215,7 +180,7 @@ class Faulty:
             beside = lambda i: [dict(token=f' w{j}', logprob=-.5 - j - i/100, bytes=None) for j in top]
             content = [dict(token=p, bytes=list(p.encode()), logprob=-.2 - i/50, top_logprobs=beside(i))
                        for i, p in enumerate(pieces)]
-            if body.get('stop') and fault in HIDDEN: del content[-HIDDEN[fault]:]
+            if body.get('stop') and fault in HIDDEN: del content[-1:]
         prompt = sum(len(m['content'].encode()) // 3 + 5 for m in body['messages'])
         ended = finish == 'stop' and len(pieces) < body['max_tokens']
         usage = dict(prompt_tokens=prompt, completion_tokens=len(pieces) + ended,

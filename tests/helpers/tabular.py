@@ -1,8 +1,6 @@
 """A routing problem whose optimal router is known: a Markov chain of confidence levels, laid out path by path in an
-outcome table, and the linear program of its best (randomised) router. `python tests/helpers/tabular.py` prints how far
-from it each gradient estimator of `train` ends."""
+outcome table, and the linear program of its best (randomised) router."""
 import itertools
-import time
 from dataclasses import fields, replace
 
 import numpy as np
@@ -159,37 +157,4 @@ def train(seed, alpha=.11, on_escalate='append', **options):
     trained = training.train(env, Policy(alpha=alpha, **options), seed, progress=False)
     return distance(trained.policy, trained.kappa, alpha, on_escalate)
 
-RUNS = {'exact, all rows': dict(estimator='exact', batch=None, steps=150, hidden=(16, 16)),
-        'exact, all rows, 64 units': dict(estimator='exact', batch=None, steps=300),
-        'exact, batch 5': dict(estimator='exact', batch=5, steps=1000),
-        'exact, batch 50': dict(estimator='exact', batch=50, steps=1000),
-        'sampled, batch 5': dict(batch=5, steps=1000), 'sampled, batch 50': dict(batch=50, steps=1000)}
-
-def report(runs, seeds=20, alpha=.11, on_escalate='append'):
-    n = sum(1 for _ in paths())*COPIES
-    least = optimum(alpha, on_escalate)[0]/1e6
-    print(f'{len(STATES)} states, {n} rows, {on_escalate}, alpha {alpha}: optimum {least:.1f} MFLOPs, '
-          f'miss tolerance {np.sqrt(alpha*(1 - alpha)/n):.4f}; median [quartiles] of {seeds} seeds')
-    for name in runs:
-        started = time.time()
-        d = np.array([train(s, alpha, on_escalate, **RUNS[name]) for s in range(seeds)])
-        for i, reading in enumerate(('Gamma', 'S')):
-            q = np.quantile(d[:, i], (.25, .5, .75), axis=0)
-            labels = 'cost over optimum', 'miss', 'cost over own optimum'
-            parts = [f'{label} {b:+.2%} [{a:+.2%}, {c:+.2%}]' for label, (a, b, c) in zip(labels, q.T)]
-            print(f'{name:26} {reading:5} ' + ', '.join(parts) + f', {(time.time() - started)/seeds:.1f} s a seed',
-                  flush=True)
-
-if __name__ == '__main__':
-    import argparse
-
-    import torch
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--runs', nargs='*', default=list(RUNS), choices=list(RUNS), metavar='RUN',
-                        help='; '.join(RUNS))
-    parser.add_argument('--seeds', type=int, default=20)
-    parser.add_argument('--alpha', type=float, default=.11)
-    parser.add_argument('--on_escalate', default='append', choices=('append', 'regenerate'))
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    report(args.runs, args.seeds, args.alpha, args.on_escalate)
+RUNS = {'exact, all rows': dict(estimator='exact', batch=None, steps=150, hidden=(16, 16))}
