@@ -182,12 +182,12 @@ def graded(work, *job) -> tuple:  # (result of work(*job), pairs that grading ga
 
 def keep_given_up(
     stage: str,  # name of the file
-    given_up_pairs,  # per job: (setting, pairs that `graded` returned)
+    given_up_pairs,  # per job: (run, pairs that `graded` returned)
 ) -> None:
-    "Write the pairs that a stage's grading gave up on, if any, beside the results of their setting."
+    "Write the pairs that a stage's grading gave up on, if any, beside the results of their run."
     pairs = {}
-    for setting, pairs_of_job in given_up_pairs:
-        pairs.setdefault(setting.folder, set()).update(pairs_of_job)
+    for run, pairs_of_job in given_up_pairs:
+        pairs.setdefault(run.folder, set()).update(pairs_of_job)
     for folder, lost in pairs.items():
         file = folder / 'grading' / f'given-up-{stage}.json'
         if lost:

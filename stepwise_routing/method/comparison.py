@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['THRESHOLDS', 'WALKED', 'LARGE', 'WORTH', 'GRID_COLUMNS', 'CERTAIN_COLUMNS', 'COLUMNS', 'SEED_COLUMNS',
-           'RECEIPT_COLUMNS', 'ONLINE', 'KAPPA_COLUMNS', 'CLASSES', 'NESTED', 'NEARLY', 'CLASS_COLUMNS', 'LAMBDAS',
-           'TRIM_KAPPAS', 'certain_and_cheap', 'by_cost', 'at_thresholds', 'mean_outcome', 'Grid', 'grid_search',
-           'outcome_rows', 'grid_rows', 'method_rows', 'bare_methods', 'table_methods', 'replay_methods', 'Walker',
-           'at_sweep', 'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_online', 'seed_rows', 'Case',
-           'replay_case', 'add_trim', 'asked_scores', 'walks_of', 'choose_walks', 'walk_methods']
+           'RECEIPT_COLUMNS', 'ONLINE', 'KAPPA_COLUMNS', 'CLASSES', 'NESTED', 'NEARLY', 'LAMBDAS', 'TRIM_KAPPAS',
+           'certain_and_cheap', 'by_cost', 'at_thresholds', 'mean_outcome', 'Grid', 'grid_search', 'outcome_rows',
+           'grid_rows', 'method_rows', 'bare_methods', 'table_methods', 'replay_methods', 'Walker', 'at_sweep',
+           'kappa_row', 'simplest_class', 'shown_of_sweep', 'renamed', 'at_online', 'seed_rows', 'Case', 'replay_case',
+           'add_trim', 'asked_scores', 'walks_of', 'choose_walks', 'walk_methods']
 
 # %% ../../nbs/04b_comparison.ipynb #imports
 from collections import namedtuple
@@ -344,7 +344,6 @@ CLASSES = (
 )  # rows, the simplest class first
 NESTED = 'Ours (nested)'
 NEARLY = 0.05  # share of the cost that a simpler class may cost more
-CLASS_COLUMNS = ('benchmark', 'on_escalate', 'method', 'cost', 'taken')
 
 
 def simplest_class(costs) -> int:  # cost on calibration of each class, the simplest first
@@ -380,9 +379,8 @@ def seed_rows(policies, table, alpha: float = 0.02) -> list:
 # %% ../../nbs/04b_comparison.ipynb #case
 @dataclass
 class Case:
-    "A benchmark of a setting: the inputs of the methods, and their outcomes."
+    "A benchmark in one unit of cost: the inputs of the methods, and their outcomes."
 
-    setting: str  # "open" or "api"
     benchmark: str
     tables: dict  # split -> `OutcomeTable`
     policies: list  # `SavedPolicy`s
@@ -393,7 +391,6 @@ class Case:
     grids: list = field(default_factory=list)  # `Grid`s
     singles: list = field(default_factory=list)  # in the order of `SEED_COLUMNS`
     kappas: list = field(default_factory=list)  # in the order of `KAPPA_COLUMNS`
-    classes: list = field(default_factory=list)  # in the order of `CLASS_COLUMNS`
     samples: Samples | None = None  # resamples that choose again; None: there are no points
     points: list = field(default_factory=list)  # `Point`s
 
@@ -481,8 +478,6 @@ def add_nested(self: Case, on_escalate: str, classes: dict):  # name -> `SavedPo
     grids = [rows[name, on_escalate] for name in names]
     costs = [grid.cost[grid.chosen] / grid.cost[-1] for grid in grids]
     taken = simplest_class(costs)
-    for i, (name, cost) in enumerate(zip(names, costs)):
-        self.classes.append((self.benchmark, on_escalate, name, cost, int(i == taken)))
     method = at_sweep(renamed(classes[names[taken]], NESTED), self.alpha)
     grid = grids[taken]._replace(method=NESTED)
     self.add(method, grid, shown_thresholds=shown_of_sweep(method))

@@ -148,7 +148,7 @@ def billed_as(
     if model.startswith(price):
         return f'{price} at its published prices'
     if price == USUAL_PRICE:
-        return f"{model} behind a local server, billed at GPT-4.1-mini's prices"
+        return f"{model}, billed at GPT-4.1-mini's prices"
     return f'{model}, billed at the prices of {price}'
 
 

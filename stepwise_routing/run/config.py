@@ -391,9 +391,9 @@ class Files:
         suffix = '-cents' if unit == 'cents' else ''
         return self.run.folder / 'methods' / f'{benchmark}{part}{suffix}.csv'
 
-    def points(self, benchmark: str, unit: str) -> Path:
+    def points(self, benchmark: str, unit: str, part: str = '') -> Path:
         "Costs and accuracies of methods in resamples that choose their settings again."
-        return self.methods(benchmark, unit, '-points').with_suffix('.npz')
+        return self.methods(benchmark, unit, f'{part}-points').with_suffix('.npz')
 
 
 # ---- opening a run

@@ -13,7 +13,7 @@ from ..data.benchmarks import find_benchmark
 from ..data.sources import SPLITS
 from ..method.tree import collect_rollouts
 from ..models.model_name import ModelName
-from .config import Run, Setting
+from .config import Run
 from .stages import count_problems, open_backends, open_tree, read_problems
 from .workers import side_by_side, worker_count
 
@@ -39,41 +39,40 @@ class Part:
             return ''
         return f', part {self.first + 1} of {self.every}'
 
-    def problems(self, setting: Setting) -> dict:  # split -> `Problem`s
-        splits = {split: read_problems(setting, self.benchmark, split) for split in SPLITS}
+    def problems(self, run: Run) -> dict:  # split -> `Problem`s
+        splits = {split: read_problems(run, self.benchmark, split) for split in SPLITS}
         return {split: every[self.first :: self.every] for split, every in splits.items()}
 
-    def count(self, setting: Setting) -> int:
+    def count(self, run: Run) -> int:
         "The number of its problems, over all splits."
-        return sum(map(len, self.problems(setting).values()))
+        return sum(map(len, self.problems(run).values()))
 
 
-def is_shared(setting: Setting) -> bool:
+def is_shared(run: Run) -> bool:
     "May several processes draw one benchmark? Yes if each can hold the models, and no model is paid."
-    kinds = [ModelName.parse(name).kind for name in setting.models]
-    return setting.name == 'open' and setting.run.config.models.engine == 'local' and not any(kinds)
+    kinds = [ModelName.parse(name).kind for name in run.models]
+    return not run.config.models.ray_workers and not any(kinds)
 
 
-def draw_parts(setting: Setting, benchmark: str, workers: int) -> list:  # `Part`s
+def draw_parts(run: Run, benchmark: str, workers: int) -> list:  # `Part`s
     "The parts of a benchmark: of about `PART` problems if several processes draw it, else one part."
-    if workers == 1 or not is_shared(setting):
+    if workers == 1 or not is_shared(run):
         return [Part(benchmark)]
-    n = math.ceil(count_problems(setting, benchmark) / PART)
+    n = math.ceil(count_problems(run, benchmark) / PART)
     return [Part(benchmark, i, n) for i in range(n)]
 
 
-def draw_edges(setting: Setting, part: Part, backends) -> dict:
+def draw_edges(run: Run, part: Part, backends) -> dict:
     """Draw all that the outcome tables of a part need.
 
     Returns the edges and tokens drawn now, all edges in the store, and the US cents spent so far.
     """
-    problems = part.problems(setting)
-    with open_tree(setting, part.benchmark, backends, lent=part.every > 1) as tree:
-        collect_rollouts(problems['train'], tree, setting.part.samples, part=part.name)
+    problems = part.problems(run)
+    with open_tree(run, part.benchmark, backends, lent=part.every > 1) as tree:
+        collect_rollouts(problems['train'], tree, run.config.data.samples, part=part.name)
         held_out = problems['calibration'] + problems['test']
-        collect_rollouts(held_out, tree, redraws=setting.part.redraws, part=part.name)
+        collect_rollouts(held_out, tree, redraws=run.config.data.redraws, part=part.name)
         return dict(
-            setting=setting.name,
             benchmark=part.benchmark,
             problems=sum(map(len, problems.values())),
             drawn_now=tree.drawn,
@@ -85,7 +84,7 @@ def draw_edges(setting: Setting, part: Part, backends) -> dict:
 
 @contextmanager
 def lent_stores(
-    setting: Setting,
+    run: Run,
     benchmarks: list,  # those that several processes draw
     opener,  # of `draw_all`
 ):
@@ -96,10 +95,10 @@ def lent_stores(
     """
     with ExitStack() as stores:
         if benchmarks:
-            with opener(setting) as backends:
+            with opener(run) as backends:
                 for b in benchmarks:
                     settings = tree_settings(b, backends, find_benchmark(b).draws)
-                    stores.enter_context(RolloutStore(setting.files.rollouts(b), settings))
+                    stores.enter_context(RolloutStore(run.files.rollouts(b), settings))
         yield
 
 
@@ -107,7 +106,7 @@ def whole_benchmarks(parts: list) -> list:  # of dicts as of `draw_edges`
     "The sums over the parts of each benchmark."
     sums = {}
     for part in parts:
-        key = part['setting'], part['benchmark']
+        key = part['benchmark']
         if key not in sums:
             sums[key] = dict(part)
             continue
@@ -120,24 +119,20 @@ def whole_benchmarks(parts: list) -> list:  # of dicts as of `draw_edges`
 
 def draw_all(
     run: Run,
-    opener=open_backends,  # setting -> its models, for the time of a `with` block
-) -> list:  # a dict as of `draw_edges` per setting and benchmark
+    opener=open_backends,  # run -> its models, for the time of a `with` block
+) -> list:  # a dict as of `draw_edges` per benchmark
     "Draw all that the outcome tables of a run need, in `models.workers` processes."
 
-    def work(setting, parts):
-        with opener(setting) as backends:
-            return [draw_edges(setting, part, backends) for part in parts]
+    def work(run, parts):
+        with opener(run) as backends:
+            return [draw_edges(run, part, backends) for part in parts]
 
-    def size(setting, part):
-        return part.count(setting)
+    def size(run, part):
+        return part.count(run)
 
     workers = worker_count(run)
-    parts = {}
-    with ExitStack() as stack:
-        for setting in run.settings:
-            for b in setting.benchmarks:
-                parts[setting.name, b] = draw_parts(setting, b, workers)
-            lent = [b for b in setting.benchmarks if len(parts[setting.name, b]) > 1]
-            stack.enter_context(lent_stores(setting, lent, opener))
+    parts = {b: draw_parts(run, b, workers) for b in run.benchmarks}
+    lent = [b for b in run.benchmarks if len(parts[b]) > 1]
+    with lent_stores(run, lent, opener):
         done = side_by_side(run, work, 'rollouts', size, parts, workers)
     return whole_benchmarks(done)

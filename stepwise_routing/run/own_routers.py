@@ -19,7 +19,7 @@ from ..method.routers import score_thresholds
 from ..method.uncertainty import draw_samples, points_of, read_points, save_points
 from ..report.figures import report_accuracy_cost
 from ..report.tables import report, report_paper
-from .config import Run, Setting
+from .config import Run
 from .stages import load_run, read_table
 
 
@@ -38,14 +38,14 @@ def check_router(router, taken) -> None:  # (name, reading) pairs of the run's o
 
 
 def rows_of(
-    setting: Setting, benchmark: str, router
+    run: Run, benchmark: str, unit: str, router
 ) -> tuple:  # rows on test problems, `Grid`, `Point`s
     "The rows of a router at all its thresholds. The chosen threshold is chosen on calibration problems."
-    tables = {split: read_table(setting, benchmark, split) for split in ('calibration', 'test')}
+    tables = {split: read_table(run, benchmark, split) for split in ('calibration', 'test')}
     calibration, test = tables.values()
     method = at_thresholds(router, score_thresholds(router, calibration))
-    config = setting.run.config
-    grid = grid_search(method, calibration, config.policy.alpha, setting.unit)
+    config = run.config
+    grid = grid_search(method, calibration, config.policy.alpha, unit)
     samples = draw_samples(calibration, test, config.results.n_boot, config.seed)
     points, _ = points_of(method, grid, tables, samples)
     return method_rows(method, test, grid.threshold), grid, points
@@ -59,23 +59,21 @@ def replace_rows(path, read, columns, router, rows) -> None:
     save_rows(path, [*others, *rows], columns)
 
 
-def add_to_benchmark(setting: Setting, benchmark: str, router) -> None:  # as of `add_router`
+def add_to_benchmark(run: Run, benchmark: str, unit: str, router) -> None:  # as of `add_router`
     "A router's rows, calibration grid, certain setting and points, in the files of a benchmark."
-    files = setting.files
-    if callable(router):
-        router = router(read_table(setting, benchmark, 'train'))
-    own = read_rows(files.methods(benchmark))
+    files = run.files
+    own = read_rows(files.methods(benchmark, unit))
     check_router(router, set(zip(own['method'], own['on_escalate'])))
-    rows, grid, points = rows_of(setting, benchmark, router)
-    replace_rows(files.methods(benchmark, '-own'), read_rows, COLUMNS, router, rows)
+    rows, grid, points = rows_of(run, benchmark, unit, router)
+    replace_rows(files.methods(benchmark, unit, '-own'), read_rows, COLUMNS, router, rows)
     parts = (
         ('-own-grid', GRID_COLUMNS, grid_rows([grid])),
         ('-own-certain', CERTAIN_COLUMNS, [grid.certain_row()]),
     )
     for part, columns, part_rows in parts:
-        replace_rows(files.methods(benchmark, part), read_csv, columns, router, part_rows)
-    path = files.points(benchmark, '-own')
-    own_points = read_points(path, setting.run.config.results.n_boot)
+        replace_rows(files.methods(benchmark, unit, part), read_csv, columns, router, part_rows)
+    path = files.points(benchmark, unit, '-own')
+    own_points = read_points(path, run.config.results.n_boot)
     own_points |= {(p.method, p.on_escalate, p.target): p for p in points}
     save_points(path, own_points.values())
 
@@ -83,19 +81,20 @@ def add_to_benchmark(setting: Setting, benchmark: str, router) -> None:  # as of
 def add_router(
     run: Run,  # finished up to chapter 04b, as of `open_run`
     router,  # a `Router` with a `name` of its own and `table_score`, or a function of a training table that makes one
-) -> dict:  # "open", "api" -> `SettingResults`, with the new rows
+) -> dict:  # unit of cost -> `RunResults`, with the new rows
     """Put your router into the tables and figures of a run. Its setting is chosen by the same rules as all others.
 
-    A function is called for every benchmark and setting with its `OutcomeTable` of training problems, so a router can
+    A function is called for every benchmark with its `OutcomeTable` of training problems, so a router can
     be fitted to each. A router of the same name replaces its earlier rows. The main figure shows six methods. To draw
     yours, call `draw_accuracy_cost(**points, methods=[...])`. ValueError if outcome tables cannot replay it.
     """
-    for setting in run.settings:
-        for benchmark in setting.benchmarks:
-            add_to_benchmark(setting, benchmark, router)
+    for benchmark in run.benchmarks:
+        own = router(read_table(run, benchmark, 'train')) if callable(router) else router
+        for unit in run.units:
+            add_to_benchmark(run, benchmark, unit, own)
     results = load_run(run)
     report_paper(results)
-    for name in ('certain', 'comparison', 'metrics'):
+    for name in ('certain', 'comparison'):
         report(results, name)
     for r in results.values():
         report_accuracy_cost(r)

@@ -1,12 +1,12 @@
 """The work of each stage of a run, from its settings: problems, models, draws, outcome tables, methods, results.
 
 Here belong the plain functions that a numbered notebook calls for a whole run. Only this module and `run.sweep` know
-both a `Setting` and the method. The computations of a method belong in `method/`.
+both a `Run` and the method. The computations of a method belong in `method/`.
 """
 
 import json
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from ..data.recorded import SUFFIX, read_recorded
 from ..data.sources import SPLITS
 from ..method.comparison import (
     CERTAIN_COLUMNS,
-    CLASS_COLUMNS,
     COLUMNS,
     GRID_COLUMNS,
     KAPPA_COLUMNS,
@@ -40,7 +39,7 @@ from ..method.outcomes import OutcomeTable, check_problems, outcome_table, take_
 from ..method.results import (
     RERUN,
     BenchmarkResults,
-    SettingResults,
+    RunResults,
     at_point,
     cost_unit,
     evaluate_all,
@@ -63,48 +62,48 @@ from ..method.uncertainty import CHOICES, draw_samples, read_points, save_points
 from ..models.model_name import ModelName
 from ..models.names import open_models
 from ..models.xverify import open_grader
-from .config import Run, Setting
+from .config import Run
 from .workers import side_by_side
 
 
 def read_problems(
-    setting: Setting,
+    run: Run,
     benchmark: str,
     split: str,  # "train", "calibration" or "test"
     n: int | None = None,  # number of problems; None: the number in the run's settings
 ) -> list:  # `Problem`s
     "The problems of one split of a run. Errors as of `load_problems`."
-    folder = setting.run.config.data.data_dir
+    folder = run.config.data.data_dir
     if n is None:
-        n = setting.n(split)
+        n = run.n(split)
     return load_problems(
         benchmark, split, n, data_dir=find_project().nbs / folder if folder else None
     )
 
 
-def setting_options(setting: Setting) -> dict:
-    "The options of `open_models` for a setting: the limits in its profile."
-    limits = setting.run.config.models
+def model_options(run: Run) -> dict:
+    "The options of `open_models`: the limits in the profile."
+    limits = run.config.models
     options = {}
     for name in ('max_tokens', 'context', 'memory_shares'):
         if getattr(limits, name):
             options[name] = getattr(limits, name)
-    if setting.name == 'api':
-        api = setting.part
+    if run.is_paid:
+        api = run.config.api
         limits_of_calls = dict(
             max_cents=api.max_cents, max_reply=api.max_reply, concurrency=api.concurrency
         )
-        return options | limits_of_calls | dict(price=api.billed, ledger=setting.files.ledger())
-    if limits.engine == 'ray':
+        return options | limits_of_calls | dict(price=run.price, ledger=run.files.ledger())
+    if limits.ray_workers:
         options |= dict(engine='ray', workers=limits.ray_workers, num_gpus=limits.ray_gpus)
     return options
 
 
-def open_backends(setting: Setting):  # list of backends, index 0 up; None if all steps are recorded
-    "Open the models of a setting, small to large, for a `with` block."
-    if setting.is_recorded:
+def open_backends(run: Run):  # list of backends, index 0 up; None if all steps are recorded
+    "Open the models of a run, small to large, for a `with` block."
+    if run.is_recorded:
         return nullcontext()
-    return open_models(setting.models, **setting_options(setting))
+    return open_models(run.models, **model_options(run))
 
 
 def open_run_grader(run: Run):  # grade(problem, answer) -> bool
@@ -113,65 +112,66 @@ def open_run_grader(run: Run):  # grade(problem, answer) -> bool
     return open_grader(
         data.grader,
         data.grader_memory,
-        data.grader_template or None,
         ledger=run.store / 'verdicts.db',
     )
 
 
-def check_recorded_models(setting: Setting, benchmark: str, wrote: tuple) -> None:
+def check_recorded_models(run: Run, benchmark: str, wrote: tuple) -> None:
     "ValueError if other models wrote a recorded benchmark than those that the profile names."
-    wanted = tuple(ModelName.parse(name).name for name in setting.models)
+    wanted = tuple(ModelName.parse(name).name for name in run.models)
     if wanted != wrote:
         raise ValueError(
             f'{benchmark} was written by {" and ".join(wrote)}, not by {" and ".join(wanted)}: '
-            f'set {setting.name}.models to [{", ".join(f"recorded:{name}" for name in wrote)}]'
+            f'set models.names to [{", ".join(f"recorded:{name}" for name in wrote)}]'
         )
 
 
 @contextmanager
 def open_tree(
-    setting: Setting,
+    run: Run,
     benchmark: str,
     backends=None,  # models of `open_backends`; None: replay the steps in the store
     grade=is_right,  # (`Problem`, parsed answer) -> bool
     lent: bool = False,  # True: several processes write to the store, see `RolloutStore`
 ):  # `RoutingTree`
-    "Open the routing trees of a benchmark on the setting's store, for a `with` block."
+    "Open the routing trees of a benchmark on the run's store, for a `with` block."
     settings = None
     if backends:
         settings = tree_settings(benchmark, backends, find_benchmark(benchmark).draws)
-    if setting.is_recorded:
+    if run.is_recorded:
         recorded = read_recorded(benchmark.removesuffix(SUFFIX))
-        check_recorded_models(setting, benchmark, recorded.models)
-        recorded.fill(setting.files.rollouts(benchmark))
-    limit = step_limit(setting.run.config.data.max_steps, benchmark)
-    path = setting.files.rollouts(benchmark)
+        check_recorded_models(run, benchmark, recorded.models)
+        recorded.fill(run.files.rollouts(benchmark))
+    limit = step_limit(run.config.data.max_steps, benchmark)
+    path = run.files.rollouts(benchmark)
     with RolloutStore(path, settings, readonly=not backends, lent=lent) as store:
-        yield RoutingTree(backends, store, max_steps=limit, grade=grade)
+        tree = RoutingTree(backends, store, max_steps=limit, grade=grade)
+        if run.price and not run.is_paid:  # a price list on the outcomes of open models
+            tree.specs[-1] = replace(tree.specs[-1], price=run.price)
+        yield tree
 
 
 def small_chains(
-    setting: Setting,  # its store keeps the chains
+    run: Run,  # its store keeps the chains
     benchmark: str,  # whose training problems are solved
     backends,  # the open models; the first one writes
 ) -> list:  # (problem, steps) pairs
     "The small model's chains. Chains that the store lacks are drawn."
-    problems = read_problems(setting, benchmark, 'train')
-    with open_tree(setting, benchmark, backends) as tree:
+    problems = read_problems(run, benchmark, 'train')
+    with open_tree(run, benchmark, backends) as tree:
         chains = run_async(gather_progress((tree.run(p, '', 0) for p in problems), benchmark))
     return list(zip(problems, chains))
 
 
-def count_problems(setting: Setting, benchmark: str) -> int:
+def count_problems(run: Run, benchmark: str) -> int:
     "The number of problems that a benchmark has in a run, over all splits."
-    return sum(len(read_problems(setting, benchmark, split)) for split in SPLITS)
+    return sum(len(read_problems(run, benchmark, split)) for split in SPLITS)
 
 
-def read_table(setting: Setting, benchmark: str, split: str) -> OutcomeTable:
+def read_table(run: Run, benchmark: str, split: str) -> OutcomeTable:
     "Read the outcome table that a run saved. FileNotFoundError in one line if it has none yet."
-    path = setting.files.outcomes(benchmark, split)
+    path = run.files.outcomes(benchmark, split)
     if not path.is_file():
-        run = setting.run
         raise FileNotFoundError(
             f'run {run.folder.name} has no outcomes of {benchmark} yet: run all stages '
             f'(stepwise-routing reproduce --profile {run.profile}), or the notebooks 02 and 02b, first'
@@ -179,19 +179,19 @@ def read_table(setting: Setting, benchmark: str, split: str) -> OutcomeTable:
     return OutcomeTable.load(path)
 
 
-def read_tables(setting: Setting, benchmark: str, grade) -> tuple:  # `grade`: of `open_run_grader`
+def read_tables(run: Run, benchmark: str, grade) -> tuple:  # `grade`: of `open_run_grader`
     "Make and save a benchmark's outcome tables: ({split: table}, `Agreement` of grader and Math-Verify, or None)."
-    problems = {split: read_problems(setting, benchmark, split) for split in SPLITS}
+    problems = {split: read_problems(run, benchmark, split) for split in SPLITS}
     tables = {}
-    with open_tree(setting, benchmark, grade=grade) as tree:
-        tables['train'] = outcome_table(problems['train'], tree, 'train', setting.part.samples)
+    with open_tree(run, benchmark, grade=grade) as tree:
+        tables['train'] = outcome_table(problems['train'], tree, 'train', run.config.data.samples)
         for split in SPLITS[1:]:
             tables[split] = outcome_table(
-                problems[split], tree, split, redraws=setting.part.redraws
+                problems[split], tree, split, redraws=run.config.data.redraws
             )
     for split, table in tables.items():
-        table.save(setting.files.outcomes(benchmark, split))
-    if setting.run.config.data.grader == 'math-verify':
+        table.save(run.files.outcomes(benchmark, split))
+    if run.config.data.grader == 'math-verify':
         return tables, None
     by_id = {p.id: p for part in problems.values() for p in part}
     graded_problems = [by_id[problem_id] for problem_id, _ in tree.grades]
@@ -199,20 +199,21 @@ def read_tables(setting: Setting, benchmark: str, grade) -> tuple:  # `grade`: o
     return tables, agreement(graded_problems, answers, grade, is_right)
 
 
-def read_all(run: Run) -> dict:  # (setting, benchmark) -> what `read_tables` returns
+def read_all(run: Run) -> dict:  # benchmark -> what `read_tables` returns
     "Make and save all outcome tables of a run."
 
-    def work(setting, benchmarks):
-        with open_run_grader(setting.run) as grade:
-            return [read_tables(setting, b, grade) for b in benchmarks]
+    def work(run, benchmarks):
+        with open_run_grader(run) as grade:
+            return [read_tables(run, b, grade) for b in benchmarks]
 
-    keys = [(setting.name, b) for setting in run.settings for b in setting.benchmarks]
-    return dict(zip(keys, side_by_side(run, work, 'outcome tables', count_problems)))
+    return dict(
+        zip(run.benchmarks, side_by_side(run, work, 'outcome tables', count_problems))
+    )
 
 
 def save_agreement(
     run: Run, agreements: dict
-):  # (setting, benchmark) -> `Agreement` or None; the saved table
+):  # benchmark -> `Agreement` or None; the saved table
     "Write grading/agreement.csv and disagreements.csv, if there is a second grader."
     import pandas as pd
 
@@ -221,7 +222,7 @@ def save_agreement(
         return pd.DataFrame()
 
     def saved(name, frames):
-        rows = pd.concat(frames, names=['setting', 'benchmark']).droplevel(-1)
+        rows = pd.concat(frames, names=['benchmark']).droplevel(-1)
         write_file(run.folder / 'grading' / f'{name}.csv', rows.to_csv())
         return rows
 
@@ -248,10 +249,22 @@ def _saved_policy(folder, benchmark, models):
     )
 
 
-def load_policies(setting: Setting, benchmark: str) -> list:
+def _calibrated_in(saved: SavedPolicy, table: OutcomeTable, alpha, unit) -> SavedPolicy:
+    "A policy with its threshold chosen again, in another unit of cost than it was trained in."
+    from ..method.cpo import TableEnv
+    from ..method.training import calibrate
+
+    router = saved.router
+    policy = router.policy
+    env = TableEnv(table, policy.features, router.on_escalate, unit, policy.scaler)
+    calibration = calibrate(policy, env, 'accuracy', alpha)
+    return replace(saved, router=router.at(calibration.kappa), calibration=asdict(calibration))
+
+
+def load_policies(run: Run, benchmark: str, unit: str) -> list:
     "The `SavedPolicy`s of a run, by variant and seed. ValueError names a policy that cannot be used."
-    folders = sorted(p for p in setting.files.policies(benchmark).glob('*/*') if p.is_dir())
-    models = read_table(setting, benchmark, 'test').models if folders else ()
+    folders = sorted(p for p in run.files.policies(benchmark).glob('*/*') if p.is_dir())
+    models = read_table(run, benchmark, 'test').models if folders else ()
     policies = []
     for folder in folders:
         try:
@@ -264,26 +277,33 @@ def load_policies(setting: Setting, benchmark: str) -> list:
             raise ValueError(
                 f'{reason.replace(str(folder), name)}: run nbs/03b_training.ipynb again'
             ) from e
+    if policies and unit != run.units[0]:
+        table = read_table(run, benchmark, 'calibration')
+        alpha = run.config.policy.alpha
+        policies = [_calibrated_in(policy, table, alpha, unit) for policy in policies]
     return sorted(policies, key=lambda p: (p.variant, p.seed))
 
 
-def open_case(setting: Setting, benchmark: str) -> Case:
+def open_case(run: Run, benchmark: str, unit: str) -> Case:
     "Open a comparison on a benchmark: its outcome tables, our policies, and the rule that chooses settings."
-    tables = {split: read_table(setting, benchmark, split) for split in SPLITS}
-    config = setting.run.config
+    tables = {split: read_table(run, benchmark, split) for split in SPLITS}
+    config = run.config
     samples = draw_samples(
         tables['calibration'], tables['test'], config.results.n_boot, config.seed
     )
     return Case(
-        setting.name,
         benchmark,
         tables,
-        load_policies(setting, benchmark),
+        load_policies(run, benchmark, unit),
         alpha=config.policy.alpha,
-        unit=setting.unit,
+        unit=unit,
         seed=config.seed,
         samples=samples,
     )
+
+
+def open_cases(run: Run, benchmark: str) -> list:  # a `Case` for each unit of cost
+    return [open_case(run, benchmark, unit) for unit in run.units]
 
 
 @contextmanager
@@ -300,9 +320,9 @@ def reward_model(run: Run):
             run_async(prm.close())
 
 
-def walking_routers(setting: Setting) -> list:
+def walking_routers(run: Run) -> list:
     "The baselines that walk, RSD last. They get store and model from `with_answers`."
-    baselines = setting.run.config.baselines
+    baselines = run.config.baselines
     routers = []
     if baselines.specreason:
         routers.append(SpecReason(None))
@@ -311,13 +331,13 @@ def walking_routers(setting: Setting) -> list:
     return routers
 
 
-def answer_stores(setting: Setting, benchmark: str, backends, prm) -> list:
+def answer_stores(run: Run, benchmark: str, backends, prm) -> list:
     "(Kind, model, path, settings, record) of each store of verdicts: the judge's, and the reward model's (`prm`)."
-    models = [(SpecReason, backends[1])] if setting.run.config.baselines.specreason else []
+    models = [(SpecReason, backends[1])] if run.config.baselines.specreason else []
     models += [(RSD, prm)] if prm else []
     stores = []
     for router, model in models:
-        path = setting.files.replies(benchmark, f'{router.kind}s')
+        path = run.files.replies(benchmark, f'{router.kind}s')
         settings = asking_settings(benchmark, model)
         stores.append((router.kind, model, path, settings, router.record))
     return stores
@@ -325,7 +345,7 @@ def answer_stores(setting: Setting, benchmark: str, backends, prm) -> list:
 
 @contextmanager
 def open_answers(
-    setting: Setting,
+    run: Run,
     benchmark: str,
     backends,  # the open models
     prm,  # of `reward_model`
@@ -334,7 +354,7 @@ def open_answers(
     "Open the stores of verdicts of judge and reward model, for a `with` block."
     answers = {}
     with ExitStack() as stack:
-        for kind, model, path, settings, record in answer_stores(setting, benchmark, backends, prm):
+        for kind, model, path, settings, record in answer_stores(run, benchmark, backends, prm):
             store = stack.enter_context(RolloutStore(path, settings, record=record, lent=lent))
             answers[kind] = store, model
         yield answers
@@ -357,53 +377,56 @@ def walking_methods(
     ]
 
 
-def shows_curves(setting: Setting) -> bool:
+def shows_curves(run: Run) -> bool:
     "Are methods that walk also run at all their thresholds on test problems?"
-    return setting.run.config.baselines.walk_thresholds == 'curve'
+    return run.config.baselines.walk_thresholds == 'curve'
 
 
-def read_walked(setting: Setting, case: Case) -> dict:  # split -> `Problem`s
+def read_walked(run: Run, case: Case) -> dict:  # split -> `Problem`s
     "The problems of all splits. ValueError if the outcome tables hold other problems."
-    problems = {split: read_problems(setting, case.benchmark, split) for split in SPLITS}
+    problems = {split: read_problems(run, case.benchmark, split) for split in SPLITS}
     for split in SPLITS[1:]:
         check_problems(case.tables[split], problems[split])
     return problems
 
 
 def compare_walks(
-    setting: Setting,
+    run: Run,
     case: Case,  # of `replay_case`
     methods: list,  # of `walking_methods`
-    run: Walker,
+    walker: Walker,
     rsd=None,  # the router RSD, which has the rewards or asks for them; None: leave TRIM out
 ) -> None:
     "Add all methods that walk to a case, on all calibration and test problems."
-    if rsd and setting.run.config.baselines.trim:
-        add_trim(case, run.problems, run.tree, rsd)
-    walk_methods(case, methods, run, shows_curves(setting))
+    if rsd:
+        add_trim(case, walker.problems, walker.tree, rsd)
+    walk_methods(case, methods, walker, shows_curves(run))
 
 
-def walk_case(
-    setting: Setting,
-    case: Case,  # of `replay_case`
+def walk_cases(
+    run: Run,
+    cases: list,  # of `replay_case`, one benchmark in all units of cost
     backends,  # the open models
     grade,  # of `open_run_grader`
     prm=None,  # of `reward_model`
 ) -> None:
-    "Add all methods that walk to a case, on all calibration and test problems."
-    problems = read_walked(setting, case)
+    "Add all methods that walk to the cases of a benchmark. The walks are the same in all units."
+    benchmark = cases[0].benchmark
+    problems = read_walked(run, cases[0])
     with (
-        open_tree(setting, case.benchmark, backends, grade) as tree,
-        open_answers(setting, case.benchmark, backends, prm) as answers,
+        open_tree(run, benchmark, backends, grade) as tree,
+        open_answers(run, benchmark, backends, prm) as answers,
     ):
-        routers = [with_answers(router, answers) for router in walking_routers(setting)]
+        routers = [with_answers(router, answers) for router in walking_routers(run)]
         asked = [asked_scores(router, problems['calibration'], tree) for router in routers]
         methods = walking_methods(routers, asked)
-        compare_walks(setting, case, methods, Walker(problems, tree), routers[-1] if prm else None)
+        walker = Walker(problems, tree)
+        for case in cases:
+            compare_walks(run, case, methods, walker, routers[-1] if prm else None)
 
 
-def save_case(setting: Setting, case: Case) -> None:
-    "Write methods/: results, calibration grids, single seeds (-ablations) and receipts."
+def save_case(run: Run, case: Case) -> None:
+    "Write methods/: results, calibration grids, single seeds and receipts."
     receipts = []
     for p in case.policies:
         facts = [p.calibration[k] for k in RECEIPT_COLUMNS[6:]]
@@ -420,22 +443,21 @@ def save_case(setting: Setting, case: Case) -> None:
         )
 
     def save(part, rows, columns):
-        save_rows(setting.files.methods(case.benchmark, part), rows, columns)
+        save_rows(run.files.methods(case.benchmark, case.unit, part), rows, columns)
 
     save('', case.rows, COLUMNS)
     save('-grid', grid_rows(case.grids), GRID_COLUMNS)
-    save('-ablations', case.singles, SEED_COLUMNS)
+    save('-seeds', case.singles, SEED_COLUMNS)
     save('-policies', receipts, RECEIPT_COLUMNS)
     save('-kappas', case.kappas, KAPPA_COLUMNS)
-    save('-classes', case.classes, CLASS_COLUMNS)
     certain = [grid.certain_row() for grid in case.grids if grid.method != ONLINE]
     save('-certain', certain, CERTAIN_COLUMNS)
-    save_points(setting.files.points(case.benchmark), case.points)
+    save_points(run.files.points(case.benchmark, case.unit), case.points)
 
 
-def kept_given_up(setting: Setting) -> set:
+def kept_given_up(run: Run) -> set:
     "The (problem, answer) pairs that grading gave up on, in all stages of a run so far."
-    files = (setting.folder / 'grading').glob('given-up-*.json')
+    files = (run.folder / 'grading').glob('given-up-*.json')
     return {tuple(pair) for file in files for pair in json.loads(file.read_text('utf-8'))}
 
 
@@ -448,26 +470,16 @@ def with_own(read, columns, path, own_path):
     return pd.concat([frame, own], ignore_index=True) if len(own) else frame
 
 
-LEVELLED = ('micro-omni',)  # its levels differ in kind: one is beyond both models
-
-
-def read_levels(setting: Setting, benchmark: str) -> dict:  # id of a test problem -> its level
-    "The levels of a benchmark that is also reported by level. {} for all others."
-    if benchmark not in LEVELLED:
-        return {}
-    return {p.id: p.difficulty for p in read_problems(setting, benchmark, 'test')}
-
-
-def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
-    "Load all results of a setting on a benchmark. One-line error if a file is missing or files do not fit together."
-    table = read_table(setting, benchmark, 'test')
+def load_benchmark(run: Run, benchmark: str, unit: str) -> BenchmarkResults:
+    "Load all results on a benchmark in a unit of cost. One-line error if a file is missing or files do not fit together."
+    table = read_table(run, benchmark, 'test')
     table = take_rows(table, np.argsort(table.problem_id, kind='stable'))
 
     def file(part):
-        return setting.files.methods(benchmark, part)
+        return run.files.methods(benchmark, unit, part)
 
     rows = with_own(read_rows, COLUMNS, file(''), file('-own'))
-    singles = read_rows(file('-ablations'), SEED_COLUMNS)
+    singles = read_rows(file('-seeds'), SEED_COLUMNS)
     grid = with_own(read_csv, GRID_COLUMNS, file('-grid'), file('-own-grid'))
     for part, frame in {'': rows, '-grid': grid}.items():
         if frame.empty:
@@ -479,14 +491,14 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
             raise ValueError(
                 f'methods/ and outcomes/ hold different problems of {benchmark}: {RERUN}'
             )
-    config = setting.run.config
+    config = run.config
     counts = resamples(len(table), config.results.n_boot, config.seed)
-    means = resampled(rows, counts, cost_unit(table), setting.unit)
-    points = read_points(setting.files.points(benchmark), config.results.n_boot)
-    points |= read_points(setting.files.points(benchmark, '-own'), config.results.n_boot)
+    means = resampled(rows, counts, cost_unit(table), unit)
+    points = read_points(run.files.points(benchmark, unit), config.results.n_boot)
+    points |= read_points(run.files.points(benchmark, unit, '-own'), config.results.n_boot)
     at_points = {target: at_point(means, points, target) for target in CHOICES}
-    calibration = read_table(setting, benchmark, 'calibration')
-    large_cost = calibration.large_only()[setting.unit].mean()
+    calibration = read_table(run, benchmark, 'calibration')
+    large_cost = calibration.large_only()[unit].mean()
     kappas = read_csv(file('-kappas'), KAPPA_COLUMNS)
     results = evaluate_all(means, at_points['accuracy'])
     results = with_kappas(with_calibration(results, grid, large_cost), kappas)
@@ -498,31 +510,25 @@ def load_benchmark(setting: Setting, benchmark: str) -> BenchmarkResults:
         means=means,
         at_points=at_points,
         results=results,
-        classes=read_csv(file('-classes'), CLASS_COLUMNS),
         certain=with_own(read_csv, CERTAIN_COLUMNS, file('-certain'), file('-own-certain')),
-        levels=read_levels(setting, benchmark),
     )
 
 
-def load_results(setting: Setting) -> SettingResults:
-    "Load one setting of a run, from its files alone."
-    run = setting.run
-    is_paid = setting.unit == 'cents'
-    return SettingResults(
-        name=setting.name,
+def load_results(run: Run, unit: str) -> RunResults:
+    "Load the results of a run in one unit of cost, from its files alone."
+    return RunResults(
         profile=run.profile,
-        unit=setting.unit,
+        unit=unit,
         alpha=run.config.policy.alpha,
         tables=run.tables,
         figures=run.figures,
-        ablations=False,
-        given_up=len(kept_given_up(setting)),
-        is_recorded=setting.is_recorded,
-        price=run.config.api.billed if is_paid else '',
-        parts={b: load_benchmark(setting, b) for b in setting.benchmarks},
+        given_up=len(kept_given_up(run)),
+        is_recorded=run.is_recorded,
+        price=run.price,
+        parts={b: load_benchmark(run, b, unit) for b in run.benchmarks},
     )
 
 
-def load_run(run: Run) -> dict:  # "open", "api" -> `SettingResults`
-    "Load all settings of a run, from its files alone. One-line error if a file is missing."
-    return {setting.name: load_results(setting) for setting in run.settings}
+def load_run(run: Run) -> dict:  # unit of cost -> `RunResults`
+    "Load all results of a run, from its files alone. One-line error if a file is missing."
+    return {unit: load_results(run, unit) for unit in run.units}

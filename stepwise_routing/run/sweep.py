@@ -15,7 +15,7 @@ from ..base.tools import digest, note_progress
 from ..method.cpo import TableEnv
 from ..method.policy import FULL_FEATURES, PAPER_FEATURES, Policy
 from ..method.training import fit, training_key
-from .config import Run, Setting
+from .config import Run
 from .stages import read_table
 from .workers import in_processes
 
@@ -54,18 +54,16 @@ SAMPLED = dict(estimator='sampled', batch=50, steps=1000)
 AS_PAPER = ('append', PAPER_FEATURES)
 
 
-def planned(setting: Setting) -> list:  # of `Job`s
-    """The policies of a setting, by variant and seed. The open setting also has policies trained as in
-    the paper."""
-    config = setting.run.config
+def planned(run: Run) -> list:  # of `Job`s
+    "The policies of a run on each benchmark, by variant and seed."
+    config = run.config
     sweep = config.sweep
     alpha = config.policy.alpha
-    is_open = setting.name == 'open'
-    seeds = [config.seed + i for i in range(sweep.seeds if is_open else sweep.api_seeds)]
+    seeds = [config.seed + i for i in range(sweep.seeds)]
     jobs = []
     for variant, options in VARIANTS.items():
         jobs += [Job(variant, *options, config.policy, seed, alpha) for seed in seeds]
-    if is_open and sweep.as_paper:
+    if sweep.as_paper:
         steps = min(SAMPLED['steps'], sweep.most_steps)
         training = replace(config.policy, **SAMPLED | dict(steps=steps))
         jobs += [Job('as_paper', *AS_PAPER, training, seed, alpha) for seed in seeds]
@@ -73,21 +71,22 @@ def planned(setting: Setting) -> list:  # of `Job`s
 
 
 def fit_job(
-    setting: Setting,
+    run: Run,
     benchmark: str,
     job: Job,
 ) -> dict:  # config.json
     "Train one policy, or find it in the store. A batch is never larger than the number of problems."
+    unit = run.units[0]
     splits = ('train', 'calibration')
-    table, held_out_table = (read_table(setting, benchmark, split) for split in splits)
+    table, held_out_table = (read_table(run, benchmark, split) for split in splits)
     batch = job.training.batch
     training = replace(job.training, batch=batch and min(batch, len(table)))
     job = replace(job, training=training)
-    env = TableEnv(table, job.features, job.on_escalate, setting.unit)
-    held_out = TableEnv(held_out_table, job.features, job.on_escalate, setting.unit, env.scaler)
-    files = [setting.files.outcomes(benchmark, split) for split in splits]
+    env = TableEnv(table, job.features, job.on_escalate, unit)
+    held_out = TableEnv(held_out_table, job.features, job.on_escalate, unit, env.scaler)
+    files = [run.files.outcomes(benchmark, split) for split in splits]
     inputs = [digest(file.read_bytes().hex()) for file in files]
-    folder = job.folder(setting.store / 'policies' / benchmark)
+    folder = job.folder(run.store / 'policies' / benchmark)
     with warnings.catch_warnings():
         # `out_of_reach` says it once for all seeds
         warnings.filterwarnings('ignore', 'alpha=.* is out of reach')
@@ -98,14 +97,14 @@ def fit_job(
             job.training,
             job.seed,
             alpha=job.alpha,
-            key=training_key(inputs, setting.unit, asdict(job)),
+            key=training_key(inputs, unit, asdict(job)),
             variant=job.variant,
             benchmark=benchmark,
             params=table.params,
-            unit=setting.unit,
+            unit=unit,
             version=__version__,
         )
-    shutil.copytree(folder, job.folder(setting.files.policies(benchmark)), dirs_exist_ok=True)
+    shutil.copytree(folder, job.folder(run.files.policies(benchmark)), dirs_exist_ok=True)
     return config
 
 
@@ -125,27 +124,26 @@ def out_of_reach(
     return list(dict.fromkeys(lines))
 
 
-def left_out(setting: Setting, benchmark: str) -> str | None:
+def left_out(run: Run, benchmark: str) -> str | None:
     "The reason why no policy can be trained on a benchmark. None if one can."
     try:
-        TableEnv(read_table(setting, benchmark, 'train'), unit=setting.unit)
+        TableEnv(read_table(run, benchmark, 'train'), unit=run.units[0])
     except ValueError as e:
         return str(e)
 
 
-def job_size(setting: Setting, benchmark: str, job: Job) -> int:
+def job_size(run: Run, benchmark: str, job: Job) -> int:
     "The amount of work for a policy: steps times problems, plus a constant per step."
-    n = len(read_table(setting, benchmark, 'train'))
+    n = len(read_table(run, benchmark, 'train'))
     return job.training.steps * (100 + min(job.training.batch or n, n))
 
 
-def table_jobs(run: Run) -> list:  # of (setting, benchmark, job)
+def table_jobs(run: Run) -> list:  # of (run, benchmark, job)
     "The policies of a run."
     jobs = []
-    for setting in run.settings:
-        for benchmark in setting.benchmarks:
-            if not left_out(setting, benchmark):
-                jobs += [(setting, benchmark, job) for job in planned(setting)]
+    for benchmark in run.benchmarks:
+        if not left_out(run, benchmark):
+            jobs += [(run, benchmark, job) for job in planned(run)]
     return jobs
 
 

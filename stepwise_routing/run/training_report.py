@@ -10,7 +10,7 @@ from ..method.policy import decider, load_policy, policy_inputs
 from ..report.figures import previews, save_and_show, tables_of
 from ..report.training import policy_figures
 from ..report.writer import save_table
-from .config import Run, Setting
+from .config import Run
 from .stages import read_table
 from .sweep import planned
 
@@ -34,33 +34,29 @@ def calibration_table(
     return groups[columns].mean().round(3)
 
 
-def trained_setting(run: Run) -> tuple:  # (`Setting`, its benchmarks with policies)
-    "The first setting of a run that has policies. If none has, the open setting and no benchmarks."
-    for setting in run.settings:
-        benchmarks = [b for b in setting.benchmarks if setting.files.policies(b).is_dir()]
-        if benchmarks:
-            return setting, benchmarks
-    return Setting(run, 'open'), []
+def trained_benchmarks(run: Run) -> list:
+    "The benchmarks of a run with policies."
+    return [b for b in run.benchmarks if run.files.policies(b).is_dir()]
 
 
-def policy_folders(setting: Setting, benchmark: str, variant: str) -> list:  # one a seed
+def policy_folders(run: Run, benchmark: str, variant: str) -> list:  # one a seed
     "The folders of a variant's policies."
-    root = setting.files.policies(benchmark)
-    return [job.folder(root) for job in planned(setting) if job.variant == variant]
+    root = run.files.policies(benchmark)
+    return [job.folder(root) for job in planned(run) if job.variant == variant]
 
 
-def _training_curve(setting, benchmark, variant):
+def _training_curve(run, benchmark, variant):
     "Mean and range over the seeds of one variant, for each policy step."
     import pandas as pd
 
     seeds = []
-    for folder in policy_folders(setting, benchmark, variant):
+    for folder in policy_folders(run, benchmark, variant):
         log = pd.read_csv(folder / 'log.csv', index_col='step')[['cost', 'lost', 'kappa']]
         seeds.append(log.rolling(SMOOTHING, min_periods=1).mean())
     curve = pd.concat(seeds).groupby(level='step').agg(['mean', 'min', 'max'])
     curve.columns = [name if end == 'mean' else f'{name}_{end}' for name, end in curve.columns]
-    policy = setting.run.config.policy
-    n_train = len(read_table(setting, benchmark, 'train'))
+    policy = run.config.policy
+    n_train = len(read_table(run, benchmark, 'train'))
     return curve.reset_index().assign(
         row=ROW_LABELS[variant],
         benchmark=benchmark,
@@ -71,13 +67,13 @@ def _training_curve(setting, benchmark, variant):
 
 
 def training_curves(
-    setting: Setting,
+    run: Run,
     benchmarks: list,  # those with policies
 ):  # data frame: row, benchmark, step; cost, lost, kappa, each with _min and _max
     "The training of the rows Ours: mean and range over seeds, as a running mean of 5 steps."
     import pandas as pd
 
-    curves = [_training_curve(setting, b, variant) for variant in ROW_LABELS for b in benchmarks]
+    curves = [_training_curve(run, b, variant) for variant in ROW_LABELS for b in benchmarks]
     return pd.concat(curves, ignore_index=True)
 
 
@@ -96,7 +92,7 @@ def _escalation_surface(policy, table, steps):  # [step index, percentile]
 
 
 def policy_curves(
-    setting: Setting,
+    run: Run,
     benchmarks: list,  # those with policies
 ):  # data frame: row, benchmark, step, percentile, escalate, kappa
     "The curves of where the first full policy of each benchmark escalates."
@@ -105,8 +101,8 @@ def policy_curves(
     variant = 'append-full'
     rows = []
     for benchmark in benchmarks:
-        policy = load_policy(policy_folders(setting, benchmark, variant)[0])
-        table = read_table(setting, benchmark, 'train')
+        policy = load_policy(policy_folders(run, benchmark, variant)[0])
+        table = read_table(run, benchmark, 'train')
         steps = range(min(5, table.n_steps.max()))
         surface = _escalation_surface(policy, table, steps)
         for step, probabilities in zip(steps, surface):
@@ -122,9 +118,9 @@ def report_training(run: Run) -> list:
     no policies. Without results, show the committed figures."""
     if not run.has_results:
         return previews(policy_figures(tables_of(run)))
-    setting, benchmarks = trained_setting(run)
+    benchmarks = trained_benchmarks(run)
     if not benchmarks:
         return []
-    save_table(run.tables / 'training', training_curves(setting, benchmarks).round(5))
-    save_table(run.tables / 'policy', policy_curves(setting, benchmarks).round(5))
+    save_table(run.tables / 'training', training_curves(run, benchmarks).round(5))
+    save_table(run.tables / 'policy', policy_curves(run, benchmarks).round(5))
     return save_and_show(policy_figures(run.tables), run.figures)

@@ -209,9 +209,9 @@ def worker_count(run) -> int:
         return 1  # there is one server that grades
     if workers != 'auto':
         return workers
-    models = [ModelName.parse(name) for name in config.open.models]
+    models = [ModelName.parse(name) for name in config.models.names]
     small = all(m.kind == 'recorded' or m.name.startswith('micro-') for m in models)
-    if config.models.engine == 'ray' or not small:
+    if config.models.ray_workers or not small:
         return 1  # such models use all cores, or a GPU
     from joblib import cpu_count
 
@@ -219,23 +219,19 @@ def worker_count(run) -> int:
 
 
 def _jobs(run, workers, parts):
-    "(Setting, parts) pairs, with one part per job. A setting whose calls share a ledger is one job."
-    jobs = []
-    for setting in run.settings:
-        every = []
-        for benchmark in setting.benchmarks:
-            every += parts.get((setting.name, benchmark), [benchmark])
-        if workers > 1 and setting.name == 'open':
-            jobs += [(setting, [part]) for part in every]
-        else:
-            jobs.append((setting, every))
-    return jobs
+    "(Run, parts) pairs, with one part per job. Calls that share a ledger are one job."
+    every = []
+    for benchmark in run.benchmarks:
+        every += parts.get(benchmark, [benchmark])
+    if workers > 1 and not run.is_paid:
+        return [(run, [part]) for part in every]
+    return [(run, every)]
 
 
 def note_given_up(
     course,  # see `Course`
     begun: list,  # the jobs are appended to it
-    lost: list,  # (setting, pairs that grading gave up on) of each job is appended to it
+    lost: list,  # (run, pairs that grading gave up on) of each job is appended to it
 ):
     "The same course for a `graded` work. The course sees only the results of the work."
     results = None
@@ -244,19 +240,19 @@ def note_given_up(
             jobs = course.send(results)
             begun += jobs
             answers = yield jobs
-            lost += [(setting, pairs) for (setting, *_), (_, pairs) in zip(jobs, answers)]
+            lost += [(run, pairs) for (run, *_), (_, pairs) in zip(jobs, answers)]
             results = [result for result, _ in answers]
 
 
-def with_benchmarks(work, setting, *details):
+def with_benchmarks(work, run, *details):
     "Do a job in a process that may not know the run's benchmarks yet. Returns the result of `work`."
-    setting.register_files()
-    return work(setting, *details)
+    run.register_files()
+    return work(run, *details)
 
 
 def follow(
     run,  # `Run`
-    work,  # function: arguments of a job, a setting first -> list of results
+    work,  # function: arguments of a job, the run first -> list of results
     desc: str,  # name of the stage, for progress and for the file of pairs that grading gave up on
     courses: list,  # generators, see `Course`
     size=None,  # arguments of a job -> how much work it is; None: all are alike
@@ -280,18 +276,18 @@ def follow(
 
 
 def side_by_side(
-    run,  # `Run`: all benchmarks of all its settings
-    work,  # function: (setting, parts) -> a result per part
+    run,  # `Run`
+    work,  # function: (run, parts) -> a result per part
     desc: str,  # as of `follow`
-    size=None,  # (setting, part) -> amount of its work; None: all parts are alike
-    parts=None,  # (setting's name, benchmark) -> list of its parts; None: benchmarks are not divided
+    size=None,  # (run, part) -> amount of its work; None: all parts are alike
+    parts=None,  # benchmark -> list of its parts; None: benchmarks are not divided
     workers: int | None = None,  # as of `follow`
-) -> list:  # the results, part by part, benchmark by benchmark, setting by setting
+) -> list:  # the results, part by part, benchmark by benchmark
     "Do a stage of a run whose parts do not depend on each other. See `follow`."
     workers = workers or worker_count(run)
 
-    def job_size(setting, parts_of_job):
-        return sum(size(setting, part) for part in parts_of_job)
+    def job_size(run, parts_of_job):
+        return sum(size(run, part) for part in parts_of_job)
 
     jobs = _jobs(run, workers, parts or {})
     return follow(run, work, desc, [one_round(jobs)], job_size if size else None, workers)
