@@ -219,13 +219,9 @@ MUTATIONS = { # tests -> (file, old text, new text)
         ('run/runner.py', "return ['-p', f'{name}={text.strip()[1:-1]}']", 'return []'),
         ('run/runner.py', 'if is_of_a_stage and name not in kept:', 'if False:')],
     OWN: [
-        ('own.py', "work_folder = folder if is_collected else Path(empty)", 'work_folder = folder'),
-        ('own.py', "is_collected = (folder / 'draws.db').is_file()", 'is_collected = False'),
         ('own.py', 'sampling = Sampling(**values.pop(', 'sampling = dict(**values.pop('),
-        ('models/pair.py', 'if None not in (was, now) and was != now:', 'if False:'),
         ('own.py', 'models=[public_name(model) for model in given]', 'models=[str(model) for model in given]'),
-        ('own.py', 'public_entries(config) | ', 'config | '), # unknown entries are given away
-        ('own.py', 'own.sampling, access, ledger', 'Sampling(), access, ledger'),
+        ('own.py', 'own.sampling, access, folder', 'Sampling(), access, folder'),
         ('own.py', 'check_questions(problems, backends)', 'pass'),
         ('base/tools.py', 'if path.is_symlink():', 'if False:')]}
 

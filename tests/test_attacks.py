@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 import pytest
 from asker import OPTIONS
-from test_own import PAIR, ready, rows, toys # noqa: F401
+from test_own import PAIR, ready, rows, toys  # noqa: F401
 
 from stepwise_routing.base.store import RolloutStore, checksum
 from stepwise_routing.base.tools import run_async
@@ -22,7 +22,7 @@ from stepwise_routing.models.address import plain_address
 from stepwise_routing.models.chat import OpenAIBackend, api_client
 from stepwise_routing.models.ledger import Ledger
 from stepwise_routing.own import *
-from stepwise_routing.report.traffic import first_scores
+
 
 def says(call, words, error=ValueError):
     with pytest.raises(error, match=words) as e: call()
@@ -42,12 +42,6 @@ def test_a_row_that_nobody_can_mean_is_named(tmp_path, row, said):
     file.write_text('{"question": "What?", "answer": 1}\r\n' + row + '\n', newline='')
     says(lambda: own_problems(file), f'q.jsonl, row 2: .*{said}')
 
-@pytest.mark.parametrize('score', ['NaN', '1e999', 'null', '[1]', '"a"', 'true'])
-def test_a_recorded_score_is_a_number(tmp_path, score):
-    file = tmp_path/'r'
-    file.write_text(f'{{"fingerprint": "x", "scores": [{score}]}}\n')
-    says(lambda: first_scores(file, 'x'), 'r, row 1: its first score is no number')
-
 # ---- files of another kind
 
 FIFO = os.mkfifo
@@ -60,7 +54,7 @@ SOCKET = lambda path: socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))
 def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make):
     monkeypatch.chdir(tmp_path) # the path of a socket is short
     make(tmp_path/'x')
-    for call in (own_problems, OutcomeTable.load, Ledger, lambda x: first_scores(x, '')):
+    for call in (own_problems, OutcomeTable.load, Ledger):
         says(lambda: call(tmp_path/'x'), 'x', (ValueError, OSError, RuntimeError))
 
 # ---- tables, stores and ledgers with checksums that fit

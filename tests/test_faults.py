@@ -20,7 +20,6 @@ from faulty import Faulty
 
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.models.address import read_key
-from stepwise_routing.models.bills import Bills
 from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.vllm import VLLMBackend
@@ -271,13 +270,6 @@ def test_a_little_more_than_was_asked_for_is_booked_as_billed(tmp_path):
         (_, _, most, units, _), = book.rows('call')
         assert units == book.units > most
 
-def test_a_live_router_keeps_claims_without_words(tmp_path):
-    with hostile(used(completion_tokens=10**9)) as server, Bills(tmp_path/'l') as book:
-        error, = closing(api(server, ledger=book), ask())
-        assert 'counts more tokens' in str(error)
-        (_, _, most, units, notes), = book.rows('call')
-        assert units == most and list(json.loads(notes)) == ['uncertain', 'claimed']
-
 def test_good_replies_beside_an_impossible_one_are_kept(tmp_path):
     asked = []
     def sixth(reply):
@@ -304,7 +296,6 @@ def test_a_row_that_cannot_be_written_blocks_no_other(tmp_path):
                                     'Retry-After: \xb2', 'Content-Type: text/plain; charset=no-such'])
 def test_no_header_decides_whether_a_reply_is_read(header):
     with hostile(lambda reply: None, header) as server: assert closing(api(server, retries=1), ask())[0][0].text
-
 
 @pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
 def test_no_redirect_is_followed(status):
@@ -409,4 +400,4 @@ def test_a_collection_that_is_told_to_end_keeps_the_replies_under_way(tmp_path, 
         with start() as process: assert process.communicate(timeout=120)[0] == 'True\n'
         bodies = [json.dumps(body, sort_keys=True) for body in server.seen]
         assert len(bodies) == len(set(bodies)) # nothing is asked twice
-        with Bills(tmp_path/'mine'/'ledger.db') as book: assert book.units == server.cents*CENT > 0
+        with Ledger(tmp_path/'mine'/'ledger.db') as book: assert book.units == server.cents*CENT > 0

@@ -15,28 +15,30 @@ from examples import examples
 from faulty import Faulty
 from hypothesis import HealthCheck, given, settings, strategies as st
 from micro_router import micro_policy
-from test_live import opened  # noqa: F401
-from test_router_server import Served
-from test_server_faults import exchange
 
 from stepwise_routing.base.records import Step, extract_boxed, split_steps
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import find_project, run_async
 from stepwise_routing.data.answers import plain_verdict, read_number, read_quantity
-from stepwise_routing.data.tidy import tidy
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import Grader
 from stepwise_routing.data.questions import own_problems
 from stepwise_routing.data.steps import first_wrong
+from stepwise_routing.data.tidy import tidy
 from stepwise_routing.method.outcomes import OutcomeTable, toy_table
 from stepwise_routing.method.policy import load_policy
 from stepwise_routing.models import replies
 from stepwise_routing.models.chat import OpenAIBackend
-from stepwise_routing.models.chat_request import ChatRequest, read_request
 from stepwise_routing.models.ledger import Ledger
-from stepwise_routing.models.web import Refused
 from stepwise_routing.models.xverify import read_verdict
-from stepwise_routing.run.config import SECTIONS, Config, full_names, load_yaml, read_run, settings_of
+from stepwise_routing.run.config import (
+    SECTIONS,
+    Config,
+    full_names,
+    load_yaml,
+    read_run,
+    settings_of,
+)
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -318,59 +320,3 @@ def test_stores_that_are_damaged_hold_what_they_held_or_say_so(wholes, tmp_path,
     try: now, before = read_again(name, tmp_path/name)
     except (ValueError, OSError) as e: assert is_line(e) and str((tmp_path/name).parent.name) in str(e)
     else: assert now == before or raw == b'' and not any(now.values() if isinstance(now, dict) else now)
-
-# ---- requests
-
-MESSAGES = [dict(role='system', content='x'), dict(role='user', content='What is 1 + 2?')]
-asked = st.just(dict(model='mine', messages=MESSAGES, seed=1, stream=False, max_tokens=30, temperature=.5, top_p=.9,
-                     stop=['q'], logprobs=True, n=1, user='u', stepwise=dict(max_cents=5.)))
-bodies = st.one_of(damaged_json(asked).map(as_bytes), asked.map(as_bytes).flatmap(damaged_bytes),
-                   st.binary(max_size=60))
-
-@given(bodies)
-@tried(300)
-def test_requests_are_read_or_refused_in_one_line(raw):
-    try: request = read_request(raw)
-    except Refused as refused:
-        assert 400 <= refused.status < 500 and is_line(refused.line) and refused.code
-        json.dumps(dict(m=refused.line, p=refused.param), ensure_ascii=False).encode()
-    else:
-        assert isinstance(request, ChatRequest) and request.messages[-1]['content'].strip()
-        for message in request.messages: message['content'].encode()
-
-HEADS = ['Host: 127.0.0.1', 'Host: localhost:1', 'Host: x', 'Connection: close', 'Connection: keep-alive, x',
-         'Transfer-Encoding: chunked', 'Transfer-Encoding: identity', 'Expect: 100-continue',
-         'Content-Encoding: gzip', 'Content-Type: text/plain; charset=utf-16', 'Authorization: Bearer x',
-         'Authorization:', 'Origin: http://127.0.0.1', 'Origin: http://x', 'X: \x00', 'X: \xff', 'X', ' X: y',
-         'Upgrade: h2c', 'TE: trailers', 'Range: bytes=0-', 'Cookie: a=b', 'Content-Length: 3', 'Accept: */*',
-         'X-Http-Method-Override: GET']
-
-PATHS = ['/v1/chat/completions', '/v1/chat/completions', '/v1/models', '/v1/models/mine', '/health', '/metrics', '//',
-         '/%00', '/v1/../v1/models', 'http://x/v1/models', '*', '/v1/chat/completions?a=b#c']
-
-@st.composite
-def requests(draw):
-    "The bytes of a request, with a body of its length or of another one."
-    body = draw(bodies)
-    method = draw(st.sampled_from(['POST', 'POST', 'POST', 'GET', 'PUT', 'OPTIONS', 'HEAD', 'BREW', 'post']))
-    path = draw(st.sampled_from(PATHS))
-    heads = draw(st.lists(st.sampled_from(HEADS), max_size=3))
-    if draw(st.integers(0, 9)): heads.insert(0, HEADS[0])
-    off = draw(st.sampled_from([0]*8 + [-1, 1, 99]))
-    if draw(st.integers(0, 9)): heads.append(f'Content-Length: {len(body) + off}')
-    head = '\r\n'.join([f'{method} {path} HTTP/1.{draw(st.sampled_from("110"))}', *heads])
-    raw = head.encode('latin-1') + b'\r\n\r\n' + body
-    return draw(damaged_bytes(raw)) if draw(st.booleans()) else raw
-
-@pytest.fixture(scope='module')
-def door(opened):  # noqa: F811
-    with Served(opened[0], patience=2.) as served: yield served
-
-@given(requests())
-@tried(60)
-def test_requests_over_a_connection_get_an_answer_or_an_end(door, raw):
-    said = exchange(door.port, [raw])
-    assert not said or said.startswith(b'HTTP/1.'), (raw, said[:200])
-    for head in said.split(b'HTTP/1.1 ')[1:]: assert head[:3] not in (b'500', b'502'), (raw, said[:300])
-    assert b'Traceback' not in said
-    assert door.ask().choices

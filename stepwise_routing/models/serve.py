@@ -21,11 +21,10 @@ import numpy as np
 
 from ..base.records import Problem
 from ..base.tools import digest, nearest
-from .chat_request import STREAM_OPTIONS, read_parts
 from .engine import answer_request
 from .interface import Request
 from .replies import CONTINUE
-from .web import Limits, Refused, Server
+from .web import Refused, Server
 
 _BEGIN = (
     "{% if messages|length > 1 and messages[-1]['content'] == "
@@ -154,8 +153,8 @@ def _checked(raw, name):
             'half characters',
         )
     if model == name:
-        options = read_parts('stream_options', body.get('stream_options', {}), STREAM_OPTIONS)
-        return _Asked(body, body.get('stream', False), options.get('include_usage', False))
+        include_usage = body.get('stream_options') == dict(include_usage=True)
+        return _Asked(body, body.get('stream', False), include_usage)
     raise Refused(404, f'no model {model!r} here{nearest(model, [name])}; this server has {name!r}')
 
 
@@ -287,7 +286,7 @@ class _Chat:
         )
 
     async def complete(self, asked):
-        "The reply to a checked request, and no headers."
+        "The reply to a checked request."
         body = asked.body
         ids = await asyncio.to_thread(_prompt_ids, self.backend, body['messages'])
         logprobs = None  # others go on
@@ -303,7 +302,7 @@ class _Chat:
             logprobs=logprobs,
         )
         usage = self.usage(ids, reply)
-        return self.head('chat.completion') | dict(choices=[choice], usage=usage), {}
+        return self.head('chat.completion') | dict(choices=[choice], usage=usage)
 
     async def chunks(self, asked):
         "The reply in lists of chunks, a step each; a single step, which ends at a stop string, in one."
@@ -400,8 +399,7 @@ async def serve_forever(model, context):
 
     chat = _Chat(_open_served(model, context), Path(model).name)
     sockets = bind_sockets(0, '127.0.0.1')
-    limits = Limits(at_once=1 << 12, patience=3600.0)
-    Server(chat, sockets, os.environ['STEPWISE_ROUTING_KEY'], limits)
+    Server(chat, sockets, os.environ['STEPWISE_ROUTING_KEY'])
     print(f'http://127.0.0.1:{sockets[0].getsockname()[1]}/v1', flush=True)
     for out in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # nobody reads on

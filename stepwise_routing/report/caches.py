@@ -1,7 +1,7 @@
 """What prompt caches are worth: the large model's cents with a cold and with a warm cache, and its hand-overs
 
 Here belong the table of caches, its notes, and the rule for its second part. Replaying the walks of a run belongs
-in `run.cache_report`. The cache table of your own router is in `report.own_report`.
+in `run.cache_report`.
 """
 
 import numpy as np

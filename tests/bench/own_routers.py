@@ -13,7 +13,7 @@ import pandas as pd
 
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.outcomes import replay, take_rows
-from stepwise_routing.own import _candidates, _router, calibrate, collect, train
+from stepwise_routing.own import _candidates, calibrate, collect, train
 from stepwise_routing.run.committed import committed_outcomes
 from stepwise_routing.run.config import read_run
 
@@ -45,14 +45,18 @@ def judged(router, table) -> dict:
     return dict(cost=100 * cost, points=100 * points)
 
 
+def routed(policy, kappa):
+    from stepwise_routing.method.policy import PolicyRouter
+
+    return PolicyRouter(policy, kappa, policy.config['on_escalate'])
+
+
 def bare_router(folder, alpha):
     "The bare threshold that the same problems choose."
     from stepwise_routing.method.candidates import calibrated
 
-    with _candidates(folder) as candidates:
-        (bare,) = [c for c in candidates if c.model_class == BARE]
-        kappa = calibrated(bare, 'certain', alpha).kappa
-    return _router(bare.policy, kappa)
+    (bare,) = [c for c in _candidates(folder) if c.model_class == BARE]
+    return routed(bare.policy, calibrated(bare, 'certain', alpha).kappa)
 
 
 def rows_of(folder, rows, table, alphas):
@@ -64,7 +68,7 @@ def rows_of(folder, rows, table, alphas):
     for alpha in alphas:
         choice = calibrate(folder, alpha=alpha)
         policy = load_policy(folder / 'policy')
-        deployed = judged(_router(policy, choice.calibration.kappa), table)
+        deployed = judged(routed(policy, choice.calibration.kappa), table)
         bare = judged(bare_router(folder, alpha), table)
         row = dict(
             alpha=alpha,

@@ -82,7 +82,7 @@ def main():
     torch.set_num_threads(1)
     questions = [p.question for p in load_problems(args.benchmark, 'test', args.streams)]
     routed, small, shares, work = [], [], [], []
-    with TemporaryDirectory() as tmp, micro_router(Path(tmp)/'policy') as router, micro_server(router) as (url, _):
+    with TemporaryDirectory() as tmp, micro_router(Path(tmp)/'policy') as router, micro_server(router) as url:
         router.route(questions[:8]) # warms up
         for _ in range(args.repeats):
             began, cpu = time.perf_counter(), time.process_time()

@@ -23,10 +23,9 @@ AREAS = { # area -> file of tests -> words in their names; '' = all of the file
         'test_api': 'damage or kept or kill or full_disk or twice',
         'test_policy': 'damaged or bit or pickle', 'test_outcomes': 'damaged', 'test_fuzz': 'stores',
         'test_attacks': 'row or score or no_file or no_run or acts or record or ledger or terminal or journal or '
-                        'beside or header',
-        'test_own_damaged': 'candidate or file or layers or folder'},
+                        'beside or header'},
     'Received folders': {
-        'test_own': 'received or tampered or link or exported or export or own_json or file_that',
+        'test_own': 'received or link or own_json',
         'test_attacks': 'entry', 'test_reproduce': 'receipt or publishing or manifest_that'},
     'Settings': {
         'test_profiles': 'refused or refuses or cannot_work or somebody_else or any_name',
@@ -34,9 +33,7 @@ AREAS = { # area -> file of tests -> words in their names; '' = all of the file
         'test_faults': 'secret or loopback or key_is_read or price', 'test_fuzz': 'settings'},
     'Answers to grade': {'test_grading': '', 'test_fuzz': 'grading'},
     'Requests over HTTP': {
-        'test_server_faults': '', 'test_http': 'not test_client', 'test_fuzz': 'requests',
-        'test_router_server': 'refused or wrong_field or other_addresses or hang_up or slow or dies or cap or purse or '
-                              'book or random'}}
+        'test_router_server': 'refused or wrong_field or hang_up or dies or cap or random'}}
 COLUMNS = dict(Area='area', Trials='trials', Mended='mended', Crashed='crashed', Hung='hung') | {'Wrong bill': 'bill'}
 MONEY = re.compile(r'\b(units|cents|spent|cost|most|billed|usage)\b')
 NOTE = """
