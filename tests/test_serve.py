@@ -5,8 +5,6 @@ import math
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from contextlib import aclosing
 from pathlib import Path
 
@@ -68,11 +66,6 @@ def test_a_reply_has_every_field(url, local):
         assert logs == sorted(logs, reverse=True)
         assert t.logprob in logs or t.logprob < min(logs)
 
-def test_no_logprobs_unless_asked_for(url):
-    assert ask(url, seed=1, max_tokens=3).choices[0].logprobs is None
-    shown = ask(url, seed=1, max_tokens=3, logprobs=True).choices[0].logprobs.content
-    assert len(shown) == 3 and all(t.top_logprobs == [] for t in shown)
-
 def test_the_same_seed_writes_the_same_whatever_shares_the_batch(url):
     async def many():
         async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as c:
@@ -85,17 +78,6 @@ def test_the_same_seed_writes_the_same_whatever_shares_the_batch(url):
     assert run_async(many()) == first and len(set(first)) > 6
     alone = ask(url, chat_prompt(PROBLEMS[1].question), seed=7, temperature=1, top_p=.75, max_tokens=60)
     assert alone.choices[0].message.content == first[7]
-
-def test_greedy_needs_no_seed(url):
-    assert len({ask(url, temperature=0, stop=['\n\n']).choices[0].message.content for _ in range(3)}) == 1
-
-def test_a_reply_ends_at_its_limit_or_its_end(url):
-    for limit in (dict(max_tokens=5), dict(max_completion_tokens=5)):
-        reply = ask(url, seed=3, **limit)
-        assert reply.choices[0].finish_reason == 'length' and reply.usage.completion_tokens == 5
-    reply = ask(url, seed=3)
-    text = reply.choices[0].message.content
-    assert reply.choices[0].finish_reason == 'stop' and '\n\n' in text and r'\boxed' in text
 
 @given(st.integers(0, 5), st.integers(0, 4), st.integers(0, 99))
 @example(which=4, n=1, seed=0) # the reply begins with a blank
@@ -136,68 +118,14 @@ def test_a_prompt_is_the_same_tokens_whole_or_in_parts(local, steps):
     raw = b''.join(models_serve._vocabulary(local.text)[i] for i in ids[len(question):])
     assert raw.decode() == ''.join(s + '\n\n' for s in steps)
 
-IMAGE = dict(role='user', content=[dict(type='image_url', image_url=dict(url='x'))])
-TOOL = dict(role='tool', content='x', tool_call_id='1')
-
 def user(text): return [dict(role='user', content=text)]
 
-BAD = [(dict(n=2), 400, 'n=2'), (dict(stream_options=dict(include_usage=True)), 400, 'stream=true'),
-       (dict(stop='.'), 400, 'stop'), (dict(extra_body=dict(stream=1)), 400, 'stream=1'),
-       (dict(stream=True, stream_options=dict(use=True)), 400, 'unknown field stream_options.use'),
-       (dict(temperature=3), 400, 'temperature=3'), (dict(top_p=0), 400, 'top_p=0'),
-       (dict(max_tokens=0), 400, 'max_tokens=0'), (dict(top_logprobs=3), 400, 'needs logprobs'),
-       (dict(logprobs=True, top_logprobs=21), 400, 'top_logprobs=21'),
-       (dict(extra_body=dict(sede=1)), 400, "unknown field 'sede' (did you mean 'seed'?)"),
-       (dict(messages=[TOOL]), 400, 'role'), (dict(messages=[IMAGE]), 400, 'text only'),
-       (dict(model='micro-smal'), 404, "did you mean 'micro-small'?"), (dict(key='wrong'), 401, 'API key'),
-       (dict(messages=user('a ' * 900)), 400, 'the context only 700'),
-       (dict(messages=user('a' * (1 << 22))), 413, 'bytes'), (dict(seed='x'), 400, 'seed')]
-
-@pytest.mark.parametrize('change, status, line', BAD, ids=lambda x: str(x)[:30])
-def test_a_request_that_cannot_be_served_is_refused_by_name(url, change, status, line):
+@pytest.mark.parametrize('change, status, line', [
+    (dict(n=2), 400, 'n=2'), (dict(stop='.'), 400, 'stop'), (dict(model='micro-smal'), 404, "did you mean 'micro-small'?"),
+    (dict(key='wrong'), 401, 'API key'), (dict(messages=user('a ' * 900)), 400, 'the context only 700')])
+def test_a_request_that_cannot_be_served_is_refused(url, change, status, line):
     with pytest.raises(openai.APIStatusError) as e: ask(url, **change)
-    assert e.value.status_code == status and line in e.value.body['message'] and e.value.body['type']
-    assert KEY not in str(e.value)
-
-JUNK = b'', b'{', b'[1]', b'{"model": "micro-small"}', b'[' * 99999, b'{"model": 3, "messages": []}'
-
-@pytest.mark.parametrize('raw', JUNK, ids=lambda raw: str(raw)[:30])
-def test_junk_is_refused(url, raw):
-    asked = urllib.request.Request(url + '/chat/completions', raw, {'Authorization': f'Bearer {KEY}'})
-    with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(asked)
-    assert e.value.code == 400 and json.load(e.value)['error']['message']
-
-def post(url, body, **head):
-    "Status and error of a request that is sent as it is."
-    head = {'Authorization': f'Bearer {KEY}'} | head
-    try: return urllib.request.urlopen(urllib.request.Request(url + '/chat/completions', body, head)).status, ''
-    except urllib.error.HTTPError as e: return e.code, json.load(e)['error']['message']
-
-def test_half_a_character_is_refused(url):
-    body = json.dumps(dict(model='micro-small', messages=user('a \ud800 b'))).encode()
-    status, line = post(url, body)
-    assert status == 400 and 'half characters' in line
-
-def test_a_long_prompt_is_refused_before_it_is_tokens(url, local):
-    body = json.dumps(dict(model='micro-small', messages=user('x ' * 1_500_000))).encode()
-    status, line = post(url, body)
-    assert status == 400 and 'characters, the context only 700' in line
-    encoded, local.text.encode = local.text.encode, None
-    try:
-        with pytest.raises(models_serve.Refused): models_serve._prompt_ids(local, user('x ' * 1_500_000))
-    finally: local.text.encode = encoded
-
-@pytest.mark.parametrize('head', [dict(Host='evil.example'), dict(Origin='http://evil.example'), dict(Origin='null')])
-def test_a_web_page_is_refused(url, head):
-    body = json.dumps(dict(model='micro-small', messages=user('?'), max_tokens=2)).encode()
-    assert post(url, body, **head) == (403, 'this server answers no web pages: call it from a program, '
-                                       'at its own address')
-    assert post(url, body, Origin='http://localhost:8888')[0] == 200
-
-def test_other_addresses_are_told(url):
-    request = urllib.request.Request(url + '/embeddings', b'{}', {'Authorization': f'Bearer {KEY}'})
-    with pytest.raises(urllib.error.HTTPError) as e: urllib.request.urlopen(request)
-    assert e.value.code == 404 and 'nothing is served at /v1/embeddings' in json.load(e.value)['error']['message']
+    assert e.value.status_code == status and line in e.value.body['message'] and KEY not in str(e.value)
 
 def streamed(url, **options):
     chunks = ask(url, stream=True, stream_options=dict(include_usage=True), **options)
@@ -206,8 +134,7 @@ def streamed(url, **options):
     assert [c.finish_reason for c in choices[:-1]] == [None] * (len(choices) - 1)
     return chunks, choices
 
-@pytest.mark.parametrize('options', [{}, dict(temperature=1.5), dict(stop='\n\n'), dict(max_tokens=9),
-                                     dict(logprobs=True, top_logprobs=3), dict(logprobs=True, stop='\n\n')], ids=str)
+@pytest.mark.parametrize('options', [{}, dict(max_tokens=9), dict(logprobs=True, stop='\n\n')], ids=str)
 def test_a_stream_says_what_the_whole_reply_says(url, options):
     steps = []
     for seed in range(6):
@@ -225,10 +152,6 @@ def test_a_stream_says_what_the_whole_reply_says(url, options):
         texts = [c.delta.content for c in choices if c.delta.content]
         if not options: assert len(texts) == steps[-1]
     if not options: assert max(steps) > 1
-
-def test_a_stream_is_refused_with_a_status(url):
-    with pytest.raises(openai.BadRequestError, match='the context only 700'): ask(url, user('a ' * 900), stream=True)
-    assert all(c.choices for c in ask(url, seed=1, stream=True))
 
 def test_streams_that_are_left_stop(local):
     "Closed after a step, a stream leaves the engine; what others are writing goes on."
@@ -251,19 +174,9 @@ def test_streams_that_are_left_stop(local):
     texts, *left = run_async(all_at_once())
     assert left == [0, 0]
     for i, text in enumerate(texts):
-        (reply, _), = [run_async(chat.complete(asked(i)))]
+        reply = run_async(chat.complete(asked(i)))
         whole = reply['choices'][0]['message']['content']
         assert whole.startswith(text) and (text == whole) == (not i % 2) and text
-
-def test_a_client_that_hangs_up_leaves_the_server_at_work(url):
-    async def impatient():
-        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as c:
-            def draw(i):
-                return c.chat.completions.create(model='micro-small', messages=chat_prompt('?'), temperature=2, seed=i)
-            draws = [asyncio.wait_for(draw(i), .05) for i in range(20)]
-            return await asyncio.gather(*draws, return_exceptions=True)
-    assert any(isinstance(r, asyncio.TimeoutError) for r in run_async(impatient()))
-    assert ask(url, seed=5, max_tokens=4).usage.completion_tokens == 4
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12))
 @settings(max_examples=40, deadline=None)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..base.records import find_price
 from ..base.tools import nearest, one_of, run_async
-from .bills import Bills
 from .chat import ApiOptions, OpenAIBackend
 from .hub import LocalOptions, TransformersBackend, hub_folder, micro_path
 from .ledger import Ledger
@@ -47,7 +46,7 @@ def _fitting(options, kind):
 def _check_options(options):
     "ValueError for an option that no kind of model knows."
     names = {f.name for kind in (LocalOptions, VLLMOptions, ApiOptions) for f in fields(kind)}
-    names |= {'ledger', 'memory_shares', 'keep_replies', 'each'}  # of all models together
+    names |= {'ledger', 'memory_shares', 'each'}  # of all models together
     for k in options:
         one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
     if options.get('price') not in ('free', None):
@@ -105,9 +104,8 @@ def _open_here(names, options):
         contextlib.ExitStack() as stack,
     ):  # servers end after the calls in flight
         if any(model.is_paid for model in models):
-            book = Ledger if options.get('keep_replies', True) else Bills
             options['ledger'] = stack.enter_context(
-                book(options.get('ledger'), options.get('max_cents'))
+                Ledger(options.get('ledger'), options.get('max_cents'))
             )
         backends = []
         for i, model in enumerate(models):
