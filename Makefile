@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 STAGES := 01_confidence|02_rollouts|02b_outcomes|03b_training|04b_comparison|05_results
-FORMATTED := stepwise_routing nbs/0*.ipynb nbs/labs/micro_world nbs/labs/recorded_pair nbs/labs/worth
+FORMATTED := stepwise_routing nbs/0*.ipynb nbs/labs/micro_world nbs/labs/recorded_pair bench
 
 .PHONY: reproduce test style smoke lessons weekly notebooks bench hooks
 .DEFAULT_GOAL := reproduce
@@ -45,7 +45,7 @@ notebooks: $(STAMP)
 	$(BIN)/python .ci/readme.py
 
 bench: $(STAMP)
-	for name in engine policy routing growth; do $(BIN)/python tests/bench/$$name.py; done
+	for name in engine policy routing growth; do $(BIN)/python bench/$$name.py; done
 
 hooks:
 	git config core.hooksPath .ci/hooks

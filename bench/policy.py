@@ -2,6 +2,7 @@
 
 Prints milliseconds a training step, at the paper's setting and with the exact estimator, and microseconds a decision.
 It uses one core. Compare the ratios of one run, not runs on different days."""
+
 import sys
 import time
 
@@ -14,15 +15,23 @@ from stepwise_routing.method.outcomes import OutcomeTable, toy_table
 from stepwise_routing.method.policy import decider, policy_inputs
 from stepwise_routing.method.training import train
 
-SETTINGS = dict(paper={}, sampled_50=dict(batch=50), exact_5=dict(estimator='exact'),
-                exact_all=dict(estimator='exact', batch=None))
+SETTINGS = dict(
+    paper={},
+    sampled_50=dict(batch=50),
+    exact_5=dict(estimator='exact'),
+    exact_all=dict(estimator='exact', batch=None),
+)
+
 
 def training(env, steps=200):
     for name, settings in SETTINGS.items():
-        n = steps if settings.get('batch', 5) else steps//4
+        n = steps if settings.get('batch', 5) else steps // 4
         start = time.perf_counter()
         train(env, Policy(steps=n, **settings), progress=False)
-        print(f'{name}: {1000*(time.perf_counter() - start)/n:.1f} ms a step, that is so many s for 1000 steps')
+        print(
+            f'{name}: {1000 * (time.perf_counter() - start) / n:.1f} ms a step, that is so many s for 1000 steps'
+        )
+
 
 def decisions(env, policy, table):
     inputs = policy_inputs(table.obs, table.features, policy.features)[env.inside.numpy()]
@@ -33,7 +42,8 @@ def decisions(env, policy, table):
             start = time.perf_counter()
             decide(rows)
             times.append(time.perf_counter() - start)
-        print(f'batch {batch}: {1e6*np.median(times)/batch:.1f} us a decision (median of 2000)')
+        print(f'batch {batch}: {1e6 * np.median(times) / batch:.1f} us a decision (median of 2000)')
+
 
 if __name__ == '__main__':
     torch.set_num_threads(1)

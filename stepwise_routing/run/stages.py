@@ -206,14 +206,10 @@ def read_all(run: Run) -> dict:  # benchmark -> what `read_tables` returns
         with open_run_grader(run) as grade:
             return [read_tables(run, b, grade) for b in benchmarks]
 
-    return dict(
-        zip(run.benchmarks, side_by_side(run, work, 'outcome tables', count_problems))
-    )
+    return dict(zip(run.benchmarks, side_by_side(run, work, 'outcome tables', count_problems)))
 
 
-def save_agreement(
-    run: Run, agreements: dict
-):  # benchmark -> `Agreement` or None; the saved table
+def save_agreement(run: Run, agreements: dict):  # benchmark -> `Agreement` or None; the saved table
     "Write grading/agreement.csv and disagreements.csv, if there is a second grader."
     import pandas as pd
 

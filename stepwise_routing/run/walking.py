@@ -168,7 +168,9 @@ def walk_in_parts(run: Run, benchmark: str):
     walker.keep(wanted, (yield from walk_side_by_side(run, first, wanted)))
     shown = [set() for _ in methods]  # thresholds of each method that any unit of cost shows
     for case in cases:
-        for all_shown, thresholds in zip(shown, choose_walks(case, methods, walker, shows_curves(run))[1]):
+        for all_shown, thresholds in zip(
+            shown, choose_walks(case, methods, walker, shows_curves(run))[1]
+        ):
             all_shown |= thresholds
     wanted = walks_of(methods, 'test', shown)
     walker.keep(wanted, (yield from walk_side_by_side(run, first, wanted)))
