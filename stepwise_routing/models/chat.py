@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
-from ..base.tools import digest, nearest, one_line, unfinished
+from ..base.tools import digest, nearest, one_line
 from ..data.benchmarks import find_benchmark
 from . import events, replies
 from .address import is_loopback, plain_address, read_key
@@ -87,9 +87,6 @@ _ON_SEND = ContextVar(
 _ON_PART = ContextVar('on_part', default=None)  # called with the bytes of a reply, as they arrive
 
 
-PACKED = 'gzip'  # how a reply may be packed, once: a part of it cannot grow without end
-
-
 @lru_cache(None)
 def _http_client():  # OpenAI's, as a class
     import openai
@@ -111,19 +108,12 @@ def _http_client():  # OpenAI's, as a class
             request.extensions['trace'] = trace
             reply = await super().send(request, **options | dict(stream=True))
             try:
-                packed = reply.headers.get('content-encoding', PACKED)
-                if packed.lower() not in (PACKED, 'identity'):
-                    raise ConnectionError(f'a reply that is packed as {one_line(packed)}')
                 async for part in reply.aiter_bytes():
                     body += part
-                    if len(body) > self.largest:
-                        raise ConnectionError(f'a reply of more than {self.largest} bytes')
                     if on_part and reply.status_code == 200:
                         on_part(part)
             finally:
                 await reply.aclose()
-                self.cookies.clear()
-            # of the headers only this one is heeded; none decides how a reply is read
             after = reply.headers.get('retry-after', '').encode('ascii', 'ignore')
             head = {b'content-type': b'application/json', b'retry-after': after}
             return type(reply)(
@@ -137,7 +127,6 @@ def api_client(
     key: str,  # "" = none
     base_url: str,  # of the server; proxies are for addresses elsewhere
     timeout,  # seconds
-    largest=1 << 26,  # bytes of a reply, unpacked
 ):
     """OpenAI's client, without its retries.
 
@@ -152,21 +141,11 @@ def api_client(
             f'the proxy in the environment cannot be used ({type(error).__name__}): check '
             'HTTP_PROXY, HTTPS_PROXY and ALL_PROXY'
         ) from None
-    http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
-    head = {'Accept-Encoding': PACKED, 'Connection': 'close'}
+    head = {'Connection': 'close'}
     return openai.AsyncOpenAI(
         api_key=key or 'none', base_url=base_url, default_headers=head, **options
     )
-
-
-def _unescaped(text):
-    "A text that is no JSON, with JSON's escapes of characters read."
-    plain = re.sub(r'\\u([0-9a-fA-F]{4})', lambda found: chr(int(found[1], 16)), text)
-    return plain.replace('\\/', '/')
-
-
-OWN_WORDS = 4096  # tokens that a server may add to a prompt or reply: its own system prompt
 
 
 class OpenAIBackend:
@@ -220,22 +199,12 @@ class OpenAIBackend:
         "Text without the API key."
         return text.replace(self.key, '*' * len(self.key)) if len(self.key) > 7 else text
 
-    def unspelled(self, text):
-        "Text to be kept. Only its length if the key's characters stand there in their order, in pieces or escaped."
-        characters = iter(_unescaped(text))
-        if len(self.key) > 7 and all(character in characters for character in self.key):
-            return f'{len(text)} characters, not kept: they could spell the API key'
-        return text
-
     async def _refusal(self, error):
         "What an HTTP error means: an `_Outcome` with the reason, and whether to try again."
         status = error.status_code
         env = self.options.key_env
         wait = None
-        body = error.body
-        if isinstance(body, str):
-            body = _unescaped(body)
-        reason = self.masked(replies.error_reason(body) or 'no reason')[:200]
+        reason = self.masked(replies.error_reason(error.body) or 'no reason')[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status == 401:
             line = f'{self.host} refuses the key (401): put a valid one into the environment variable {env}'
@@ -266,28 +235,22 @@ class OpenAIBackend:
 
     def _read(self, text, body):
         "Read the body of an answer: an `_Outcome` with the reply, or with the reason why it is none."
+        text = self.masked(text)
         try:
-            # a key may be spelled in escapes: written anew, it has none
-            text = self.masked(json.dumps(json.loads(text), ensure_ascii=False))
             answer = json.loads(text)
         except (ValueError, RecursionError):
-            return _Outcome('a reply that is not JSON', answer=self.unspelled(text))
-        kept = self.unspelled(text) if '"logprob"' in text else text  # tokens are pieces
+            return _Outcome('a reply that is not JSON', answer=text)
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
-        if usage and not _is_possible(usage, body):
-            line = _too_many(self.model, usage, body)
-            return _Outcome(line, wait=None, answer=kept, claimed=usage | dict(units=units))
         if reason := replies.error_reason(replies.error_in(answer)):
             line = f'the server answers with an error: {reason[:200]}'
-            return _Outcome(line, units=units, answer=kept)
+            return _Outcome(line, units=units, answer=text)
         try:
-            reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS, 'stop' in body)
+            reply = replies.read_reply(answer, 'stop' in body)
         except ValueError as e:
             if usage and (not usage['prompt'] or replies.is_cut(answer)):
                 units = None  # it has cost more, or may have
-            return _Outcome(str(e), units=units, answer=kept)
-        spelled = ''.join((reply['tokens'] or {}).get('bytes', []))
+            return _Outcome(str(e), units=units, answer=text)
         lacks = ''
         if reply['usage'] is None:
             self.streams = False  # a whole reply may have one
@@ -303,8 +266,6 @@ class OpenAIBackend:
                 'text alone: the model thinks first, apart from it, and its steps cannot be told from '
                 'its thoughts; switch thinking off, or start the server without a reasoning parser'
             )
-        if spelled != self.masked(spelled):
-            return _Outcome('a reply whose tokens spell the API key', units=units)
         if lacks:
             return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
         return _Outcome(reply=reply, units=units)
@@ -338,10 +299,7 @@ class OpenAIBackend:
             return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
     async def _billed(self, key, body, listener):
-        """One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost.
-
-        A server may count more tokens than we asked for. This is its error: the call stays booked at the
-        most it can cost, and the server's claim is kept beside it."""
+        "One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost."
         worst = _units(self.spec.price, _most_prompt(body), body['max_tokens'])
         outcome = _Outcome('interrupted')
         call = await self.ledger.reserve(key, worst)
@@ -366,22 +324,14 @@ class OpenAIBackend:
                 why=outcome.why,
                 answer=outcome.answer[: 1 << 16],
                 uncertain=outcome.units is None,
-                claimed=outcome.claimed,
             )
-        is_claimed = bool(outcome.claimed and worst)
-        if units <= worst and not is_claimed:
+        if units <= worst:
             return outcome
         line = (
             f'{self.model}: the server bills more than {worst / CENT:.4f} cents for a call that '
-            'could cost no more'
+            'could cost no more; no new call is made, those in flight end and are kept'
         )
-        if is_claimed:
-            line = (
-                f'{outcome.why}; the call is booked at the most it can cost, {worst / CENT:.4f} cents, '
-                'and the claim is kept in the ledger'
-            )
-        end = 'no new call is made, those in flight end and are kept'
-        self.ledger.stop(RuntimeError(f'{line}; {end}'))
+        self.ledger.stop(RuntimeError(line))
         raise self.ledger.broken
 
     async def _reply_with_retries(self, key, body, listener):
@@ -458,8 +408,6 @@ class OpenAIBackend:
         sampling = {name: value for name, value in wanted.items() if value is not None}
 
         def sure(text):
-            cut = len(text) - unfinished(text, [self.key])  # what may become the key waits
-            text = self.masked(text[:cut])
             return replies.sure_text(text, request.steps, max_steps, benchmark)
 
         listener = None
@@ -499,34 +447,12 @@ class _Outcome(NamedTuple):
         0.0  # seconds the server asked to wait, at most a minute; None: another attempt has no point
     )
     answer: str = ''  # text that was paid for and is not a reply, kept as evidence
-    claimed: dict | None = None  # usage that the server counts beyond what was asked, and its cost
 
 
 def _most_prompt(body) -> int:
     "The most tokens that a request's prompt can have: one per byte, and a few per message for the template."
     texts = [message['content'].encode('utf-8', 'surrogatepass') for message in body['messages']]
     return 64 + sum(len(text) + 16 for text in texts)
-
-
-def _most_tokens(body) -> tuple:  # of the prompt, of the reply
-    "The most tokens that a server can count for this request, with room for a prompt of its own."
-    return _most_prompt(body) + OWN_WORDS, body['max_tokens'] + OWN_WORDS
-
-
-def _is_possible(usage, body) -> bool:
-    "Is this count of tokens possible for this request?"
-    most_prompt, most_generated = _most_tokens(body)
-    return usage['prompt'] <= most_prompt and usage['generated'] <= most_generated
-
-
-def _too_many(model, usage, body) -> str:
-    "The error line about a server that counts more tokens than the request allows."
-    counted = [f'{usage[part]:,}'[:30] for part in ('prompt', 'generated')]
-    most = [f'{number:,}' for number in _most_tokens(body)]
-    return (
-        f'{model}: the server counts more tokens than it was asked for: {counted[0]} of the prompt, '
-        f'{counted[1]} of the reply, where {most[0]} and {most[1]} are the most there can be'
-    )
 
 
 def _units(price, prompt, generated, cached=0):

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +46,6 @@ from .hub import (
     weights_sha256,
 )
 from .interface import StepTokenizer
-from .serve import watched
 
 
 def shown_confidences(
@@ -188,6 +188,26 @@ def _wait_until_ready(server, log, name: str, url: str, timeout: float):
     raise RuntimeError(f'the vLLM server of {name!r} {problem}: {reason}')
 
 
+_WATCH = """
+import os, signal, subprocess, sys, threading, time
+def end():
+    sys.stdin.read()
+    server.terminate() # asks first
+    time.sleep(8)
+    os.killpg(0, signal.SIGKILL)
+server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+threading.Thread(target=end, daemon=True).start()
+server.wait()
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def watched(command, **kwargs):  # its watcher, for a `with` block
+    "Run a command during a `with` block. It ends when the block or this process ends."
+    command = [sys.executable, '-c', _WATCH, *map(str, command)]
+    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, **kwargs)
+
+
 @contextlib.contextmanager
 def serve_vllm(
     model,  # folder or name on the Hub
@@ -264,10 +284,8 @@ class VLLMBackend:
         loop = asyncio.get_running_loop()
         if self.clients is None:
             raise RuntimeError(f'{self.spec.name} is closed')
-        if loop not in self.clients:  # a reply with all logits is large
-            self.clients[loop] = api_client(
-                self.key, self.base_url, self.options.timeout, largest=1 << 36
-            )
+        if loop not in self.clients:
+            self.clients[loop] = api_client(self.key, self.base_url, self.options.timeout)
         return self.clients[loop]
 
     async def close(self):

@@ -2,7 +2,7 @@
 
 We use Tornado because Jupyter installs it anyway. It tells a handler when its client hangs up, and it
 waits for slow readers. Here belongs HTTP only. Reading a request belongs in `models.chat_request`. The
-answers belong in `models.serve` and `models.answers`.
+answers belong in `models.answers`.
 """
 
 import asyncio
