@@ -2,11 +2,9 @@
 
 litellm is in the extra [clients]. It has versions of its own, so it is best put into an environment of its
 own: .clients in the clone (`make clients`)."""
-import asyncio
 import json
 import subprocess
 import sys
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from micro_router import micro_router, micro_server
 
 torch = pytest.importorskip('torch')
 openai = pytest.importorskip('openai')
-from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
 
 pytestmark = pytest.mark.slow
@@ -59,25 +56,6 @@ def test_openai_sync_and_streaming(url, answers):
             text = ''.join(k.choices[0].delta.content or '' for k in chunks if k.choices)
             assert whole.choices[0].message.content == text == want.text
             assert whole.usage == chunks[-1].usage and whole.usage.completion_tokens == sum(want.tokens)
-
-def test_openai_async_and_early_close(url, router, answers):
-    "Streams that are left after one chunk stop, beside others that go on."
-    async def one(c, i):
-        stream = await c.chat.completions.create(model='mine', messages=user(QUESTIONS[i]), seed=0, stream=True)
-        text = ''
-        async with stream:
-            async for chunk in stream:
-                text += chunk.choices[0].delta.content or ''
-                if i % 2 and text: break
-        return text
-    async def all_at_once():
-        async with openai.AsyncOpenAI(base_url=url, api_key='x', max_retries=0) as c:
-            return await asyncio.gather(*(one(c, i) for i in range(40)))
-    for i, (got, want) in enumerate(zip(run_async(all_at_once()), answers)):
-        assert got == (want.steps[0] if i % 2 else want.text)
-    async def alone(): # nothing runs on: the next question has the models to itself
-        async with aclosing(router.stream(QUESTIONS[0])) as steps: return [s async for s in steps]
-    assert run_async(alone()) and not any(b.engine.rows for b in router.backends)
 
 LITELLM = '''
 import asyncio, json, sys

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from toy import ToyBackend, shuffled, toy_problems
+from toy import ToyBackend, toy_problems
 
 import stepwise_routing.models.pair as pair_module
 import stepwise_routing.own as own_module
@@ -21,7 +21,6 @@ from stepwise_routing.base.records import ModelSpec, extract_boxed
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.store import RolloutStore
 from stepwise_routing.base.tools import count_steps, gather_progress, run_async
-from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.questions import own_problems
 from stepwise_routing.method.candidates import Candidate, HeldOut, nested_classes, problems_worth
@@ -29,8 +28,7 @@ from stepwise_routing.method.certain import FEW, TARGETS, Calibration, is_safe
 from stepwise_routing.method.confidence import FEATURES, Scaler
 from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.method.policy import load_policy, threshold_policy
-from stepwise_routing.models.hub import micro_path
-from stepwise_routing.models.pair import Access, Model, Sampling, check_cost, public_name
+from stepwise_routing.models.pair import Access, Sampling, check_cost, public_name
 from stepwise_routing.own import *
 from stepwise_routing.report.card import CLASSES, LARGE_ALONE, median_seed, simplest_class
 
@@ -178,18 +176,6 @@ def test_only_calibration_deploys(tmp_path, toys):
         assert [table[name][1] for name in row if name != 'needed'] == [row[name] for name in row if name != 'needed']
     assert deployed() != before and route(folder, 'What is 3 + 4?', PAIR).steps
 
-def test_a_program_asks_many_times(tmp_path, toys):
-    ready(tmp_path/'mine')
-    with open_router(tmp_path/'mine', PAIR) as router:
-        one = router.route('What is 3 + 4?')
-        many = router.route(['What is 3 + 4?'] * 3 + ['What is 1 + 1?'])
-        others = [router.route('What is 3 + 4?', sample=s).steps for s in range(5)]
-        files = content_of_files(tmp_path/'mine')
-        assert router.route([a.question for a in many]) == many and router.route([]) == []
-        assert content_of_files(tmp_path/'mine') == files # of a question nothing is kept
-    with pytest.raises(RuntimeError, match='the router is closed'): router.route('What is 3 + 4?')
-    assert many[:3] == [one]*3 and others[0] == one.steps and len(set(others)) > 1
-
 # --- which router is deployed
 
 def found(cost, met=True, kappa=.5, target='certain', alpha=.05, n=120):
@@ -265,11 +251,6 @@ def test_the_same_calls_give_the_same_router(tmp_path, toys):
     for file in ('config.json', 'model.safetensors'):
         assert (tmp_path/'one'/'policy'/file).read_bytes() == (tmp_path/'two'/'policy'/file).read_bytes()
 
-def test_fewer_seeds_than_before_are_all_that_counts(tmp_path, toys):
-    constructed(tmp_path/'mine', 'scores')
-    assert len(train(tmp_path/'mine', steps=3, seeds=2)) == 6 and len(train(tmp_path/'mine', steps=3, seeds=1)) == 4
-    assert {c.seed for c in own_module._candidates(tmp_path/'mine')} == {0}
-
 def test_nothing_certain_means_the_large_model_alone(tmp_path, toys, capsys):
     folder = tmp_path/'mine'
     collect(folder, rows(), PAIR)
@@ -335,13 +316,6 @@ def test_too_few_problems_for_the_promise(tmp_path, toys):
         calibrate(tmp_path/'mine', 'miss', .02)
     assert calibrate(tmp_path/'mine', 'miss', 1/(n + 1)).calibration.n == n # just enough
     with pytest.raises(ValueError, match=f'takes at least {n + 1}'): calibrate(tmp_path/'mine', 'miss', 1/(n + 2))
-
-def test_models_that_have_changed(tmp_path, toys):
-    ready(tmp_path/'mine')
-    toys.change(slip=.3)
-    for call in (lambda: collect(tmp_path/'mine', rows(), PAIR), lambda: route(tmp_path/'mine', 'What?', PAIR)):
-        with pytest.raises(ValueError, match=r'holds draws with other settings: .*models\[0\].weights') as e: call()
-        assert '\n' not in str(e.value)
 
 @pytest.mark.parametrize('how, said', [
     (dict(models=['toy-0', 'toy-2']), r'other settings: settings.models\[1\] is toy-1 there and toy-2 here'),
@@ -417,17 +391,6 @@ def test_costs_that_cannot_be_compared():
         with pytest.raises(ValueError, match=said): check_cost(pair(*specs))
     with pytest.raises(ValueError, match='price 0 for output.*price="free"'):
         check_cost(pair(('a', 0., '0/0/0'), ('b', 0., '0/0/0')))
-
-def test_options_of_each_model(tmp_path, toys):
-    models = [Model('toy-0', base_url='http://10.0.0.1:8000/v1'), Model('toy-1', price='1/0.5/4', params=7e9)]
-    collect(tmp_path/'mine', rows(20), models, access=Access(key_env='MINE'))
-    (names, _, options), = toys.opened
-    assert names == PAIR and options['key_env'] == 'MINE' and 'base_url' not in options
-    assert options['each'] == [dict(base_url='http://10.0.0.1:8000/v1'), dict(price='1/0.5/4', params=7e9)]
-    assert '10.0.0.1' not in (tmp_path/'mine'/'own.json').read_text()
-    for wrong, said in ((dict(temperature=1), 'unknown setting'), (dict(params=0), 'params is 0'),
-                        (dict(base_ulr='x'), "did you mean 'base_url'"), (dict(memory_shares=[.5]), 'of all models')):
-        with pytest.raises(ValueError, match=said): Model('toy-0', **wrong)
 
 def test_options_of_each_model_reach_it(monkeypatch):
     from stepwise_routing.models.names import open_models
@@ -596,20 +559,6 @@ def test_a_log_says_how_far_it_is(half_minute, capsys):
         'mine: 3 of 4 problems, 3,000 steps drawn, 90 s, time left 00:45',
         'mine: 4 of 4 problems, 3,000 steps drawn, 90 s, time left 00:00']
 
-def test_collect_and_route_count_steps(tmp_path, toys, half_minute, capsys):
-    "Nothing is said if nothing is drawn, or if one question alone is asked."
-    def said(): return capsys.readouterr().err.splitlines()
-    n = collect(tmp_path/'mine', rows(120), PAIR)['new steps']
-    assert said() == [f'own rollouts: 120 of 120 problems, {n:,} steps drawn, 0 s, time left ?']
-    collect(tmp_path/'mine', rows(120), PAIR)
-    ready(tmp_path/'mine')
-    with open_router(tmp_path/'mine', PAIR) as router:
-        router.route('What is 2 + 3?')
-        assert said() == []
-        router.route(['What is 2 + 3?', 'What is 4 + 5?'])
-    (line,) = said()
-    assert re.fullmatch(r'own answers: 2 of 2 problems, \d+ steps drawn, 0 s, time left .+', line)
-
 def test_a_folder_stays_as_it_was_until_added_problems_are_drawn(tmp_path, toys):
     folder, question = tmp_path/'mine', rows()[-1]['question']
     before = ready(folder, 40)
@@ -634,76 +583,3 @@ def test_a_question_that_no_model_can_read_is_named_before_anything_is_drawn(tmp
         collect(tmp_path/'mine', [good[0], dict(question=question, answer='2')], pair)
     assert '\n' not in str(e.value) and not (tmp_path/'mine'/'own.json').exists()
     assert collect(tmp_path/'mine', good, pair)['new steps'] > 0
-
-# --- real models
-
-@pytest.fixture(scope='module')
-def questions(tmp_path_factory):
-    "Own questions as a file; the last one is not in it."
-    problems = load_problems('micro-omni', 'train', 25) # the small model misses enough of them
-    file = tmp_path_factory.mktemp('own')/'questions.jsonl'
-    file.write_text('\n'.join(json.dumps(dict(question=p.question, answer=p.answer)) for p in problems[:24]))
-    return file, problems[-1].question
-
-def calls(folder, file, models, **records):
-    collect(folder, file, models, **records)
-    train(folder, .3, steps=10, seeds=1)
-    return calibrate(folder, 'accuracy', .3).calibration
-
-@pytest.mark.slow
-def test_a_pair_with_other_token_ids(tmp_path, questions):
-    file, question = questions
-    pair = [shuffled(micro_path('small'), tmp_path/'small'), 'micro-large']
-    done = calls(tmp_path/'mine', file, pair, sampling=Sampling(max_tokens=64))
-    assert done.met and done.n + len(own_table(tmp_path/'mine', 'train')) == 24
-    answer = route(tmp_path/'mine', question, pair)
-    assert answer == route(tmp_path/'mine', question, pair) and set(answer.models) <= {'small', 'micro-large'}
-    steps = content(tmp_path/'mine')
-    from stepwise_routing.models.hub import load_tokenizer
-    texts = [load_tokenizer(p) for p in (pair[0], micro_path('large'))]
-    for (_, _, path, m), s in list(steps.items())[:40]:
-        # each step is in its own model's ids, which mean nothing to the other
-        plain = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        mine, other = (t.decode(s.ids, **plain) for t in (texts[m], texts[1 - m]))
-        assert mine.strip() == s.text and other.strip() != s.text
-    mixed = [s for (_, _, path, m), s in steps.items() if m == 1 and path.endswith('0')]
-    assert len(mixed) > 5 and sum('=' in s.text for s in mixed) > .8*len(mixed) # and the large model goes on sensibly
-    with pytest.raises(ValueError, match='other settings'):
-        (tmp_path/'small'/'model.safetensors').write_bytes((micro_path('small')/'model.safetensors').read_bytes())
-        route(tmp_path/'mine', question, pair)
-
-@pytest.mark.slow
-def test_a_large_model_behind_a_server(tmp_path, questions):
-    file, question = questions
-    models = ['micro-small', 'served:micro-large']
-    sampling = Sampling(max_reply=200)
-    access = Access(price='gpt-4.1-mini')
-    done = calls(tmp_path/'mine', file, models, sampling=sampling, access=access, max_cents=5)
-    assert done.met
-    with open_router(tmp_path/'mine', models, access, max_cents=5) as router: answer = router.route(question)
-    assert answer.unit == 'cents'
-    assert (answer.cost > 0) == ('served:micro-large' in answer.models or answer.tokens[1] > 0)
-    assert collect(tmp_path/'mine', file, models, sampling, access, max_cents=0)['new steps'] == 0
-    with pytest.raises(ValueError, match='other settings: .*price is gpt-4.1-mini there and None here'):
-        route(tmp_path/'mine', question, models)
-
-# --- a benchmark of the user's own, in another process
-
-@pytest.fixture
-def registered(monkeypatch):
-    from stepwise_routing.data import benchmarks
-    monkeypatch.setattr(benchmarks, 'REGISTERED', dict(benchmarks.REGISTERED))
-    return benchmarks.REGISTERED
-
-def test_a_corrected_rule_does_not_reuse_what_the_old_one_cut(tmp_path, toys, registered):
-    from stepwise_routing.data.benchmarks import Benchmark, register
-    register(Benchmark('sums', is_last=lambda text: '=' in text))
-    collect(tmp_path/'mine', rows(4), PAIR, name='sums')
-    register(Benchmark('sums', is_last=lambda text: text == 'done'))
-    with pytest.raises(ValueError, match='settings.is_last'): collect(tmp_path/'mine', rows(4), PAIR, name='sums')
-
-def test_what_cannot_be_graded_is_not_drawn(tmp_path, toys):
-    with pytest.raises(ValueError, match='choose another name'):
-        collect(tmp_path/'mine', rows(4), PAIR, name='gsm8k-recorded')
-    assert not toys.made
-
