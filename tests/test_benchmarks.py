@@ -1,9 +1,7 @@
-"A benchmark is one record: wrong ones are refused, steps can be lines, and code is graded by its tests or not at all."
+"A benchmark is one record, and its steps can be lines."
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +20,8 @@ from stepwise_routing.data.benchmarks import (
     open_benchmark,
     register,
 )
-from stepwise_routing.data.grading import is_right, verdict_of
-from stepwise_routing.data.mbpp import closes_the_block, code_prompt, official_split, program_of
-from stepwise_routing.data.programs import why_not
+from stepwise_routing.data.grading import is_right
+from stepwise_routing.data.recorded import closes_the_block, program_of
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.confidence import logit_confidence, math_token_mask, observe
 from stepwise_routing.models import replies
@@ -35,45 +32,9 @@ def unchanged(monkeypatch): monkeypatch.setattr(benchmarks, 'REGISTERED', dict(b
 
 # ---- the record
 
-@pytest.mark.parametrize('fields, line', [
-    (dict(name=''), 'give it a name'), (dict(separator=';'), "benchmark 'x': separator is ';'"),
-    (dict(source=3), 'no problems'), (dict(prompt=lambda q: q), 'should return a list of chat messages'),
-    (dict(prompt=lambda: []), 'TypeError'), (dict(answer=lambda texts: 3), 'answer.texts. returns 3'),
-    (dict(answer=lambda texts: texts[7]), 'IndexError'), (dict(scored=lambda text: [1]*len(text)), 'True or False'),
-    (dict(scored=lambda text: np.ones(2, bool)), 'for each character'),
-    (dict(is_last=3), 'is_last is 3: give a function'),
-    (dict(right=5), 'right is 5: give a function'), (dict(prompt=None), 'prompt is None: give a function'),
-    (dict(runs_code='yes'), "runs_code is 'yes': give True or False")])
-def test_a_wrong_record_gives_one_line(fields, line):
-    with pytest.raises(ValueError, match=line) as e: Benchmark(**dict(name='x') | fields)
-    assert '\n' not in str(e.value)
-
-@pytest.mark.parametrize('fields, call, line', [
-    (dict(prompt=lambda q: q if q == 'later' else [dict(role='user', content=q)]), lambda b: b.messages('later'),
-     'prompt.question. should return a list of chat messages'),
-    (dict(answer=lambda texts: 5 if texts == ('later',) else None), lambda b: b.read_answer([Step('later', 0, 'stop')]),
-     'answer.texts. returns 5: return text, or None'),
-    (dict(answer=lambda texts: dict(done='2')[texts[-1]]), lambda b: b.read_answer([Step('later', 0, 'stop')]),
-     "answer: KeyError: 'later'"),
-    (dict(is_last=lambda text: 7 if text == 'later' else False), lambda b: b.ends_with('later'),
-     'is_last.text. returns a int: return True or False'),
-    (dict(is_last=lambda text: 1/0 if '####' in text else False), lambda b: b.draws,
-     'is_last: ZeroDivisionError'),
-    (dict(right=lambda problem, answer: 1/0), lambda b: is_right(Problem('x', '1', 'q', '2'), '2'),
-     'right: ZeroDivisionError')])
-def test_a_function_that_goes_wrong_after_its_trial_gives_one_line(fields, call, line):
-    record = register(Benchmark('x', **fields))
-    with pytest.raises(ValueError, match=f"^benchmark 'x': {line}") as e: call(record)
-    assert '\n' not in str(e.value)
-
 def test_a_mask_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r'^scored\(text\) gives 2 values for a step of 3 characters: return True or'):
         math_token_mask('a 1', (1, 3), lambda text: [True, False])
-
-def test_a_grade_that_fails_names_the_problem():
-    def grade(problem, answer): return answer == {}['key']
-    with pytest.raises(ValueError, match="^grade fails for 1: KeyError: 'key'"):
-        verdict_of(grade, Problem('x', '1', 'q', '2'), '2')
 
 class Sums: # the problems of a user
     licence, is_public = 'CC0', False
@@ -92,7 +53,7 @@ def test_ones_own_benchmark_is_loaded_graded_and_observed_by_its_record():
     assert math_token_mask('a 1', (1, 3), every_character).tolist() == [True, True]
 
 def test_a_shipped_benchmark_is_not_replaced_and_a_name_is_no_benchmark():
-    for name in ('gsm8k', 'micro-gsm', 'mbpp', 'gsm8k-recorded'):
+    for name in ('gsm8k', 'micro-gsm', 'gsm8k-recorded'):
         record = open_benchmark(name)
         with pytest.raises(ValueError, match=f'^{name} is shipped with the package: choose another name'):
             register(Benchmark(name))
@@ -100,14 +61,6 @@ def test_a_shipped_benchmark_is_not_replaced_and_a_name_is_no_benchmark():
     with pytest.raises(ValueError, match="^register takes a Benchmark, got 'sums'"): register('sums')
     first, second = Benchmark('twice'), Benchmark('twice', separator='\n')
     assert register(first) is first and register(second) is open_benchmark('twice') is second
-
-@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-le', 'latin-1'])
-def test_questions_in_another_encoding_say_so(tmp_path, encoding):
-    row = json.dumps(dict(question='2 \xe4pples + 3?', answer=5), ensure_ascii=False)
-    (tmp_path/'mine.jsonl').write_bytes(row.encode(encoding))
-    with pytest.raises(ValueError, match='mine.jsonl, row 1: .*(saved as UTF-8|not a JSON object)') as e:
-        open_benchmark(str(tmp_path/'mine.jsonl')).source.problems('train')
-    assert encoding == 'utf-16-le' or 'saved as UTF-8' in str(e.value)
 
 def test_own_asks_and_grades_as_the_record_of_its_name_says(tmp_path):
     from stepwise_routing.own import collect
@@ -118,7 +71,7 @@ def test_own_asks_and_grades_as_the_record_of_its_name_says(tmp_path):
         assert got['small right'] == got['large right'] == percent
 
 def test_an_unknown_name_is_one_line_and_a_file_is_a_benchmark(tmp_path):
-    with pytest.raises(ValueError, match="did you mean 'mbpp'"): open_benchmark('mbp')
+    with pytest.raises(ValueError, match="did you mean 'gsm8k'"): open_benchmark('gsm8')
     file = tmp_path/'mine.jsonl'
     file.write_text(''.join(json.dumps(dict(question=f'{i}?', answer=i)) + '\n' for i in range(40)))
     mine = open_benchmark(str(file))
@@ -170,10 +123,10 @@ def test_the_benchmark_of_the_guide_works():
 
 def test_what_the_draws_depend_on_is_in_the_settings_of_a_store():
     assert find_benchmark('gsm8k').draws == {} == find_benchmark('anything').draws
-    code = find_benchmark('mbpp')
-    assert code.draws['separator'] == '\n'
-    settings = tree_settings('mbpp', [], code.draws)
-    assert settings != tree_settings('mbpp', [], replace(code, prompt=chat_prompt).draws)
+    lines = Benchmark('lines', separator='\n')
+    assert lines.draws['separator'] == '\n'
+    other = replace(lines, prompt=lambda question: [dict(role='user', content=question)])
+    assert tree_settings('lines', [], lines.draws) != tree_settings('lines', [], other.draws)
 
 # ---- steps that are lines
 
@@ -183,16 +136,16 @@ def test_what_the_draws_depend_on_is_in_the_settings_of_a_store():
 def test_a_line_keeps_its_indentation(raw, text, ended): assert step_text(raw, '\n') == (text, ended)
 
 def test_a_reply_is_cut_into_lines_and_ends_with_its_block():
-    code = find_benchmark('mbpp')
+    code = find_benchmark('mbpp-recorded')
     text = '```python\n# 1. add\ndef f(x):\n    return x + 1\n```\nThis works.'
     usage = dict(prompt=9, generated=20, cached=0)
     steps = replies.reply_steps(dict(text=text, finish='stop', usage=usage, ends=None, tokens=None), benchmark=code)
     assert [s.text for s in steps] == text.split('\n')[:-1]
     assert [s.finish for s in steps] == ['step']*4 + ['stop'] and steps[-1].final
     assert code.read_answer(steps) == '# 1. add\ndef f(x):\n    return x + 1'
-    problem = Problem('mbpp', '1', 'Add one.', '{}')
+    problem = Problem('mbpp-recorded', '1', 'Add one.', '{}')
     messages = replies.step_messages(Request(problem, steps[:4]))
-    assert messages[:2] == code_prompt('Add one.') and messages[2]['content'] == '\n'.join(text.split('\n')[:4])
+    assert messages[:2] == chat_prompt('Add one.') and messages[2]['content'] == '\n'.join(text.split('\n')[:4])
 
 def test_a_model_here_writes_lines():
     "The micro model writes paragraphs; as lines, its steps end at line ends, and its ids are those of one chain."
@@ -207,47 +160,6 @@ def test_a_model_here_writes_lines():
     one_by_one = ()
     while not (one_by_one and one_by_one[-1].final): one_by_one += run_async(model.write(Request(as_lines, one_by_one)))
     assert [s.ids for s in one_by_one] == [s.ids for s in lines]
-
-# ---- MBPP
-
-ROW = dict(task_id=700, text='Write a function to add one.', 
-           code='def add_one(x):\r\n  return x + 1\r\n\r\ndef other(): pass',
-           test_list=['assert add_one(1) == 2', 'assert add_one(-1) == 0'], test_setup_code='', challenge_test_list=[])
-
-@pytest.fixture
-def mbpp(tmp_path):
-    rows = [dict(ROW, task_id=i, text=f'Add one, {i} times.') for i in range(1, 975)]
-    (tmp_path/'mbpp.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    return {split: load_problems('mbpp', split, data_dir=tmp_path) for split in SPLITS}
-
-def test_splits_of_mbpp(mbpp):
-    "Test problems are official test problems, training ones official training ones; the ten of prompts are left out."
-    official = {split: {official_split(p) for p in problems} for split, problems in mbpp.items()}
-    assert official == dict(test={'test'}, train={'train'}, calibration={'train', 'validation', 'test'})
-    assert sum(map(len, mbpp.values())) == 964 == len({p.id for ps in mbpp.values() for p in ps})
-    assert [len(mbpp[s]) for s in SPLITS] == pytest.approx([300, 264, 400], abs=40)
-
-def test_a_problem_of_mbpp_shows_its_tests_and_hides_its_code(mbpp):
-    p = mbpp['train'][0]
-    assert 'assert add_one(1) == 2' in p.question and 'return' not in p.question
-    assert json.loads(p.answer)['functions'] == ['add_one'] and p.solution.startswith('def add_one(x):\n  return')
-
-def test_a_problem_whose_tests_need_objects_of_the_program_is_left_out(tmp_path):
-    rows = ROW, dict(ROW, task_id=701, text='Is the tree balanced?', test_setup_code='root = Node(1)')
-    (tmp_path/'mbpp.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    found = [p for split in SPLITS for p in load_problems('mbpp', split, data_dir=tmp_path)]
-    assert [p.difficulty for p in found] == [700]
-
-def test_programs_are_run_only_if_that_is_allowed(mbpp):
-    p = mbpp['train'][0]
-    with pytest.raises(PermissionError, match='set data.run_code to true') as e: is_right(p, p.solution)
-    assert '\n' not in str(e.value)
-
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or 'programs are run on Linux alone')
-def test_programs_are_graded_by_their_tests(mbpp):
-    p = mbpp['train'][0]
-    assert is_right(p, p.solution, run_code=True) and not is_right(p, 'def add_one(x): return x', run_code=True)
-    assert not is_right(p, None, run_code=True)
 
 def test_the_program_in_a_reply():
     assert program_of(('```python', 'def f(): pass', '```')) == 'def f(): pass' and program_of(('', ' ')) is None
@@ -291,67 +203,6 @@ def test_recorded_outcomes_are_replayed_and_nothing_is_graded_again(tmp_path, mo
         if one.ndim > 1: other = other[:, :one.shape[1]] # the longest chain may be of a problem that was not recorded
         assert np.array_equal(one, other, equal_nan=True), name
     with pytest.raises(LookupError, match='was not graded when toy was recorded'): is_right(replayed[0], 'never seen')
-
-def test_a_benchmark_that_is_not_recorded_is_one_line():
-    from stepwise_routing.data.recorded import read_recorded
-    with pytest.raises(FileNotFoundError, match='aime is not recorded'): read_recorded('aime')
-
-ABOUT = '["about",{"benchmark":"toy","licence":"CC0","settings":{"models":[]}}]'
-PROBLEM = '["problem","test",{"benchmark":"toy","id":"toy-1","question":"?","answer":"1"}]'
-EDGE = '["edge",["toy-1",0,"",0],{"text":"1","model":0,"finish":"eos"}]'
-
-@pytest.mark.parametrize('lines, said', [
-    ([ABOUT, PROBLEM, EDGE], ''), ([ABOUT, PROBLEM.replace('?', '\u2028'), EDGE], ''),
-    ([PROBLEM, EDGE], "no field 'benchmark'"), ([ABOUT.replace('toy', 'mbpp'), PROBLEM, EDGE], "it holds 'mbpp'"),
-    ([ABOUT, PROBLEM], '1 of 1 problems have no steps'), ([ABOUT], '0 of 0 problems'),
-    ([ABOUT, PROBLEM, EDGE, '["zzz",1]'], "row 4: not a recorded line .*unknown kind 'zzz'"),
-    ([ABOUT, PROBLEM.replace('test', 'dev'), EDGE], "row 2: .*'dev'"),
-    ([ABOUT, PROBLEM, EDGE.replace('"model"', '"zzz"')], 'row 3: .*zzz'),
-    ([ABOUT, PROBLEM, '["grade","toy-1","1","false"]', EDGE], 'row 3: .*neither true nor false'),
-    ([ABOUT, PROBLEM, EDGE, '['*99_999], 'row 4: .*RecursionError'), ([ABOUT, 'null'], 'row 2'),
-    ([ABOUT, '[]'], 'row 2'),
-    (b'\xff', 'is damaged'), (None, 'is damaged')], ids=lambda x: str(x)[-40:])
-def test_a_recorded_file_that_is_damaged_is_one_line(tmp_path, lines, said):
-    import lzma
-
-    from stepwise_routing.data.recorded import read_recorded
-    text = '\n'.join(lines).encode() if isinstance(lines, list) else lines or ABOUT.encode()
-    data = lzma.compress(text)
-    (tmp_path/'toy.jsonl.xz').write_bytes(data if lines else data[:40])
-    try: line = str(len(read_recorded('toy', tmp_path).edges))
-    except ValueError as e: line = str(e)
-    assert re.search(said and f'toy.jsonl.xz.*{said}' or '^1$', line) and '\n' not in line, line
-
-def test_a_further_file_among_the_recorded_ones_hinders_nobody(tmp_path):
-    import shutil
-
-    from stepwise_routing.base.tools import PACKAGE
-    copy = tmp_path/'stepwise_routing'
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns('__pycache__', 'micro_*', '*.xz'))
-    (copy/'recorded').mkdir(exist_ok=True)
-    for name in ('gsm8k', 'extra'): (copy/'recorded'/f'{name}.jsonl.xz').write_bytes(b'')
-    code = 'from stepwise_routing.data.benchmarks import REGISTERED; print([n for n in REGISTERED if "recorded" in n])'
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
-                          capture_output=True, text=True)
-    assert done.stdout == "['gsm8k-recorded']\n", done.stderr
-
-def test_a_shipped_file_that_is_cut_off_is_one_line(tmp_path, monkeypatch):
-    from stepwise_routing.data import sources
-    whole = sources.PACKAGE/'micro_problems'/'micro-gsm.jsonl.xz'
-    (tmp_path/'micro_problems').mkdir()
-    (tmp_path/'micro_problems'/whole.name).write_bytes(whole.read_bytes()[:2000])
-    monkeypatch.setattr(sources, 'PACKAGE', tmp_path)
-    with pytest.raises(ValueError, match='micro-gsm.jsonl.xz is damaged'):
-        sources.shipped_problems.__wrapped__('micro-gsm')
-
-@pytest.mark.parametrize('found', [None, iter(()), 'abc'], ids=['none', 'iterator', 'text'])
-def test_a_source_that_gives_no_list_is_one_line(found):
-    class Source:
-        licence, is_public = 'CC0', False
-        def problems(self, split, data_dir=None): return found
-    register(Benchmark('toy-odd', Source()))
-    with pytest.raises(ValueError, match="'toy-odd': its source gives a .*: return a list"):
-        load_problems('toy-odd', 'test')
 
 def test_a_benchmark_with_its_own_prompt_is_drawn_with_models(tmp_path):
     "The store knows the prompt, and so must the tree; another prompt is another store."

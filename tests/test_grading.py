@@ -1,24 +1,17 @@
 """Grading: hostile strings, agreement on known pairs, and the life of the grading processes."""
 import asyncio
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
-from toy import toy_backends, toy_problems
+from hypothesis import given, settings, strategies as st
 
 from stepwise_routing.base.records import extract_boxed, split_steps
-from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.data import algebra, grading as data_grading
+from stepwise_routing.data import algebra
 from stepwise_routing.data.answers import plain_verdict, read_number
-from stepwise_routing.data.grading import Grader, graded, is_equiv
-from stepwise_routing.method.outcomes import outcome_table
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+from stepwise_routing.data.grading import Grader, is_equiv
 
 EQUAL = [
     ('5', 'x=5'), ('5', 'x = 5'), (r'\frac12', '0.5'), ('1/2', r'\frac{1}{2}'), ('50', '50%'), ('0.5', r'50\%'),
@@ -243,35 +236,15 @@ WORST = ['{'*1999, '('*900 + '1' + ')'*900, r'\frac{'*330, r'\boxed{'*280, '10^{
          '(x+y+z+w)^{500}', r'\sum_{n=1}^{10^{10}} n^{n}', r'\begin{pmatrix}1&2\\3&4\end{pmatrix}^{10^{9}}',
          '1e999999999', '='.join(['x']*900),
          '\x00\x01\x1b[31m', '\ud800\udfff x', '\\'*1999, '\n'*1500 + 'x', '🙂'*1999, '٣'*900]
-BIG = ['7'*10**6, r'\boxed{'*150_000, '{'*10**6, '^ '*500_000, '$'*10**6, ' '*10**6 + '3', '\\'*10**6, 'x=' * 500_000,
-       '\x00'*10**6]
-
 def check(grader, text):
     for gold, pred in ((r'\frac{x}{2}', text), (text, '3')):
         assert isinstance(grader(gold, pred), bool), text[:40]
     extract_boxed(text), split_steps(text)
     assert not os.path.exists(CANARY)
 
-@pytest.mark.parametrize('text', WORST + BIG + CODE, ids=lambda s: ascii(s[:12]))
+@pytest.mark.parametrize('text', WORST + CODE, ids=lambda s: ascii(s[:12]))
 @pytest.mark.timeout(40)
 def test_hostile_strings(hasty, text): check(hasty, text)
-
-@pytest.mark.timeout(40)
-@pytest.mark.slow
-def test_is_equiv_keeps_its_promise_with_default_limits():
-    data_grading.shared_grader.cache_clear()
-    assert not is_equiv('3', '10^{10^{10^{10}}}') and not is_equiv('3', '{'*1999)
-    assert ('3', '10^{10^{10^{10}}}') in data_grading.given_up()
-
-pieces = st.sampled_from(['{', '}', r'\frac{', r'\boxed{', r'\sqrt', '^', '_', '10', '^{10^{10}}', '!', '(', ')', ',',
-                          '=', '<', r'\\', '$', '%', '.', ' ', '\n', '\x00', 'x', 'import',
-                          "__import__('os')", '[', ']', r'\text{', r'\int', r'\sum_{n=1}^{', r'\infty', '\ud83d', 'é',
-                          '-', '/', ';', '"', "'", '@', 'lambda:', '\t'])
-@settings(max_examples=50, deadline=None)
-@given(st.one_of(st.text(max_size=80), st.lists(pieces, max_size=25).map(''.join), st.builds(lambda a, n, b: a*n + b,
-    pieces, st.integers(1, 300), pieces)))
-@example(CODE[0])
-def test_any_string(hasty, text): check(hasty, text)
 
 def test_nothing_is_evaluated():
     import sympy
@@ -310,148 +283,11 @@ def test_second_wall(tmp_path):
     assert not canary.exists()
 
 # ---- processes
-def alive(pid):
-    try: os.kill(pid, 0)
-    except ProcessLookupError: return False
-    try: return open(f'/proc/{pid}/stat').read().rsplit(')', 1)[1].split()[0] != 'Z'
-    except OSError: return True
-
-def gone(pid, seconds=10):
-    end = time.perf_counter() + seconds
-    while alive(pid) and time.perf_counter() < end: time.sleep(.02)
-    return not alive(pid)
-
-def test_server_is_replaced_and_leaves_no_zombie():
-    with Grader() as g:
-        assert g('x+1', '1+x')
-        first = g.process
-        first.kill(); first.wait()
-        assert g('x+2', '2+x')
-        second = g.process
-        assert second.pid != first.pid
-    assert second.returncode is not None and not alive(second.pid)
-
-@pytest.mark.slow
-def test_a_killed_process_changes_no_verdict():
-    "Killed between two pairs, or in the midst of one: a fresh process is asked."
-    pairs = [(f'x+{i}', f'{i + i % 2}+x') for i in range(12)]
-    with Grader() as g:
-        for i, pair in enumerate(pairs):
-            if g.process and i % 4 == 0: g.process.kill()
-            assert g(*pair) is (i % 2 == 0)
-        g.process.send_signal(signal.SIGSTOP) # it takes the pair and does not answer
-        killer = threading.Timer(.2, g.process.kill)
-        killer.start()
-        assert g('x+1', '1+x') is True and g.given_up == set()
-        killer.join()
-
-@contextlib.contextmanager
-def killed(grader, times): # by somebody who watches its server; the server alone stays
-    "Kill the next processes that grade a pair, as a system without memory does."
-    import psutil
-    seen = []
-    def kill():
-        while len(seen) < times:
-            with contextlib.suppress(psutil.Error, AttributeError): # between two servers
-                for child in psutil.Process(grader.process.pid).children():
-                    if child.pid not in seen: seen.append(child.pid); child.kill()
-            time.sleep(.02)
-    thread = threading.Thread(target=kill)
-    thread.start()
-    yield
-    thread.join()
-
-@pytest.mark.slow
-def test_a_pair_whose_process_is_killed_twice_is_counted():
-    pair = '3', '10^{10^{10^{10}}}'
-    with Grader(timeout=20.) as g:
-        assert g('x+1', '1+x')
-        with killed(g, 2): assert g(*pair) is False and g.given_up == {pair}
-        assert g('x+2', '2+x') and g.given_up == {pair}
-
-def graded_table(folder, kills):
-    "An outcome table with its given-up pairs; the processes of one right answer are killed."
-    problems = toy_problems(4)
-    tree = RoutingTree(toy_backends(), RolloutStore(folder/f'{kills}.db', tree_settings('toy', toy_backends())))
-    def grade(problem, answer):
-        if (problem, answer) != (problems[0], problems[0].answer): return is_equiv(problem.answer, answer)
-        long = rf'\sum_{{k=1}}^{{3000}} k^{{2}}-9004500500+{answer}'
-        with killed(data_grading.shared_grader(os.getpid()), kills): return is_equiv(long, answer)
-    tree.grade, grade.workers = grade, 1
-    collect_rollouts(problems, tree)
-    table, pairs = graded(lambda s: outcome_table(problems, tree, 'test'), None)
-    table.save(folder/f'{kills}.npz')
-    return table, pairs, (folder/f'{kills}.npz').read_bytes()
-
-def test_a_graded_run_with_a_killed_process_is_the_undisturbed_one(tmp_path):
-    assert is_equiv('x+1', '1+x') # its server is there
-    table, pairs, whole = graded_table(tmp_path, 0)
-    assert pairs == [] and graded_table(tmp_path, 1)[1:] == ([], whole)
-    twice, pairs, _ = graded_table(tmp_path, 2)
-    assert [answer for _, answer in pairs] == [toy_problems(4)[0].answer]
-    lost = (table.correct == 1) & (twice.correct == 0)
-    assert lost[0].any() and not lost[1:].any() and (twice.correct <= table.correct).sum() == table.reach.sum()
-
-def test_only_its_own_timers_end_a_pair_for_good():
-    words = {11: 'yes', 10: 'no', 9: 'gave up', -signal.SIGALRM: 'gave up', -signal.SIGPROF: 'gave up', -9: ''}
-    assert {status: algebra.word_of(status) for status in words} == words
-
-LIMITED = """
-import os, resource
-from stepwise_routing.data import algebra
-def report(*pair):
-    limits = [resource.getrlimit(getattr(resource, f'RLIMIT_{x}')) for x in ('AS', 'FSIZE', 'CORE')]
-    try: os.system('true')
-    except PermissionError: limits.append('guarded')
-    os.write(1, repr(limits).encode())
-algebra.math_verify = report
-algebra.judge_pair('1', '1', 5)
-"""
-def test_a_process_that_grades_has_little_memory_writes_no_file_and_is_guarded():
-    done = subprocess.run([sys.executable, '-c', LIMITED], capture_output=True, text=True, timeout=60)
-    assert eval(done.stdout) == [(3 << 29, 3 << 29), (0, 0), (0, 0), 'guarded']
-
-SERVED = """
-import os, sympy.parsing.sympy_parser
-from stepwise_routing.data import algebra
-algebra.serve() # until its input ends
-os.write(2, repr(sympy.parsing.sympy_parser.parse_expr is algebra.read_literal).encode())
-"""
-def test_a_server_reads_numbers_without_evaluating_them():
-    done = subprocess.run([sys.executable, '-c', SERVED], input='', capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr[-4:]) == ('ready\n', 'True')
-
-SWALLOWED = """
-import os, sys
-from stepwise_routing.data import algebra
-def compare(reference, answer):
-    try: os.system('true')
-    except PermissionError: pass # as a library does
-    return reference == answer
-algebra.math_verify = compare
-algebra.judge_pair(*sys.argv[1:], 5)
-"""
-@pytest.mark.parametrize('pair,status', [('11', algebra.SAME), ('12', algebra.FAILED)])
-def test_a_pair_is_given_up_and_not_different_if_the_guard_refused_an_action(pair, status):
-    assert subprocess.run([sys.executable, '-c', SWALLOWED, *pair], timeout=60).returncode == status
-
 def test_a_given_up_pair_is_different_and_the_same_server_grades_the_next(hasty):
     assert hasty('3', '10^{10^{10^{10}}}') is False
     server = hasty.process
     assert hasty.ask('3', '10^{10^{10^{10}}}') == 'gave up'
     assert hasty('2x', 'x+x') is True and hasty.process is server
-
-ORPHAN = '''
-import os
-from stepwise_routing.data.grading import Grader
-g = Grader()
-g("x+1", "1+x")
-os.write(1, b"%d" % g.process.pid)
-os.kill(os.getpid(), 9)
-'''
-def test_server_dies_with_its_parent():
-    out = subprocess.run([sys.executable, '-c', ORPHAN], capture_output=True, timeout=60)
-    assert gone(int(out.stdout))
 
 def test_from_threads_async_and_a_forked_process():
     assert is_equiv('x+1', '1+x')
@@ -470,9 +306,6 @@ def test_from_threads_async_and_a_forked_process():
 def test_a_comma_is_that_of_a_decimal_behind_nought_only():
     assert read_number('0,111') == read_number('0.111')
     assert [read_number(text) for text in (',111', '00,111', '1234,567')] == [None]*3
-
-def test_bad_arguments():
-    with pytest.raises(TypeError, match='answers are text, got str and int'): is_equiv('5', 5)
 
 @pytest.mark.timeout(60)
 def test_plain_answers_start_no_process():

@@ -109,15 +109,6 @@ def test_answers_worked_out_independently(benchmark, family):
         checked += 1
     assert checked == 150 or draft.family in ('work', 'share', 'trip', 'sequence', 'system', 'digits')
 
-@pytest.mark.parametrize('benchmark,family', EVERY, ids=names)
-def test_questions_have_one_answer(benchmark, family):
-    r, seen = random.Random(3), {}
-    for i in range(400):
-        draft = family(r, i % 5 + 1)
-        solution = solve(draft)
-        assert seen.setdefault(draft.question, solution[-1]) == solution[-1]
-    assert len(seen) > 150
-
 def slipped(pick, level, seed):
     "A generator, a problem, its right lines, and the steps of a chain with a slip and where that is."
     r = random.Random(seed)
@@ -160,35 +151,12 @@ def test_a_check_puts_right_what_it_states_and_nothing_else(pick, level, seed):
     assert data_steps.first_wrong(problem, sound) == -1
     if at: assert data_steps.first_wrong(problem, right[:at] + right[at - 1:]) == -1 # word for word, again
 
-@settings(max_examples=150, deadline=None)
-@given(st.text(max_size=60), st.integers(0, 1000))
-def test_first_wrong_takes_any_text(text, seed):
-    problem = drafts.as_problem('micro-gsm', data_families.story(random.Random(seed), 2))
-    assert data_steps.first_wrong(problem, [text]) in (0, -1)
-
-def test_hostile_equations_are_wrong_and_quick():
-    bads = ('9' * 5000 + '=1', '((((' * 900 + '1=1', '1/0=1', '5%0=0', '2**99999999=1', '007=7', '1=2=1', '3*4=13')
-    for bad in bads: assert not data_steps.equations_hold(bad)
-    assert data_steps.equations_hold('no equation at all')
-
 def test_splits_share_no_question_and_none_is_trained_on():
     for b in data_families.FAMILIES:
         pools = {s: {p.question for p in drafts.micro_problems(b, s, 150)} for s in drafts.POOLS}
         assert all(len(q) == 150 for q in pools.values())
         assert sum(map(len, pools.values())) == len(set().union(*pools.values()))
         assert all(drafts.micro_split(q) == s for s, qs in pools.items() for q in qs)
-
-def test_drafts_for_training_are_of_the_pool_lm():
-    rng = random.Random(0)
-    for _ in range(40):
-        for b in data_families.FAMILIES:
-            draft = next(drafts.micro_drafts(b, 'lm', rng))
-            assert drafts.micro_split(draft.question) == 'lm' and draft.level < 6 # level 6 is for a benchmark alone
-
-def test_half_of_micro_omni_is_of_a_level_that_no_model_was_trained_on():
-    for split in ('train', 'calibration', 'test'):
-        beyond = [p.difficulty == 6 for p in drafts.micro_problems('micro-omni', split, 300)]
-        assert .4 < np.mean(beyond) < .6
 
 def test_the_package_ships_what_the_generator_draws():
     for b in data_families.FAMILIES:
@@ -199,30 +167,7 @@ def test_the_shipped_files_are_made_by_the_lab():
     for b in data_families.FAMILIES:
         assert benchmark_file(b) == (PACKAGE/'micro_problems'/f'{b}.jsonl.xz').read_bytes()
 
-def test_no_more_problems_than_there_are():
-    with pytest.raises(ValueError, match='has 1000 problems: n=1001 is too many'):
-        load_problems('micro-gsm', 'test', 1001)
-
-def test_problems_are_deterministic_and_prefixes_of_each_other():
-    for b in data_families.FAMILIES:
-        ps = drafts.micro_problems(b, 'test', 60)
-        assert ps == drafts.micro_problems(b, 'test', 60) and ps[:20] == drafts.micro_problems(b, 'test', 20)
-        assert ps != drafts.micro_problems(b, 'test', 60, seed=1)
-        assert len({p.id for p in ps}) == 60 and all(p.difficulty in range(1, 7) and p.benchmark == b for p in ps)
-        assert all(extract_boxed(p.solution) == p.answer for p in ps)
-
-@pytest.mark.parametrize('args,hint', [(('micro-gms', 'test', 1), "micro-gsm"), (('micro-gsm', 'tset', 1), "test")])
-def test_unknown_names_say_what_was_meant(args, hint):
-    with pytest.raises(ValueError, match=f"did you mean '{hint}'"): drafts.micro_problems(*args)
-
 # The shipped weights
-def test_shipped_weights_are_small_and_self_contained():
-    total = sum(f.stat().st_size for w in ('small', 'large') for f in models_transformers.micro_path(w).iterdir())
-    assert total < 40e6
-    for w in ('small', 'large'):
-        assert {'config.json', 'generation_config.json', 'model.safetensors', 'tokenizer.json'} <= {f.name
-            for f in models_transformers.micro_path(w).iterdir()}
-
 @pytest.mark.parametrize('which', ['small', 'large'])
 def test_shipped_models_solve_problems_greedily(which):
     import torch

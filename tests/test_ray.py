@@ -17,7 +17,7 @@ from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.models import ray as models_ray
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
-from stepwise_routing.models.ray import RayModel, Worker, _describe_all, _start_ray, ray_models
+from stepwise_routing.models.ray import _start_ray, ray_models
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == 'win32', reason='kills processes by signal')]
 NAMES = ['micro-small', 'micro-large']
@@ -25,25 +25,12 @@ NAMES = ['micro-small', 'micro-large']
 # ---------------------------------------------------------------- bad input
 def test_paid_models_are_refused_before_ray_starts(monkeypatch):
     monkeypatch.setattr(models_ray, '_start_ray', lambda *args: pytest.fail('started'))
-    for names, options in ((['openai:gpt-4.1-mini'], {}), (NAMES, dict(max_cents=1.)),
-                           (['micro-small', 'served:micro-large'], dict(price='gpt-4.1-mini'))):
+    for names, options in ((['openai:gpt-4.1-mini'], {}), (NAMES, dict(max_cents=1.))):
         with pytest.raises(ValueError, match='^paid models are not drawn on Ray') as e:
             ray_models(names, open_models, **options).__enter__()
         assert '\n' not in str(e.value)
     with pytest.raises(ValueError, match='paid models'): open_models(NAMES, engine='ray', ledger='x.db').__enter__()
     with pytest.raises(ValueError, match="unknown engine 'rya' .*'ray'"): open_models(NAMES, engine='rya').__enter__()
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'ray', None)
-    with pytest.raises(ImportError, match=r'pip install -e "\.\[ray\]" -c constraints'):
-        ray_models(NAMES, open_models).__enter__()
-
-@pytest.mark.parametrize('address', ['127.0.0.1:1', 'ray://127.0.0.1:1'])
-def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch, address):
-    monkeypatch.setenv('RAY_ADDRESS', address)
-    monkeypatch.setattr(ray, 'is_initialized', lambda: False) # another test's Ray may run in this process
-    with pytest.raises(ConnectionError, match=f"^no Ray at RAY_ADDRESS='{address}'.*HOST:PORT") as e: _start_ray(1)
-    assert '\n' not in str(e.value)
 
 # ---------------------------------------------------------------- two worker processes
 def family():
@@ -114,30 +101,6 @@ def test_same_store_with_one_worker_killed_midway(alone, remote, tmp_path):
         tables = [outcome_table(problems, RoutingTree(None, store), 'train') for store in (two, one)]
     for name in ('correct', 'obs', 'large_tokens'): np.testing.assert_array_equal(*(getattr(t, name) for t in tables))
 
-def test_the_store_of_one_process_is_continued(alone, remote, tmp_path):
-    _, problems, expected = alone
-    half = dict(list(expected.items())[:len(expected)//2])
-    with RolloutStore(tmp_path/'half.db', tree_settings('micro-math', remote)) as store: store.put_many(half.items())
-    assert draw(remote, tmp_path/'half.db', problems, start=half) == expected
-
-def test_an_interrupted_run_leaves_nothing_behind(alone, remote, tmp_path):
-    _, problems, expected = alone
-    async def interrupted():
-        with RolloutStore(tmp_path/'s.db', tree_settings('micro-math', remote)) as store:
-            put, first_write = store.put_many, asyncio.Event()
-            def put_many(rows):
-                put(rows)
-                first_write.set()
-            store.put_many = put_many
-            tree = RoutingTree(remote, store)
-            runs = asyncio.gather(*(tree.run(p, '', 0) for p in problems))
-            await first_write.wait()
-            assert runs.cancel() # the later steps of the chains are outstanding
-            with pytest.raises(asyncio.CancelledError): await runs
-            assert len(store) < len(expected)
-    asyncio.run(interrupted())
-    assert draw(remote, tmp_path/'two.db', problems) == expected
-
 def test_score_and_choose_travel(alone, remote):
     problem, messages = alone[1][0], [dict(role='user', content='1+1=?')]
     async def answers(models):
@@ -151,46 +114,6 @@ def test_errors_of_a_worker_arrive_as_they_were(remote):
     with open_models(NAMES) as models, pytest.raises(ValueError) as here: ask(models[0])
     with pytest.raises(ValueError) as there: ask(remote[0])
     assert str(there.value) == str(here.value) and type(there.value) is type(here.value)
-
-def test_models_that_do_not_load(running):
-    with pytest.raises(ValueError, match=r"^unknown model 'micro-smal' \(did you mean 'micro-small'\?\)$"):
-        ray_models(['micro-smal'], open_models, workers=1).__enter__()
-    line = '^no room for 2 workers with 1 CPU, 64 GPU each in 1 s: Ray has 4 CPU, 0 GPU'
-    with pytest.raises(RuntimeError, match=line):
-        ray_models(NAMES, open_models, num_gpus=64, timeout=1).__enter__()
-
-def test_other_settings_than_the_stores(running, alone):
-    with ray_models(NAMES, open_models, workers=1, temperature=1.) as models:
-        with pytest.raises(ValueError, match=r'settings.models\[0\].temperature is 0.7 there and 1.0 here'):
-            RolloutStore(alone[0], tree_settings('micro-math', models))
-
-def test_no_room_is_told_in_time(running, remote):
-    with pytest.raises(RuntimeError, match='^no room for 3 workers with 1 CPU each in 1 s: Ray has 4 CPU'):
-        ray_models(NAMES, open_models, workers=3, timeout=1).__enter__()
-
-def actors(kind, n=1, **options):
-    "Workers of a class that is changed for a test."
-    return [ray.remote(kind).options(num_cpus=0, **options).remote(['micro-small'], open_models, {}) for _ in range(n)]
-
-def test_other_models_on_another_machine_are_refused(running):
-    class Other(Worker):
-        def __init__(self, names, opener, options): super().__init__(names, opener, dict(temperature=1.))
-    two = actors(Worker) + actors(Other)
-    line = r'^the workers hold different models: models\[0\].temperature is 0.7 on one and 1.0 on another$'
-    with pytest.raises(ValueError, match=line): _describe_all(two)
-    model = RayModel(two[:1], 0, *_describe_all(two[:1]))
-    assert asyncio.run(model.write(Request(load_problems('micro-math', 'train', 1)[0])))
-    for a in two: ray.kill(a)
-
-def test_a_problem_that_kills_its_workers_ends_the_run(running):
-    class Deadly(Worker):
-        async def call(self, index, method): os._exit(9) if method == 'poison' else None
-    model = RayModel(actors(Deadly, max_restarts=10, max_task_retries=1), 0, (None,)*2)
-    line = "^workers died while they drew 'p', most often since memory is too small .*batch_size"
-    with pytest.raises(RuntimeError, match=line) as e: asyncio.run(model.send('p', 'poison'))
-    assert '\n' not in str(e.value)
-    assert asyncio.run(model.send('q', 'harmless')) is None # the worker is up again
-    ray.kill(model.actors[0])
 
 DRIVER = '''
 import os, signal, sys

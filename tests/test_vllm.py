@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +17,10 @@ from hypothesis import given, settings, strategies as st
 from stepwise_routing.base.records import Step, score_messages, verdict_messages
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models import hub as models_transformers, vllm as models_vllm
+from stepwise_routing.models import vllm as models_vllm
 from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.interface import Request, StepTokenizer
-from stepwise_routing.models.model_name import ModelName
-from stepwise_routing.models.names import check_shares, open_models
+from stepwise_routing.models.names import open_models
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm, shown_confidences
 
 FAKE, SMALL = str(Path(__file__).parent/'fake'), micro_path('small')
@@ -101,17 +98,6 @@ def alike(mine, theirs, tail=.02):
 logits = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12, unique=True)
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(logits, st.integers(0, 99)), min_size=1, max_size=5))
-@pytest.mark.slow
-def test_all_alternatives_are_exact(rows):
-    tokens = [(row[i % len(row)], row) for row, i in rows]
-    for (z, row), t, p, h in zip(tokens, *shown_confidences(tokens)):
-        shares = np.exp(np.array(row) - max(row))/np.exp(np.array(row) - max(row)).sum()
-        assert np.isclose(h, -(shares*np.log(np.maximum(shares, 1e-300))).sum(), atol=1e-6)
-        assert t == max(row)
-        assert np.isclose(p, np.exp(z) / np.exp(row).sum())
-
-@settings(deadline=None, max_examples=50)
 @given(logits, st.integers(0, 99), st.integers(1, 12))
 def test_fewer_alternatives_are_an_upper_bound(row, i, k):
     z = row[i % len(row)]
@@ -159,29 +145,6 @@ def test_choose(backend, local):
     with pytest.raises(ValueError, match='begins option'):
         run_async(backend.choose(score_messages(p, steps), ['1', '12']))
 
-@pytest.mark.parametrize('top, requests', [(10**6, {1}), (2, {9, 10})])
-def test_choose_asks_once(top, requests, local, monkeypatch):
-    "One request shows the digits that are among the likeliest tokens; each other digit is asked for alone."
-    messages, asked = score_messages(PROBLEMS[0], ['The pens cost 1+1=2 dollars.']), []
-    with opened(top=top) as b:
-        complete = b.complete
-        monkeypatch.setattr(b, 'complete', lambda *args, **more: asked.append(args) or complete(*args, **more))
-        mine, theirs = (run_async(b.choose(messages, list('0123456789'))) for b in (b, local))
-        assert len(asked) in requests
-        assert np.allclose(mine.prob, theirs.prob, atol=1e-3)
-
-def test_choose_reads_logits_that_are_spelt_as_text(backend, local, monkeypatch):
-    "`complete` accepts such a reply, and so does a choice."
-    messages, complete = score_messages(PROBLEMS[0], ['The pens cost 1+1=2 dollars.']), backend.complete
-    async def spelt(*args, **more):
-        choice, tokens = await complete(*args, **more)
-        logs = choice['logprobs']
-        logs['top_logprobs'] = [{k: str(v) for k, v in top.items()} for top in logs['top_logprobs']]
-        return choice, tokens
-    monkeypatch.setattr(backend, 'complete', spelt)
-    mine, theirs = (run_async(b.choose(messages, list('0123456789'))) for b in (backend, local))
-    assert np.allclose(mine.prob, theirs.prob, atol=1e-3)
-
 @pytest.mark.parametrize('limits', [dict(context=100), dict(max_tokens=5), dict(max_tokens=11, context=100)])
 def test_limits(limits):
     "A chain that reaches the context, and a step that is too long, end as they do in our own engine."
@@ -192,25 +155,6 @@ def test_limits(limits):
             alike(mine, theirs)
             alike(run_async(stepwise(b, p)), theirs)
     run_async(own.close())
-
-@pytest.mark.slow
-def test_every_context(local):
-    "Wherever the context ends, also between two steps and in the middle of one."
-    p = PROBLEMS[0]
-    steps = whole(local, [p])[0]
-    first = len(local.text.prompt(p.question))
-    edges = first + np.cumsum([len(s.ids) for s in steps[:2]])
-    with opened() as b:
-        for n in sorted({first + 1, *edges, *(edges - 1), *(edges + 1)}):
-            own = load_micro('small', dtype='float64', **dict(KW, context=int(n)))
-            b.context = int(n)
-            alike(whole(b, [p])[0], whole(own, [p])[0])
-            for i in range(3): alike(*(run_async(x.write(Request(p, steps[:i]))) for x in (b, own)))
-        b.context = first
-        with pytest.raises(ValueError, match='exceed the context'): run_async(b.write(Request(p)))
-
-def test_longest_chain(backend, local):
-    for n in (1, 2, 3): alike(whole(backend, max_steps=n)[0], whole(local, max_steps=n)[0])
 
 # Where a step ends
 
@@ -250,40 +194,6 @@ def test_nothing_is_written_behind_a_final_step(local):
         step, = run_async(b.write(Request(replace(PROBLEMS[0], question='?'), (), int, True)))
         assert step.final and len(served()[-1]) == len(step.ids)
 
-def test_a_cancelled_caller_asks_no_more():
-    with opened() as b:
-        async def give_up():
-            task = asyncio.ensure_future(b.write(Request(PROBLEMS[0], (), int, True)))
-            await asyncio.sleep(.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError): await task
-        run_async(give_up())
-        time.sleep(.5) # the step under way ends
-        n = len(served())
-        time.sleep(.5)
-        assert len(served()) == n
-        alike(whole(b, PROBLEMS[:1])[0], whole(b, PROBLEMS[:1])[0]) # and the server still answers
-
-def test_close_while_writing():
-    with opened() as b:
-        async def close():
-            tasks = [asyncio.ensure_future(b.write(Request(p, (), int, True))) for p in PROBLEMS]
-            await asyncio.sleep(.05)
-            await b.close()
-            return await asyncio.gather(*tasks, return_exceptions=True)
-        broken = f'the vLLM server at {SERVER["url"]}: Connection error.'
-        assert {str(e) for e in run_async(close())} <= {'small is closed', broken}
-        with pytest.raises(RuntimeError, match='small is closed'): run_async(b.write(Request(PROBLEMS[0])))
-        run_async(b.close())
-
-def test_several_event_loops(backend, local):
-    out = [None] * 3
-    def go(i): out[i] = whole(backend, PROBLEMS[:1])[0]
-    threads = [threading.Thread(target=go, args=(i,)) for i in range(3)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    assert out[0] == out[1] == out[2]
-
 # Settings
 
 def test_settings(backend, local):
@@ -293,54 +203,12 @@ def test_settings(backend, local):
            {k: theirs[k] for k in ('weights', 'tokenizer', 'prompt', 'temperature', 'context')}
     assert backend.spec.params == local.spec.params
 
-def test_names_and_shares(tmp_path):
-    commit = '0123456789' * 4
-    (tmp_path/'at@home').mkdir()
-    assert ModelName.parse(str(tmp_path/'at@home')) == ModelName('', str(tmp_path/'at@home'))
-    for bad, why in (('a/b@main', '40 hexadecimal'), (f'vllm:{tmp_path}@{commit}', 'a folder has no revision')):
-        with pytest.raises(ValueError, match=why): ModelName.parse(bad)
-    assert check_shares(['vllm:a', 'b', 'vllm:c'], [.2, .9, .8]) == [.2, None, .8]
-    for bad in ([.5], [.5, .9], [0, .5], [None, .5], [.2, .2, .2]):
-        with pytest.raises(ValueError, match='memory_shares'): check_shares(['vllm:a', 'vllm:b'], bad)
-
-@pytest.mark.slow
-def test_open_models(local):
-    with fake(), open_models(['vllm:micro-small', 'micro-small'], memory_shares=[.3, None], **KW) as (b, other):
-        alike(whole(b, PROBLEMS[:1])[0], whole(local, PROBLEMS[:1])[0])
-        assert (b.index, other.index, b.spec.name) == (0, 1, 'micro-small')
-        url = b.base_url
-        servers = [' '.join(p.cmdline()) for p in psutil.Process().children()]
-        server, = [line for line in servers if f'--port {url[17:-3]} ' in line]
-        assert '--gpu-memory-utilization 0.3 ' in server
-    assert b.clients is None
-    with pytest.raises(RuntimeError, match='Connection error'): VLLMBackend(SMALL, url)
-
 @pytest.mark.parametrize('model', ['', f'#{SMALL}'])
 def test_a_server_that_is_there(local, model):
     "It says which model it has; another name can be given, for a folder that lies elsewhere here."
     with open_models([f'vllm-server:{SERVER["url"]}{model}'], **KW) as (b,):
         alike(whole(b, PROBLEMS[:1])[0], whole(local, PROBLEMS[:1])[0])
         assert b.spec.name == 'small' and b.settings()['weights'] == local.settings()['weights']
-
-@pytest.mark.slow
-def test_pinned_models(monkeypatch, tmp_path):
-    "A commit is asked of the Hub, and stands for the weights in the settings."
-    import shutil
-
-    import huggingface_hub
-    commit, calls = '0123456789' * 4, []
-    shutil.copytree(SMALL, tmp_path/commit)
-    def download(name, revision=None, **_): calls.append((name, revision)); return str(tmp_path/commit)
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
-    with fake(), open_models([f'vllm:some/model@{commit}', f'some/model@{commit}'], **KW) as (b, plain):
-        assert {*calls} == {('some/model', commit)} and (b.spec.name, plain.spec.name) == ('model', 'model')
-        assert b.settings()['weights'] == f'some/model@{commit}'
-        assert plain.settings()['weights'] == models_transformers.weights_sha256(SMALL)
-    def refuse(*_, **__): raise OSError('no such revision\nand more')
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', refuse)
-    line = f"^model 'some/model' at revision {commit} does not come from the Hugging Face Hub: no such revision$"
-    with pytest.raises(FileNotFoundError, match=line):
-        with fake(), open_models([f'vllm:some/model@{commit}']): pass
 
 # One line where something is wrong
 
@@ -350,64 +218,16 @@ def one_line(knobs={}, **kwargs):
     assert '\n' not in str(e.value) and 'Traceback' not in str(e.value)
     return str(e.value)
 
-def test_wrong_values_are_refused():
-    for mode in ('raw_logprobs', 'processed_logits'): assert '--logprobs-mode raw_logits' in one_line(dict(mode=mode))
-
 def test_failures(monkeypatch):
     with pytest.raises(RuntimeError) as e, fake(broken='1'), serve_vllm(SMALL, context=512): pass
     line = "the vLLM server of 'small' did not start: ValueError: no room for the keys and values of 512 tokens"
     assert str(e.value) == line
     assert 'no token ids' in one_line(dict(old='1'))
     assert 'is no vLLM server' in one_line(dict(other='1'))
-    for bad in (dict(top=0), dict(temperature=-1), dict(top_p=0), dict(max_tokens=0), dict(context=10**6)):
-        assert 'vLLM' not in one_line(**bad)
+    assert '--logprobs-mode raw_logits' in one_line(dict(mode='raw_logprobs'))
     with pytest.raises(RuntimeError, match='Connection error'): VLLMBackend(SMALL, 'http://127.0.0.1:9/v1')
-    with pytest.raises(RuntimeError, match='Connection error'): VLLMBackend(None, 'http://127.0.0.1:9/v1')
-    with pytest.raises(FileNotFoundError, match='no model folder'): VLLMBackend(SMALL.parent/'smal', SERVER['url'])
     monkeypatch.setitem(sys.modules, 'vllm', None)
     with pytest.raises(RuntimeError, match=r'pip install -e "\.\[gpu\]" -c constraints-gpu'), serve_vllm(SMALL): pass
-
-def top(name, value): return lambda choice: choice['logprobs'][name].__setitem__(0, value)
-
-REPLIES = dict(nan=top('token_logprobs', float('nan')), inf=top('top_logprobs', {'a': float('inf')}),
-               none=top('token_logprobs', None), text=top('top_logprobs', {'a': 'x'}), row=top('top_logprobs', None),
-               null=lambda c: c.update(logprobs=None), far=lambda c: c['token_ids'].__setitem__(0, 10**9),
-               below=lambda c: c['token_ids'].__setitem__(0, -1), word=lambda c: c['token_ids'].__setitem__(0, '7'),
-               short=lambda c: c['logprobs']['token_logprobs'].pop(), many=lambda c: c['token_ids'].extend([5]*600),
-               prompt=lambda c: c.get('prompt_logprobs') and c['prompt_logprobs'].__setitem__(-1, None) or c.clear())
-
-@pytest.mark.parametrize('how', [*REPLIES, 'no choices', 'html'])
-def test_a_reply_that_vllm_does_not_send_is_one_line(how, local, monkeypatch):
-    step, = run_async(local.write(Request(PROBLEMS[0])))
-    with opened() as b:
-        ask_server = models_vllm._ask
-        async def changed(*args):
-            reply = await ask_server(*args)
-            if how == 'html': return '<html>'
-            if how == 'no choices': return dict(reply, choices=[])
-            REPLIES[how](reply['choices'][0])
-            return reply
-        monkeypatch.setattr(models_vllm, '_ask', changed)
-        for call in (lambda: b.write(Request(PROBLEMS[0])), lambda: b.score(Request(PROBLEMS[0]), step)):
-            with pytest.raises(RuntimeError, match='sends a reply that cannot be read') as e: run_async(call())
-            assert '\n' not in str(e.value) and len(str(e.value)) < 300
-
-def test_logits_that_overflow_are_no_step():
-    from stepwise_routing.models.engine import new_step
-    drawn = np.array([[5., 20., float('nan'), 1.]])
-    row = type('Row', (), dict(ids=[1], request=Request(PROBLEMS[0])))
-    with opened() as b, pytest.raises(RuntimeError, match='a logit is not finite'): new_step(b, row, drawn, True)
-
-def test_a_server_that_shows_less():
-    assert 'more than 5 logprobs' in one_line(dict(most='5'))
-    assert 'pass context=512' in one_line(context=600)
-    with opened(dict(most='5'), top=5) as b: assert run_async(b.write(Request(PROBLEMS[0])))[0].text
-
-def test_last_words():
-    log = ('(EngineCore pid=7) ERROR core.py:1] ValueError: too little room\n  File "x.py"\n'
-           'RuntimeError: Engine core initialization failed. See above.\n')
-    assert models_vllm._last_words(log) == 'ValueError: too little room'
-    assert models_vllm._last_words('') == 'it wrote nothing'
 
 # Processes
 
@@ -434,7 +254,7 @@ def test_nothing_outlives_a_killed_parent():
     sleeper = '[sys.executable, "-c", "import time; time.sleep(600)"]'
     starter = '[sys.executable, "-c", "import subprocess, sys, time; subprocess.Popen(%s); time.sleep(600)"]' % \
         sleeper.replace('"', "'")
-    lines = ['import subprocess, sys, time', 'from stepwise_routing.models.serve import watched',
+    lines = ['import subprocess, sys, time', 'from stepwise_routing.models.vllm import watched',
              f'other = subprocess.Popen({sleeper})', f'watch = watched({starter})', 'child = watch.__enter__()',
              'time.sleep(1)', 'print(other.pid, child.pid, flush=True)', 'time.sleep(600)']
     parent = subprocess.Popen([sys.executable, '-c', '\n'.join(lines)], stdout=subprocess.PIPE, text=True)
@@ -448,25 +268,3 @@ def test_nothing_outlives_a_killed_parent():
     finally:
         other.kill()
         parent.stdout.close()
-
-def test_a_server_that_hangs_up_on_an_idle_connection_is_asked_again():
-    "As uvicorn does after five seconds: the client notices only when it asks. Who hangs up always is told of."
-    served, patience = [], [1] # requests that each connection gets an answer to
-    async def serve(reader, writer):
-        for _ in range(patience[0]):
-            await reader.readuntil(b'\r\n\r\n')
-            served.append(1)
-            body = b'{"data": [{"id": "m"}]}'
-            head = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n'
-            writer.write(head % len(body) + body)
-        await reader.readuntil(b'\r\n\r\n')
-        writer.close()
-    async def main():
-        async with await asyncio.start_server(serve, '127.0.0.1', 0) as server:
-            url = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1'
-            async with models_vllm.api_client('', url, timeout=20.) as client:
-                ask = lambda: models_vllm._ask(lambda: client.get('/models', cast_to=object), url)
-                for n in (1, 2, 3): assert (await ask())['data'] == [{'id': 'm'}] and len(served) == n
-                patience[0] = 0
-                with pytest.raises(RuntimeError, match='Connection error'): await ask()
-    run_async(main())

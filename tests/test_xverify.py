@@ -2,12 +2,9 @@
 import contextlib
 import math
 import re
-import subprocess
-import sys
 import threading
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,6 @@ from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.models import xverify as models_xverify
-from stepwise_routing.models.ledger import Ledger
 from stepwise_routing.models.xverify import XVerify, _xverify_template, open_grader, read_verdict
 from stepwise_routing.run.config import Data
 
@@ -71,11 +67,6 @@ def test_a_verdict_is_read_by_its_words(pieces, form, between):
     expected = False if 'incorrect' in said else True if said[:1] == ['correct'] else None
     assert read_verdict(reply) is expected
 
-@given(st.text(max_size=40))
-def test_any_text_is_read_without_an_error(text):
-    verdict = read_verdict(text)
-    assert verdict in (True, False, None) and (verdict is None or 'correct' in text.lower())
-
 # ---- the prompt
 @settings(deadline=None)
 @given(*[st.text(st.characters(exclude_categories=()), max_size=30)]*3)
@@ -84,14 +75,6 @@ def test_a_prompt_holds_what_was_filled_in_and_nothing_else(question, answer, gi
                                   given_answer)
     clean = lambda s: s.encode('utf-8', 'replace').decode()
     assert prompt == f'Q\n{clean(question)}\nO\n{clean(given_answer)}\nA\n{clean(answer)}\nEnd'
-
-def test_line_ends_are_sent_as_line_ends():
-    with Judge() as server, judge(server) as grade:
-        grade(P, 'y')
-        sent, = server.seen
-        assert sent['messages'] == [dict(role='user', content=models_xverify._fill(JUDGE_TEMPLATE, P, 'y'))]
-        assert '\n' in sent['messages'][0]['content'] and '\\n' not in sent['messages'][0]['content']
-        assert (sent['temperature'], sent['max_tokens']) == (0, 8) and not sent.get('logprobs') and not sent.get('stop')
 
 def test_a_template_is_checked(tmp_path):
     for text, lacking in (('{question} {output}', '{answer}'), ('{question} {answer}', '{output}'),
@@ -148,10 +131,6 @@ def test_another_prompt_than_the_known_one_is_refused_and_not_kept(web, tmp_path
     (tmp_path/'cache'/'stepwise-routing'/'xverify_judge_prompt.py').write_text('PROMPT = 1')
     fails(_xverify_template, 'xverify_judge_prompt.py does not hold', 'remove it')
 
-def test_without_a_network_one_line_says_what_to_do(web, monkeypatch):
-    monkeypatch.setattr(models_xverify, '_PROMPT_URL', 'http://127.0.0.1:9/judge_prompt.py')
-    fails(_xverify_template, 'save http://127.0.0.1:9/judge_prompt.py as', 'or give a template')
-
 # ---- asking
 def test_what_was_asked_once_is_never_asked_again(tmp_path):
     with Judge() as server:
@@ -163,25 +142,8 @@ def test_what_was_asked_once_is_never_asked_again(tmp_path):
         assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         fails(lambda: grade(P, 'never asked'), 'no connection to 127.0.0.1')
 
-def test_half_a_character_can_be_asked_about():
-    with Judge() as server, judge(server) as grade: assert grade(P, '\ud83d') is True and len(server.seen) == 1
-
-def test_the_same_pair_in_many_threads_is_one_question():
-    with Judge(delay=.1) as server, judge(server) as grade:
-        assert grade.judge.ledger.loop is not None # there before threads could race to start it
-        threads = [threading.Thread(target=grade, args=(P, 'y')) for _ in range(12)]
-        for t in threads: t.start()
-        for t in threads: t.join()
-        assert len(server.seen) == 1
-
-def test_answers_are_graded_as_many_at_a_time_as_there_are_workers():
-    with Judge(delay=.05) as server, judge(server, workers=7) as grade:
-        assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
-        assert 4 <= server.busiest <= 7
-
-@pytest.mark.parametrize('seed', range(3))
-def test_faults_change_no_verdict(seed, tmp_path):
-    with Judge(faults=schedule(seed, .4, ('429', '500', '503', 'reset', 'closed', 'malformed',
+def test_faults_change_no_verdict(tmp_path):
+    with Judge(faults=schedule(0, .4, ('429', '500', '503', 'reset', 'closed', 'malformed',
                                           'no-choices'))) as server:
         with judge(server, ledger=tmp_path/'verdicts.db', retries=40) as grade:
             assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
@@ -211,32 +173,9 @@ def test_a_reply_that_is_no_verdict_is_wrong_and_counted(tmp_path):
             assert len(grade.unread) == 14 and len(server.seen) == len(PAIRS)
             assert {k for k in grade.unread} == {k for k in expected if len(k[1]) == 1}
 
-def test_an_empty_reply_is_no_verdict():
-    with Judge(lambda *a: '') as server, judge(server) as grade:
-        assert grade(P, 'y') is False and grade.unread == {(P.id, 'y'): ''}
-
-@pytest.mark.timeout(60)
-def test_a_server_that_is_down_is_one_line():
-    with Judge() as server: pass
-    with judge(server, retries=2, workers=4) as grade:
-        fails(lambda: dict(grade_pairs(grade, many(500))), 'no connection to 127.0.0.1')
-
-def test_refusals_are_one_line(monkeypatch):
-    with Judge(models=('judge',), faults=['bad']) as server, judge(server) as grade:
-        fails(lambda: grade(P, 'y'), 'refuses the request')
-    with Judge(models=('jugde',)) as server, judge(server) as grade:
-        fails(lambda: grade(P, 'y'), "no model 'judge' (did you mean 'jugde'?)")
-    with Judge(faults=['no-usage']) as server, judge(server) as grade: fails(lambda: grade(P, 'y'), 'no usage record')
-    for bad, part in ((dict(workers=0), 'concurrency=0'), (dict(max_tokens=0), 'max_tokens=0'),
-                      (dict(timeout=0), 'timeout=0')):
-        fails(lambda: judge(server, **bad), part, error=ValueError)
-    monkeypatch.delenv('XVERIFY_API_KEY', raising=False)
-    there = dict(base_url='https://judge.invalid/v1', template=JUDGE_TEMPLATE, max_cents=5, price='gpt-4.1-mini')
-    fails(lambda: XVerify('judge', **there), 'XVERIFY_API_KEY', 'judge.invalid', error=ValueError)
-
 @pytest.mark.parametrize('change, said', [
     (dict(base_url='http://judge.invalid/v1'), 'over https'), (dict(price='free'), 'price='),
-    (dict(max_cents=None), 'max_cents='), (dict(base_url='http://127.0.0.1.evil.example/v1'), 'over https')])
+    (dict(max_cents=None), 'max_cents=')])
 def test_a_judge_elsewhere_gets_no_key_in_the_open_and_has_a_cap(monkeypatch, change, said):
     monkeypatch.setenv('XVERIFY_API_KEY', 'sk-judge-0123456789')
     there = dict(base_url='https://judge.invalid/v1', max_cents=5, price='gpt-4.1-mini') | change
@@ -257,42 +196,7 @@ def test_the_key_is_sent_and_never_written(monkeypatch, tmp_path):
     with Judge(key=key) as server, judge(server) as grade:
         assert 'another' not in fails(lambda: grade(P, 'y'), 'XVERIFY_API_KEY')
 
-WORK = """
-import sys; sys.path[:0] = [sys.argv[3], sys.argv[3] + '/helpers']
-from types import SimpleNamespace
-from test_xverify import PAIRS, grade_pairs, judge
-with judge(SimpleNamespace(url=sys.argv[1]), ledger=sys.argv[2], workers=4) as grade:
-    for k, v in grade_pairs(grade, PAIRS): print(k, v, flush=True)
-"""
-
-@pytest.mark.slow
-def test_nothing_kept_is_asked_again_after_a_kill(tmp_path):
-    with Judge(delay=.05) as server:
-        command = [sys.executable, '-c', WORK, server.url, str(tmp_path/'v.db'), str(Path(__file__).parent)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for _ in range(10): assert child.stdout.readline()
-        child.kill(); child.communicate()
-        with Ledger(tmp_path/'v.db') as book: kept = len(book.rows('reply'))
-        first = len(server.seen)
-        assert 10 <= kept < len(PAIRS) and first <= kept + 4 # what was under way is lost, nothing else
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert len(server.seen) - first == len(PAIRS) - kept
-    assert done.stdout.splitlines() == [f'{k} {v}' for k, v in truth(PAIRS).items()]
-
 # ---- by name
-def test_unknown_names_are_one_line_each(tmp_path):
-    for name, parts in {'math-verfy': ("unknown grader 'math-verfy' (did you mean 'math-verify'?)",),
-                        'xverify:': ('choose one of',), 'judge:x': ('choose one of',),
-                        'xverify:http://127.0.0.1:8000/v1': ('names no model',
-                                                             'xverify:http://127.0.0.1:8000/v1#MODEL'),
-                        '': ('choose one of',)}.items():
-        fails(lambda: open_grader(name, template=JUDGE_TEMPLATE).__enter__(), *parts, error=ValueError)
-    fails(lambda: open_grader('xverify:org/judge@main', template=JUDGE_TEMPLATE).__enter__(), '40 hexadecimal digits',
-          error=ValueError)
-    fails(lambda: open_grader(f'xverify:{tmp_path}/judge', template=JUDGE_TEMPLATE).__enter__(), 'no model folder',
-          error=FileNotFoundError)
-
 def test_a_judge_of_our_own_server_is_known_by_its_weights(tmp_path, monkeypatch):
     from stepwise_routing.models.hub import micro_path
     calls = []
@@ -309,12 +213,6 @@ def test_a_judge_of_our_own_server_is_known_by_its_weights(tmp_path, monkeypatch
     # another port, same weights: nothing is asked; other weights: all is
     assert [len(s.seen) for s in calls[1::2]] == [40, 0, 40]
 
-def test_a_missing_engine_is_one_line():
-    if __import__('importlib').util.find_spec('vllm'): pytest.skip('vLLM is installed here')
-    from stepwise_routing.models.hub import micro_path
-    fails(lambda: open_grader(f'xverify:{micro_path("small")}', template=JUDGE_TEMPLATE).__enter__(),
-          '-e ".[gpu]" -c constraints-gpu.txt', error=(ImportError, RuntimeError))
-
 def test_the_rules_by_name_are_the_default_grader():
     problems = [Problem('toy', str(i), '?', a) for i, a in enumerate(('1/2', '3', 'x+1'))]
     with open_grader() as grade, open_grader('math-verify', ledger='unused', memory=.5) as again:
@@ -327,30 +225,6 @@ def toy_tree(path, grade, backends=None):
     store = RolloutStore(path, tree_settings('toy', real))
     return RoutingTree(real if backends is None else None, store, grade=grade)
 
-def test_a_tree_asks_its_grader_once_about_each_answer_to_each_problem(tmp_path):
-    problems, asked, lock = toy_problems(25), [], threading.Lock()
-    def grade(problem, answer):
-        with lock: asked.append((problem.id, answer))
-        return answer == problem.answer
-    tree = toy_tree(tmp_path/'s.db', grade)
-    collect_rollouts(problems, tree)
-    table = outcome_table(problems, tree, 'test')
-    assert len(asked) == len(set(asked)) == len(tree.grades) and set(asked) == set(tree.grades)
-    n = len(asked)
-    assert np.array_equal(outcome_table(problems, tree, 'test').correct, table.correct,
-                          equal_nan=True) and len(asked) == n
-    # by is_right
-    assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct,
-                          equal_nan=True)
-
-def test_two_problems_with_one_reference_are_two_questions(tmp_path):
-    problems = [Problem('toy', f'toy-{i}', f'What is {i}?', '7') for i in range(6)]
-    tree = toy_tree(tmp_path/'s.db', lambda problem, answer: answer is not None and int(problem.id[-1]) % 2 == 0)
-    collect_rollouts(problems, tree)
-    correct = outcome_table(problems, tree, 'test').correct
-    for p, row in zip(problems, correct): assert int(p.id[-1]) % 2 == 0 or not np.nansum(row)
-    assert np.nansum(correct[::2]) > 0
-
 def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
     problems = toy_problems(12)
     with Judge(lambda q, given, ref: '[Correct]' if given == ref else '[Incorrect]',
@@ -361,25 +235,6 @@ def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
         assert 2 <= server.busiest <= 5 and len(server.seen) == sum(a is not None for _, a in tree.grades)
     assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct,
                           equal_nan=True)
-
-@pytest.mark.slow
-def test_a_micro_model_can_be_the_judge(tmp_path):
-    "A real model behind a real server: it gives verdicts on steps, and a rerun without it gives the same."
-    from stepwise_routing.base.records import VERIFY_PROMPT
-    from stepwise_routing.data.benchmarks import load_problems
-    from stepwise_routing.models.serve import served
-    template = VERIFY_PROMPT.replace('{prefix}', 'The answer is {answer}.')
-    template = template.replace('{answer}\n\nVerdict', '{output}\n\nVerdict')
-    first_lines = [(p, p.solution.split('\n\n')[0]) for p in load_problems('micro-math', 'train', 12)]
-    pairs = [(p, (line if i % 2 else re.sub(r'\d$', lambda m: str((int(m[0]) + 3) % 10), line)) + '.')
-             for i, (p, line) in enumerate(first_lines)]
-    with served('micro-large') as url:
-        with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.db') as grade:
-            first = dict(grade_pairs(grade, pairs))
-        assert not grade.unread
-    with open_grader(f'xverify:{url}#micro-large', template=template, ledger=tmp_path/'v.db') as grade:
-        assert dict(grade_pairs(grade, pairs)) == first
-    assert len(set(first.values())) == 2
 
 # ---- agreement
 def listed(problems, answers, *verdicts):
@@ -407,30 +262,6 @@ def test_agreement_is_what_others_compute(rows):
     assert [(d['problem'], d['answer'], d['first'], d['second']) for d in agreed.rows] == differing
     assert agreed.frame().to_dict('records')[0].keys() == numbers.keys() and agreed.frame().n.item() == len(rows)
     assert len(agreed.disagreements()) == len(agreed.rows) == numbers['only_first'] + numbers['only_second']
-
-@pytest.mark.slow
-def test_the_interval_covers_kappa_and_is_drawn_over_problems():
-    rng, kappa, inside = np.random.default_rng(0), .5, 0
-    for k in range(60): # two graders that share half of their verdicts
-        shared, a, b = rng.random(150) < kappa, rng.random(150) < .5, rng.random(150) < .5
-        problems = [Problem('t', str(i), '?', 'z') for i in range(150)]
-        agreed = agreement(problems, ['x']*150, *listed(problems, ['x']*150, a, np.where(shared, a, b))).numbers
-        inside += agreed['kappa_low'] <= kappa <= agreed['kappa_high']
-    assert 51 <= inside <= 60
-    one = agreement(problems, ['x']*150, *listed(problems, ['x']*150, a, b)).numbers
-    both = [p for p in problems for _ in 'uv'], ['u', 'v']*150
-    twice = agreement(*both, *listed(*both, np.repeat(a, 2), np.repeat(b, 2))).numbers
-    # every problem has its verdicts twice: no more is known, the interval is as wide
-    assert np.isclose(twice['kappa'], one['kappa'])
-    assert np.allclose([twice['kappa_low'], twice['kappa_high']], [one['kappa_low'], one['kappa_high']], atol=.03)
-
-def test_a_problem_with_many_answers_weighs_more_in_the_interval():
-    problems = [Problem('t', str(i), '?', 'z') for i in range(60)]
-    pairs = [(p, f'{k}') for i, p in enumerate(problems) for k in range(9 if i < 30 else 1)]
-    first = [int(p.id) % 2 == 0 for p, _ in pairs]
-    second = [f if int(p.id) < 30 else not f for f, (p, _) in zip(first, pairs)]
-    agreed = agreement(*zip(*pairs), *listed(*zip(*pairs), first, second)).numbers
-    assert agreed['kappa'] > .75 and agreed['kappa_low'] < agreed['kappa'] < agreed['kappa_high']
 
 def test_each_distinct_answer_counts_once_and_missing_ones_do_not():
     p, q = (Problem('t', i, '?', '2') for i in 'pq')
