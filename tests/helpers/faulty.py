@@ -39,11 +39,9 @@ def chain(body):
 
 class Faulty:
     "The server, in a thread of its own, for the time of a `with` block."
-    def __init__(self, faults=(), key=None, models=('toy-model',), delay=0., port=0, between=None, wire=None):
+    def __init__(self, faults=(), key=None, models=('toy-model',), delay=0.):
         self.faults = faults if callable(faults) else list(faults)
-        self.key, self.models, self.delay, self.port = key, models, delay, port
-        self.between = between or (lambda i: asyncio.sleep(0)) # two pieces of a stream
-        self.wire = wire or (lambda data: data) # changes the bytes of a piece of a stream
+        self.key, self.models, self.delay = key, models, delay
         self.book, self.seen = [], []    # (digest of the request, cents); bodies
         self.busy, self.busiest = 0, 0   # calls in flight
 
@@ -55,7 +53,7 @@ class Faulty:
     def __enter__(self):
         self.loop, ready = asyncio.new_event_loop(), threading.Event()
         async def start():
-            self.server = await asyncio.start_server(self._talk, '127.0.0.1', self.port)
+            self.server = await asyncio.start_server(self._talk, '127.0.0.1', 0)
             self.port = self.server.sockets[0].getsockname()[1]
             ready.set()
         def serve(): self.loop.run_until_complete(start()); self.loop.run_forever()
@@ -93,24 +91,21 @@ class Faulty:
         return cut is None
 
     async def _stream(self, fault, reply, writer):
-        """The reply in pieces, a word each. `torn`: it breaks off behind the fourth; `cut`: it ends there, and each has
-        the usage so far; `whole`: it comes at once."""
-        if fault == 'whole': return await self._send(writer, 200, reply)
+        "The reply in pieces, a word each. `cut`: it ends behind the fourth, and each has the usage so far."
         choice, = reply['choices']
         tokens = (choice['logprobs'] or {}).get('content')
         writer.write(b'HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n')
         async def send(**chunk):
             data = json.dumps(dict(id='x', object='chat.completion.chunk', **chunk))
-            writer.write(self.wire(f'data: {data}\n\n'.encode()))
+            writer.write(f'data: {data}\n\n'.encode())
             await writer.drain()
         for i, piece in enumerate(words(choice['message']['content'])):
-            if i == dict(torn=4, reset=0).get(fault): return self._reset(writer)
+            if fault == 'reset': return self._reset(writer)
             if fault == 'cut' and i == 4: return False
             logprobs = dict(content=[tokens[i]]) if tokens else None
             so_far = dict(usage=reply['usage'] | dict(completion_tokens=i)) if fault == 'cut' else {}
             piece = dict(index=0, delta=dict(content=piece), logprobs=logprobs, finish_reason=None)
             await send(choices=[piece], **so_far)
-            await self.between(i)
         await send(choices=[dict(index=0, delta={}, logprobs=None, finish_reason=choice['finish_reason'])])
         if 'usage' in reply: await send(choices=[], usage=reply['usage'])
         writer.write(b'data: [DONE]\n\n')
@@ -145,8 +140,6 @@ class Faulty:
             return await self._send(writer, int(fault), error('Slow down, ' + str(shown)), 'Retry-After: 0')
         if fault == 'refused': return await self._send(writer, 409, error('Conflict'))
         if fault == 'quota': return await self._send(writer, 429, error('No money', code='insufficient_quota'))
-        if fault == 'no-stream' and 'stream' in body:
-            return await self._send(writer, 400, error('stream: not here'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
         reply = self._reply(fault, body, shown)
         usage, name = reply['usage'], hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
