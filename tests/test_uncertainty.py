@@ -50,11 +50,11 @@ def test_a_resample_chooses_as_one_who_had_drawn_its_problems(n):
     tables = tables_of(n)
     calibration, test = tables['calibration'], tables['test']
     samples = draw_samples(calibration, test, 6, seed=3)
-    for method, order in table_methods(tables['train'], calibration):
-        grid = grid_search(method, calibration, ALPHA, order=order)
+    for method in table_methods(tables['train'], calibration):
+        grid = grid_search(method, calibration, ALPHA)
         points = {p.target: p for p in points_of(method, grid, tables, samples)[0]}
         for r, counts in enumerate(samples.calibration):
-            own = grid_search(method, drawn(calibration, counts), ALPHA, order=order)
+            own = grid_search(method, drawn(calibration, counts), ALPHA)
             for target, want in by_hand(own, method.get, test, samples.test[r]).items():
                 got = [points[target].columns[k][r] for k in ('correct', 'paper_flops')]
                 assert np.allclose(got, want, rtol=1e-12), (grid.method, target, r)
@@ -106,7 +106,7 @@ def test_a_walk_longer_than_a_block_goes_on(monkeypatch):
 
 def test_only_what_was_walked_on_test_is_chosen_again():
     tables = tables_of(60)
-    method = at_thresholds(table_methods(tables['train'], tables['calibration'])[0][0])
+    method = at_thresholds(table_methods(tables['train'], tables['calibration'])[0])
     grid = grid_search(method, tables['calibration'], ALPHA)
     shown = [grid.threshold, grid.certain, *grid.curve_thresholds(5)]
     asked = []
@@ -119,7 +119,7 @@ def test_only_what_was_walked_on_test_is_chosen_again():
 
 def test_where_nothing_was_walked_on_test_the_large_model_stays():
     tables = tables_of(60)
-    method = at_thresholds(table_methods(tables['train'], tables['calibration'])[0][0])
+    method = at_thresholds(table_methods(tables['train'], tables['calibration'])[0])
     grid = grid_search(method, tables['calibration'])
     grid = grid._replace(chosen=len(grid.thresholds) - 1, certain=LARGE)
     samples = draw_samples(tables['calibration'], tables['test'], 9, 0)
@@ -131,7 +131,7 @@ def test_where_nothing_was_walked_on_test_the_large_model_stays():
 def case():
     tables = tables_of(70)
     samples = draw_samples(tables['calibration'], tables['test'], 30, 0)
-    case = Case('open', 'toy', tables, POLICIES, alpha=ALPHA, samples=samples)
+    case = Case('toy', tables, POLICIES, alpha=ALPHA, samples=samples)
     return replay_case(case)
 
 def test_the_sample_itself_is_the_row_of_the_tables(case):
@@ -146,11 +146,11 @@ def test_the_sample_itself_is_the_row_of_the_tables(case):
     assert whole['threshold'].tolist() == means.keys['threshold'].tolist()
     certain = evaluate(at_point(means, points, 'certain'))
     for grid in case.grids:
-        if grid.method not in ('Ours (online kappa)', 'Ours (bound)'):
+        if grid.method != 'Ours (online kappa)':
             row = certain[(certain['method'] == grid.method) & (certain['on_escalate'] == grid.on_escalate)].iloc[0]
             assert row['threshold'] == grid.certain and 0 <= row['accuracy'] <= 1
     wider = chosen['cost_high'] - chosen['cost_low'] - (fixed['cost_high'] - fixed['cost_low'])
-    assert (wider > 0).sum() > 3 and wider.max() > fixed['cost'].max()/20
+    assert (wider > 0).sum() >= 3 and wider.max() > fixed['cost'].max()/20
 
 def test_nested_takes_the_class_of_each_resample(case):
     names = [name for name in CLASSES if any(p.method == name and p.on_escalate == 'regenerate' for p in case.points)]

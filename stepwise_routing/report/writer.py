@@ -5,7 +5,6 @@ belongs in `report.tables` and `report.paper_tables`.
 """
 
 import re
-from pathlib import Path
 
 import numpy as np
 
@@ -217,31 +216,3 @@ class Report(str):
 
     def _repr_pretty_(self, printer, cycle):
         printer.text(repr(self))
-
-
-NAMED_SHARES = ('accuracy', 'coverage', 'cost_share', 'large_share', 'accuracy_vs_large')
-
-
-def _slug(text):
-    return re.sub('[^a-z0-9]+', '_', text.lower()).strip('_')
-
-
-def numbers(
-    folder,  # of tables
-) -> dict:  # "evaluation.micro_gsm.ours_full.regenerate.cost_share" -> "72.1"
-    """The numbers of evaluation*.csv and certain*.csv at the chosen settings, in percent, by name.
-
-    The README takes its numbers from here.
-
-    A name is file, benchmark, method, reading and column.
-    """
-    import pandas as pd
-
-    texts = {}
-    folder = Path(folder)
-    for path in sorted([*folder.glob('evaluation*.csv'), *folder.glob('certain*.csv')]):
-        for row in pd.read_csv(path).query('chosen == 1').to_dict('records'):
-            parts = [_slug(row[column]) for column in ('benchmark', 'method', 'on_escalate')]
-            for metric in NAMED_SHARES:
-                texts['.'.join([path.stem, *parts, metric])] = PERCENT(100 * row[metric])
-    return texts

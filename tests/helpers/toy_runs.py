@@ -41,7 +41,7 @@ def save_methods(run):
         samples = draw_samples(tables['calibration'], tables['test'], run.config.results.n_boot, run.config.seed)
         case = Case('toy', tables, [], unit=unit, samples=samples)
         case.rows, case.grids = replay_methods(**tables, cost=unit)
-        for (method, _), grid in zip(table_methods(tables['train'], tables['calibration'], cost=unit), case.grids):
+        for method, grid in zip(table_methods(tables['train'], tables['calibration']), case.grids):
             case.add_points(method, grid)
         save_case(run, case)
         cases.append(case)
@@ -55,7 +55,7 @@ class Coin(RandomRouter):
 def coin(seed, kappa, variant='append', e='append', name='Ours', met=True, sweep=()):
     "A stand-in for a trained policy."
     receipt = dict(kappa=kappa, alpha=.02, n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
-    return SavedPolicy(variant, seed, Coin(seed, e, name, threshold=kappa), .6, .8, sweep, receipt)
+    return SavedPolicy(variant, seed, Coin(seed, e, name, threshold=kappa), .6, sweep, receipt)
 
 POLICIES = [coin(0, .7, sweep=(.9,)), coin(1, .6, met=False, sweep=(.9,)),
             coin(0, .5, 'regenerate', 'regenerate'), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)')]
