@@ -474,7 +474,7 @@ def test_a_link_in_a_folder_that_is_written_to_is_refused(tmp_path, toys):
     ('/home/me/models/mine', 'mine'), ('~/models/mine', 'mine'), ('../models/mine', 'mine'),
     ('vllm:/home/me/models/mine', 'vllm:mine'), ('openai:gpt-4.1-mini', 'openai:gpt-4.1-mini'),
     ('vllm-server:http://10.0.0.7:8000/v1', 'vllm-server:a model behind a server'),
-    ('vllm-server:http://10.0.0.7:8000/v1#Qwen/Q', 'vllm-server:Qwen/Q'), ('served:/home/me/m', 'served:m'),
+    ('vllm-server:http://10.0.0.7:8000/v1#Qwen/Q', 'vllm-server:Qwen/Q'),
     ('vllm-server:http://me:pw@10.0.0.7/v1#/home/me/m', 'vllm-server:m')])
 def test_a_public_name_says_not_where_a_model_lies(name, public): assert public_name(name) == public
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
 from ..base.tools import digest, nearest, one_line
 from ..data.benchmarks import find_benchmark
-from . import events, replies
+from . import replies
 from .address import is_loopback, plain_address, read_key
 from .hub import check_sampling
 from .interface import Choice
@@ -84,7 +84,6 @@ def price_row(model: str, price: str | None, must: bool) -> str | None:
 _ON_SEND = ContextVar(
     'on_send', default=None
 )  # called where a request leaves, before its first byte
-_ON_PART = ContextVar('on_part', default=None)  # called with the bytes of a reply, as they arrive
 
 
 @lru_cache(None)
@@ -94,7 +93,6 @@ def _http_client():  # OpenAI's, as a class
     class Client(openai.DefaultAsyncHttpxClient):
         async def send(self, request, **options):
             on_send = _ON_SEND.get()
-            on_part = _ON_PART.get()
             body = bytearray()
 
             async def trace(event, facts):
@@ -110,8 +108,6 @@ def _http_client():  # OpenAI's, as a class
             try:
                 async for part in reply.aiter_bytes():
                     body += part
-                    if on_part and reply.status_code == 200:
-                        on_part(part)
             finally:
                 await reply.aclose()
             after = reply.headers.get('retry-after', '').encode('ascii', 'ignore')
@@ -150,8 +146,6 @@ def api_client(
 
 class OpenAIBackend:
     "A model behind an OpenAI-compatible API. RuntimeError if it cannot go on, ValueError for a bad argument."
-
-    streams = True  # does the server send a reply in pieces? False once it has refused to
 
     def __init__(
         self,
@@ -253,7 +247,6 @@ class OpenAIBackend:
             return _Outcome(str(e), units=units, answer=text)
         lacks = ''
         if reply['usage'] is None:
-            self.streams = False  # a whole reply may have one
             units = None
             lacks = (
                 'usage record that counts all its tokens, so its cost is unknown; use a server '
@@ -270,27 +263,16 @@ class OpenAIBackend:
             return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
         return _Outcome(reply=reply, units=units)
 
-    async def _attempt(self, body, listener):
-        "Ask once; if the server sends no stream, ask for a whole reply, too."
+    async def _attempt(self, body):
+        "Ask once."
         import openai
 
         limit = self.options.timeout
-        is_stream = listener is not None and self.streams
-        asked = body
-        if is_stream:
-            asked = body | events.WANTED
-            listener.begin()
-        _ON_PART.set(listener if is_stream else None)
-        call = self.client.post('/chat/completions', cast_to=str, body=asked)
+        call = self.client.post('/chat/completions', cast_to=str, body=body)
         try:
-            text = events.whole_reply(await asyncio.wait_for(call, limit))
-            return self._read(text, body)
+            return self._read(await asyncio.wait_for(call, limit), body)
         except openai.APIStatusError as e:
-            if not is_stream or e.status_code not in (400, 422):
-                return await self._refusal(e)
-            outcome = await self._attempt(body, None)
-            self.streams = outcome.reply is None  # then it was not the stream that was refused
-            return outcome
+            return await self._refusal(e)
         except Exception as e:
             if not transport(e):
                 raise
@@ -298,7 +280,7 @@ class OpenAIBackend:
             why = f'no reply within {limit:g} s' if late else 'the connection broke off'
             return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
-    async def _billed(self, key, body, listener):
+    async def _billed(self, key, body):
         "One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost."
         worst = _units(self.spec.price, _most_prompt(body), body['max_tokens'])
         outcome = _Outcome('interrupted')
@@ -311,7 +293,7 @@ class OpenAIBackend:
 
         _ON_SEND.set(on_send)
         try:
-            outcome = await self._attempt(body, listener)
+            outcome = await self._attempt(body)
             outcome = outcome._replace(why=self.masked(outcome.why)[:500])
         finally:
             if not sent and outcome.units is None:
@@ -334,7 +316,7 @@ class OpenAIBackend:
         self.ledger.stop(RuntimeError(line))
         raise self.ledger.broken
 
-    async def _reply_with_retries(self, key, body, listener):
+    async def _reply_with_retries(self, key, body):
         "A reply that is in the ledger; RuntimeError where there is none to be had."
         closing = self.ledger.closing
         retries = self.options.retries
@@ -342,12 +324,11 @@ class OpenAIBackend:
             for attempt in range(retries):
                 if closing.is_set():
                     raise RuntimeError(f'{self.model}: closed before it answered')
-                outcome = await self._billed(key, body, listener)
+                outcome = await self._billed(key, body)
                 why = outcome.why
                 if outcome.reply:
                     return outcome.reply
-                is_heard = listener is not None and listener.told  # another reply would not fit
-                if outcome.wait is None or is_heard:
+                if outcome.wait is None:
                     raise RuntimeError(why)
                 if attempt + 1 == retries:
                     break
@@ -363,7 +344,6 @@ class OpenAIBackend:
         messages,  # of the chat
         max_tokens: int,  # of the reply
         seed: int,  # of the draw
-        listener=None,  # `Listener` for the text of the reply, in the ledger's thread
         **more,  # other fields of the request: stop, temperature, top_logprobs
     ) -> dict:  # of `read_reply`
         "The reply to a conversation, from the ledger or the server. RuntimeError if there is no reply."
@@ -384,15 +364,11 @@ class OpenAIBackend:
             body |= dict(logprobs=True, top_logprobs=top)
         key = digest(json.dumps(dict(at=self.server_id, body=body), sort_keys=True), size=16)
         return await self.ledger.run(
-            self.ledger.once(key, lambda: self._reply_with_retries(key, body, listener))
+            self.ledger.once(key, lambda: self._reply_with_retries(key, body))
         )
 
-    async def write(self, request, heard=None) -> tuple:
-        """The steps of a reply to a `Request`, its guards included.
-
-        `heard` is called with the text of the steps so far, in another thread, while a reply up to
-        the end of a chain arrives.
-        """
+    async def write(self, request) -> tuple:
+        "The steps of a reply to a `Request`, its guards included."
         seed = int(request.seed(0))
         max_tokens = self.options.max_tokens
         max_steps = 1
@@ -402,24 +378,13 @@ class OpenAIBackend:
             max_tokens = self.options.max_reply
             max_steps = max(1, request.max_steps - len(request.steps))
             stop = {}
-        if request.max_new is not None:
-            max_tokens = min(max_tokens, request.max_new)
-        wanted = dict(temperature=request.temperature, top_p=request.top_p)
-        sampling = {name: value for name, value in wanted.items() if value is not None}
 
-        def sure(text):
-            return replies.sure_text(text, request.steps, max_steps, benchmark)
-
-        listener = None
-        if heard is not None and request.to_end:
-            listener = events.Listener(heard, sure)
-
-        async def ask_for_steps(seed, listener=None, **stop):
+        async def ask_for_steps(seed, **stop):
             messages = replies.step_messages(request)
-            reply = await self.ask(messages, max_tokens, seed, listener, **stop, **sampling)
+            reply = await self.ask(messages, max_tokens, seed, **stop)
             return replies.reply_steps(reply, self.index, max_steps, bool(stop), benchmark)
 
-        steps = await ask_for_steps(seed, listener, **stop)
+        steps = await ask_for_steps(seed, **stop)
         hidden = self.options.top_logprobs and not steps[0].prob  # see `replies.MOST_HIDDEN`
         if (hidden or not steps[0].text) and steps[0].finish == 'step':
             steps = (replies.add_bill(*await ask_for_steps(seed), *steps),)

@@ -169,9 +169,6 @@ class Engine:
         "Start the next step of a row; False if there is no room for it."
         row = self.rows[slot]
         room = min(self.max_tokens, self.context - len(row.ids))
-        written = sum(s.generated for s in row.steps)
-        if row.request.max_new is not None:
-            room = min(room, row.request.max_new - written)
         if room <= 0:
             row.steps.append(Step('', self.index, 'length', prompt=len(row.ids)))
             return False
@@ -179,7 +176,7 @@ class Engine:
         self.length[slot] = len(row.ids)
         self.count[slot] = 0
         self.limit[slot] = room
-        self.slot_sampling[:, slot] = sampling_of(row.request, self.sampling)
+        self.slot_sampling[:, slot] = self.sampling
         self.u[slot, :room] = uniforms(row.request.seed(len(row.steps)), room)
         return True
 
@@ -330,12 +327,6 @@ class Engine:
             self.fail(error)
             if not isinstance(error, Exception):
                 raise
-
-
-def sampling_of(request, default) -> tuple:
-    "Temperature and top_p of a request, or the default's if the request has none."
-    wanted = request.temperature, request.top_p
-    return tuple(d if w is None else w for w, d in zip(wanted, default))
 
 
 def new_step(model, row, drawn, full):

@@ -302,27 +302,6 @@ def drop_repeats(steps, prefix):
     ), *steps[k + 1 :]
 
 
-def sure_text(
-    text: str,  # of a reply that is not at its end
-    prefix,  # the `Step`s before it
-    max_steps: int,
-    benchmark: Benchmark,
-) -> str:
-    "What `reply_steps` and `drop_repeats` will keep of it, however it goes on; empty steps left out."
-    new = [step for step, *_ in _pieces(text, 'length', max_steps, benchmark)]
-    old = [step.text for step in prefix]
-    separator = benchmark.separator
-    joined = separator.join(new)
-    repeated = 0  # steps at the beginning of the reply
-    for k in range(1, len(old) + 1):
-        ending = old[-k:]
-        if separator.join(ending).startswith(joined):
-            return ''  # it may be nothing but a repetition
-        if new[:k] == ending:
-            repeated = k
-    return separator.join(step for step in new[repeated:] if step)
-
-
 def option_probs(first, options) -> tuple:
     """Probabilities of options, from (token, log-probability) pairs: a token counts for the option it begins.
 

@@ -6,7 +6,6 @@ in `models.interface` and `models.engine`.
 
 import asyncio
 import contextlib
-import math
 import os
 import re
 import socket
@@ -30,7 +29,7 @@ from ..base.tools import install_line, run_async
 from ..data.benchmarks import find_benchmark
 from .address import plain_address, read_key
 from .chat import api_client, transport
-from .engine import new_step, sampling_of
+from .engine import new_step
 from .hub import (
     LocalOptions,
     check_sampling,
@@ -412,16 +411,15 @@ class VLLMBackend:
             f'{self.spec.name}: vLLM shows no raw logits; start the server with --logprobs-mode raw_logits'
         )
 
-    async def write_step(self, request, ids, seed: int, left: float) -> Step:
-        "Write the next step after the prompt `ids`. It is cut at `max_tokens`, `context` or `left` tokens."
+    async def write_step(self, request, ids, seed: int) -> Step:
+        "Write the next step after the prompt `ids`. It is cut at `max_tokens` or `context` tokens."
         separator = find_benchmark(request.problem.benchmark).separator
         tokens = []
-        room = min(self.options.max_tokens, self.context - len(ids), left)
+        room = min(self.options.max_tokens, self.context - len(ids))
         if room <= 0:
             return Step('', self.index, 'length', prompt=len(ids))
-        default = self.options.temperature, self.options.top_p
-        temperature, top_p = sampling_of(request, default)
-        draw = dict(temperature=temperature, top_p=top_p, stop=separator)
+        o = self.options
+        draw = dict(temperature=o.temperature, top_p=o.top_p, stop=separator)
         while True:
             prompt = [*ids, *(token for token, *_ in tokens)]
             draw['seed'] = (seed + len(tokens)) % 2**63
@@ -444,9 +442,7 @@ class VLLMBackend:
         steps = []
         ids = prefix_ids(self, request)
         while True:
-            left = math.inf if request.max_new is None else request.max_new
-            left -= sum(step.generated for step in steps)
-            step = await self.write_step(request, ids, int(request.seed(len(steps))), left)
+            step = await self.write_step(request, ids, int(request.seed(len(steps))))
             steps.append(step)
             ids = [*ids, *step.ids]
             written = len(request.steps) + len(steps)
