@@ -40,7 +40,7 @@ def save_methods(s, cost='paper_flops'):
     samples = draw_samples(tables['calibration'], tables['test'], s.run.config.results.n_boot, s.run.config.seed)
     case = Case(s.name, 'toy', tables, [], unit=cost, samples=samples)
     case.rows, case.grids = replay_methods(**tables, cost=cost)
-    for (method, _), grid in zip(table_methods(tables['train'], tables['calibration'], cost=cost), case.grids):
+    for method, grid in zip(table_methods(tables['train'], tables['calibration']), case.grids):
         case.add_points(method, grid)
     save_case(s, case)
     return case
@@ -53,14 +53,13 @@ class Coin(RandomRouter):
 def coin(seed, kappa, variant='append', e='append', name='Ours', met=True, sweep=()):
     "A stand-in for a trained policy."
     receipt = dict(kappa=kappa, alpha=.02, n=60, miss=.01, accuracy=.9, bound=.015 if met else .04, met=met)
-    return SavedPolicy(variant, seed, Coin(seed, e, name, threshold=kappa), .6, .8, sweep, receipt)
+    return SavedPolicy(variant, seed, Coin(seed, e, name, threshold=kappa), .6, sweep, receipt)
 
 POLICIES = [coin(0, .7, sweep=(.9,)), coin(1, .6, met=False, sweep=(.9,)),
-            coin(0, .5, 'regenerate', 'regenerate'), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)'),
-            *(coin(i, .9, 'ablation-short', name='short') for i in (0, 1))]
+            coin(0, .5, 'regenerate', 'regenerate'), coin(0, .5, 'regenerate-full', 'regenerate', 'Ours (full)')]
 
 def save_policies(s):
-    "The same with policies: two of Ours, one of its variant, two of an ablation."
+    "The same with policies: two of Ours, one of each of its variants."
     case = save_methods(s)
     case.policies = POLICIES
     case.add_own()
