@@ -5,7 +5,6 @@ import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from stepwise_routing.method.outcomes import (
     replay,
     toy_table,
     walk_outcome,
-    walk_outcomes,
 )
 from stepwise_routing.method.routers import (
     RSD,
@@ -42,10 +40,10 @@ from stepwise_routing.method.routers import (
     reward_table,
 )
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.method.walks import SmallOnly, State, Walk, walk
+from stepwise_routing.method.walks import SmallOnly, State, walk
 from stepwise_routing.models.interface import Choice, NoRoom, Request, Reward
 
-METHODS = 'rsd', 'greedy', 'expected'
+METHODS = 'rsd', 'specreason'
 UNITS = 'paper_flops', 'full_flops', 'cents'
 # input, cached input, output: US dollars per million tokens
 PRICE = {'gpt-4.1-mini': (.40, .10, 1.60), 'gpt-4o-mini': (.15, .075, .60)}
@@ -110,7 +108,7 @@ class Setting:
         self.backends = [Plain(i, prices=prices, **kwargs) for i in (0, 1)]
         self.asked = Rewards(prm_price) if method == 'rsd' else self.backends[1]
         kept = answers_of(self.asked, self.folder/f'{method}-{store}.db')
-        self.router = RSD(kept, self.asked) if method == 'rsd' else SpecReason(kept, self.asked, method)
+        self.router = RSD(kept, self.asked) if method == 'rsd' else SpecReason(kept, self.asked)
         self.tree = self.fresh(f'tree-{store}')
         self.external = self.asked.spec if method == 'rsd' else None
     def fresh(self, name, sample=0):
@@ -165,7 +163,7 @@ def by_hand(setting, problem, threshold):
         prompt, known = caches[1].read([*pieces(len(problem.question), [*chain, draft], size), ('ask', ASK)])
         calls.append(Call(1, 1, prompt, known, 'judge', prompt//4 if setting.backends[1].spec.price else 0))
         p = setting.asked.prob(score_messages(problem, [*chain, draft]), 10)
-        return p.index(max(p))/9 if setting.method == 'greedy' else sum(d*x for d, x in enumerate(p))/9
+        return sum(d*x for d, x in enumerate(p))/9
     while len(chain) < setting.max_steps:
         drafted, step = len(calls), writes(0)
         if score(step) < threshold:
@@ -216,152 +214,6 @@ def test_walks_are_what_a_hand_run_does(tmp_path, method, threshold, seed, max_s
                           empty=empty), toy_problems(3, seed)
     try: same(s, problems, threshold, s.walk(problems, threshold))
     finally: s.close()
-
-# ---- trees written out by hand
-class Book(Plain):
-    """Writes what the book says: after and by whom (path, its last digit the writer) -> (text, finish, tokens, tokens
-    billed as cached)."""
-    def __init__(self, index, book, grades):
-        super().__init__(index, prices=(None, 'gpt-4.1-mini'))
-        self.book, self.grades, self.spec = book, grades, ModelSpec(f'book-{index}', (.5, 5.)[index], self.spec.price)
-    def _step(self, problem, prefix, seed, last):
-        text, finish, n, hit = self.book[''.join(str(s.model) for s in prefix) + str(self.index)]
-        return Step(text, self.index, finish, generated=n, prompt=50 + sum(s.generated for s in prefix), cached=hit)
-    async def choose(self, messages, options):
-        prob, shared, hit = self.grades[messages[2]['content']]
-        return Choice(prob, shared + ASK, 1, hit, shared)
-
-class Known(Rewards):
-    "Rewards by chain: (value, tokens read, tokens of the last step)."
-    def __init__(self, said): super().__init__(); self.said, self.spec = said, ModelSpec('book-prm', 50., None)
-    async def reward(self, problem, steps): return Reward(*self.said[''.join(str(s.model) for s in steps)])
-
-def digit(d): return tuple(float(i == d) for i in range(10))
-
-def booked(tmp_path, threshold, book, rewards=None, grades=None, scoring='greedy', max_steps=6, answer='4'):
-    "The walk of a book, and its costs."
-    backends = [Book(i, book, grades) for i in (0, 1)]
-    asked = backends[1] if grades else Known(rewards)
-    store = answers_of(asked, tmp_path/'answers.db')
-    router = SpecReason(store, asked, scoring) if grades else RSD(store, asked)
-    tree = RoutingTree(backends, RolloutStore(tmp_path/'tree.db', tree_settings('toy', backends)), max_steps=max_steps)
-    (w,) = walk([Problem('toy', 'p', 'Which?', answer)], router.at(threshold), tree)
-    out = {k: v[0] for k, v in walk_outcome([w], tree.specs, getattr(router, 'external', None)).items()}
-    store.close(); tree.store.close()
-    for p in tmp_path.glob('*.db'): p.unlink()
-    return w, [(c.model, c.kind, c.generated, c.prompt, c.cached, c.billed) for c in w.calls], out
-
-STORY = { # kept, rejected, an empty step kept, the final step rejected
-    '0': ('a', 'step', 4, 0), '00': ('b', 'step', 5, 0), '01': ('B', 'step', 7, 20), '010': ('', 'step', 1, 0),
-    '0100': (r'\boxed{3}', 'step', 6, 0), '0101': (r'\boxed{4}', 'stop', 8, 48)}
-
-def test_rsd_by_hand(tmp_path):
-    rewards = {'0': (.9, 46, 6), '00': (.69, 54, 8), '010': (.7, 58, 2), '0100': (.1, 67, 9)}
-    w, calls, out = booked(tmp_path, .7, STORY, rewards)
-    assert (w.path, [s.text for s in w.steps], w.answer, w.correct) == ('0101', ['a', 'B', '', r'\boxed{4}'], '4', True)
-    assert calls == [
-        (0, 'step', 4, 50, 0, 0), (-1, 'prm', 0, 46, 0, 0),                                # .9: kept
-        # .69: written again, and not asked about again
-        (0, 'draft', 5, 54, 54, 0), (-1, 'prm', 0, 54, 46, 0), (1, 'step', 7, 54, 0, 20),
-        # a draft again; .7 is not below .7: kept
-        (0, 'step', 1, 61, 54, 0), (-1, 'prm', 0, 58, 46, 0),
-        # the final step, .1: written again
-        (0, 'draft', 6, 62, 62, 0), (-1, 'prm', 0, 67, 58, 0), (1, 'step', 8, 62, 61, 48)]
-    # small: 16 tokens, 57 read, 1 FLOP each; large: 15 tokens, 55 read, 10 each; reward model: 46 + 8 + 12 + 9 = 75
-    # read, 100 each
-    assert (out['paper_flops'], out['full_flops']) == (16 + 150, 16 + 57 + 150 + 550 + 7500)
-    # (34 x .4 + 20 x .1 + 7 x 1.6) + (14 x .4 + 48 x .1 + 8 x 1.6) = 26.8 + 23.2 millionths of a dollar
-    assert out['cents'] == pytest.approx(.005, rel=1e-12)
-    assert [out[k] for k in ('small_tokens', 'large_tokens', 'steps', 'large_steps', 'correct')] == [16, 15, 4, 2, 1]
-
-GRADES = {'a': (digit(8), 54, 0), 'a\n\nb': (digit(6), 59, 10), 'a\n\nB\n\n': (digit(7), 62, 16),
-          'a\n\nB\n\n\n\n\\boxed{3}': (digit(0), 68, 64)}
-
-def test_specreason_by_hand(tmp_path):
-    w, calls, out = booked(tmp_path, .7, STORY, grades=GRADES)
-    assert (w.path, [s.text for s in w.steps], w.answer, w.correct) == ('0101', ['a', 'B', '', r'\boxed{4}'], '4', True)
-    assert calls == [
-        (0, 'step', 4, 50, 0, 0), (1, 'judge', 1, 61, 0, 0),                               # 8/9: kept
-        # 6/9: the large model has just read the chain
-        (0, 'draft', 5, 54, 54, 0), (1, 'judge', 1, 66, 54, 10), (1, 'step', 7, 54, 54, 20),
-        # what it wrote, it need not read
-        (0, 'step', 1, 61, 54, 0), (1, 'judge', 1, 69, 61, 16),
-        (0, 'draft', 6, 62, 62, 0), (1, 'judge', 1, 75, 62, 64), (1, 'step', 8, 62, 62, 48)]
-    # large: 15 tokens and 4 grades; 61 + 12 + 0 + 8 + 13 + 0 = 94 read
-    assert (out['paper_flops'], out['full_flops']) == (16 + 190, 16 + 57 + 190 + 940)
-    # grades: 61 x .4 + 1.6 = 26; 56 x .4 + 1 + 1.6 = 25; 53 x .4 + 1.6 + 1.6 = 24.4; 11 x .4 + 6.4 + 1.6 = 12.4
-    assert out['cents'] == pytest.approx((26.8 + 23.2 + 26 + 25 + 24.4 + 12.4)/1e4, rel=1e-12)
-    assert [out[k] for k in ('small_tokens', 'large_tokens', 'steps', 'large_steps')] == [16, 19, 4, 2]
-
-def test_a_grade_is_the_likeliest_or_the_expected_digit(tmp_path):
-    unsure = (.35, 0, 0, 0, 0, 0, .25, 0, 0, .4)                                            # likeliest 9, expected 5.1
-    grades = {'a': (unsure, 54, 0), 'a\n\nb': (digit(9), 59, 0), 'A\n\nc': (digit(9), 59, 0)}
-    book = {'0': ('a', 'step', 4, 0), '00': ('b', 'stop', 5, 0), '1': ('A', 'step', 6, 0), '10': ('c', 'stop', 3, 0)}
-    ask = lambda threshold, scoring, said=unsure: booked(tmp_path, threshold, book,
-                                                         grades={**grades, 'a': (said, 54, 0)}, scoring=scoring)
-    assert ask(1., 'greedy')[0].path == '00'                                                # 9/9 is not below 1
-    assert ask(.56, 'expected')[0].path == '00'                                             # 5.1/9 = .567
-    # the first step is written again
-    w, calls, _ = ask(.57, 'expected')
-    assert w.path == '10' and calls == [(0, 'draft', 4, 50, 0, 0), (1, 'judge', 1, 61, 0, 0), (1, 'step', 6, 50, 50, 0),
-                                        (0, 'step', 3, 56, 50, 0), (1, 'judge', 1, 66, 56, 0)]
-    for scoring in ('greedy', 'expected'):                                                  # no digit at all counts 0
-        assert [ask(x, scoring, (0.,)*10)[0].path for x in (0., 1e-9, 1.)] == ['00', '10', '10']
-
-def test_the_first_step_and_the_last_one_there_is_room_for(tmp_path):
-    book = {'0': ('a', 'step', 3, 0), '1': ('A', 'step', 6, 0), '10': ('b', 'step', 2, 0), '100': ('c', 'step', 4, 0),
-            '101': ('C', 'step', 9, 0)}
-    w, calls, out = booked(tmp_path, .5, book, {'0': (.2, 44, 4), '10': (.95, 48, 3), '100': (0., 54, 6)}, max_steps=3)
-    assert (w.path, [s.text for s in w.steps], w.answer, w.correct) == ('101', ['A', 'b', 'C'], None, False)
-    assert calls == [
-        (0, 'draft', 3, 50, 0, 0), (-1, 'prm', 0, 44, 0, 0), (1, 'step', 6, 50, 0, 0),
-        # the question was read, with the step that is gone
-        (0, 'step', 2, 56, 50, 0), (-1, 'prm', 0, 48, 40, 0),
-        (0, 'draft', 4, 58, 58, 0), (-1, 'prm', 0, 54, 48, 0), (1, 'step', 9, 58, 56, 0)]
-    assert (out['paper_flops'], out['full_flops']) == (9 + 150, 9 + 56 + 150 + 520 + 100*(44 + 8 + 6))
-    assert out['large_steps'] == 2
-    w, calls, _ = booked(tmp_path, .5, book, {'0': (.2, 44, 4)}, max_steps=1)
-    assert w.path == '1' and [c[:2] for c in calls] == [(0, 'draft'), (-1, 'prm'), (1, 'step')]
-    w, calls, _ = booked(tmp_path, .1, book | {'00': ('d', 'step', 5, 0)}, {'0': (.2, 44, 4), '00': (.1, 49, 5)},
-                         max_steps=2)
-    # the last one is asked about, and may stay
-    assert w.path == '00' and [c[1] for c in calls] == ['step', 'prm', 'step', 'prm']
-
-def test_a_chain_that_is_cut_off_has_no_answer_unless_it_boxed_one(tmp_path):
-    book = {'0': ('a', 'step', 5, 0), '00': ('so it is 4', 'length', 6, 0), '01': ('B', 'step', 3, 0),
-            '010': (r'\boxed{4}', 'stop', 2, 0)}
-    rewards = {'0': (.8, 45, 5), '00': (.9, 51, 6), '010': (.9, 60, 9)}
-    w, calls, _ = booked(tmp_path, .7, book, rewards)
-    assert (w.path, w.answer, w.correct) == ('00', None, False)
-    assert [c[1] for c in calls] == ['step', 'prm', 'step', 'prm']
-    w, _, _ = booked(tmp_path, .7, {**book, '00': (r'so \boxed{4} or', 'length', 6, 0)}, rewards)
-    assert (w.path, w.answer, w.correct) == ('00', '4', True)
-    # cut off and rejected: the chain goes on
-    w, calls, _ = booked(tmp_path, .7, book, {**rewards, '00': (.6, 51, 6)})
-    assert (w.path, w.answer, w.correct) == ('010', '4', True)
-    assert calls[2:] == [(0, 'draft', 6, 55, 55, 0), (-1, 'prm', 0, 51, 45, 0), (1, 'step', 3, 55, 0, 0),
-                         (0, 'step', 2, 58, 55, 0), (-1, 'prm', 0, 60, 45, 0)]
-    w, _, _ = booked(tmp_path, .7, {**book, '01': ('it is 4', 'length', 3, 0)}, {**rewards, '00': (.6, 51, 6)})
-    assert (w.path, w.answer, w.correct) == ('01', None, False)
-
-def test_a_judge_that_hides_what_its_prompt_shares_leaves_no_trace_in_the_cache(tmp_path):
-    grades = {k: (p, 0, 0) for k, (p, _, _) in GRADES.items()}
-    _, calls, _ = booked(tmp_path, .7, STORY, grades=grades)
-    assert [c[:1] + c[2:5] for c in calls if c[1] == 'judge'] == [(1, 1, ASK, 0)]*4
-    # its own writing is still there
-    assert [c[2:5] for c in calls if c[:2] == (1, 'step')] == [(7, 54, 0), (8, 62, 61)]
-
-def test_what_a_reading_leaves_in_the_cache():
-    """A reward model's prompt ends with the step, in tokens of its own; a judge's goes on with a question that no
-    later prompt has."""
-    step = Step('a', 0, 'step', generated=9)
-    for call, seen, cached, after, rejected in ((Call(-1, 0, 70, 60, 'prm'), {-1: 45}, 45, {-1: 70}, {-1: 60}),
-                                                (Call(-1, 0, 70, 60, 'prm'), {}, 0, {-1: 70}, {-1: 60}),
-                                                (Call(1, 1, 76, 60, 'judge', 5), {0: 80, 1: 99}, 60, {0: 80, 1: 69},
-                                                 {1: 60}), (Call(1, 1, 76, 0, 'judge'), {1: 45}, 0, {1: 45}, {})):
-        w = Walk(None, RSD(None), SimpleNamespace(n_models=2), calls=[Call(0, 9, 50, 0)], processed=seen)
-        before = w.bill_asking([call], step)
-        assert w.calls == [Call(0, 9, 50, 0), replace(call, cached=cached)] and (seen, before) == (after, rejected)
 
 # ---- thresholds
 @pytest.mark.parametrize('method', METHODS)
@@ -438,30 +290,6 @@ def test_every_question_is_asked_once_and_kept(tmp_path, method):
             for x in (.3, .8)}
 
 @pytest.mark.parametrize('method', METHODS)
-def test_all_thresholds_together_ask_each_question_once(tmp_path, method):
-    alone, together = (Setting(tmp_path, method, end=.15, store=x) for x in 'ab')
-    problems = toy_problems(12)
-    want = [alone.outcome(alone.walk(problems, x)) for x in THRESHOLDS]
-    got = walk_outcomes([(together.router.at(x), problems) for x in THRESHOLDS], together.tree)
-    assert all((g[k] == w[k]).all() for g, w in zip(got, want) for k in w)
-    assert len(together.log) == len(set(together.log)) and set(together.log) == set(alone.log)
-    assert len(together.tree.store) == len(alone.tree.store) == together.tree.drawn
-
-@pytest.mark.parametrize('method', METHODS)
-def test_equal_walks_of_a_grid_are_taken_once(tmp_path, monkeypatch, method):
-    "As many walks as there are different bills, a problem; whatever the order of the thresholds."
-    from stepwise_routing.method import walks as rollouts
-    s, problems, taken = Setting(tmp_path, method, end=.15), toy_problems(12), Counter()
-    walk_one = rollouts.walk_one
-    async def counted(problem, *args, **kwargs): taken[problem.id] += 1; return await walk_one(problem, *args, **kwargs)
-    alone = {x: s.walk(problems, x) for x in THRESHOLDS}
-    monkeypatch.setattr(rollouts, 'walk_one', counted)
-    routers = [s.router.at(x) for x in (*THRESHOLDS[::2], *THRESHOLDS[1::2])]
-    rollouts.walk_together([(r, problems) for r in routers], s.tree, lambda r, *walked: walked)
-    different = {p.id: len({(ws[i].path, ws[i].calls) for ws in alone.values()}) for i, p in enumerate(problems)}
-    assert taken == different and sum(taken.values()) < 11*12
-
-@pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('threshold', [0., .5])
 def test_who_keeps_every_draft_asks_about_the_whole_chain_at_once(tmp_path, monkeypatch, method, threshold):
     "With the questions of threshold 0, and of no other; so nothing is asked in vain."
@@ -476,120 +304,20 @@ def test_who_keeps_every_draft_asks_about_the_whole_chain_at_once(tmp_path, monk
     assert len(most) == len(s.log) == sum(c.kind in ('judge', 'prm') for c in w.calls)
     assert max(most) == (len(w.steps) if threshold == 0 else 1)
 
-@pytest.mark.parametrize('method', METHODS)
-def test_answers_are_kept_by_what_was_written(tmp_path, method):
-    """Other draws of the same problems are other chains, whoever wrote them; a chain that was drawn before is not
-    asked about again."""
-    s, problems = Setting(tmp_path, method, end=.15), toy_problems(15)
-    s.walk(problems, .5)
-    fresh, other = Setting(tmp_path, method, end=.15, store='b'), s.fresh('other', 1)
-    walks = walk(problems, s.router, other)
-    assert walks == walk(problems, fresh.router, fresh.fresh('again', 1))
-    assert [w.path for w in walks] != [w.path for w in s.walk(problems, .5)]
-    asked = len(s.log)
-    assert asked == len(set(s.log)) == len(s.router.store) and walk(problems, s.router, s.fresh('copy', 1)) == walks
-    assert len(s.log) == asked
-
-def test_greedy_and_expected_share_their_questions(tmp_path):
-    s, problems = Setting(tmp_path, 'greedy', end=.15), toy_problems(12)
-    greedy, asked = s.walk(problems, 0.), len(s.log)
-    assert walk(problems, replace(s.router, scoring='expected', threshold=0.), s.tree) == greedy and len(s.log) == asked
-
-@pytest.mark.parametrize('method', METHODS)
-def test_what_was_not_asked_is_one_clear_line(tmp_path, method):
-    s, problems = Setting(tmp_path, method, end=.15), toy_problems(5)
-    full = s.walk(problems, .5)
-    router, tree = s.offline()
-    name = 'RSD' if method == 'rsd' else 'SpecReason'
-    with RolloutStore(tmp_path/'none.db', s.router.store.settings) as empty:
-        with pytest.raises(LookupError,
-                           match=rf'none.db does not hold what {name}.* asks about step 0 of toy-0-') as e:
-            walk(problems, replace(router, store=empty), tree)
-    assert '\n' not in str(e.value)
-    w = next(w for w in full if '1' in w.path and w.path[-1] == '0')                         # now a gap further on
-    with RolloutStore(tmp_path/'part.db', s.router.store.settings, record=s.router.record) as part:
-        keys = s.router.store.keys()
-        for k in keys[:1]: part.put(*k, s.router.store.get(*k))
-        with pytest.raises(LookupError, match=rf'asks about step \d+ of {w.problem.id} after "[01]*"$'):
-            walk([w.problem], replace(router, store=part), tree)
-    live = replace(s.router, model=s.asked)
-    assert walk(problems, live, s.tree) == full
-
-def test_answers_of_another_model_or_benchmark_are_refused(tmp_path):
-    prm, path = Rewards(), tmp_path/'r.db'
-    with RolloutStore(path, asking_settings('toy', prm)) as store: store.put('p', 0, '', 0, Step('One.', 0, 'step'))
-    other = Rewards(); other.spec = replace(prm.spec, params=5.)
-    for said, field in ((asking_settings('gsm8k', prm), 'settings.benchmark'),
-                        (asking_settings('toy', other), 'settings.spec.params'),
-                        ({**asking_settings('toy', prm), 'weights': 'others'}, 'settings.weights')):
-        with pytest.raises(ValueError, match=field) as e: RolloutStore(path, said)
-        assert '\n' not in str(e.value)
-    with RolloutStore(path) as store: assert RSD(store).external == prm.spec
-    with pytest.raises(ValueError, match=r"unknown scoring 'greedi' \(did you mean 'greedy'\?\)"):
-        SpecReason(None, scoring='greedi')
-    assert [SpecReason(None, scoring=x).name for x in ('greedy', 'expected')] == ['SpecReason (greedy)',
-        'SpecReason (expected)']
-    assert RSD(None).name == 'RSD'
-
 # ---- faults of the reference code
-@pytest.mark.parametrize('method', METHODS)
-def test_company_order_and_history_change_nothing(tmp_path, method):
-    problems = toy_problems(40)
-    among = Setting(tmp_path, method, end=.15)
-    together = among.walk(problems, .6)
-    alone = Setting(tmp_path, method, end=.15, store='b')
-    assert [alone.walk([p], .6)[0] for p in problems[::-1]][::-1] == together
-    # a store that has seen every threshold
-    for x in THRESHOLDS[::-1]: alone.walk(problems, x)
-    used = Setting(tmp_path, method, end=.15, store='c')
-    for x in (1., .9, .1, 0.): used.walk(problems[::2], x)
-    assert used.walk(problems, .6) == alone.walk(problems, .6) == together
-    same(among, problems, .6, together)
-
-@pytest.mark.parametrize('method', METHODS)
-def test_long_chains_are_not_cut(tmp_path, method):
-    s, problems = Setting(tmp_path, method, end=.02, cut=0), toy_problems(20)
-    for x in (0., .5, 1.01):
-        walks = s.walk(problems, x)
-        lengths = [len(w.path) for w in walks]
-        assert max(lengths) == 30 and sum(n > 5 for n in lengths) > 15
-        assert all(w.steps[-1].final or len(w.path) == 30 for w in walks)
-        assert all(not y.final for w in walks for y in w.steps[:-1])
-        assert [len(s.walk([p], x)[0].path) for p in problems] == lengths
-
-def test_equal_steps_in_a_row_do_not_end_a_chain(tmp_path):
-    book = {'0'*n: ('the same', 'step', 2, 0) for n in range(1, 9)} | {'0'*9: (r'\boxed{4}', 'stop', 3, 0)}
-    w, _, _ = booked(tmp_path, .5, book, {'0'*n: (.9, 40 + 3*n, 3) for n in range(1, 10)}, max_steps=30)
-    assert (w.path, w.correct) == ('0'*9, True)
-
 # ---- scores
-@given(st.lists(st.floats(0, 1), min_size=10, max_size=10), st.booleans())
+@given(st.lists(st.floats(0, 1), min_size=10, max_size=10))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_scores_are_digits_over_nine(tmp_path, p, silent):
-    p = tuple(0. for _ in p) if silent or sum(p) == 0 else tuple(x/sum(p) for x in p)
-    judge = Book(1, {}, {'y': (p, 60, 5)})
+def test_a_score_is_the_expected_digit_over_nine(tmp_path, p):
+    p = tuple(x/sum(p) for x in p) if sum(p) else tuple(p)
+    judge = Plain(1)
+    judge.prob = lambda messages, n: p
     state = State(Problem('toy', 'p', 'Which?', '4'), 0, (Step('y', 0, 'step', generated=9, prompt=50),), '0')
     with answers_of(judge, tmp_path/'s.db') as store:
-        (greedy,), calls = asyncio.run(SpecReason(store, judge, 'greedy').score([state]))
-        (expected,), _ = asyncio.run(SpecReason(store, None, 'expected').score([state]))
+        (expected,), (call,) = asyncio.run(SpecReason(store, judge).score([state]))
     (tmp_path/'s.db').unlink()
-    assert greedy == max(range(10), key=lambda d: (p[d], -d))/9
-    assert expected == pytest.approx(sum(d*x for d, x in enumerate(p))/9, abs=1e-12)
-    assert 0 <= greedy <= 1 and 0 <= expected <= 1 + 1e-12 and (greedy, expected) == (0, 0) if not any(p) else True
-    assert calls == [Call(1, 1, 67, 51, 'judge', 5)]
-
-def test_the_judge_is_shown_the_chain_and_ten_digits(tmp_path):
-    seen, judge = [], Book(1, {}, None)
-    async def choose(messages, options):
-        seen.append((messages, options))
-        return Choice(digit(5), 60, 1, 0, 53)
-    judge.choose = choose
-    steps = tuple(Step(t, 0, 'step', generated=2) for t in ('one', 'two'))
-    with answers_of(judge, tmp_path/'s.db') as store:
-        asyncio.run(SpecReason(store, judge).score([State(Problem('toy', 'p', 'Which?', '4'), 0, steps, '00')]))
-    ((system, user, chain, ask), options), = seen
-    assert (user['content'], chain) == ('Which?', dict(role='assistant', content='one\n\ntwo'))
-    assert list(options) == list('0123456789') and ask['role'] == 'user'
+    assert expected == pytest.approx(sum(d*x for d, x in enumerate(p))/9, abs=1e-12) and 0 <= expected <= 1 + 1e-12
+    assert (call.model, call.generated, call.kind) == (1, 1, 'judge')
 
 # ---- the grid
 @pytest.fixture(scope='module', params=METHODS)
@@ -626,14 +354,6 @@ def test_a_threshold_is_chosen_on_calibration_alone(world, unit):
             hand = bill(by_hand(s, p, x)[1], SIZE, prices)[UNITS.index(unit)]
             assert r[COLUMNS.index(unit)] == pytest.approx(hand, rel=1e-12)
 
-def test_the_test_split_chooses_nothing(world):
-    s, problems, tables = world
-    asked = len(s.log)
-    def run(*_): raise AssertionError('walked on the test split')
-    with pytest.raises(ValueError, match='choosing a threshold on toy was handed the test split') as e:
-        grid_search(s.router, tables['test'], run=run)
-    assert '\n' not in str(e.value) and len(s.log) == asked
-
 def test_rewards_join_the_outcome_table_with_their_bill(tmp_path):
     "Against RSD's own walks at threshold 0, and against minima and products by hand."
     s, problems = Setting(tmp_path, 'rsd', prices=(None, 'gpt-4.1-mini'), end=.15), toy_problems(15)
@@ -654,21 +374,6 @@ def test_rewards_join_the_outcome_table_with_their_bill(tmp_path):
         assert at_once[i] - plain[i] == pytest.approx(2*SIZE[-1]*first)
     assert np.isnan(read.obs[~table.inside]).all()
 
-@pytest.mark.filterwarnings('ignore:RSD gives the lowest score')
-def test_a_reward_that_there_is_no_room_for_is_zero_and_costs_nothing(tmp_path):
-    s, problems = Setting(tmp_path, 'rsd', end=.15), toy_problems(15)
-    collect_rollouts(problems, s.tree)
-    table = outcome_table(problems, s.tree, 'train')
-    whole = reward_table(table, problems, s.tree, s.router)
-    short = Setting(tmp_path, 'rsd', end=.15, store='b')
-    no_room_after(short.asked, 2)
-    read = reward_table(table, problems, s.tree, short.router)
-    reward = TRIM_FEATURES.index('reward')
-    later = table.inside & (np.arange(table.inside.shape[1]) > 1)
-    assert later.sum() > 10 and (read.obs[later][:, reward] == 0).all()
-    assert (read.obs[:, :2] == whole.obs[:, :2])[table.inside[:, :2]].all()
-    assert (read.small_prompt == np.where(later, table.small_prompt, whole.small_prompt)).all()
-
 def test_trim_earns_what_a_look_at_every_policy_could():
     "One step a chain and one reward that tells all: escalate where the reward is low, if the price is right."
     table, r = toy_table(200, 'train'), np.random.default_rng(0)
@@ -683,10 +388,3 @@ def test_trim_earns_what_a_look_at_every_policy_could():
         o = replay(fit_trim(read, lam), read)
         assert (o['large_tokens'] == 10*escalates).all(), lam
     with pytest.raises(ValueError, match='was handed the test split'): fit_trim(replace(read, split='test'), .1)
-
-def test_a_reward_model_must_be_paid_for(world):
-    s, problems, tables = world
-    walks = s.walk(problems['test'][:3], .5)
-    if s.method != 'rsd': assert walk_outcome(walks, s.tree.specs)['cents'].min() > 0; return
-    with pytest.raises(ValueError, match='pass external=') as e: walk_outcome(walks, s.tree.specs)
-    assert '\n' not in str(e.value)

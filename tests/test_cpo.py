@@ -1,11 +1,11 @@
 "The trust-region step, against plane geometry, explicit matrices and slow expectations."
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import tabular
 import torch
-from hypothesis import given, settings, strategies as st
 from policies import (
     READINGS,
     f64,
@@ -18,11 +18,10 @@ from policies import (
     with_parameters,
 )
 
-from stepwise_routing.base.settings import Policy
 from stepwise_routing.method import cpo
 from stepwise_routing.method.cpo import *
 from stepwise_routing.method.outcomes import toy_table
-from stepwise_routing.method.policy import ValueNet, log_threshold_probs
+from stepwise_routing.method.policy import ValueNet, log_threshold_probs, vtrace
 
 torch.set_num_threads(1)
 
@@ -32,25 +31,6 @@ def double(monkeypatch):
     monkeypatch.setattr(cpo, 'PRECISION', torch.float64)
 
 # --- the CPO step
-def root(H):
-    "H^(-1/2), so that steps y = H^(-1/2) z have length |z|^2/2 = y'Hy/2."
-    w, Q = np.linalg.eigh(H)
-    return Q @ np.diag(w**-.5) @ Q.T
-
-def best_step(g, b, c, H, delta):
-    """Minimise g.y subject to c + b.y <= 0 and y'Hy/2 <= delta by plane geometry: in z = H^(1/2) y the trust region is
-    a ball and the answer lies in the plane of two vectors. Either the ball's best point is allowed, or the best point
-    of the circle where the constraint plane cuts the ball."""
-    R, X = np.sqrt(2*delta), root(H)
-    gz, bz = X @ g, X @ b
-    size, beta = np.linalg.norm(gz), np.linalg.norm(bz)
-    z = -R*gz/size if size > 0 else 0*gz
-    if c + bz @ z <= 0: return X @ z
-    if beta*R < c: return X @ (-R*bz/beta) # no point of the ball is allowed: as far towards it as the ball goes
-    along, foot = gz - (gz @ bz)/beta**2*bz, -c*bz/beta**2
-    rest = np.sqrt(max(R**2 - foot @ foot, 0.))
-    return X @ (foot - rest*along/max(np.linalg.norm(along), 1e-300))
-
 def problem(r, case):
     "A random problem of one of CPO's five cases: (g, b, c, H, delta)."
     d = r.integers(2, 9)
@@ -69,88 +49,25 @@ def direction(g, b, c, H, delta):
     L = torch.linalg.cholesky(f64(H))
     return cpo_direction(f64(g), f64(b), float(c), lambda x: torch.cholesky_solve(x[:, None], L)[:, 0], delta)
 
-def flaws(y, g, b, c, H, delta):
-    "What is wrong with a step, in words; none for the best one."
-    best, scale = best_step(g, b, c, H, delta), np.sqrt(2*delta*(g @ np.linalg.solve(H, g)))
-    reach = np.sqrt(2*delta*(b @ np.linalg.solve(H, b)))
-    out = []
-    if not np.isfinite(y).all(): return ['not finite']
-    if y @ H @ y/2 > delta*(1 + 1e-8): out.append('outside the trust region')
-    if c <= reach:
-        if c + b @ y > 1e-7*(reach + abs(c)): out.append('violates the constraint')
-        if g @ y > g @ best + 1e-6*scale: out.append('not the best')
-    elif b @ y > -reach*(1 - 1e-7): out.append('does not restore all it can')
-    return out
-
-def test_geometry_agrees_with_a_general_solver():
-    "The oracle itself, against scipy's SLSQP."
-    from scipy.optimize import minimize
-    r = np.random.default_rng(0)
-    for i in range(60):
-        g, b, c, H, delta = problem(r, 1 + i % 4)
-        X, R = root(H), np.sqrt(2*delta)
-        gz, bz = X @ g, X @ b
-        gz, bz, k = gz/np.linalg.norm(gz), bz/np.linalg.norm(bz), c/np.linalg.norm(bz)/R # in units of the ball
-        cons = [dict(type='ineq', fun=lambda z: -(k + bz @ z), jac=lambda z: -bz),
-                dict(type='ineq', fun=lambda z: (1 - z @ z)/2, jac=lambda z: -z)]
-        runs = [minimize(lambda z: gz @ z, z0, jac=lambda z: gz, constraints=cons, method='SLSQP',
-                         options=dict(ftol=1e-14, maxiter=500))
-                for z0 in (0*gz, -bz*.9, -gz*.9)]
-        best = min((s.fun for s in runs if k + bz @ s.x < 1e-7 and s.x @ s.x < 1 + 1e-7), default=None)
-        assert best is not None and abs(best - g @ best_step(g, b, c, H, delta)/np.linalg.norm(X @ g)/R) < 1e-5
-
-def test_cpo_direction_solves_random_problems():
-    r, seen = np.random.default_rng(1), np.zeros(5, int)
-    for i in range(2500):
-        g, b, c, H, delta = problem(r, i % 5)
-        got = direction(g, b, c, H, delta)
-        assert got.optim_case == i % 5
-        assert not flaws(got.y.numpy(), g, b, c, H, delta), (i, flaws(got.y.numpy(), g, b, c, H, delta))
-        seen[got.optim_case] += 1
-    assert (seen >= 100).all()
-
-@given(st.integers(0, 4), st.floats(-60, 60), st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
-def test_the_unit_of_the_constraint_does_not_matter(case, power, seed):
-    "Gradient and level a thousand times smaller are the same constraint: the same case, the same step."
-    g, b, c, H, delta = problem(np.random.default_rng(seed), case)
-    one, scaled = direction(g, b, c, H, delta), direction(g, 10**power*b, 10**power*c, H, delta)
-    assert one.optim_case == scaled.optim_case == case
-    assert (one.y - scaled.y).norm() <= 1e-5*one.y.norm() and one.y.any()
-
-def test_cpo_multipliers_satisfy_kkt():
+def test_cpo_directions_satisfy_kkt():
+    "The problem is convex, so these conditions prove the optimum; in case 0 the step restores all that it can."
     r = np.random.default_rng(2)
-    for i in range(800):
-        g, b, c, H, delta = problem(r, 1 + i % 4)
+    for i in range(1500):
+        case = i % 5
+        g, b, c, H, delta = problem(r, case)
         got = direction(g, b, c, H, delta)
         y, lam, nu = got.y.numpy(), got.lam_star, got.nu_star
+        reach = np.sqrt(2*delta*(b @ np.linalg.solve(H, b)))
+        assert got.optim_case == case and y @ H @ y/2 <= delta*(1 + 1e-8), 'inside the ball'
+        if case == 0:
+            assert b @ y <= -reach*(1 - 1e-7)
+            continue
+        assert c + b @ y <= 1e-7*(reach + abs(c)), 'keeps the constraint'
         size = np.abs(g).max() + lam*np.abs(H @ y).max() + abs(nu)*np.abs(b).max()
-        assert lam >= 0 and nu >= 0 and isinstance(lam, float) and isinstance(nu, float)
-        assert np.abs(g + lam*(H @ y) + nu*b).max() < 1e-7*size, 'stationary'
+        assert lam >= 0 and nu >= 0 and np.abs(g + lam*(H @ y) + nu*b).max() < 1e-7*size, 'stationary'
         assert abs(lam*(y @ H @ y/2 - delta)) < 1e-7*(lam*delta + 1e-12), 'the ball binds, or lam is 0'
         if nu > 1e-9*np.linalg.norm(g)/np.linalg.norm(b):
             assert abs(c + b @ y) < 1e-6*(abs(c) + np.abs(b) @ np.abs(y)), 'the constraint binds, or nu is 0'
-
-def other_convention(g, b, c, H, delta):
-    """The step with g.H^-1 b of the opposite sign, as where g is an ascent direction and the dual is the
-    minimiser's (OmniSafe, SafePO)."""
-    v, w = np.linalg.solve(H, g), np.linalg.solve(H, b)
-    q, r, s = g @ v, -g @ w, b @ w
-    A, B = q - r*r/s, 2*delta - c*c/s
-    La, Lb = ((0, r/c), (r/c, np.inf)) if c < 0 else ((r/c, np.inf), (0, r/c))
-    clip = lambda x, to: max(to[0], min(to[1], x))
-    la, lb = clip(np.sqrt(A/B), La), clip(np.sqrt(q/(2*delta)), Lb)
-    fa, fb = (-(A/la + B*la)/2 - r*c/s if la > 0 else -np.inf), (-(q/lb + 2*delta*lb)/2 if lb > 0 else -np.inf)
-    lam = max(la if fa >= fb else lb, 1e-12)
-    return -(v + max(0, lam*c - r)/s*w)/lam
-
-def test_the_other_sign_convention_fails_these_problems():
-    r, failed = np.random.default_rng(3), {1: 0, 2: 0}
-    for i in range(400):
-        case = 1 + i % 2
-        p = problem(r, case)
-        failed[case] += bool(flaws(other_convention(*p), *p))
-    assert failed[1] > 150 and failed[2] > 80
 
 ball = dict(H=np.eye(2), delta=.5) # the unit disc
 @pytest.mark.parametrize('g, b, c, want', [
@@ -178,52 +95,51 @@ def test_cpo_without_a_direction_stays_finite_and_inside(g, b, c):
     if abs(c) < 1 and any(b): assert c + np.dot(b, got.y.numpy()) <= 1e-6
 
 # --- curvature
-curvatures = [(2, 'absorbing', False), (3, 'absorbing', False), (3, 'absorbing', True), (3, 'per_step', False)]
+both = pytest.mark.parametrize('n_models', [2, 3])
 
-def curvature_case(n_models, mode, moved):
-    policy, r = tiny_policy(n_models, mode), np.random.default_rng(0)
-    x, weight = f64(r.normal(size=(5, 2))), f64(r.dirichlet(np.ones(5)))
-    return policy, x, weight, torch.tensor([0, 1, 0, 2, 1]) if moved else torch.zeros(5, dtype=torch.long)
+def curvature_case(n_models):
+    r = np.random.default_rng(0)
+    return tiny_policy(n_models), f64(r.normal(size=(5, 2))), f64(r.dirichlet(np.ones(5)))
 
-def fisher(policy, x, weight, at):
+def fisher(policy, x, weight):
     "(H written out, the pieces it is kept in)."
     weights, odds, inputs = network(policy, x)
-    layers, blocks = jacobian(weights, inputs), fisher_blocks(policy, odds, at, .25, .1, weight)
+    layers, blocks = jacobian(weights, inputs), fisher_blocks(odds, .25, .1, weight)
     J = gradient(layers, torch.eye(odds.numel(), dtype=odds.dtype).view(-1, *odds.shape)).view(*odds.shape, -1)
     return torch.einsum('aip,iab,biq->pq', J, blocks, J), layers, blocks, J
 
-@pytest.mark.parametrize('n_models, mode, moved', curvatures)
-def test_fisher_is_the_covariance_of_the_scores(n_models, mode, moved):
+@both
+def test_fisher_is_the_covariance_of_the_scores(n_models):
     "State by state and action by action, with a backward pass each."
-    policy, x, weight, at = curvature_case(n_models, mode, moved)
+    policy, x, weight = curvature_case(n_models)
     F = 0.
     for i in range(5):
-        S = soft_set(policy(x[i:i + 1], at[i:i + 1]).exp(), .25, .1)[0]
-        for a in range(at[i] if mode == 'absorbing' else 0, n_models):
+        S = soft_set(policy(x[i:i + 1]).exp(), .25, .1)[0]
+        for a in range(n_models):
             score = flat(torch.autograd.grad(S[a].log(), policy.parameters(), retain_graph=True))
             F = F + weight[i]*S[a].detach()*score[:, None]*score[None]
-    H = fisher(policy, x, weight, at)[0]
+    H = fisher(policy, x, weight)[0]
     assert torch.isfinite(H).all() and torch.allclose(H, F, rtol=1e-9, atol=1e-12) and F.abs().max() > 1e-3
 
-@pytest.mark.parametrize('n_models, mode, moved', curvatures)
-def test_fisher_is_the_curvature_of_the_divergence(n_models, mode, moved):
-    policy, x, weight, at = curvature_case(n_models, mode, moved)
+@both
+def test_fisher_is_the_curvature_of_the_divergence(n_models):
+    policy, x, weight = curvature_case(n_models)
     theta = flat(policy.parameters()).detach()
-    old = soft_set(policy(x, at).exp(), .25, .1).detach()
+    old = soft_set(policy(x).exp(), .25, .1).detach()
     def divergence(theta):
-        new = soft_set(with_parameters(policy, theta, x, at).exp(), .25, .1)
+        new = soft_set(with_parameters(policy, theta, x).exp(), .25, .1)
         gap = torch.where(old > 0, new.clamp_min(1e-300).log() - old.clamp_min(1e-300).log(), 0.)
         return (weight*(new*gap).sum(-1)).sum()
-    H, mine = torch.autograd.functional.hessian(divergence, theta), fisher(policy, x, weight, at)[0]
+    H, mine = torch.autograd.functional.hessian(divergence, theta), fisher(policy, x, weight)[0]
     assert torch.isfinite(mine).all() and torch.allclose(mine, H, rtol=1e-7, atol=1e-10)
 
-@pytest.mark.parametrize('n_models, mode, moved', curvatures)
+@both
 @pytest.mark.parametrize('hidden', [(), (3,), (5, 4)])
-def test_the_jacobian_is_that_of_autograd(n_models, mode, moved, hidden):
-    policy, x = tiny_policy(n_models, mode, hidden=hidden), curvature_case(n_models, mode, moved)[1]
+def test_the_jacobian_is_that_of_autograd(n_models, hidden):
+    policy, x = tiny_policy(n_models, hidden=hidden), curvature_case(n_models)[1]
     theta = flat(policy.parameters()).detach()
     def odds(theta):
-        log_pi = with_parameters(policy, theta, x, None)
+        log_pi = with_parameters(policy, theta, x)
         return (log_pi[:, 1:] - log_pi[:, :1]).T
     weights, got, inputs = network(policy, x)
     J, layers = torch.autograd.functional.jacobian(odds, theta), jacobian(weights, inputs)
@@ -232,11 +148,11 @@ def test_the_jacobian_is_that_of_autograd(n_models, mode, moved, hidden):
     assert torch.allclose(got, odds(theta)) and torch.allclose(along(layers, weights_of(policy, v)), J @ v)
     assert torch.allclose(gradient(layers, y), torch.einsum('kai,aip->kp', y, J))
 
-@pytest.mark.parametrize('n_models, mode, moved', curvatures)
+@both
 @pytest.mark.parametrize('damping', [1e-4, .1, 10.])
-def test_the_fisher_system_is_solved_as_a_dense_one(n_models, mode, moved, damping):
-    policy, x, weight, at = curvature_case(n_models, mode, moved)
-    H, layers, blocks, _ = fisher(policy, x, weight, at)
+def test_the_fisher_system_is_solved_as_a_dense_one(n_models, damping):
+    policy, x, weight = curvature_case(n_models)
+    H, layers, blocks, _ = fisher(policy, x, weight)
     solve, r = fisher_solver(policy, layers, blocks, damping), np.random.default_rng(1)
     for size in (1e-3, 1., 1e3):
         b = f64(r.normal(size=len(H))*size)
@@ -244,22 +160,11 @@ def test_the_fisher_system_is_solved_as_a_dense_one(n_models, mode, moved, dampi
         assert (solve(b) - want).norm() < 1e-7*want.norm()
     assert not solve(0*b).any()
 
-def test_single_precision_changes_little(monkeypatch):
-    env = toy_env(60)
-    policy, rows = fitted_policy(env, hidden=(64, 64), spread=.05), np.arange(60)
-    exact = exact_estimate(policy, env, rows, .25, .1)
-    monkeypatch.setattr(cpo, 'PRECISION', torch.float32)
-    single, moved = exact_estimate(policy, env, rows, .25, .1), flat(policy.parameters()).detach() + .01
-    for name in ('g', 'b'):
-        a, b = getattr(exact, name), getattr(single, name)
-        assert b.dtype == torch.float64 and (a - b).norm() < 1e-5*a.norm()
-    assert np.allclose(exact.measure(moved), single.measure(moved), rtol=1e-4, atol=1e-7)
-
 # --- gradients
 def slow_value(table, policy, theta, kappa, temp, on_escalate, outcome):
     "Expected outcome of S, problem by problem and step by step; differentiable."
     x = policy.encode(table.obs, table.features)
-    h = soft_set(with_parameters(policy, theta, x, None).exp(), kappa, temp)[..., 1]
+    h = soft_set(with_parameters(policy, theta, x).exp(), kappa, temp)[..., 1]
     columns = [outcome(table.outcome(np.minimum(t, table.n_steps), on_escalate)) for t in range(table.obs.shape[1] + 1)]
     total = 0.
     for i, T in enumerate(table.n_steps):
@@ -272,24 +177,23 @@ def slow_value(table, policy, theta, kappa, temp, on_escalate, outcome):
 
 def outcomes_of(table, unit='paper_flops'):
     share, large = table.large_only()[unit].mean(), table.correct[:, 0]
-    return dict(cost=lambda o: o[unit]/share, joint=lambda o: (o['correct'] == 0)*table.large_again,
-                gap=lambda o: large - o['correct'])
+    return dict(cost=lambda o: o[unit]/share, miss=lambda o: large - o['correct'])
 
-@pytest.mark.parametrize('on_escalate, constraint', [('append', 'joint'), ('regenerate', 'gap')])
-def test_exact_gradients_are_those_of_the_expectation(on_escalate, constraint):
+@pytest.mark.parametrize('on_escalate', READINGS)
+def test_exact_gradients_are_those_of_the_expectation(on_escalate):
     table = toy_table(25, 'train')
     env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate)
     policy = fitted_policy(env)
     theta = flat(policy.parameters()).detach().requires_grad_()
-    estimate, wants = exact_estimate(policy, env, np.arange(25), .25, .1, constraint), outcomes_of(table)
-    for name, gradient, outcome in (('cost', 'g', 'cost'), ('miss', 'b', constraint)):
-        J = slow_value(table, policy, theta, .25, .1, on_escalate, wants[outcome])
+    estimate, wants = exact_estimate(policy, env, np.arange(25), .25, .1), outcomes_of(table)
+    for name, gradient in (('cost', 'g'), ('miss', 'b')):
+        J = slow_value(table, policy, theta, .25, .1, on_escalate, wants[name])
         assert np.isclose(getattr(estimate, name), J.item(), rtol=1e-10)
         assert torch.allclose(getattr(estimate, gradient), torch.autograd.grad(J, theta)[0], rtol=1e-8, atol=1e-12)
     moved = theta.detach() + .1
     kl, cost, miss = estimate.measure(moved)
     assert np.isclose(cost, slow_value(table, policy, moved, .25, .1, on_escalate, wants['cost']).item())
-    assert np.isclose(miss, slow_value(table, policy, moved, .25, .1, on_escalate, wants[constraint]).item()) and kl > 0
+    assert np.isclose(miss, slow_value(table, policy, moved, .25, .1, on_escalate, wants['miss']).item()) and kl > 0
     assert abs(estimate.measure(theta.detach())[0]) < 1e-12
 
 def test_exact_values_on_the_chain():
@@ -302,7 +206,7 @@ def test_exact_values_on_the_chain():
             log_pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))
             S = log_threshold_probs(log_pi, .25, .1)[:, 1].exp().numpy()
         cost, miss = tabular.evaluate(S, on_escalate)
-        estimate = exact_estimate(policy, env, np.arange(len(table)), .25, .1, 'joint')
+        estimate = exact_estimate(policy, env, np.arange(len(table)), .25, .1)
         assert np.isclose(estimate.cost*table.large_only()['paper_flops'].mean(), cost)
         assert np.isclose(estimate.miss, miss)
         deployed = env.deploy(policy, .25)
@@ -314,10 +218,10 @@ def surrogate_gradients(table, policy, kappa, temp, on_escalate):
     and steps, from the table."""
     x, theta = policy.encode(table.obs, table.features), flat(policy.parameters()).detach().requires_grad_()
     pi = pi_escalate(policy, table)
-    h = soft_set(with_parameters(policy, theta, x, None).exp(), kappa, temp)[..., 1]
+    h = soft_set(with_parameters(policy, theta, x).exp(), kappa, temp)[..., 1]
     fixed = h.detach().numpy()
     out = []
-    for outcome in (outcomes_of(table)['cost'], outcomes_of(table)['joint']):
+    for outcome in outcomes_of(table).values():
         every = [table.outcome(np.minimum(t, table.n_steps), on_escalate) for t in range(table.obs.shape[1] + 1)]
         columns = np.stack([outcome(o) for o in every], 1)
         total = 0.
@@ -331,14 +235,17 @@ def surrogate_gradients(table, policy, kappa, temp, on_escalate):
         out.append(torch.autograd.grad(total/len(table), theta, retain_graph=True)[0])
     return out
 
-UNCLIPPED = Policy(rho_bar=1e12, v_rho_bar=1e12, c_bar=1e12, constraint='joint')
+@pytest.fixture
+def unclipped(monkeypatch):
+    monkeypatch.setattr(cpo, 'RHO_BAR', 1e12)
+    monkeypatch.setattr(cpo, 'vtrace', partial(vtrace, rho_bar=1e12, c_bar=1e12))
 
 def averaged(env, policy, critics, batches=60, size=2500):
     "Sampled gradients (batch by batch) with nothing clipped, and the estimate of the miss rate."
     rng, out = np.random.default_rng(0), []
     for _ in range(batches):
         rollouts = env.sample(policy, rng.integers(0, len(env), size), rng)
-        e, _ = sampled_estimate(policy, critics, rollouts, .25, .1, UNCLIPPED)
+        e, _ = sampled_estimate(policy, critics, rollouts, .25, .1)
         out.append((e.g, e.b, e.miss))
     return [torch.stack([o[i] for o in out]) for i in (0, 1)] + [np.array([o[2] for o in out])]
 
@@ -353,14 +260,14 @@ def agree(samples, want):
     return (np.abs(along.mean(0) - goal) < 4.5*error).all() and float(mean @ want/mean.norm()/want.norm()) > .97
 
 @pytest.mark.parametrize('on_escalate', READINGS)
-def test_sampled_gradients_average_to_the_surrogates(on_escalate):
+def test_sampled_gradients_average_to_the_surrogates(unclipped, on_escalate):
     table = tabular.take(toy_table(40, 'train'), np.arange(12))
     env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate)
     policy, critics = fitted_policy(env), [ValueNet(3, (4,), seed) for seed in (1, 2)]
     g, b, miss = averaged(env, policy, critics)
     want_g, want_b = surrogate_gradients(table, policy, .25, .1, on_escalate)
     assert agree(g, want_g) and agree(b, want_b)
-    J = exact_estimate(policy, env, np.arange(12), .25, .1, 'joint').miss
+    J = exact_estimate(policy, env, np.arange(12), .25, .1).miss
     assert abs(miss.mean() - J) < 4.5*miss.std(ddof=1)/np.sqrt(len(miss))
 
 def one_decision(table):
@@ -371,29 +278,27 @@ def one_decision(table):
     last = table.correct[np.arange(len(table)), table.n_steps]
     return replace(table, n_steps=np.ones(len(table), int), correct=np.c_[table.correct[:, 0], last], **cut)
 
-def test_with_one_decision_the_two_estimators_are_one():
+def test_with_one_decision_the_two_estimators_are_one(unclipped):
     """Where nothing depends on how a state was reached, the surrogate's gradient is the gradient, whatever the
     critics say."""
     table = one_decision(toy_table(40, 'train'))
     env = TableEnv(table, ('score_logit', 'index'))
     policy = fitted_policy(env)
-    exact = exact_estimate(policy, env, np.arange(40), .25, .1, 'joint')
+    exact = exact_estimate(policy, env, np.arange(40), .25, .1)
     g, b, _ = averaged(env, policy, [ValueNet(2, (4,), seed) for seed in (3, 4)], batches=40)
     assert agree(g, exact.g) and exact.g.norm() > 1e-3
     assert exact.b.norm() < 1e-12 or agree(b, exact.b)
 
 @pytest.mark.parametrize('kappa', [.02, .25])
-@pytest.mark.parametrize('constraint', ['gap', 'joint'])
-def test_the_level_of_the_constraint_is_that_of_the_expectation(kappa, constraint):
+def test_the_level_of_the_constraint_is_that_of_the_expectation(kappa):
     "Also where kappa is small and most ratios are clipped in the gradients: the level has the same mean as exactly."
     env = toy_env(50)
     policy, rng = fitted_policy(env), np.random.default_rng(0)
     critics = [ValueNet(3, (4,), seed) for seed in (1, 2)]
     drawn = [env.sample(policy, rng.integers(0, 50, 4000), rng) for _ in range(20)]
-    levels = [sampled_estimate(policy, critics, r, kappa, .1, Policy(constraint=constraint))[0].miss for r in drawn]
-    want, joint = (exact_estimate(policy, env, np.arange(50), kappa, .1, c).miss for c in (constraint, 'joint'))
+    levels = [sampled_estimate(policy, critics, r, kappa, .1)[0].miss for r in drawn]
+    want = exact_estimate(policy, env, np.arange(50), kappa, .1).miss
     assert abs(np.mean(levels) - want) < 4.5*np.std(levels)/np.sqrt(19)
-    assert want <= joint, 'P(R=1) + P(R_M=0) is at least P(R=1 or R_M=0)'
 
 def test_misses_are_counted_against_other_draws_where_there_are_any():
     table, again = toy_table(300), (np.random.default_rng(0).random((300, 3)) < .8).astype(float)
@@ -406,12 +311,14 @@ def test_misses_are_counted_against_other_draws_where_there_are_any():
         assert np.allclose(other.miss[:, t], want) and (t or want.any())
 
 # --- line search
-@pytest.mark.parametrize('rho_bar', [.01, .3])
-def test_misses_are_not_clipped_as_costs_are(rho_bar):
+def test_misses_are_not_clipped_as_costs_are(monkeypatch):
     env = toy_env(40)
     policy, critics = fitted_policy(env), [ValueNet(3, (4,), i) for i in (0, 1)]
     rollouts = env.sample(policy, np.arange(40), np.random.default_rng(0))
-    clipped, free = (sampled_estimate(policy, critics, rollouts, .25, .1, Policy(rho_bar=x))[0] for x in (rho_bar, 1e9))
+    def at(clip):
+        monkeypatch.setattr(cpo, 'RHO_BAR', clip)
+        return sampled_estimate(policy, critics, rollouts, .25, .1)[0]
+    clipped, free = at(.3), at(1e9)
     assert torch.equal(clipped.b, free.b) and not torch.allclose(clipped.g, free.g)
 
 def reached(env, policy, rows, kappa, temp):
@@ -421,8 +328,7 @@ def reached(env, policy, rows, kappa, temp):
         left = 1.
         for x in env.x[row][env.inside[row]]:
             out.append(left)
-            now = torch.zeros(1, dtype=int)
-            left *= float(log_threshold_probs(policy(x[None], now), kappa, temp)[0, 0].detach().exp())
+            left *= float(log_threshold_probs(policy(x[None]), kappa, temp)[0, 0].detach().exp())
     return np.array(out)
 
 def test_a_state_weighs_as_much_as_it_is_likely():
@@ -449,17 +355,6 @@ def test_line_search_takes_the_longest_step_allowed(case, c, cost, miss, fractio
     measure = lambda theta: ((theta[0].item() - 3)**2, cost(theta[0].item() - 3), miss(theta[0].item() - 3))
     theta, accepted, kl = line_search(f64([3.]), step_to([1.], case), measure, c, delta=.3)
     assert np.isclose(accepted, fraction) and np.isclose(theta[0].item(), 3 + fraction) and np.isclose(kl, fraction**2)
-
-def test_a_step_of_no_length_is_no_step():
-    theta, accepted, kl = line_search(f64([3.]), step_to([0.], 0), lambda theta: (0., 0., 0.), .1)
-    assert (theta.tolist(), accepted, kl) == ([3.], 0., 0.)
-
-def test_line_search_distrusts_nan():
-    bad = lambda theta: (float('nan'), 0., 0.) if theta[0] > 3.6 else ((theta[0].item() - 3)**2, 0., 0.)
-    assert np.isclose(line_search(f64([3.]), step_to([1.], 2), bad, -1., delta=1.)[1], .8**3)
-    for bad in ((0., float('nan'), 0.), (0., 0., float('nan'))):
-        assert line_search(f64([3.]), step_to([1.], 2), lambda theta: bad if theta[0] > 3 else (0., 0., 0.),
-                           -1.)[1] == 0.
 
 @pytest.mark.parametrize('slack, moves', [(0., False), (.01, True)])
 def test_on_the_boundary_of_a_curved_constraint_only_slack_lets_a_step_pass(slack, moves):

@@ -1,8 +1,6 @@
 "The pieces of a policy, against Monte-Carlo returns, definitions and simulation; and its files."
 import itertools
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,13 +16,13 @@ from stepwise_routing.method.policy import *
 torch.set_num_threads(1)
 
 # --- V-trace
-def slow_vtrace(values, rewards, rho, rho_bar, c_bar, gamma):
+def slow_vtrace(values, rewards, rho, rho_bar, c_bar):
     "Espeholt et al. 2018, equation 1, term by term, for one trajectory; the state after the last one is worth nothing."
     T, after = len(values), np.r_[values, 0.]
     clip = lambda bar: np.minimum(rho, np.inf if bar is None else bar)
     def term(s, t):
-        gap = rewards[t] + gamma*after[t + 1] - values[t]
-        return gamma**(t - s)*np.prod(clip(c_bar)[s:t])*clip(rho_bar)[t]*gap
+        gap = rewards[t] + after[t + 1] - values[t]
+        return np.prod(clip(c_bar)[s:t])*clip(rho_bar)[t]*gap
     return np.array([values[s] + sum(term(s, t) for t in range(s, T)) for s in range(T)])
 
 @st.composite
@@ -37,25 +35,16 @@ def trajectories(draw):
 
 bars = st.sampled_from([.3, 1., 2.])
 
-@given(trajectories(), bars, bars, st.sampled_from([1., .9, .5, 0.]))
+@given(trajectories(), bars, bars)
 @settings(max_examples=150, deadline=None)
-def test_vtrace_is_the_double_sum(trajectory, rho_bar, c_bar, gamma):
+def test_vtrace_is_the_double_sum(trajectory, rho_bar, c_bar):
     values, rewards, rho, inside = trajectory
-    vs, adv = vtrace(f64(values), f64(rewards), f64(rho), torch.as_tensor(inside),
-                     Policy(v_rho_bar=rho_bar, c_bar=c_bar, gamma=gamma))
+    vs, adv = vtrace(f64(values), f64(rewards), f64(rho), torch.as_tensor(inside), rho_bar, c_bar)
     for i, T in enumerate(inside.sum(1)):
         v, r, w = values[i, :T], rewards[i, :T], rho[i, :T]
-        want = slow_vtrace(v, r, w, rho_bar, c_bar, gamma)
+        want = slow_vtrace(v, r, w, rho_bar, c_bar)
         assert np.allclose(vs[i, :T], want, rtol=1e-9, atol=1e-9)
-        assert np.allclose(adv[i, :T], r + gamma*np.r_[want[1:], 0.] - v, rtol=1e-9, atol=1e-9)
-
-@given(trajectories())
-@settings(max_examples=100, deadline=None)
-def test_on_policy_vtrace_is_the_return_to_go(trajectory):
-    values, rewards, _, inside = trajectory
-    vs, adv = vtrace(f64(values), f64(rewards), torch.ones(values.shape, dtype=torch.float64), torch.as_tensor(inside))
-    to_go = np.cumsum((rewards*inside)[:, ::-1], 1)[:, ::-1]
-    assert np.allclose(vs.numpy()[inside], to_go[inside]) and np.allclose(adv.numpy()[inside], (to_go - values)[inside])
+        assert np.allclose(adv[i, :T], r + np.r_[want[1:], 0.] - v, rtol=1e-9, atol=1e-9)
 
 def test_vtrace_by_hand():
     """Two steps: V = (1, 2), r = (3, 4), rho = (.5, 3): delta_1 = 1*(4 + 0 - 2) = 2, vs_1 = 4; delta_0 = .5*(3 +
@@ -74,11 +63,6 @@ def test_vtrace_never_looks_past_the_end(trajectory, junk):
         assert (a[inside] == b[inside]).all()
         assert torch.isfinite(b).all(), 'finite everywhere: padding must not poison a sum'
 
-def test_vtrace_lets_no_gradient_through():
-    values, rho = (torch.rand(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    for x in vtrace(values, torch.rand(2, 3, dtype=torch.float64), rho, torch.ones(2, 3, dtype=bool)):
-        assert not x.requires_grad
-
 def test_vtrace_off_policy_is_unbiased():
     """With unclipped ratios, vs at the start averages to the target's value, whatever the critic says; two
     steps, four paths, no sampling."""
@@ -88,23 +72,11 @@ def test_vtrace_off_policy_is_unbiased():
     for a in itertools.product((0, 1), repeat=2):
         prob = lambda p: [p[t] if a[t] else 1 - p[t] for t in range(2)]
         m, s, reward = prob(mu), prob(target), [r[0, 0, a[0]], r[1, a[0], a[1]]]
-        vs, _ = vtrace(critic, f64([reward]), f64([np.divide(s, m)]), torch.ones(1, 2, dtype=bool),
-                       Policy(v_rho_bar=1e12, c_bar=1e12))
+        vs, _ = vtrace(critic, f64([reward]), f64([np.divide(s, m)]), torch.ones(1, 2, dtype=bool), 1e12, 1e12)
         total += np.prod(m)*vs[0, 0].item(); want += np.prod(s)*sum(reward)
     assert np.isclose(total, want)
 
 # --- sets and ratios
-def test_an_importance_ratio_by_hand():
-    target, behaviour = f64([.5, 0., 1., .5, .3]), f64([.25, .5, .1, .5, .6])
-    assert importance_ratio(target, behaviour).tolist() == [2., 0., 2., 1., .5]
-    assert np.allclose(importance_ratio(target, behaviour, torch.inf), [2., 0., 10., 1., .5])
-    assert np.allclose(importance_ratio(target, behaviour, 1.), [1., 0., 1., 1., .5])
-
-def test_importance_ratios_average_to_one():
-    pi = f64(np.random.default_rng(0).dirichlet(np.ones(3), 50))
-    S = hard_set(pi, .3)
-    assert torch.allclose((pi*importance_ratio(S, pi, torch.inf)).sum(-1), torch.ones(50).double())
-
 weights = st.integers(2, 4).flatmap(lambda k: st.lists(st.integers(0, 12), min_size=k, max_size=k)).filter(any)
 probabilities = weights.map(lambda w: [x/sum(w) for x in w])
 
@@ -115,16 +87,6 @@ def test_sets_as_the_definition_has_them(pi, kappa, tie, data):
     at = data.draw(st.integers(0, len(pi) - 1))
     chosen = [a for a, p in enumerate(pi) if p >= kappa and p > 0]
     assert escalate(pi, kappa, at) == (max(chosen) if chosen else at)
-
-def test_many_states_at_once():
-    pi = np.random.default_rng(0).dirichlet(np.ones(3), (4, 5))
-    at = np.random.default_rng(1).integers(0, 3, (4, 5))
-    assert escalate(pi, .6, at).tolist() == [[int(escalate(p, .6, a)) for p, a in zip(*row)] for row in zip(pi, at)]
-    assert (escalate(pi, 0.) == 2).all() and (escalate(pi, 1.1, at) == at).all()
-
-def test_two_models_and_the_papers_last_equation():
-    p = np.linspace(0, 1, 101)
-    for kappa in (.01, .2, .5, .5001, .9): assert (escalate(np.c_[1 - p, p], kappa) == (p >= kappa)).all()
 
 @given(st.integers(2, 4), st.floats(.02, .5), st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
@@ -139,17 +101,6 @@ def test_the_soft_set_hardens(k, kappa, seed):
         gaps.append(float((soft - hard)[away].abs().max()) if away.any() else 0.)
     assert gaps == sorted(gaps, reverse=True) and gaps[-1] < 1e-9
 
-def test_a_model_that_may_not_be_chosen_stays_out():
-    log_pi = f64([[0., .7, .3], [0., 0., 1.]]).log()
-    for temp in (.01, .1):
-        for kappa in (0., .2, .5, .9):
-            S = log_threshold_probs(log_pi, kappa, temp).exp()
-            assert (S[:, 0] == 0).all() and S[1].tolist() == [0, 0, 1] and torch.isfinite(S).all()
-
-def test_an_absorbing_policy_never_goes_back():
-    log_pi = tiny_policy(3)(torch.ones(2, 2).double(), torch.tensor([1, 2]))
-    assert log_pi.isinf().tolist() == [[True, False, False], [True, True, False]]
-
 # --- kappa
 def miss_curve(kappa): return .12/(1 + np.exp(-(kappa - .3)/.06)) # rises with kappa: who escalates less, misses more
 
@@ -161,16 +112,15 @@ def stream(seed, n=24_000):
         kappa = kappas[k] = update_threshold(kappa, misses[k], k + 1)
     return kappas, misses
 
-@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('seed', range(2))
 def test_kappa_settles_where_the_misses_are_alpha(seed):
     kappas, misses = stream(seed)
     star = .3 - .06*np.log(.12/.02 - 1)
     assert abs(misses[8000:].mean() - .02) < .005 and abs(kappas[8000:].mean() - star) < .02
     assert abs(miss_curve(kappas[8000:]).mean() - .02) < .005, 'not only these draws: the chance of a miss'
 
-@pytest.mark.parametrize('seed', range(5))
 @pytest.mark.parametrize('start', [.1, .4])
-def test_the_printed_sign_runs_away(seed, start):
+def test_the_printed_sign_runs_away(start, seed=0):
     "A miss raises kappa, and a higher kappa misses more: one wall or the other, never alpha."
     draws, kappa, tail = np.random.default_rng(seed).random(24_000), start, []
     for k, u in enumerate(draws, 1):
@@ -207,7 +157,7 @@ def test_a_saved_policy_comes_back_bit_by_bit(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(policy.state_dict().values(), back.state_dict().values()))
     assert torch.equal(policy(env.x), back(env.x)) and back.kappa == .1 + .2
     assert (back.features, back.scaler) == (policy.features, policy.scaler)
-    assert (back.n_models, back.hidden, back.mode) == (2, (6,), 'absorbing')
+    assert (back.n_models, back.hidden) == (2, (6,))
     assert back.config['note'] == 'x' and tuple(back.config['models']) == env.models
     table = toy_table(20)
     assert np.array_equal(*(PolicyRouter(p, .3).decide(table.obs[:, 0]) for p in (policy, back)))
@@ -215,13 +165,6 @@ def test_a_saved_policy_comes_back_bit_by_bit(tmp_path):
     for name in ('model.safetensors', 'config.json'):
         assert (tmp_path/'a'/name).read_bytes() == (tmp_path/'b'/name).read_bytes()
     assert sorted(p.name for p in (tmp_path/'a').iterdir()) == ['config.json', 'model.safetensors']
-
-def test_a_per_step_policy_of_three_models_comes_back(tmp_path):
-    policy = tiny_policy(3, 'per_step')
-    save_policy(tmp_path, policy, .25)
-    back = load_policy(tmp_path)
-    assert (back.mode, back.n_models) == ('per_step', 3)
-    assert torch.equal(back(torch.ones(2, 2).double()), policy(torch.ones(2, 2).double()))
 
 def test_a_policy_for_others_is_refused(tmp_path):
     saved(tmp_path)
@@ -245,45 +188,19 @@ def cut(name, share):
 def write(name, data): return lambda folder: (folder/name).write_bytes(data)
 def without(key): return rewrite(lambda c: {k: v for k, v in c.items() if k != key})
 
-DAMAGE = dict(half=cut('model.safetensors', .5), tail=cut('model.safetensors', .99),
-              head=cut('model.safetensors', .01), empty=cut('model.safetensors', 0),
-              half_config=cut('config.json', .5), empty_config=cut('config.json', 0),
-              noise=write('model.safetensors', b'\xff'*100), encoding=write('config.json', b'\xff\xfe{}'),
-              array=write('config.json', b'[1, 2]'), null=write('config.json', b'null'),
-              no_kappa=without('kappa'), no_features=without('features'), no_format=without('format')) | {
-    f'other_{k}': rewrite(lambda c, k=k, v=v: c | {k: v})
-    for k, v in dict(format='something else', hidden=[7], mode='absorbed', kappa='high', mean=[0.], std=[1.]*4).items()}
-NAN = float('nan')
-for k, v in dict(kappa=NAN, kappa2=-3, kappa3=1.5, mean=[NAN]*5, std=[0.]*5, std2=[NAN]*5, std3=[-1.]*5,
-                 mean2=[1e999]*5, features=['age']*5, weights='0').items():
-    DAMAGE[f'out_of_range_{k}'] = rewrite(lambda c, k=k.rstrip('23'), v=v: c | {
-        k: v[:len(c[k])] if isinstance(v, list) else v})
-
-def test_a_flipped_bit_of_the_settings_is_noticed_and_older_files_are_read(tmp_path):
-    saved(tmp_path)
-    file = tmp_path/'config.json'
-    whole, first = file.read_bytes(), load_policy(tmp_path)
-    for at in range(0, len(whole), 17):
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
-        try: again = load_policy(tmp_path)
-        except ValueError as e: assert 'no readable policy' in str(e) and '\n' not in str(e)
-        else: assert {k: again.config.get(k) for k in first.config if k != 'checksum'} == {
-            k: v for k, v in first.config.items() if k != 'checksum'} # a blank, or the name of the checksum
-    file.write_bytes(whole)
-    rewrite(lambda config: config)(tmp_path)
-    assert load_policy(tmp_path).kappa == first.kappa
-
-def flip(folder):
-    data = bytearray((folder/'model.safetensors').read_bytes())
-    data[-3] ^= 1
-    (folder/'model.safetensors').write_bytes(data)
+DAMAGE = dict(half=cut('model.safetensors', .5), half_config=cut('config.json', .5),
+              noise=write('model.safetensors', b'\xff'*100), array=write('config.json', b'[1, 2]'),
+              no_kappa=without('kappa'), other_layers=rewrite(lambda c: c | dict(hidden=[7])),
+              kappa_nan=rewrite(lambda c: c | dict(kappa=float('nan'))),
+              std_0=rewrite(lambda c: c | dict(std=[0.]*len(c['std']))),
+              unknown_feature=rewrite(lambda c: c | dict(features=['age']*len(c['features']))))
 
 def broken_weights(folder): # with the digest that belongs to them
     policy = load_policy(folder)
-    next(policy.parameters()).data.view(-1)[0] = NAN
+    next(policy.parameters()).data.view(-1)[0] = float('nan')
     save_policy(folder, policy, .3)
 
-DAMAGE |= dict(flipped_bit=flip, weight_nan=broken_weights)
+DAMAGE |= dict(weight_nan=broken_weights)
 
 @pytest.mark.parametrize('damage', DAMAGE)
 def test_a_damaged_policy_says_so_in_one_line(tmp_path, damage):
@@ -298,21 +215,6 @@ def test_a_missing_file_says_so_in_one_line(tmp_path, name):
     (tmp_path/name).unlink()
     with pytest.raises(FileNotFoundError, match=name) as e: load_policy(tmp_path)
     one_line(e)
-
-def test_no_pickle(tmp_path, monkeypatch):
-    import pickle
-    touched = tmp_path/'touched'
-    class Evil:
-        def __reduce__(self): return touched.write_text, ('x',)
-    saved(tmp_path/'a')
-    (tmp_path/'a'/'model.safetensors').write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ValueError): load_policy(tmp_path/'a')
-    assert not touched.exists()
-    def never(*a, **kw): raise AssertionError('pickle')
-    for where, names in ((pickle, ('load', 'loads', 'dump', 'dumps', 'Unpickler')), (torch, ('load', 'save'))):
-        for name in names: monkeypatch.setattr(where, name, never)
-    saved(tmp_path/'b')
-    load_policy(tmp_path/'b')
 
 def test_encoding_standardises_own_features_in_their_order():
     table = toy_table(30, 'train')
@@ -338,21 +240,11 @@ def test_a_policy_that_is_very_sure_still_obeys_the_ends(logit):
     assert (escalate(policy(policy.encode(table.obs, table.features)).exp().detach().numpy(), 0.) == 1).all()
     assert (escalation_times(router, table) == 0).all()
 
-def test_import_loads_no_heavy_package():
-    code = ('import sys, stepwise_routing.method.policy; '
-            'print([m for m in ("sklearn", "matplotlib", "pandas", "transformers") if m in sys.modules])')
-    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
-                          check=True).stdout.strip() == '[]'
-
 def test_local_verdicts_by_hand():
     "Verified: every step after which the walk went on was judged correct."
     verdicts = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]], bool)
     went_on = np.array([[1, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
     assert locally_verified(verdicts, went_on).tolist() == [True, True, False, True]
-
-def test_only_what_the_large_model_alone_gets_right_is_missed():
-    assert covered(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])).tolist() == [1, 0, 1, 1]
-    assert covered(0, .25) == .75
 
 @pytest.mark.parametrize('p, seen', [(0., 1e-4), (.001, .001), (.5, .5), (.9995, .9995), (1., 1 - 1e-4)])
 def test_a_probability_is_seen_as_log_odds_between_one_in_ten_thousand_and_its_complement(p, seen):

@@ -20,10 +20,9 @@ def test_planned_seeds_follow_each_other(tmp_path):
     assert all({seed for variant, seed in names if variant == v} == {7, 8, 9} for v in VARIANTS)
 
 def test_planned_steps_of_the_paper_are_capped(tmp_path):
-    jobs = planned(setting(tmp_path, sweep__as_paper=True, sweep__ablations=True, sweep__most_steps=5))
+    jobs = planned(setting(tmp_path, sweep__as_paper=True, sweep__most_steps=5))
     steps = {job.variant: job.training.steps for job in jobs}
-    assert steps['as_paper'] == steps['sampled'] == steps['ablation-sampled-5'] == 5
-    assert steps['append'] == steps['ablation-base'] == Config().policy.steps > 5
+    assert steps['as_paper'] == 5 < steps['append'] == Config().policy.steps
 
 @pytest.fixture
 def fits(tmp_path, monkeypatch):

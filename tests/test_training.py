@@ -1,8 +1,4 @@
 "Environments, the loop, calibration and routers, against slow walks, simulation and a linear program."
-import hashlib
-import pathlib
-import subprocess
-import sys
 import warnings
 from dataclasses import asdict, replace
 
@@ -20,14 +16,13 @@ from policies import (
     one_line,
     pi_escalate,
     quick,
-    tiny_policy,
     toy_env,
 )
 from toy import toy_backends, toy_problems
 
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.method.confidence import FEATURES, fit_scaler, observe
+from stepwise_routing.method.confidence import fit_scaler
 from stepwise_routing.method.cpo import TableEnv
 from stepwise_routing.method.outcomes import (
     escalation_times,
@@ -39,7 +34,7 @@ from stepwise_routing.method.outcomes import (
 from stepwise_routing.method.policy import *
 from stepwise_routing.method.training import *
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.method.walks import SmallOnly, State, walk
+from stepwise_routing.method.walks import State, walk
 
 torch.set_num_threads(1)
 
@@ -52,7 +47,6 @@ def test_deploying_is_escalating_step_by_step(on_escalate, unit):
     policy = fitted_policy(env)
     pi, share = pi_escalate(policy, table), table.large_only()[unit].mean()
     assert len(env) == 80 and env.models == table.models
-    assert (env.mode, env.n_models, env.on_escalate) == ('absorbing', 2, on_escalate)
     for kappa in (0., .1, .25, .5, .9, 1.):
         stop = first([[escalate([1 - p, p], kappa) == 1 for p in row] for row in np.nan_to_num(pi)], table.n_steps)
         want, got = table.outcome(stop, on_escalate), env.deploy(policy, kappa)
@@ -80,7 +74,6 @@ def test_rollouts_are_walks_whose_costs_add_up(on_escalate, unit):
     assert not r.cost.numpy()[~inside].any() and (r.cost.numpy()[inside] >= 0).all()
     right, large = np.array([o['correct'] for o in outcomes]), table.correct[rows, 0]
     assert (r.right.numpy() == right).all() and (r.large_right.numpy() == large).all()
-    assert np.allclose(r.miss.numpy(), (1 - right)*table.large_again[rows])
     known = r.x.numpy()[inside]
     assert np.allclose(known, policy.encode(table.obs[rows], table.features).numpy()[inside])
 
@@ -105,29 +98,6 @@ def test_the_table_is_the_chain(on_escalate):
                     tabular.optimum(.1, on_escalate)[2]):
         assert np.allclose(tabular.replay_hazard(table, tabular.state_hazard(table, chances), on_escalate),
                            tabular.evaluate(chances, on_escalate), rtol=1e-12)
-
-def lagrangian(price, on_escalate):
-    "The least cost + price*miss of any router, by backward induction: cost and miss of the one that has it."
-    run, leave, miss, end, P, start = tabular.chain_model(on_escalate)
-    stop, value, h = np.nan_to_num(end), np.zeros(len(run)), np.zeros(len(run))
-    for i in reversed(range(len(run))):
-        stay, go = P[i] @ value + price*stop[i], leave[i] + price*miss[i]
-        value[i], h[i] = run[i] + min(stay, go), go < stay
-    return start @ value, tabular.evaluate(h, on_escalate)
-
-@pytest.mark.parametrize('on_escalate', READINGS)
-@pytest.mark.parametrize('alpha', [.08, .11, .2])
-def test_the_linear_program_is_the_best_router(on_escalate, alpha):
-    """Strong duality: the largest lower bound of any price of a miss is the optimum; and the router it names
-    does cost and miss that."""
-    cost, miss, chances = tabular.optimum(alpha, on_escalate)
-    low, high, bound = 0., 5e10, lambda price: lagrangian(price, on_escalate)[0] - price*alpha
-    for _ in range(80): # concave in the price
-        a, b = low + (high - low)/3, high - (high - low)/3
-        low, high = (a, high) if bound(a) < bound(b) else (low, b)
-    assert np.isclose(bound(low), cost, rtol=1e-9)
-    assert np.allclose(tabular.evaluate(chances, on_escalate), (cost, miss)) and miss <= alpha + 1e-12
-    assert ((chances > 1e-9) & (chances < 1 - 1e-9)).sum() <= 1, 'one constraint, one state with a coin'
 
 @pytest.mark.parametrize('seeds', [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_training_finds_the_optimum(seeds):
@@ -173,22 +143,6 @@ def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed, learnt):
     assert all((c.met, c.n, c.target, c.alpha) == (True, n, 'miss', alpha) for c in found)
     assert alpha/4 < miss.mean() <= alpha + 3*miss.std()/np.sqrt(1000), 'nor by escalating everything'
 
-@pytest.mark.slow
-def test_calibration_takes_the_largest_threshold_with_only_safe_ones_below():
-    for seed in range(6):
-        policy, env = chain_policy(seed, 1.5), chain_env(np.random.default_rng(seed).integers(0, 200, 90))
-        c = calibrate(policy, env, 'miss', .08)
-        grid = np.linspace(0, 1, 2001)
-        bound = np.array([(90*env.deploy(policy, k)['miss'].mean() + 1)/91 for k in grid])
-        unsafe = grid[bound > .08]
-        assert c.met and c.bound <= .08 and np.isclose(c.bound, (90*c.miss + 1)/91)
-        assert not len(unsafe) or c.kappa < unsafe[0] + 1e-12, 'no smaller threshold is unsafe'
-        mine = {k: v.mean() for k, v in env.deploy(policy, c.kappa).items()  if k != 'stop'}
-        assert np.isclose(mine['miss'], c.miss) and np.isclose(mine['right'], c.accuracy)
-        assert np.isclose(mine['cost'], c.cost)
-        safe = grid[grid < (unsafe[0] if len(unsafe) else 2.)]
-        assert np.isclose(env.deploy(policy, safe[-1])['miss'].mean(), c.miss), 'nor is there a larger one'
-
 @given(st.integers(1, 40), st.floats(.05, 3.), st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_one_sort_is_deploying_at_every_threshold(n, spread, seed):
@@ -224,14 +178,6 @@ def test_the_criterion_is_the_cheapest_that_keeps_the_accuracy(on_escalate, alph
         assert np.isclose(o['correct'].mean(), c.accuracy)
         assert np.isclose(o['paper_flops'].mean()/env.table.large_only()['paper_flops'].mean(), c.cost)
 
-def test_nobody_pays_more_than_the_large_model():
-    "Whose escalations all go wrong falls back on it."
-    table = toy_table(60, 'calibration')
-    correct = np.where(np.arange(table.correct.shape[1]) == 0, 1., 0.)*np.ones((60, 1))
-    env = TableEnv(replace(table, correct=correct), ('score_logit', 'index', 'final'))
-    c = calibrate(fitted_policy(env), env)
-    assert (c.kappa, c.accuracy, c.cost, c.miss) == (LARGE_ONLY, 1., 1., 0.)
-
 @pytest.mark.parametrize('n', [30, 200])
 def test_a_sweep_spreads_over_the_chains_that_escalate(n):
     env = toy_env(n, 'calibration')
@@ -241,39 +187,31 @@ def test_a_sweep_spreads_over_the_chains_that_escalate(n):
     assert len(kappas) == 12 and kappas[-1] == 0 and (env.deploy(policy, 0.)['stop'] == 0).all()
     assert np.allclose(share, [*np.linspace(0, 1, 11), 1.], atol=.5/n + 1e-12) and share == sorted(share)
 
-@pytest.mark.filterwarnings('ignore:no threshold keeps the bound')
 def test_a_policy_is_saved_once_with_its_operating_points(tmp_path):
     env, held_out = toy_env(100), toy_env(200, 'calibration')
     s = Policy(alpha=.1, steps=3, hidden=(4,), estimator='exact', batch=None)
     config = fit(env, held_out, tmp_path, s, 0, alpha=.05, key='x')
     policy, trained = load_policy(tmp_path), train(env, s, 0)
     own = calibrate(policy, held_out, alpha=.05)
-    bounded = calibrate(policy, held_out, 'miss', .05, threshold_path(policy, env))
-    assert (config['calibration'], config['bounded']) == (asdict(own), asdict(bounded))
-    assert [config[k] for k in ('kappa', 'online', 'bound', 'least')] == [own.kappa, trained.kappa, bounded.kappa,
-                                                                          trained.least]
+    assert config['calibration'] == asdict(own)
+    assert [config[k] for k in ('kappa', 'online', 'least')] == [own.kappa, trained.kappa, trained.least]
     assert config['sweep'] == sweep_thresholds(policy, held_out).tolist() and len(config['sweep']) == 42
     assert fit(env, held_out, tmp_path, s, 0, alpha=.05, key='x') == config
 
 # --- what cannot be kept
-@pytest.mark.parametrize('estimator', ['sampled', 'exact'])
-@pytest.mark.parametrize('constraint', ['gap', 'joint'])
-def test_an_alpha_out_of_reach_is_said(estimator, constraint):
+def test_an_alpha_out_of_reach_is_said():
     "The best fixed time of escalating, by replays, decides; a hair above it there is nothing to say."
     env = toy_env(150)
     table, large = env.table, env.table.correct[:, 0]
     times = [np.minimum(t, table.n_steps) for t in range(table.obs.shape[1] + 1)]
-    right = [table.outcome(t)['correct'] for t in times]
-    risks = [((1 - r)*table.large_again).mean() if constraint == 'joint' else (large - r).mean() for r in right]
-    env.right[:] -= .05*(constraint == 'gap') # on the toys some time is better than the large model
-    least = float(min(risks) + .05*(constraint == 'gap'))
-    options = dict(estimator=estimator, constraint=constraint, steps=1)
+    env.right[:] -= .05 # on the toys some time is better than the large model
+    least = float(min((large - table.outcome(t)['correct']).mean() for t in times) + .05)
     with pytest.warns(UserWarning, match=f'out of reach on these 150 problems.*{least:.4g}') as seen:
-        assert np.isclose(quick(env, alpha=least - .001, **options).least, least)
+        assert np.isclose(quick(env, alpha=least - .001, steps=1).least, least)
     assert len(seen) == 1 and one_line(seen[0])
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        quick(env, alpha=least + .001, **options)
+        quick(env, alpha=least + .001, steps=1)
 
 def test_calibration_does_not_jump_over_unsafecandidate_thresholds():
     """Here escalating after the second step goes wrong, after the first or the third one it does not: safe,
@@ -304,12 +242,6 @@ def test_certain_is_the_last_threshold_of_a_walk_from_safe_to_cheap(n, alpha):
     c = calibrate(policy, env, 'certain', alpha)
     assert (c.kappa, c.cost) == ((want, pytest.approx(cost)) if cost < 1 else (LARGE_ONLY, 1.))
 
-@pytest.mark.parametrize('target', ['certain', 'accuracy'])
-def test_a_single_calibration_problem_promises_nothing(target):
-    env = TableEnv(toy_table(1, 'calibration'), ('score_logit', 'index', 'final'), 'regenerate')
-    c = calibrate(fitted_policy(env), env, target, .02)
-    assert np.isfinite([*asdict(c).values()][3:]).all() and (target == 'accuracy' or c.kappa == LARGE_ONLY)
-
 def test_a_bare_threshold_is_a_policy():
     "Handing over where a score is low, or where the policy of this score wants to: the same steps for any threshold."
     from stepwise_routing.method.routers import ScoreRouter, score_thresholds
@@ -323,36 +255,13 @@ def test_a_bare_threshold_is_a_policy():
         want = replay(ScoreRouter(on_escalate='regenerate', threshold=threshold), table)
         assert (env.deploy(policy, kappa)['right'] == want['correct']).all()
 
-def test_what_is_out_of_reach_is_said_once():
-    from stepwise_routing.run.sweep import out_of_reach
-    config = dict(benchmark='toy', on_escalate='append', alpha=.02, least=.05, n_train=9)
-    lines = out_of_reach([config | dict(seed=0), config | dict(seed=1), config | dict(least=.02)])
-    assert lines == ['toy, append: alpha=0.02 is out of reach on the 9 training problems; '
-                     'the best fixed time of escalating comes to 5.0 points']
-
 def test_too_few_problems_to_calibrate():
-    message = 'no threshold keeps the bound within 0.02 on 40 problems.*use more calibration problems'
-    with pytest.warns(UserWarning, match=message) as seen:
+    with pytest.warns(UserWarning, match='no threshold keeps the bound within 0.02 on 40 problems') as seen:
         c = calibrate(chain_policy(), chain_env(np.arange(0, 280, 7)), 'miss', .02)
-    assert len(seen) == 1 and one_line(seen[0]) and not c.met and c.miss == 0
-    assert c.bound > .02, 'the safest, and not a promise'
-    for alpha in (0, 1, 1.5, -1, float('nan')):
-        with pytest.raises(ValueError, match='alpha=') as e: calibrate(chain_policy(), chain_env(), alpha=alpha)
-        one_line(e)
-
-def test_a_higher_accuracy_is_a_lower_threshold():
-    env, policy = chain_env(), chain_policy(2)
-    ends = env.deploy(policy, 1.)['right'].mean(), env.deploy(policy, 0.)['right'].mean()
-    wanted = np.linspace(ends[0], ends[1] - .01, 12)
-    found = [calibrate(policy, env, alpha=env.table.correct[:, 0].mean() - a) for a in wanted]
-    assert all(c.met and c.accuracy >= a - 1e-12 for c, a in zip(found, wanted))
-    kappas, cost = [c.kappa for c in found], [c.cost for c in found]
-    assert kappas == sorted(kappas, reverse=True) and len(set(kappas)) > 3 and cost == sorted(cost)
-    with pytest.raises(ValueError, match="did you mean 'accuracy'") as e: calibrate(policy, env, 'acuracy')
-    one_line(e)
+    assert len(seen) == 1 and not c.met and c.miss == 0 and c.bound > .02, 'the safest, and not a promise'
 
 @pytest.mark.parametrize('seed, n',
-                         [(0, 77), (0, 101), (0, 280), *((s, n) for s in range(1, 6) for n in range(40, 160, 3))])
+                         [(0, 77), (0, 101), (0, 280), *((s, n) for s in range(1, 6) for n in (40, 43, 100, 157))])
 def test_thresholds_fall_between_states(seed, n):
     "And never between two roundings of the same state, where the last bit of a sum would decide who escalates."
     policy, rows = RoutingPolicy(CHAIN_SCALER, p_escalate=.3, seed=seed), np.random.default_rng(n).integers(0, 280, n)
@@ -382,7 +291,7 @@ def chain_states(problem, tree):
         steps.append(tree.stored(problem, '0'*len(steps), 0))
         yield State(problem, 0, tuple(steps), '0'*len(steps), 2)
 
-@pytest.mark.parametrize('features', [PAPER_FEATURES, FULL_FEATURES, ('index',), ('final', 'model', 'score_prob')])
+@pytest.mark.parametrize('features', [PAPER_FEATURES, ('final', 'model', 'score_prob')])
 def test_router_scores_states_and_tables_alike(world, features):
     problems, table, tree = world
     env = TableEnv(table, features)
@@ -414,107 +323,9 @@ def test_replayed_times_are_gamma_step_by_step(world, on_escalate):
         assert np.allclose(got['paper_flops']/table.large_only()['paper_flops'].mean(),
                            env.deploy(policy, kappa)['cost'])
 
-# --- walks
-@pytest.fixture(scope='module')
-def three(tmp_path_factory):
-    "Toy problems on a tree of three models, and observations to standardise on."
-    problems, backends = toy_problems(12), toy_backends(3, end=.2)
-    with RolloutStore(tmp_path_factory.mktemp('three')/'toy.db', tree_settings('toy', backends)) as store:
-        tree = RoutingTree(backends, store)
-        obs = [observe(w.steps) for w in walk(problems, SmallOnly(), tree)]
-        yield problems, tree, fit_scaler(policy_inputs(np.concatenate(obs), FEATURES, PAPER_FEATURES), PAPER_FEATURES)
-
-@pytest.mark.parametrize('on_escalate', READINGS)
-@pytest.mark.parametrize('unit', ['paper_flops', 'full_flops'])
-def test_walking_is_reading_the_table(world, on_escalate, unit):
-    "Absorbing, two models: live walks and the outcome table are one environment."
-    problems, table, tree = world
-    read = TableEnv(table, on_escalate=on_escalate, unit=unit)
-    env, policy = TreeEnv(problems, tree, read.scaler, 'absorbing', on_escalate, unit), fitted_policy(read, spread=.4)
-    assert len(env) == 40 and env.models == read.models and env.n_models == 2
-    assert np.isclose(env.large_cost, table.large_only()[unit].mean())
-    for kappa in (0., .15, .3, .6, 1.):
-        got, want = env.deploy(policy, kappa), read.deploy(policy, kappa)
-        assert np.allclose(got['cost'], want['cost']) and (got['right'] == want['right']).all()
-        assert (got['miss'] == want['miss']).all()
-    rows = np.random.default_rng(0).integers(0, 40, 60)
-    r = env.sample(policy, rows, np.random.default_rng(1))
-    inside, act = r.inside.numpy(), r.act.numpy()
-    stop, T = np.where(act.any(1), act.argmax(1), table.n_steps[rows]), table.n_steps[rows]
-    assert (inside.sum(1) == np.minimum(stop + 1, T)).all() and act.any() and not act.all(1).all()
-    outcomes = [table.outcome(np.minimum(t, table.n_steps), on_escalate) for t in range(table.obs.shape[1] + 1)]
-    assert np.allclose((read.small_cost[rows, 0] + r.cost.sum(1)).numpy(),
-                       [outcomes[t][unit][i]/env.large_cost for i, t in zip(rows, stop)])
-    assert (r.large_right.numpy() == table.correct[rows, 0]).all() and not r.cost.numpy()[~inside].any()
-    assert not r.current_model.any()
-    assert (r.right.numpy() == [outcomes[t]['correct'][i] for i, t in zip(rows, stop)]).all()
-    assert np.allclose(r.x.numpy()[inside], read.x[rows][:, :inside.shape[1]].numpy()[inside])
-    check_behaviour(policy, r)
-
-def check_behaviour(policy, r):
-    "mu is what pi gave to the action; where nothing was decided, nothing is divided by nought."
-    with torch.no_grad(): pi = policy(r.x, r.current_model).exp().gather(-1, r.act[..., None])[..., 0]
-    assert torch.allclose(r.mu[r.inside], pi[r.inside]) and (r.mu[~r.inside] == 1).all()
-
-@pytest.mark.parametrize('n_models', [2, 3])
-@pytest.mark.parametrize('mode', ['per_step', 'absorbing'])
-@pytest.mark.parametrize('on_escalate', READINGS)
-def test_deployed_walks_are_those_of_the_router(world, three, n_models, mode, on_escalate):
-    problems, tree = (world[0][:12], world[2]) if n_models == 2 else three[:2]
-    env = TreeEnv(problems, tree, three[2], mode, on_escalate, unit='full_flops')
-    policy = fitted_policy(env, 1, .3)
-    paths = set()
-    for kappa in (0., .1, .2, .35, .6, 1.):
-        walks, got = walk(problems, PolicyRouter(policy, kappa, on_escalate), tree), env.deploy(policy, kappa)
-        assert np.allclose(got['cost'], walk_outcome(walks, tree.specs)['full_flops']/env.large_cost)
-        assert got['right'].tolist() == [w.correct for w in walks]
-        assert (got['miss'] == (1 - got['right'])*env.large_right).all()
-        if mode == 'absorbing': assert all(list(w.path) == sorted(w.path) for w in walks)
-        paths |= {m for w in walks for m in w.path}
-    assert {'0', str(n_models - 1)} <= paths
-
-@pytest.mark.parametrize('mode', ['per_step', 'absorbing'])
-@pytest.mark.parametrize('on_escalate', READINGS)
-def test_drawn_walks_of_three_models(three, mode, on_escalate):
-    problems, tree, scaler = three
-    env = TreeEnv(problems, tree, scaler, mode, on_escalate)
-    policy = fitted_policy(env, 1, .3)
-    rows = np.repeat(np.arange(12), 8)
-    r = env.sample(policy, rows, np.random.default_rng(0))
-    check_behaviour(policy, r)
-    current, act = r.current_model.numpy()[r.inside], r.act.numpy()[r.inside]
-    assert set(act) == {0, 1, 2} and (r.cost >= 0).all() and r.inside.any(1).all()
-    if mode == 'absorbing':
-        assert (act >= current).all() and (current < 2).all(), 'no decision after the last model took over'
-    elif on_escalate == 'append': assert (act < current).any()
-    else: assert not current.any(), 'a step written again is not asked about; the small model writes the next one'
-    again = env.sample(policy, rows, np.random.default_rng(0))
-    names = 'x', 'current_model', 'act', 'mu', 'cost', 'right'
-    assert all(torch.equal(getattr(r, k), getattr(again, k)) for k in names)
-
-def test_first_actions_are_drawn_from_pi(three):
-    problems, tree, scaler = three
-    env = TreeEnv(problems[:1], tree, scaler, 'absorbing')
-    policy = fitted_policy(env, 1, .3)
-    r = env.sample(policy, np.zeros(1500, int), np.random.default_rng(0))
-    with torch.no_grad(): pi = policy(r.x[0, 0]).exp().numpy()
-    seen = np.bincount(r.act[:, 0].numpy(), minlength=3)/1500
-    assert (np.abs(seen - pi) < 5*np.sqrt(pi*(1 - pi)/1500)).all()
-
-@pytest.mark.parametrize('n_models, mode', [(2, 'per_step'), (3, 'per_step'), (3, 'absorbing')])
-def test_training_on_walks(world, three, n_models, mode):
-    problems, tree = (world[0][:12], world[2]) if n_models == 2 else three[:2]
-    env = TreeEnv(problems, tree, three[2], mode)
-    once, again = (quick(env, alpha=.1, batch=4) for _ in range(2))
-    assert bits(once) == bits(again) and all(torch.isfinite(p).all() for p in once.policy.parameters())
-    assert once.policy.n_models == n_models and once.policy.mode == mode
-    with pytest.raises(ValueError, match='exact.*needs the outcome table') as e: quick(env, estimator='exact', batch=4)
-    one_line(e)
-
 # --- training
 @pytest.mark.parametrize('options',
-                         [dict(), dict(estimator='exact', batch=None), dict(estimator='exact', batch=20),
-                          dict(batch=20, constraint='joint')])
+                         [dict(), dict(estimator='exact', batch=None), dict(estimator='exact', batch=20)])
 def test_same_seed_same_bits(options):
     # more states than the Fisher matrix takes: some are drawn
     env = toy_env(400 if options.get('batch', 5) is None else 60)
@@ -532,12 +343,6 @@ def test_the_threshold_stays_below_one_action_in_two():
     trained = train(toy_env(), Policy(estimator='exact', steps=4, alpha=.9, kappa_step=5., batch=None), 0)
     assert trained.kappa == .5 == max(trained.log['kappa'])
 
-def test_training_leaves_the_global_generators_alone():
-    torch.manual_seed(99); np.random.seed(99)
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    quick(toy_env())
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == np.random.get_state()[1].tolist()
-
 def test_training_is_not_changed_by_the_number_of_threads():
     env, before = toy_env(200), torch.get_num_threads()
     once = bits(quick(env, estimator='exact', batch=None))
@@ -546,51 +351,27 @@ def test_training_is_not_changed_by_the_number_of_threads():
         assert bits(quick(env, estimator='exact', batch=None)) == once and torch.get_num_threads() == 2
     finally: torch.set_num_threads(before)
 
-@pytest.mark.slow
-def test_training_in_another_process_gives_the_same_bits():
-    code = ('import sys, hashlib; sys.path.insert(0, "tests/helpers"); from policies import *; '
-            'print(hashlib.sha256(str(bits(quick(toy_env()))).encode()).hexdigest())')
-    root = pathlib.Path(__file__).parents[1]
-    there = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
-                           cwd=root).stdout.strip()
-    assert there == hashlib.sha256(str(bits(quick(toy_env()))).encode()).hexdigest()
-
-@pytest.mark.parametrize('estimator', ['sampled', 'exact'])
 @pytest.mark.filterwarnings('ignore:alpha=')
-@pytest.mark.parametrize('constraint', ['gap', 'joint'])
+@pytest.mark.parametrize('estimator', ['sampled', 'exact'])
 @pytest.mark.parametrize('judged', [False, True])
-def test_every_estimator_and_constraint_runs(estimator, constraint, judged):
-    env = toy_env()
+def test_every_estimator_runs(estimator, judged):
+    env = toy_env(on_escalate='regenerate', unit='full_flops')
     verdicts = np.random.default_rng(0).random(env.inside.shape) < .7 if judged else None
-    trained = quick(env, estimator=estimator, constraint=constraint, verdicts=verdicts, batch=10)
-    assert 0 <= trained.kappa <= .5 and len(trained.log['kl']) == 10
+    trained = quick(env, estimator=estimator, verdicts=verdicts, batch=10)
+    assert 0 <= trained.kappa <= .5
     assert all(len(v) == 10 and np.isfinite(np.asarray(v, float)).all() for v in trained.log.values())
-    assert {'coverage', 'cost', 'accuracy', 'kappa', 'kl', 'lam_star', 'nu_star', 'optim_case',
-            'accepted'} <= set(trained.log)
     assert (trained.log['kl'] <= .01 + 1e-12).all() and set(trained.log['optim_case']) <= set(range(5))
-    assert all(torch.isfinite(p).all() for p in trained.policy.parameters())
 
-@pytest.mark.parametrize('on_escalate, unit', [('regenerate', 'paper_flops'), ('append', 'full_flops')])
-def test_every_reading_trains(on_escalate, unit):
-    for estimator in ('sampled', 'exact'): quick(toy_env(on_escalate=on_escalate, unit=unit), estimator=estimator)
-
-def test_training_leaves_the_environment_as_it_was():
+def test_verdicts_only_excuse_what_is_lost():
+    "All verified: nothing counts as lost, so kappa only rises. Without a verifier, all that is lost counts."
     env = toy_env()
-    before = {k: v.clone() for k, v in vars(env).items() if torch.is_tensor(v)}
-    quick(env)
-    assert len(before) > 3 and all(torch.equal(v, vars(env)[k]) for k, v in before.items())
-
-def test_verdicts_only_excuse_misses():
-    """All verified: no miss counts, so kappa only rises. None verified: as without a verifier, unless the walk
-    escalated where it could."""
-    env = toy_env()
-    free, none = (quick(env, verdicts=np.full(env.inside.shape, v), batch=20, constraint='joint', alpha=.2)
-                  for v in (True, False))
-    plain, gap = (quick(env, batch=None, constraint=c, alpha=.2) for c in ('joint', 'gap'))
+    free = quick(env, verdicts=np.ones(env.inside.shape, bool), batch=20, alpha=.2)
+    plain = quick(env, batch=None, alpha=.2)
     assert (free.log['lost'] == 0).all() and free.kappa > .25
-    assert (none.log['lost'] <= 1 - none.log['coverage'] + 1e-12).all()
-    assert np.allclose(plain.log['lost'], 1 - plain.log['coverage'])
-    assert np.allclose(gap.log['lost'], float(env.large_right.mean()) - gap.log['accuracy'])
+    assert np.allclose(plain.log['lost'], float(env.large_right.mean()) - plain.log['accuracy'])
+
+def test_more_problems_a_step_than_there_are():
+    with pytest.raises(ValueError, match='batch is 61.*1 to 60'): quick(toy_env(), batch=61)
 
 def table_where(**change):
     table = toy_table(60, 'train')
@@ -609,32 +390,7 @@ def always(x, table, value=1.):
     (lambda: table_where(correct=put((slice(None), 0), 0.)), 'large model solves none of the 60'),
     (lambda: table_where(correct=always), 'small model solves all')])
 def test_a_table_that_teaches_nothing_is_refused(table, error):
-    with pytest.raises(ValueError, match=error) as e: TableEnv(table(), ('score_logit', 'index', 'final'))
-    assert 'toy train' in one_line(e)
+    with pytest.raises(ValueError, match=error): TableEnv(table(), ('score_logit', 'index', 'final'))
 
 def test_a_feature_that_nobody_looks_at_may_be_nan():
     quick(TableEnv(table_where(obs=put((slice(None), slice(None), 0), np.nan)), ('index', 'final')))
-
-BAD = [(dict(alpha=0), 'alpha is 0'), (dict(alpha=1), 'alpha is 1'), (dict(alpha=1.5), 'alpha is 1.5'),
-       (dict(alpha=-.1), 'alpha is -0.1'), (dict(alpha=float('nan')), 'alpha is nan'),
-       (dict(estimator='exat'), "estimator is 'exat'.*did you mean 'exact'"), (dict(steps=0), 'steps is 0'),
-       (dict(estimator='sample'), "did you mean 'sampled'"), (dict(sign='print'), "did you mean 'printed'"),
-       (dict(constraint='Gap'), "constraint is 'Gap'.*did you mean 'gap'"), (dict(batch=0), 'batch is 0'),
-       (dict(batch=61), 'batch is 61.*1 to 60'), (dict(delta=0.), 'delta is 0.0'), (dict(damping=-1.), 'damping is'),
-       (dict(p_escalate=0.), 'p_escalate is 0.0'), (dict(kappa=.7), 'kappa is 0.7'), (dict(temp=(0., 0.)), 'temp is'),
-       (dict(verdicts=np.ones((60, 2), bool)), r'verdicts of shape \(60, 2\)')]
-BAD_IDS = [' '.join(f'{k}={v}' for k, v in options.items() if k != 'verdicts') or 'verdicts' for options, _ in BAD]
-
-@pytest.mark.parametrize('options, error', BAD, ids=BAD_IDS)
-def test_bad_settings_say_so_in_one_line(options, error):
-    with pytest.raises(ValueError, match=error) as e: quick(toy_env(), **options)
-    one_line(e)
-
-def test_unknown_names_come_with_the_nearest_one():
-    table = toy_table(30, 'train')
-    for make, error in ((lambda: TableEnv(table, ('score_logits',)), "did you mean 'score_logit'"),
-                        (lambda: TableEnv(table, table.features, 'regenerat'), "did you mean 'regenerate'"),
-                        (lambda: TableEnv(table, table.features, unit='paper_flop'), "did you mean 'paper_flops'"),
-                        (lambda: tiny_policy(mode='per-step'), "did you mean 'per_step'")):
-        with pytest.raises(ValueError, match=error) as e: make()
-        one_line(e)

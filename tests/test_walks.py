@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from toy import ToyBackend, toy_problems
-from walking import Coin, Leap, Named, Script, edge, edges, make_tree
+from walking import Coin, Script, edge, edges, make_tree
 
 from stepwise_routing.base.records import Call, Step, extract_boxed, generation_flops
 from stepwise_routing.method.outcomes import walk_outcome, walk_outcomes
@@ -15,7 +15,6 @@ from stepwise_routing.method.walks import (
     LargeOnly,
     SmallOnly,
     State,
-    Walk,
     bill_call,
     walk,
     walk_family,
@@ -31,9 +30,8 @@ def reference_walk(problem, router, tree):
     over = lambda: bool(chain) and (chain[-1].final or len(chain) == tree.max_steps)
     state = lambda y: State(problem, tree.sample, (*chain, y), ''.join(str(s.model) for s in (*chain, y)),
                             tree.n_models)
-    chooses, top, writer = tree.n_models > 2 and hasattr(router, 'choose'), tree.n_models - 1, router.start
+    top, writer = tree.n_models - 1, router.start
     def goes_on(y):
-        if chooses: return router.choose([state(y)])[0]
         if router.escalates([state(y)])[0]: return min(y.model + 1, top)
         return y.model if router.mode == 'absorbing' else router.start
     while not over():
@@ -42,7 +40,7 @@ def reference_walk(problem, router, tree):
         while True:
             last = y.final or len(chain) == tree.max_steps - 1
             above = y.model < top
-            silent = not above and (last or router.mode == 'absorbing') or router.start == top and not chooses
+            silent = not above and (last or router.mode == 'absorbing') or router.start == top
             if redone and (last or router.mode == 'per_step' and router.on_escalate == 'regenerate'): silent = True
             to = None if silent else goes_on(y)
             if not silent and to > y.model and (last or router.on_escalate == 'regenerate'):
@@ -63,17 +61,17 @@ def reference_walk(problem, router, tree):
     return tuple(chain), paper, full
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(kind=st.sampled_from([Coin, Leap]), k=st.integers(2, 4), mode=st.sampled_from(['absorbing', 'per_step']),
+@given(k=st.integers(2, 4), mode=st.sampled_from(['absorbing', 'per_step']),
        on_escalate=st.sampled_from(['append', 'regenerate']),
        threshold=st.sampled_from([0., .2, .5, .8, 1.1]), salt=st.integers(0, 99), cut=st.sampled_from([0, .3]),
        end=st.sampled_from([.1, .5, 1.]),
        empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 2, 5, 30]), data=st.data())
-def test_walks_of_any_kind(tmp_path, kind, k, mode, on_escalate, threshold, salt, cut, end, empty, max_steps, data):
+def test_walks_of_any_kind(tmp_path, k, mode, on_escalate, threshold, salt, cut, end, empty, max_steps, data):
     start = data.draw(st.integers(0, k - 1))
     path = tmp_path/'s.db'
     path.unlink(missing_ok=True)
     tree = make_tree(path, k, max_steps=max_steps, cut=cut, end=end, empty=empty)
-    router, problems = kind(mode, on_escalate, start, salt, threshold=threshold), toy_problems(6, salt)
+    router, problems = Coin(mode, on_escalate, start, salt, threshold=threshold), toy_problems(6, salt)
     walks = walk(problems, router, tree)
     drawn = tree.drawn
     for p, w in zip(problems, walks):
@@ -85,8 +83,6 @@ def test_walks_of_any_kind(tmp_path, kind, k, mode, on_escalate, threshold, salt
         assert all(0 <= c.cached <= c.prompt for c in w.calls)
         if mode == 'absorbing': assert list(w.path) == sorted(w.path)
         if threshold == 0: assert set(w.path) == {str(start)}
-        # two models: the score says it all
-        if k == 2: assert w == walk([p], Coin(mode, on_escalate, start, salt, threshold=threshold), tree)[0]
     assert tree.drawn == drawn
     assert walk(problems, router, RoutingTree(None, tree.store, max_steps=max_steps, grade=tree.grade)) == walks
     tree.store.close()
@@ -116,103 +112,16 @@ def test_absorbing_append(tmp_path):
     assert scripted(tmp_path, ())[0] == '000'
     assert scripted(tmp_path, (1,), start=1) == ('111', [(1, 'step', 100, 30)], [])
 
-def test_absorbing_regenerate(tmp_path):
-    assert scripted(tmp_path, (0, 1), on_escalate='regenerate') == ('011',
-        [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 20)], ['0', '00'])
-    assert scripted(tmp_path, (1,), on_escalate='regenerate') == ('111',
-        [(0, 'draft', 100, 10), (1, 'step', 100, 30)], ['0'])
-
-def test_per_step_append(tmp_path):
-    path, calls, asked = scripted(tmp_path, (1, 0, 1), mode='per_step')
-    assert (path, asked) == ('011', ['0', '01', '010'])
-    assert calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (0, 'draft', 10, 10), (1, 'step', 0, 10)]
-    assert scripted(tmp_path, (1, 1), mode='per_step')[::2] == ('011', ['0', '01'])
-
 def test_per_step_regenerate(tmp_path):
     path, calls, asked = scripted(tmp_path, (0, 1, 0), mode='per_step', on_escalate='regenerate')
     assert (path, asked) == ('010', ['0', '00', '010'])
     assert calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'step', 110, 10), (0, 'step', 10, 10)]
 
-def test_three_models(tmp_path):
-    assert scripted(tmp_path, (1, 1), k=3)[::2] == ('012', ['0', '01'])
-    assert scripted(tmp_path, (1, 1), k=3, on_escalate='regenerate')[::2] == ('222', ['0', '1'])
-    # a last step is regenerated once, and ends the walk
-    assert scripted(tmp_path, (0, 0, 1, 1), k=3)[::2] == ('001', ['0', '00', '000'])
-    assert scripted(tmp_path, (1, 1, 1), k=3, mode='per_step')[::2] == ('012', ['0', '01'])
-
-def leaps(tmp_path, *script, **kwargs): return scripted(tmp_path, script, 3, Named, **kwargs)
-
-def test_a_choice_jumps_over_a_model(tmp_path):
-    path, calls, asked = leaps(tmp_path, 2)
-    assert (path, asked) == ('022', ['0']) and calls == [(0, 'step', 100, 10), (2, 'step', 110, 20)]
-    path, calls, asked = leaps(tmp_path, 1, 2)                            # up by one, and asked again there
-    assert (path, asked) == ('012', ['0', '01'])
-    assert calls == [(0, 'step', 100, 10), (1, 'step', 110, 10), (2, 'step', 120, 10)]
-    # a last step is written again, by the one chosen
-    path, calls, asked = leaps(tmp_path, 0, 0, 2)
-    assert (path, asked) == ('002', ['0', '00', '000'])
-    assert [c[:2] for c in calls] == [(0, 'step'), (0, 'step'), (0, 'draft'), (2, 'step')]
-    assert leaps(tmp_path)[0] == '000' and leaps(tmp_path, 1)[::2] == ('011', ['0', '01', '011'])
-
-def test_a_choice_writes_the_step_again(tmp_path):
-    path, calls, asked = leaps(tmp_path, 2, on_escalate='regenerate')
-    assert (path, asked) == ('222', ['0']) and calls == [(0, 'draft', 100, 10), (2, 'step', 100, 30)]
-    path, calls, asked = leaps(tmp_path, 0, 1, 2, on_escalate='regenerate')
-    assert (path, asked) == ('022', ['0', '00', '01'])
-    assert calls == [(0, 'step', 100, 10), (0, 'draft', 0, 10), (1, 'draft', 110, 10), (2, 'step', 110, 20)]
-    assert leaps(tmp_path, 0, 0, 1, on_escalate='regenerate')[::2] == ('001', ['0', '00', '000'])
-
-def test_a_choice_per_step_is_any_model(tmp_path):
-    path, calls, asked = leaps(tmp_path, 2, 1, mode='per_step')
-    assert (path, asked) == ('021', ['0', '02', '021'])
-    assert calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (1, 'step', 120, 10)]
-    # down again, and the last step once more by the largest
-    path, calls, asked = leaps(tmp_path, 2, 0, 2, mode='per_step')
-    assert (path, asked) == ('022', ['0', '02', '020'])
-    assert calls == [(0, 'step', 100, 10), (2, 'step', 110, 10), (0, 'draft', 10, 10), (2, 'step', 0, 10)]
-    # a step written again is not asked about
-    path, calls, asked = leaps(tmp_path, 2, 1, mode='per_step', on_escalate='regenerate')
-    assert (path, asked) == ('210', ['0', '20', '210'])
-    assert [c[:2] for c in calls] == [(0, 'draft'), (2, 'step'), (0, 'draft'), (1, 'step'), (0, 'step')]
-    # who starts at the top may come down
-    assert leaps(tmp_path, 0, 1, 1, mode='per_step', start=2)[::2] == ('201', ['2', '20', '201'])
-    assert leaps(tmp_path, 0, 2, mode='per_step', on_escalate='regenerate', start=1)[::2] == ('121', ['1', '10', '121'])
-
-def test_a_choice_out_of_reach_is_one_clear_line(tmp_path):
-    for script, kwargs, what in (((1, 0), {}, 'router coin: chose model 0; absorbing, it can go on with 1 to 2'),
-                                 ((3,), {}, 'chose model 3'),
-                                 ((-1,), dict(mode='per_step'), 'per_step, it can go on with 0 to 2')):
-        with pytest.raises(ValueError) as e: leaps(tmp_path, *script, **kwargs)
-        assert what in str(e.value) and '\n' not in str(e.value)
-
-def test_a_choice_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
-    class Judge(Named):
-        async def choose(self, states): return Named.choose(self, states), [Call(-1, 1, 50, 0, 'judge')]
-    assert scripted(tmp_path, (1, 2), 3, Judge)[1] == [(0, 'step', 100, 10), (-1, 'judge', 50, 1),
-                                                       (1, 'step', 110, 10), (-1, 'judge', 50, 1), (2, 'step', 120, 10)]
-
-def test_rescoring_reads_the_step_with_the_start_model_once(tmp_path):
-    path, calls, asked = scripted(tmp_path, (1, 0), mode='per_step', rescore=True)
-    assert path == '010' and [c[:2] for c in calls] == [(0, 'step'), (1, 'step'), (0, 'score'), (0, 'step')]
-    assert calls[2][3] == 0
-    tree, problems = make_tree(tmp_path/'s.db', end=.1), toy_problems(6)
-    router = Coin(mode='per_step', threshold=.6)
-    router.rescore = True
-    walks = walk(problems, router, tree)
-    assert any(c.kind == 'score' for w in walks for c in w.calls)
-    assert walk(problems, router, RoutingTree(None, tree.store, grade=tree.grade)) == walks
-    seen = Script(script=(1,), mode='per_step', rescore=True)
-    (w,) = walk(problems[:1], seen, tree)
-    if len(seen.asked) > 1:                                               # another opinion of the same step
-        read, step = seen.asked[1].steps[1], w.steps[1]
-        assert read.prob != step.prob and (read.model, read.text, read.generated) == (1, step.text, step.generated)
-
 def test_routers_walk_together_as_they_walk_alone(tmp_path, monkeypatch):
     "The same walks and the same edges, each drawn once; a problem's routers may differ, and few may be under way."
     import stepwise_routing.method.walks as rollouts
-    class Reading(Coin): rescore = True
     problems = toy_problems(12)
-    routers = [Reading(mode, e, salt=salt, threshold=x) for mode in ('absorbing', 'per_step')
+    routers = [Coin(mode, e, salt=salt, threshold=x) for mode in ('absorbing', 'per_step')
                for e in ('append', 'regenerate') for salt in (0, 1) for x in (0., .3, .6)]
     wanted = [(r, problems[i % 3:]) for i, r in enumerate(routers)]
     alone, together = make_tree(tmp_path/'a.db'), make_tree(tmp_path/'b.db')
@@ -222,7 +131,7 @@ def test_routers_walk_together_as_they_walk_alone(tmp_path, monkeypatch):
         want = walk_outcome(ws, alone.specs)
         assert all((o[k] == want[k]).all() for k in want) and list(o) == list(want)
     assert edges(alone.store) == edges(together.store) and not together.pending
-    assert together.drawn == len(together.store) > sum(b.steps_written for b in together.backends) # the rest: readings
+    assert together.drawn == len(together.store)
     monkeypatch.setattr(rollouts, '_MAX_WALKS', 30)
     few = make_tree(tmp_path/'c.db')
     rows = walk_together(wanted, few, lambda router, w: w.path)
@@ -235,16 +144,6 @@ def test_a_router_can_be_asynchronous_and_bill_its_own_calls(tmp_path):
             return np.zeros(len(states), bool), [Call(-1, 1, 50, 0, 'judge')]
     (w,) = walk(toy_problems(1), Judge(), make_tree(tmp_path/'s.db'))
     assert [c.kind for c in w.calls] == ['step', 'judge']*len(w.steps)
-
-def test_bad_input_is_one_clear_line(tmp_path):
-    tree, problems = make_tree(tmp_path/'s.db'), toy_problems(2)
-    for router, message in ((Coin(mode='absorb'), "unknown mode 'absorb' (did you mean 'absorbing'?)"),
-                            (Coin(on_escalate='redo'), "unknown on_escalate 'redo'"),
-                            (Coin(start=2), 'start 2 is none of the 2 models')):
-        with pytest.raises(ValueError) as e: walk(problems, router, tree)
-        assert message in str(e.value) and '\n' not in str(e.value)
-    with pytest.raises(LookupError, match='does not hold step 0 of toy-0-0 by model 0'):
-        walk(problems, Coin(), RoutingTree(None, tree.store))
 
 def test_each_model_alone(tmp_path):
     tree, problems = make_tree(tmp_path/'s.db', k=3), toy_problems(8)
@@ -266,21 +165,6 @@ def test_a_family_walks_as_its_members_walk_alone(tmp_path, mode, on_escalate):
                 alone = asyncio.run(walk_one(p, family[i], tree))
                 assert (w.steps, w.calls) == (alone.steps, alone.calls)
         assert len(walks) == len({w.path + str(w.calls) for w, _ in walks}), 'no walk twice'
-
-def test_a_walk_marks_where_the_router_was_asked(tmp_path):
-    tree = make_tree(tmp_path/'s.db', end=.1)
-    for p in toy_problems(8):
-        router = Script(mode='per_step', script=(1, 0, 1), rescore=True)
-        w = asyncio.run(walk_one(p, router, tree))
-        assert len(w.decision_marks) == len(router.asked) and w.decision_marks == sorted(w.decision_marks)
-        assert all(w.calls[i - 1].kind in ('step', 'draft', 'score') for i in w.decision_marks)
-        written = [sum(c.kind != 'score' for c in w.calls[:i]) for i in w.decision_marks]
-        assert len(set(written)) == len(written), 'a step is asked about once'
-
-def test_a_reward_model_pays_for_the_part_that_it_has_not_read():
-    w = Walk(toy_problems(1)[0], Coin(), None, processed={-1: 45})
-    assert w.bill_asking([Call(-1, 0, 70, 60, 'prm')], Step('a', 0, 'step', generated=10)) == {-1: 60}
-    assert w.calls == [Call(-1, 0, 70, 45, 'prm')] and w.processed == {-1: 70}
 
 def test_a_bill_after_regenerate_has_no_more_in_the_cache_than_its_prompt():
     "A model that has read a longer path, since written anew, finds its whole prompt in the cache."

@@ -108,7 +108,7 @@ class Call:
     generated: int  # generated tokens
     prompt: int  # prompt tokens
     cached: int  # of these, tokens this model had already processed in this walk
-    kind: str = 'step'  # "step" (kept), "draft" (thrown away), "score" (read only), "judge", "prm"
+    kind: str = 'step'  # "step" (kept), "draft" (thrown away), "judge", "prm"
     billed: int = (
         0  # of the prompt, tokens that the server charged at its lower price for cached input
     )

@@ -18,10 +18,10 @@ def quick(env, seed=0, verdicts=None, **settings):
     "A short training."
     return train(env, Policy(**(QUICK | settings)), seed, verdicts, progress=False)
 
-def tiny_policy(n_models=2, mode='absorbing', seed=0, features=('score_logit', 'index'), hidden=(3,), spread=1.):
+def tiny_policy(n_models=2, seed=0, features=('score_logit', 'index'), hidden=(3,), spread=1.):
     "A policy of few parameters, none of them nought."
     scaler = Scaler(tuple(features), (0.,)*len(features), (1.,)*len(features))
-    policy = RoutingPolicy(scaler, n_models, hidden, p_escalate=.4, mode=mode, seed=seed)
+    policy = RoutingPolicy(scaler, n_models, hidden, p_escalate=.4, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for p in policy.parameters(): p.data += spread*torch.randn(p.shape, generator=generator, dtype=p.dtype)
     return policy
@@ -40,10 +40,10 @@ def hard_set(pi, kappa):
 
 def flat(tensors): return torch.cat([t.reshape(-1) for t in tensors])
 
-def with_parameters(policy, theta, x, at):
+def with_parameters(policy, theta, x):
     out, i = {}, 0
     for k, p in policy.named_parameters(): out[k] = theta[i:i + p.numel()].view_as(p); i += p.numel()
-    return torch.func.functional_call(policy, out, (x, at))
+    return torch.func.functional_call(policy, out, (x,))
 
 def bits(trained):
     "Everything that a training leaves, to be compared."
@@ -55,7 +55,7 @@ def toy_env(n=60, split='train', seed=0, **kw):
 
 def fitted_policy(env, seed=0, spread=.7, hidden=(6,)):
     "An untrained policy that tells states apart."
-    policy = RoutingPolicy(env.scaler, env.n_models, hidden, p_escalate=.3, mode=env.mode, seed=seed)
+    policy = RoutingPolicy(env.scaler, hidden=hidden, p_escalate=.3, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for p in policy.parameters(): p.data += spread*torch.randn(p.shape, generator=generator, dtype=p.dtype)
     return policy

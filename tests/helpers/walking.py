@@ -36,27 +36,8 @@ class Coin(ThresholdRouter):
 class Script(Coin):
     "Escalates where the script says so; the n-th question gets the n-th answer, then never again."
     script: tuple = ()
-    rescore: bool = False
     def __post_init__(self): self.asked = []
     def escalates(self, states):
         self.asked.append(states[0])
         n = len(self.asked) - 1
         return [n < len(self.script) and bool(self.script[n])]
-
-@dataclass
-class Leap(Coin):
-    "A router that chooses any model it may, which with two models its score says as well."
-    def choose(self, states):
-        def one(s):
-            r, m = random.Random(f'{self.salt}-{s.problem.id}-{s.path}'), int(s.path[-1])
-            low = r.random() < self.threshold
-            return r.choice(range(m if self.mode == 'absorbing' else 0, s.n_models)) if low else m
-        return [one(s) for s in states]
-
-@dataclass
-class Named(Script):
-    "Chooses the models of the script, one a question, then stays (absorbing) or goes back to the first."
-    def choose(self, states):
-        self.asked.append(states[0])
-        n, stay = len(self.asked) - 1, int(states[0].path[-1]) if self.mode == 'absorbing' else self.start
-        return [self.script[n] if n < len(self.script) else stay]
