@@ -30,7 +30,7 @@ PATIENCE = 10 # seconds for processes to end
 def begin(project, profile, mark):
     "Start `reproduce` in a process group of its own, as a shell does."
     code = 'from stepwise_routing.run.cli import main; main()'
-    words = ['reproduce', str(project), '--profile', profile, '--run-id', 'tried', '--resume']
+    words = ['reproduce', '--project', str(project), '--profile', profile, '--run-id', 'tried', '--resume']
     environment = os.environ | {MARK: mark, 'PYTHONPATH': str(ROOT)}
     return subprocess.Popen([sys.executable, '-c', code, *words], env=environment, start_new_session=True,
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
