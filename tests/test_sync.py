@@ -46,8 +46,8 @@ def test_every_link_leads_somewhere():
     dead = []
     for path, text in pages.items():
         prose = re.sub(r'```.*?```|`[^`\n]*`|\$[^$\n]+\$', '', text, flags=re.S)
-        links = [m.split('#')[0] for m in re.findall(r'\]\(([^)\s]+)\)', prose) if not re.match(r'https?:|mailto:|#', m)]
-        dead += [(path.name, link) for link in links if not (path.parent/link).exists()]
+        links = [m for m in re.findall(r'\]\(([^)\s]+)\)', prose) if not re.match(r'https?:|mailto:|#', m)]
+        dead += [(path.name, link) for link in links if not (path.parent/link.split('#')[0]).exists()]
     assert dead == []
 
 @pytest.mark.slow

@@ -165,6 +165,7 @@ def mortal_models(setting):
     large.sentence = setting.folder/'die' # of one setting
     return nullcontext([ToyBackend(0), large])
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_no_chain_and_none_is_drawn_twice(tmp_path, monkeypatch, first=2, then=1):
     monkeypatch.setattr(drawing, 'PART', 4)
     whole, run = drawing_run(tmp_path/'whole', 1, 6), drawing_run(tmp_path, first, 6)
@@ -224,6 +225,7 @@ def answers(run):
 
 def methods(run): return {p.relative_to(run.folder): p.read_bytes() for p in sorted(run.folder.rglob('methods/*.csv'))}
 
+@pytest.mark.slow
 def test_walks_do_not_depend_on_the_number_of_workers(tmp_path, drawn, one_thread, monkeypatch):
     monkeypatch.setattr(walking, 'PART', 3)
     monkeypatch.setattr(walking, 'open_case', case_with_own)
