@@ -383,21 +383,6 @@ def test_every_reply_is_kept_and_the_last_one_counts(tmp_path):
         assert book.reply('a') == dict(text=text) and len(book.rows('reply')) == 2 # the other one stays as evidence
         assert (book.units, book.calls, book.reserved) == (10, 2, {})
 
-def test_damage_is_told_by_file_and_row(tmp_path):
-    path = tmp_path/'ledger'
-    with Faulty() as server: closing(api(server, ledger=path), ask(1), ask(2))
-    data, damaged = path.read_bytes(), tmp_path/'damaged'
-    damaged.write_bytes(data.replace(b'"text": "Next', b'"text": "Text')) # a reply
-    with Ledger(damaged) as book:
-        key, *_ = keys(book)
-        with pytest.raises(ValueError, match='damaged, row . of reply: damaged'): book.reply(key)
-    with Ledger(path) as book: book.read('UPDATE call SET units = units - 1 WHERE call = 2') # money
-    with pytest.raises(ValueError, match='ledger, row 2 of call: damaged') as e: api(server, ledger=path)
-    assert '\n' not in str(e.value)
-    path.write_text('hello\n')
-    for _ in range(2): # and no lock is left behind
-        with pytest.raises(ValueError, match='ledger is damaged or of another kind'): api(server, ledger=path)
-
 def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing_that_was_stored(tmp_path):
     path = tmp_path/'ledger'
     with Faulty() as server:

@@ -90,28 +90,6 @@ class Faulty:
         await writer.drain()
         return cut is None
 
-    async def _stream(self, fault, reply, writer):
-        "The reply in pieces, a word each. `cut`: it ends behind the fourth, and each has the usage so far."
-        choice, = reply['choices']
-        tokens = (choice['logprobs'] or {}).get('content')
-        writer.write(b'HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n')
-        async def send(**chunk):
-            data = json.dumps(dict(id='x', object='chat.completion.chunk', **chunk))
-            writer.write(f'data: {data}\n\n'.encode())
-            await writer.drain()
-        for i, piece in enumerate(words(choice['message']['content'])):
-            if fault == 'reset': return self._reset(writer)
-            if fault == 'cut' and i == 4: return False
-            logprobs = dict(content=[tokens[i]]) if tokens else None
-            so_far = dict(usage=reply['usage'] | dict(completion_tokens=i)) if fault == 'cut' else {}
-            piece = dict(index=0, delta=dict(content=piece), logprobs=logprobs, finish_reason=None)
-            await send(choices=[piece], **so_far)
-        await send(choices=[dict(index=0, delta={}, logprobs=None, finish_reason=choice['finish_reason'])])
-        if 'usage' in reply: await send(choices=[], usage=reply['usage'])
-        writer.write(b'data: [DONE]\n\n')
-        await writer.drain()
-        return False
-
     def _reset(self, writer):
         writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
         writer.transport.abort()
@@ -152,7 +130,6 @@ class Faulty:
         if fault == 'no-finish': del reply['choices'][0]['finish_reason']
         if fault in ('uncounted', 'no-finish'): reply['usage'] = dict(prompt_tokens=0, completion_tokens=0)
         if fault == 'malformed': return await self._send(writer, 200, json.dumps(reply).encode()[:-40])
-        if body.get('stream'): return await self._stream(fault, reply, writer)
         if fault == 'reset': await self._send(writer, 200, reply, cut=60); return self._reset(writer)
         return await self._send(writer, 200, reply)
 
