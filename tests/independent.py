@@ -2,8 +2,9 @@
 
 It reads the files of the run alone, with numpy and csv, and imports nothing of the library. It follows
 the definitions in the text: the cheapest setting within alpha of the large model; certain = the last
-setting, from safe to cheap, whose upper bound on the loss is at most alpha; a win = cheaper by Holm's
-test, and the interval of the accuracy difference ends above -alpha.
+setting, from safe to cheap, whose upper bound on the loss is at most alpha; a win = the whole intervals of the
+cost ratio and of the accuracy difference lie below 1 and above -alpha.
+
 """
 import csv
 import math
@@ -14,7 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-SCORES = {'Bare threshold (probability)': 'score_prob', 'Bare threshold (logit)': 'score_logit'}
+SCORES = {'Bare threshold (probability)': 'score_prob'}
 FEW, FEW_LOSSES = 300, 6 # below, the certain settings are found by a bet, which is not repeated here
 SEED = 0
 
@@ -126,12 +127,12 @@ def check_choices(checks, where, grid):
         chosen = next(r for r in rows if r['chosen'] == '1')
         checks.same('choice', f'{where}, {method}, {on_escalate}', rows[best]['cost'], chosen['cost'])
 
-def check_bare(checks, where, folder, benchmark, unit, alpha):
+def check_bare(checks, where, folder, benchmark, unit, suffix, alpha):
     "Bare thresholds from the outcome tables: choice, certain setting, and what they come to on test."
     calibration, test = (Table(folder/'outcomes'/f'{benchmark}-{split}.npz', unit) for split in ('calibration', 'test'))
     listed = {(r['method'], r['on_escalate']): float(r['threshold'])
-              for r in rows_of(folder/'methods'/f'{benchmark}-certain.csv')}
-    rows = rows_of(folder/'methods'/f'{benchmark}.csv')
+              for r in rows_of(folder/'methods'/f'{benchmark}-certain{suffix}.csv')}
+    rows = rows_of(folder/'methods'/f'{benchmark}{suffix}.csv')
     for method, feature in SCORES.items():
         if feature not in list(calibration.of['features']): continue
         for on_escalate in ('append', 'regenerate'):
@@ -157,9 +158,9 @@ def check_bare(checks, where, folder, benchmark, unit, alpha):
                 found = 1e300 if last < 0 else cuts[order[last]]
                 checks.same('bare certain', name, found, min(listed[method, on_escalate], 1e300), 1e-12)
 
-def check_intervals(checks, where, folder, benchmark, table, n_boot):
+def check_intervals(checks, where, rows, table, n_boot):
     "The interval of the large model's accuracy, which rests on the test problems alone."
-    rows = [r for r in rows_of(folder/'methods'/f'{benchmark}.csv') if r['method'] == 'Large only']
+    rows = [r for r in rows if r['method'] == 'Large only']
     right = np.array([float(r['correct']) for r in sorted(rows, key=lambda r: r['problem'])])
     n = len(right)
     counts = np.random.default_rng(SEED).multinomial(n, np.full(n, 1/n), n_boot)
@@ -168,55 +169,38 @@ def check_intervals(checks, where, folder, benchmark, table, n_boot):
     checks.same('interval', where, low, row['accuracy_low'])
     checks.same('interval', where, high, row['accuracy_high'])
 
-def check_verdicts(checks, where, rows):
-    "Holm's correction, and what is a win."
-    for target in {r['target'] for r in rows}:
-        own = [r for r in rows if r['target'] == target and r['counted'] == 'True']
-        for row in own:
-            sure = float(row['p_cost']) < .05
-            keeps = float(row['accuracy_difference_low']) >= -float(row['alpha']) - 1e-9
-            win = sure and float(row['cost_ratio']) < 1 and keeps
-            checks.same('win', f'{where}, {target}, {row["other"]}', win, row['win'] == 'True')
-
-def check_p_values(checks, where, folder, rows, settings):
-    "The p-values of ours against others from the resampled costs, before and after Holm's correction."
-    for target in {r['target'] for r in rows}:
-        own = [r for r in rows if r['target'] == target and r['counted'] == 'True']
-        raw = []
-        for row in own:
-            with np.load(folder/'methods'/f'{row["benchmark"]}-points.npz') as file:
-                names, unit = [tuple(x) for x in file['names']], settings['unit']
-                costs = [file[unit][names.index((m, e, target))] for m, e in
-                         ((row['ours'], row['on_escalate']), (row['other'], row['other_on_escalate']))]
-            difference = costs[0] - costs[1]
-            spread = difference[1:].std()
-            raw.append(math.erfc(abs(difference[0])/spread/2**.5) if spread else float(difference[0] == 0))
-        left, highest = len(raw), 0.
-        for i in sorted(range(len(raw)), key=lambda i: raw[i]):
-            highest = max(highest, min(1., left*raw[i]))
-            left -= 1
-            name = f'{where}, {target}, {own[i]["benchmark"]}, {own[i]["other"]}'
-            checks.same('p', name, highest, own[i]['p_cost'], 1e-6)
+def check_verdicts(checks, where, folder, rows):
+    "Intervals of the cost ratios of ours against others from the resampled costs, and what is a win."
+    for row in rows:
+        if row['counted'] != 'True': continue
+        name = f'{where}, {row["target"]}, {row["benchmark"]}, {row["other"]}'
+        with np.load(folder/'methods'/f'{row["benchmark"]}-points.npz') as file:
+            names = [tuple(x) for x in file['names']]
+            ours, other = (file['paper_flops'][names.index((m, e, row['target']))] for m, e in
+                           ((row['ours'], row['on_escalate']), (row['other'], row['other_on_escalate'])))
+        low, high = np.quantile(ours[1:]/other[1:], [.025, .975])
+        checks.same('ratio', name, low, row['cost_ratio_low'], 1e-6)
+        checks.same('ratio', name, high, row['cost_ratio_high'], 1e-6)
+        win = high < 1 and float(row['accuracy_difference_low']) >= -float(row['alpha']) - 1e-9
+        checks.same('win', name, win, row['win'] == 'True')
 
 def check_run(run, n_boot=2000):
     "All checks of a run folder; returns `Checks`."
     checks, run = Checks(), Path(run)
-    for setting, unit, suffix in (('open', 'paper_flops', ''), ('api', 'cents', '_api')):
-        folder = run if setting == 'open' else run/setting
-        path = run/'tables'/f'evaluation{suffix}.csv'
+    for unit, ending, suffix in (('paper_flops', '', ''), ('cents', '_cents', '-cents')):
+        path = run/'tables'/f'evaluation{ending}.csv'
         if not path.is_file(): continue
         evaluation = rows_of(path)
         for benchmark in dict.fromkeys(r['benchmark'] for r in evaluation):
-            where, table = f'{setting}, {benchmark}', [r for r in evaluation if r['benchmark'] == benchmark]
-            grid = rows_of(folder/'methods'/f'{benchmark}-grid.csv')
-            check_means(checks, where, rows_of(folder/'methods'/f'{benchmark}.csv'), table, unit)
+            where, table = f'{unit}, {benchmark}', [r for r in evaluation if r['benchmark'] == benchmark]
+            rows = rows_of(run/'methods'/f'{benchmark}{suffix}.csv')
+            grid = rows_of(run/'methods'/f'{benchmark}-grid{suffix}.csv')
+            check_means(checks, where, rows, table, unit)
             check_choices(checks, where, grid)
-            check_bare(checks, where, folder, benchmark, unit, float(grid[0]['alpha']))
-            check_intervals(checks, where, folder, benchmark, table, n_boot)
-        path = run/'tables'/f'comparison{suffix}.csv'
-        verdicts = rows_of(path) if path.is_file() else [] # without rows of ours there is none
-        check_verdicts(checks, setting, verdicts)
-        check_p_values(checks, setting, folder, verdicts, dict(unit=unit))
+            check_bare(checks, where, run, benchmark, unit, suffix, float(grid[0]['alpha']))
+            check_intervals(checks, where, rows, table, n_boot)
+    path = run/'tables'/'comparison.csv'
+    if path.is_file(): check_verdicts(checks, 'comparison', run, rows_of(path)) # without rows of ours there is none
     return checks
 
 

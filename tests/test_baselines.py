@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
-from toy_runs import Coin
+from toy_runs import Coin, toy_run
 
 from stepwise_routing.method import comparison
 from stepwise_routing.method.bounds import (
@@ -339,7 +339,7 @@ def test_walks_ahead_are_the_walks_that_are_asked_for(world):
 def test_walking_methods_leave_grids_and_rows(world, curves):
     "What is chosen is chosen on calibration; all walks are taken once."
     problems, tables, tree = world
-    coin, case, run = RandomRouter(mode='per_step'), Case('open', 'toy', tables, []), Walker(problems, tree)
+    coin, case, run = RandomRouter(mode='per_step'), Case('toy', tables, []), Walker(problems, tree)
     walk_methods(case, [at_thresholds(coin)], run, curves)
     grid = grid_search(coin, tables['calibration'], run=run)
     shown = grid.curve_thresholds() if curves else ()
@@ -401,13 +401,13 @@ def trained(tmp_path_factory):
                                  alpha=.02, seed=seed, benchmark='toy', variant=variant,
                                  models=('toy small', 'toy large'),
                                  on_escalate=variant, calibration=SAID, online=.3, sweep=(1., .2, 0.))
-    train.save(setting(folder).files.outcomes('toy', 'test'))
+    train.save(toy_run(folder).files.outcomes('toy', 'test'))
     return folder
 
 def test_saved_policies_are_routers(trained):
     "And below nought the large model: without the small model's first step."
     from stepwise_routing.method.cpo import TableEnv
-    policies, table = load_policies(setting(trained), 'toy'), toy_table(80)
+    policies, table = load_policies(toy_run(trained), 'toy', 'paper_flops'), toy_table(80)
     assert [(p.variant, p.seed) for p in policies] == [(e, i) for e in READINGS for i in (0, 1)]
     assert {(p.online, p.sweep, *p.calibration.items()) for p in policies} == {(.3, (1., .2, 0.), *SAID.items())}
     assert all((p.name, p.router.mode, p.router.on_escalate) == ('Ours', 'absorbing', p.variant) for p in policies)
@@ -418,7 +418,7 @@ def test_saved_policies_are_routers(trained):
         assert (o['correct'] == np.asarray(want['right'])).all() and 0 < (o['large_tokens'] > 0).mean() < 1
         alone = replay(p.router.at(-1.), table)
         assert (alone['correct'] == table.correct[:, 0]).all() and not alone['small_tokens'].any()
-    assert load_policies(setting(trained), 'other') == []
+    assert load_policies(toy_run(trained), 'other', 'paper_flops') == []
 
 def test_a_damaged_policy_is_one_clear_line(trained, tmp_path):
     import shutil
@@ -426,7 +426,7 @@ def test_a_damaged_policy_is_one_clear_line(trained, tmp_path):
     path = tmp_path/'run'/'policies'/'toy'/'append'/'alpha0.02-seed1'/'config.json'
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ValueError, match='policies/toy/append/alpha0.02-seed1 .*: run nbs/03b_training.ipynb again') as e:
-        load_policies(setting(tmp_path/'run'), 'toy')
+        load_policies(toy_run(tmp_path/'run'), 'toy', 'paper_flops')
     assert '\n' not in str(e.value)
 
 def test_policies_walk_as_they_replay(world):
@@ -441,22 +441,21 @@ def test_policies_walk_as_they_replay(world):
     check_problems(part['test'], few['test'])
 
 def test_a_case_gathers_its_rows(tmp_path):
-    s, tables = setting(tmp_path), {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}
+    s, tables = toy_run(tmp_path), {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}
     for split, table in tables.items(): table.save(s.files.outcomes('toy', split))
-    case = replay_case(open_case(s, 'toy'))
+    case = replay_case(open_case(s, 'toy', 'paper_flops'))
     n, grids = len(case.rows), len(case.grids)
     full = coin(0, .9, 'regenerate-full', 'regenerate', 'Ours (full)')
     case.policies = [coin(0, .9), coin(1, .8), full]
     case.add_own()
     assert [(r[1], r[-1]) for r in case.singles[::60]] == [('Ours', 0), ('Ours', 1), ('Ours (full)', 0)]
-    assert not case.classes, 'one class a reading: nothing to choose'
     assert [g.method for g in case.grids[grids:]] == list(dict.fromkeys(r[1] for r in case.rows[n:])) == [
         'Ours', ONLINE, 'Ours (full)']
     save_case(s, case)
-    files = sorted(p.name for p in s.files.methods('toy').parent.iterdir())
-    parts = 'ablations', 'certain', 'classes', 'grid', 'kappas', 'policies'
+    files = sorted(p.name for p in s.files.methods('toy', 'paper_flops').parent.iterdir())
+    parts = 'certain', 'grid', 'kappas', 'policies', 'seeds'
     assert files == sorted([*(f'toy-{part}.csv' for part in parts), 'toy-points.npz', 'toy.csv'])
-    columns, *ours = s.files.methods('toy', '-policies').read_text().splitlines()
+    columns, *ours = s.files.methods('toy', 'paper_flops', '-policies').read_text().splitlines()
     assert columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 3
     assert ours[0] == 'toy,append,Ours,append,0.02,0,0.9,40,0.01,0.9,0.03,0'
 
@@ -465,17 +464,14 @@ def test_the_simplest_class_that_is_nearly_the_cheapest_is_a_row():
     tables = {split: toy_table(200, split) for split in ('train', 'calibration', 'test')}
     for rates, taken in (((.3, .3, .3, .3), 'Ours (probability)'), ((.99, .3, .3, .3), 'Ours (logit)'),
                          ((.99, .99, .99, .05), 'Ours (full)')):
-        case = Case('open', 'toy', tables, [], alpha=.9)
+        case = Case('toy', tables, [], alpha=.9)
         variants = zip(('append-prob', 'append-logit', 'append', 'append-full'), CLASSES, rates)
         case.policies = [coin(s, 1 - r, v, name=name) for v, name, r in variants for s in (0, 1)]
         case.add_own()
-        assert [c[2] for c in case.classes] == list(CLASSES) and [c[2] for c in case.classes if c[4]] == [taken]
         row, same = ([r[2:] for r in case.rows if r[1] == name] for name in ('Ours (nested)', taken))
         assert row == same and len(row) == 200
         grids = {g.method: g for g in case.grids}
         assert grids['Ours (nested)'] == grids[taken]._replace(method='Ours (nested)')
-        shares = [grids[name].cost[grids[name].chosen] / grids[name].cost[-1] for name in CLASSES]
-        assert [c[3] for c in case.classes] == shares, 'of the large model'
 
 def test_certain_settings_are_rows_on_test():
     tables = {split: toy_table(n, split) for split, n in (('train', 100), ('calibration', 400), ('test', 50))}
@@ -514,7 +510,7 @@ def test_what_is_fitted_sees_training_problems_alone():
 
 def test_trim_is_fitted_and_put_in_order_on_training_problems(monkeypatch):
     tables, seen = {split: toy_table(60, split) for split in ('train', 'calibration', 'test')}, []
-    case = Case('open', 'toy', tables, [])
+    case = Case('toy', tables, [])
     def fitted(table, *_): seen.append(table.split); return ScoreRouter('score_logit')
     by_cost = comparison.by_cost
     def watched(method, table, *more): seen.append(table.split); return by_cost(method, table, *more)

@@ -153,7 +153,7 @@ def test_scores_tell_right_toy_steps_from_wrong_ones_by_problem(tmp_path):
 def test_the_chains_lie_where_the_tree_finds_them(tmp_path):
     from stepwise_routing.models.hub import load_micro
     pair = [load_micro('small'), load_micro('large')]
-    s = Run('toy', changed(Config(), {'open.n_train': 4}), tmp_path/'run', tmp_path/'store').settings[0]
+    s = Run('toy', changed(Config(), {'data.n_train': 4}), tmp_path/'run', tmp_path/'store')
     chains = small_chains(s, 'micro-gsm', pair)
     assert [p.id for p, _ in chains] == [p.id for p in load_problems('micro-gsm', 'train', 4)]
     with open_tree(s, 'micro-gsm') as tree: # without models: 02 draws nothing again

@@ -4,7 +4,7 @@ import shutil
 import pandas as pd
 import pytest
 from independent import check_run
-from toy_runs import save_methods, save_policies, setting
+from toy_runs import save_policies, toy_run
 
 from stepwise_routing.report.tables import report, report_paper
 from stepwise_routing.run.stages import load_run
@@ -13,24 +13,22 @@ from stepwise_routing.run.stages import load_run
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
     "A toy run with tables: 60 problems, so certain settings are found by a bet, which is not repeated."
-    s = setting(tmp_path_factory.mktemp('run'))
-    save_policies(s)
-    save_methods(setting(s.run.folder, 'api'), 'cents')
-    results = load_run(s.run)
+    run = save_policies(toy_run(tmp_path_factory.mktemp('run'), 'gpt-4.1-mini'))
+    results = load_run(run)
     report_paper(results)
     report(results, 'comparison')
-    return s.run.folder
+    return run.folder
 
 def test_other_code_finds_the_same(finished):
     checks = check_run(finished, n_boot=100)
     assert not checks.wrong
-    assert {'accuracy', 'cost', 'choice', 'bare choice', 'bare cost', 'interval', 'win', 'p'} <= {*checks.counts}
+    assert {'accuracy', 'cost', 'choice', 'bare choice', 'bare cost', 'interval', 'win', 'ratio'} <= {*checks.counts}
     assert min(checks.counts.values()) > 0
 
 @pytest.mark.parametrize('file, column, change, kind', [
     ('evaluation', 'accuracy', lambda x: float(x)*.9, 'accuracy'),
     ('evaluation', 'cost', lambda x: float(x)*1.001, 'cost'),
-    ('comparison', 'p_cost', lambda x: float(x) + 1e-3, 'p'),
+    ('comparison', 'cost_ratio_high', lambda x: float(x) + 1e-3, 'ratio'),
     ('comparison', 'win', lambda x: not x, 'win'),
 ])
 def test_a_changed_number_is_noticed(finished, tmp_path, file, column, change, kind):

@@ -1,4 +1,4 @@
-"The committed profiles: what they say, and that open.yaml and api.yaml run as they are written."
+"The committed profiles: what they say, and that open.yaml runs as it is written."
 import ast
 import csv
 import json
@@ -15,63 +15,55 @@ import pytest
 from stepwise_routing.base.settings import Policy
 from stepwise_routing.base.tools import Project
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.run.config import FOLDER_NAME, Api, Data, read_run, settings_of
-from stepwise_routing.run.stages import setting_options
-from stepwise_routing.run.sweep import planned
+from stepwise_routing.run.config import FOLDER_NAME, Data, Models, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)
 PROFILES = sorted(p.stem for p in PROJECT.params.glob('*.yaml'))
 
 def test_a_section_takes_what_yaml_reads_and_is_frozen():
-    policy = Policy(lr='1e-5', temp=[1, .5], hidden=[8], batch=None)
-    assert (policy.lr, policy.temp, policy.hidden, policy.batch) == (1e-5, (1., .5), (8,), None)
-    assert Api(models=[]).models == () and Data(max_steps=dict(default=30)).max_steps == dict(default=30)
-    with pytest.raises(FrozenInstanceError): policy.lr = 1.
-    assert '| n_test | `24` | problems per benchmark that are reported |' in Api()._repr_markdown_()
+    policy = Policy(delta='1e-5', temp=[1, .5], hidden=[8], batch=None)
+    assert (policy.delta, policy.temp, policy.hidden, policy.batch) == (1e-5, (1., .5), (8,), None)
+    assert Data(max_steps=dict(default=30)).max_steps == dict(default=30)
+    with pytest.raises(FrozenInstanceError): policy.delta = 1.
+    assert '| n_test | `24` | problems per benchmark that are reported |' in Data()._repr_markdown_()
 
 @pytest.mark.parametrize('make, message', [
     (lambda: Policy(alpa=.1), "unknown setting 'alpa' (did you mean 'alpha'?)"),
     (lambda: Policy(temp=(.1, 0)), 'temp is (0.1, 0): 0 should be greater than 0'),
     (lambda: Policy(sign='corected'),
      "sign is 'corected' (did you mean 'corrected'?): it should be 'corrected' or 'printed'"),
-    (lambda: Api(models=('micro-small',)),
-     "models is ('micro-small',): it should be a list of a small and a large model, or []")])
+    (lambda: Models(names=('micro-small',)),
+     "names is ('micro-small',): it should be a list of a small and a large model")])
 def test_a_section_refuses_a_wrong_value_in_one_line(make, message):
     with pytest.raises(ValueError) as e: make()
     assert str(e.value) == message
 
 def test_every_profile_can_be_read():
-    for profile in PROFILES: assert read_run(profile, project=PROJECT).settings
+    for profile in PROFILES: assert read_run(profile, project=PROJECT).units
 
 @pytest.mark.parametrize('profile', ('open', 'open-lite', 'api'))
 def test_the_papers_settings(profile):
     c = read_run(profile, project=PROJECT).config
     assert c.data.benchmarks == ('gsm8k', 'math500', 'omnimath') and c.policy.alpha == .02
     assert (c.models.context, c.data.max_steps) == (4096, dict(default=30, omnimath=100))
-    names = [m for m in (*c.open.models, *c.api.models, c.data.grader) if not m.startswith('openai:')]
+    names = [m for m in (*c.models.names, c.data.grader) if not m.startswith('openai:')]
     assert names and all(re.search('@([0-9a-f]{40})$', m) for m in names)
     if profile != 'open-lite': assert (c.policy.steps, c.policy.batch) == (1000, 50)
-    assert bool(c.open.models) != bool(c.api.models)
 
-def test_the_ablations_have_the_problems_draws_and_policies_of_micro_and_more():
-    runs = [read_run(p, project=PROJECT) for p in ('micro', 'micro-ablations')]
-    micro, more = (settings_of(run.config) for run in runs)
-    assert {k.partition('.')[0] for k in micro if micro[k] != more[k]} == {'store', 'sweep'}
-    jobs = [[(setting.name, job) for setting in run.settings for job in planned(setting)] for run in runs]
-    assert set(jobs[0]) < set(jobs[1]) and runs[0].store == runs[1].store == PROJECT.runs/'store'/'micro'
-
-def test_a_real_model_is_billed_by_its_own_row():
-    def run(large): return read_run('api', changes={'api.models': ['micro-small', large]}, project=PROJECT)
-    def price(large): return setting_options(run(large).settings[-1])['price']
-    assert (price('openai:gpt-4o-mini-2024-07-18'), price('served:x')) == ('gpt-4o-mini', 'gpt-4.1-mini')
+def test_units_of_cost_follow_from_the_models():
+    "A paid model is billed by its own row; a price list on local models makes a second table."
+    def of(**names): return read_run('smoke', changes={f'models.{k}': v for k, v in names.items()}, project=PROJECT)
+    paid = of(names=['micro-small', 'openai:gpt-4o-mini-2024-07-18'], price='')
+    assert (paid.price, paid.units) == ('gpt-4o-mini', ('cents',))
+    assert of().units == ('paper_flops', 'cents') and of(price='').units == ('paper_flops',)
 
 @pytest.mark.parametrize('text, said', [
     ('policy:\n  alpha: .1\npolicy:\n  steps: 2\n', "'policy' occurs twice"),
     ('policy.alpha: .3\npolicy: {alpha: .1}\n', "'policy.alpha' stands there twice"),
     ('policy: {steps: 010}', '010: write a number without'),
     ('data: {grader: "xverify:http://judge.example/v1#m"}', 'data.grader is'),
-    ('store: ../../x', 'store is'), ('data: {benchmarks: [micro-gsm, micro-gsm]}', 'benchmarks is')])
+    ('data: {benchmarks: [micro-gsm, micro-gsm]}', 'benchmarks is')])
 def test_a_profile_that_cannot_work_is_one_short_line(tmp_path, text, said):
     (tmp_path/'bad.yaml').write_text(text)
     with pytest.raises(ValueError, match=said) as e: read_run(tmp_path/'bad.yaml', project=PROJECT)
@@ -79,7 +71,7 @@ def test_a_profile_that_cannot_work_is_one_short_line(tmp_path, text, said):
 
 def test_a_profile_of_any_name_has_runs_that_can_be_named(tmp_path):
     for name in ('my profile', "a; 'b'", '.-x', '-', 'x'*240):
-        (tmp_path/f'{name}.yaml').write_text('open:\n  n_test: 4\n')
+        (tmp_path/f'{name}.yaml').write_text('data:\n  n_test: 4\n')
         run = read_run(tmp_path/f'{name}.yaml', project=PROJECT)
         assert FOLDER_NAME.fullmatch(run.profile) and run.folder.name == run.profile
 
@@ -115,20 +107,15 @@ def benchmark_files(data):
 # Models and what hangs on them; problem counts; fewer policies, policy steps and resamples: nothing else.
 FEW = {'baselines.reward_model': 'micro-prm', 'data.grader': 'math-verify', 'models.context': 2048,
        'policy.steps': 3, 'sweep.most_steps': 3, 'policy.batch': 5, 'results.n_boot': 50}
-CUT = dict(open={'open.models': ['micro-small', 'micro-large'], 'sweep.seeds': 1, 'sweep.per_step_steps': 1,
-                 'sweep.per_step_problems': 3},
-           api={'api.models': ['micro-small', 'served:micro-large'], 'sweep.api_seeds': 1})
-
 @pytest.mark.slow
 @pytest.mark.timeout(1900)
-@pytest.mark.parametrize('profile, table', [('open', 'table1'), ('api', 'table2')])
-def test_a_profile_runs_as_written(tmp_path, profile, table):
+def test_the_profile_open_runs_as_written(tmp_path, profile='open', table='table1'):
     for name in ('nbs', 'tests/data'):
         shutil.copytree(ROOT/name, tmp_path/'clone'/name, ignore=shutil.ignore_patterns('.*'))
     for path in (tmp_path/'clone'/'nbs').glob('0[1-5]*_*.ipynb'): slim(path)
     benchmark_files(tmp_path/'data')
-    changes = FEW | CUT[profile] | {'data.data_dir': str(tmp_path/'data')}
-    changes |= {f'{profile}.n_train': 8, f'{profile}.n_calibration': 5, f'{profile}.n_test': 4}
+    changes = FEW | {'data.data_dir': str(tmp_path/'data'), 'models.names': ['micro-small', 'micro-large']}
+    changes |= {'sweep.seeds': 1, 'data.n_train': 8, 'data.n_calibration': 5, 'data.n_test': 4}
     flags = [x for k, v in changes.items() for x in ('-p', f'{k}={json.dumps(v)}')]
     code = 'from stepwise_routing.run.cli import main; main()'
     command = [sys.executable, '-c', code, 'reproduce', '--project', str(tmp_path/'clone'), '--profile', profile,

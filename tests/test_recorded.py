@@ -68,9 +68,9 @@ def replaced(problem):
     return replace(problem, benchmark=problem.benchmark.removesuffix(SUFFIX))
 
 def test_other_models_are_refused_in_one_line(tmp_path):
-    run = read_run('recorded', tmp_path, {'open.models': ['recorded:a', 'recorded:b']})
+    run = read_run('recorded', tmp_path, {'models.names': ['recorded:a', 'recorded:b']})
     with pytest.raises(ValueError, match=r'was written by Qwen2.5-Coder-0.5B-Instruct and .* not by a and b: set open'):
-        with open_tree(run.settings[0], 'gsm8k-recorded'): pass
+        with open_tree(run, 'gsm8k-recorded'): pass
 
 def test_a_step_that_nobody_drew_is_named(recorded, tmp_path):
     "A walk that comes back to the small model needs a step that was not recorded."

@@ -47,7 +47,7 @@ def ran(whole, tmp_path):
     shutil.rmtree(root/'tables', ignore_errors=True)
     return Project(root)
 
-def profile(n=N): return dict(open=dict(n_test=n), results=dict(n_boot=1))
+def profile(n=N): return dict(data=dict(n_test=n), results=dict(n_boot=1))
 
 def command(project, *args): return [sys.executable, '-c', MAIN, 'reproduce', '--project', str(project.root), *args]
 
@@ -83,10 +83,10 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys):
         ('reprodcue', r"'reprodcue' is not known to stepwise-routing \(did you mean 'reproduce'\?\)"),
         ('reproduce --profile fats', r"unknown profile 'fats' \(did you mean 'fast'\?\); choose one of: fast, toy"),
         ('reproduce --parm x=1', r"'--parm' is not known to .* \(did you mean '--parameter'\?\)"),
-        ('reproduce --profile fast -p open.n_tset=1', r"'open.n_tset' \(did you mean 'open.n_test'\?\)"),
+        ('reproduce --profile fast -p data.n_tset=1', r"'data.n_tset' \(did you mean 'data.n_test'\?\)"),
         ('reproduce --profile fast -p policy.alpha=2', r'-p: policy.alpha is 2: it should be less than 1$'),
-        ('reproduce --profile fast -p open.n_test', r'write NAME=VALUE'),
-        ('reproduce --profile fast -p open.n_test=[1', r'cannot be read as a value'),
+        ('reproduce --profile fast -p data.n_test', r'write NAME=VALUE'),
+        ('reproduce --profile fast -p data.n_test=[1', r'cannot be read as a value'),
         ('reproduce --profile fast --only 05_tabel', r"no notebook '05_tabel' \(did you mean '05_table'\?\)"),
         ('reproduce --profile fast --only 05', r'needs the results of 01_count, .* --run-id, .* --resume'),
         ('reproduce --profile fast --run-id ../x', r"'../x' cannot name a run"),
@@ -99,8 +99,8 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys):
     assert bytes_of(toy.root) == before
 
 def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys):
-    for yaml, message in [('open: [1', 'bad.yaml is not valid YAML'), ('# nothing', 'bad.yaml is empty'),
-                          ('open: {n_tset: 3}', "unknown setting 'open.n_tset'"), ('open: 1', 'section open must hold'),
+    for yaml, message in [('data: [1', 'bad.yaml is not valid YAML'), ('# nothing', 'bad.yaml is empty'),
+                          ('data: {n_tset: 3}', "unknown setting 'data.n_tset'"), ('data: 1', 'section data must hold'),
                           ('policy: {lr: 0}', 'bad.yaml: policy.lr is 0: it should be greater than 0')]:
         (tmp_path/'bad.yaml').write_text(yaml)
         with pytest.raises(SystemExit): cli.main(['reproduce', '--profile', str(tmp_path/'bad.yaml')])
@@ -127,7 +127,7 @@ def test_a_notebook_with_other_settings_than_its_run_stops_with_one_line(ran, tm
         notebooks.execute(ran.nbs/'05_table.ipynb', ran.root/'mine.ipynb', ran.nbs, given)
 
 def test_a_foreign_profile_file_never_passes_for_the_committed_one(toy, tmp_path):
-    (tmp_path/'toy.yaml').write_text('open: {n_test: 2}')
+    (tmp_path/'toy.yaml').write_text('data: {n_test: 2}')
     assert planned(toy, str(tmp_path/'toy.yaml')).run.profile != 'toy'
     assert planned(toy, str(toy.params/'toy.yaml')).run.profile == 'toy'
 
@@ -182,7 +182,7 @@ def test_jupyterlab_starts_kernels_that_round_like_a_run(whole, monkeypatch):
 
 def test_the_manifest_tells_what_was_run_and_nothing_private(ran):
     manifest, text = Manifest(ran.runs/'whole'), (ran.runs/'whole/manifest.json').read_text()
-    assert (manifest['profile'], manifest['status'], manifest['settings']['open.n_test']) == ('toy', 'finished', N)
+    assert (manifest['profile'], manifest['status'], manifest['settings']['data.n_test']) == ('toy', 'finished', N)
     assert manifest.stage('05_table').keys() == {'status', 'seconds'}
     assert {'python', 'numpy'} <= manifest['packages'].keys()
     secrets = [v for k, v in os.environ.items() if len(v) > 5 and re.search('KEY|TOKEN|SECRET', k)]
@@ -203,7 +203,7 @@ def test_only_the_published_profile_reaches_the_top_level(ran, monkeypatch, caps
     assert verdict(publish=True) == ['no committed tables to compare with']
     first = bytes_of(ran.root/'tables')
     assert set(first) == {'mean.md', 'provenance.json'}
-    assert json.loads(first['provenance.json'])['parameters']['open.n_test'] == N
+    assert json.loads(first['provenance.json'])['parameters']['data.n_test'] == N
     (ran.root/'tables'/'mine.csv').write_text('a\n1\n')
     assert verdict(publish=True) == ['no, differs by mine.csv, row 1, a: nothing here, 1 committed']
     (ran.root/'tables'/'mine.csv').unlink()
@@ -319,7 +319,7 @@ def test_a_failing_notebook_ends_with_one_line(tmp_path):
        st.lists(st.floats(1e-9, .99), min_size=2, max_size=2), st.text('ab \'"$&;`\\', min_size=1))
 def test_the_command_that_continues_has_the_same_settings(changes, alphas, name):
     asked = Options(f'{name}.yaml', ('04', '05'), publish=True, project=name,
-                    changes=changes | {'policy.temp': alphas, 'open.n_test': dict(default=3), 'seed': 2})
+                    changes=changes | {'policy.temp': alphas, 'data.n_test': dict(default=3), 'seed': 2})
     plan = SimpleNamespace(options=asked, run=SimpleNamespace(folder=Path('runs/r')))
     first, *args = shlex.split(runner.how_to_continue(plan, KeyboardInterrupt()).partition('continue with: ')[2])
     got = vars(cli.build_parser().parse_args(args))

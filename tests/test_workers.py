@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from toy import ToyBackend, toy_backends
-from toy_runs import coin
 from walking import edges
 
 from stepwise_routing.base.store import RolloutStore
@@ -30,24 +29,22 @@ from stepwise_routing.run.walking import ask_part, walk_all, walk_courses, walk_
 from stepwise_routing.run.workers import in_rounds, side_by_side, worker_count
 
 
-def toy_run(folder, workers, **n):
-    sizes = {f'{s}.n_{split}': n.get(s, 2) for s in ('open', 'api') for split in ('train', 'calibration', 'test')}
-    models = {'api.models': ['micro-small', 'micro-large'], 'models.workers': workers}
-    return Run('toy', changed(Config(), sizes | models), folder/'run', folder/'store')
+def toy_run(folder, workers, n=2):
+    sizes = {f'data.n_{split}': n for split in ('train', 'calibration', 'test')}
+    return Run('toy', changed(Config(), sizes | {'models.workers': workers}), folder/'run', folder/'store')
 
-def jobs_of(s, benchmarks): return [(s.name, b, os.getpid(), len(benchmarks)) for b in benchmarks]
+def paid(run): return replace(run, config=changed(run.config, {'models.names': ['micro-small', 'openai:gpt-4.1-mini']}))
 
-def stumble(s, benchmarks):
-    if benchmarks == ['micro-math']: raise PermissionError('micro-math: no way in')
-    return benchmarks
+def jobs_of(run, benchmarks): return [(b, os.getpid(), len(benchmarks)) for b in benchmarks]
 
 def test_benchmarks_are_done_side_by_side(tmp_path):
     here, there = (side_by_side(toy_run(tmp_path, n), jobs_of, 'jobs') for n in (1, 2))
-    assert [x[:2] for x in here] == [x[:2] for x in there] and {x[2] for x in here} == {os.getpid()}
-    assert os.getpid() not in {x[2] for x in there}
-    assert [x[3] for x in there] == [1, 1, 1, 3, 3, 3], 'the calls of the API setting share a ledger'
+    assert [x[0] for x in here] == [x[0] for x in there] and {x[1] for x in here} == {os.getpid()}
+    assert os.getpid() not in {x[1] for x in there} and [x[2] for x in there] == [1, 1, 1]
+    calls = side_by_side(paid(toy_run(tmp_path, 2)), jobs_of, 'jobs')
+    assert [x[2] for x in calls] == [3, 3, 3], 'paid calls share a ledger'
     graded = replace(toy_run(tmp_path, 2), config=changed(toy_run(tmp_path, 2).config, {'data.grader': 'xverify:x'}))
-    assert {x[2] for x in side_by_side(graded, jobs_of, 'jobs')} == {os.getpid()}, 'one server grades'
+    assert {x[1] for x in side_by_side(graded, jobs_of, 'jobs')} == {os.getpid()}, 'one server grades'
 
 def counted_problems(s, benchmarks): return [(b, len(load_problems(b, 'train')), os.getpid()) for b in benchmarks]
 
@@ -56,7 +53,7 @@ def test_worker_processes_know_the_benchmarks_of_question_files(tmp_path):
     files = [tmp_path/f'{name}.jsonl' for name in ('some', 'others')]
     for file in files: file.write_text(rows)
     run = toy_run(tmp_path, 2)
-    run = replace(run, config=changed(run.config, {'data.benchmarks': [str(file) for file in files], 'api.models': []}))
+    run = replace(run, config=changed(run.config, {'data.benchmarks': [str(file) for file in files]}))
     found = side_by_side(run, counted_problems, 'jobs')
     assert [name for name, *_ in found] == ['some', 'others'] and all(n for _, n, _ in found)
     assert os.getpid() not in {number for *_, number in found}
@@ -81,6 +78,10 @@ def test_rounds_follow_each_other_and_no_course_waits_for_another():
         assert [[x for x, _ in answers] for start, answers in log if start == 1] == [[2, 4, 6], [24, 26]]
         assert (os.getpid() in {pid for _, answers in log for _, pid in answers}) == (workers == 1)
 
+def stumble(run, benchmarks):
+    if benchmarks == ['micro-math']: raise PermissionError('micro-math: no way in')
+    return benchmarks
+
 def test_an_error_in_a_worker_is_the_same_line_here(tmp_path):
     for n in (2, 1):
         run = toy_run(tmp_path, n)
@@ -96,34 +97,33 @@ def test_what_grading_gave_up_comes_back_from_every_process(tmp_path):
         run = toy_run(tmp_path/str(n), n)
         assert not any(side_by_side(run, doubtful, 'outcome tables'))
         side_by_side(run, jobs_of, 'walks') # gives up nothing
-        assert [kept_given_up(s) for s in run.settings] == [{('3', '10^{10^{10^{10}}}')}]*2
+        assert kept_given_up(run) == {('3', '10^{10^{10^{10}}}')}
         assert [f.name for f in (run.folder/'grading').iterdir()] == ['given-up-outcome tables.json']
         side_by_side(run, jobs_of, 'outcome tables') # again, and nothing is given up
-        assert [kept_given_up(s) for s in run.settings] == [set()]*2
+        assert kept_given_up(run) == set()
 
 def drawing_run(folder, workers, n=5):
     "A run on the benchmarks whose answers the toy models can write."
-    run = toy_run(folder, workers, open=n)
+    run = toy_run(folder, workers, n)
     return replace(run, config=changed(run.config, {'data.benchmarks': ['micro-gsm', 'micro-omni']}))
 
-def toy_models(setting): return nullcontext(toy_backends())
+def toy_models(run): return nullcontext(toy_backends())
 
 def stored(run):
     "(Settings, edges) of all stores; another writer would be refused here."
     out = []
-    for s in run.settings:
-        for b in filter(lambda b: s.files.rollouts(b).exists(), s.benchmarks):
-            try:
-                with RolloutStore(s.files.rollouts(b)) as store: out.append((store.settings, edges(store)))
-            except ValueError as e: # a process that was killed before it had written the settings
-                assert 'is empty' in str(e)
+    for b in filter(lambda b: run.files.rollouts(b).exists(), run.benchmarks):
+        try:
+            with RolloutStore(run.files.rollouts(b)) as store: out.append((store.settings, edges(store)))
+        except ValueError as e: # a process that was killed before it had written the settings
+            assert 'is empty' in str(e)
     return out
 
 def test_draws_do_not_depend_on_the_number_of_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, 'PART', 4)
     runs = [drawing_run(tmp_path/str(n), n) for n in (1, 2)]
     drawn, *others = [draw_all(run, toy_models) for run in runs]
-    assert all(d['drawn_now'] == d['in_store'] for d in drawn) and [d['problems'] for d in drawn] == [15]*2 + [6]*2
+    assert all(d['drawn_now'] == d['in_store'] for d in drawn) and [d['problems'] for d in drawn] == [15]*2
     assert others == [drawn] and stored(runs[1]) == stored(runs[0])
     again = draw_all(runs[1], toy_models)
     assert again == [d | dict(drawn_now=0, tokens_now=0) for d in drawn], 'nothing is drawn twice'
@@ -131,14 +131,14 @@ def test_draws_do_not_depend_on_the_number_of_workers(tmp_path, monkeypatch):
 def test_the_parts_of_a_benchmark_are_all_of_it_and_alike(tmp_path, monkeypatch):
     n = 4
     monkeypatch.setattr(drawing, 'PART', n)
-    open_setting, api = drawing_run(tmp_path, 2).settings
-    parts = draw_parts(open_setting, 'micro-gsm', 2)
-    ids = [[p.id for every in part.problems(open_setting).values() for p in every] for part in parts]
-    whole = [p.id for every in Part('micro-gsm').problems(open_setting).values() for p in every]
+    run = drawing_run(tmp_path, 2)
+    parts = draw_parts(run, 'micro-gsm', 2)
+    ids = [[p.id for every in part.problems(run).values() for p in every] for part in parts]
+    whole = [p.id for every in Part('micro-gsm').problems(run).values() for p in every]
     assert sorted(sum(ids, [])) == sorted(whole) and len(parts) == -(-15//n)
     assert all({0, 1} >= {len(x) - len(y) for x, y in zip(each, each[1:])} for each in zip(*(
-        part.problems(open_setting).values() for part in parts)))
-    assert draw_parts(api, 'micro-gsm', 2) == draw_parts(open_setting, 'micro-gsm', 1) == [Part('micro-gsm')]
+        part.problems(run).values() for part in parts)))
+    assert draw_parts(paid(run), 'micro-gsm', 2) == draw_parts(run, 'micro-gsm', 1) == [Part('micro-gsm')]
 
 @pytest.mark.parametrize('cores, gib, workers', [(16, 5.3, 3), (16, .2, 1)])
 def test_auto_is_a_worker_per_core_as_far_as_the_memory_goes(tmp_path, monkeypatch, cores, gib, workers):
@@ -149,9 +149,9 @@ def test_auto_is_a_worker_per_core_as_far_as_the_memory_goes(tmp_path, monkeypat
         run = toy_run(tmp_path, 'auto')
         names = {k.replace("__", "."): v for k, v in changes.items()}
         return worker_count(replace(run, config=changed(run.config, names)))
-    assert count() == count(open__models=['recorded:a', 'recorded:b']) == workers
+    assert count() == count(models__names=['recorded:a', 'recorded:b']) == workers
     assert count(models__workers=7) == 7
-    big = dict(open__models=['org/small', 'org/large']), dict(models__engine='ray'), dict(data__grader='xverify:x')
+    big = dict(models__names=['org/small', 'org/large']), dict(models__ray_workers=2), dict(data__grader='xverify:x')
     assert [count(**changes) for changes in big] == [1, 1, 1]
 
 class Mortal(ToyBackend):
@@ -160,9 +160,9 @@ class Mortal(ToyBackend):
         if self.calls == 9 and self.sentence.exists(): os.kill(os.getpid(), signal.SIGKILL)
         return await super().write(request)
 
-def mortal_models(setting):
+def mortal_models(run):
     large = Mortal(1)
-    large.sentence = setting.folder/'die' # of one setting
+    large.sentence = run.folder/'die'
     return nullcontext([ToyBackend(0), large])
 
 @pytest.mark.slow
@@ -180,25 +180,17 @@ def test_a_killed_worker_loses_no_chain_and_none_is_drawn_twice(tmp_path, monkey
 
 # ---- walks
 
-PER_STEP = [coin(i, .5, 'per_step', name='Ours (per step)', sweep=(.3, .8)) for i in (0, 1)]
-PER_STEP = [replace(p, router=replace(p.router, mode='per_step')) for p in PER_STEP]
-
-def case_with_own(setting, benchmark): # policies that walk
-    return replace(open_case(setting, benchmark), policies=PER_STEP if setting.name == 'open' else [])
-
 class Glimpsed(ToyBackend):
     "Shows the entropy of a step's first token."
     async def write(self, request):
         return tuple(replace(step, entropy=1 - step.prob[0]) for step in await super().write(request))
 
-PRICES = None, 'gpt-4.1-mini'
-
-def glimpsed_models(setting): return nullcontext([Glimpsed(i, prices=PRICES) for i in (0, 1)])
+def glimpsed_models(run): return nullcontext([Glimpsed(i) for i in (0, 1)])
 
 def walking_run(folder, workers, n=4):
     run = drawing_run(folder, workers, n)
-    names = {f'api.n_{split}': n for split in ('train', 'calibration', 'test')}
-    return replace(run, config=changed(run.config, {'baselines.walk_thresholds': 'curve'} | names))
+    changes = {'baselines.walk_thresholds': 'curve', 'models.price': 'gpt-4.1-mini'}
+    return replace(run, config=changed(run.config, changes))
 
 def with_workers(run, n): return replace(run, config=changed(run.config, {'models.workers': n}))
 
@@ -217,10 +209,9 @@ def copied(run, folder, workers):
 def answers(run):
     "What judges and reward models said, by store and edge; another writer would be refused here."
     out = {}
-    for s in run.settings:
-        for path in sorted(s.store.glob('*-*-*.db')):
-            record = Grade if 'grades' in path.name else Reward
-            with RolloutStore(path, record=record) as store: out[s.name, path.name] = edges(store)
+    for path in sorted(run.store.glob('*-*-*.db')):
+        record = Grade if 'grades' in path.name else Reward
+        with RolloutStore(path, record=record) as store: out[path.name] = edges(store)
     return out
 
 def methods(run): return {p.relative_to(run.folder): p.read_bytes() for p in sorted(run.folder.rglob('methods/*.csv'))}
@@ -228,15 +219,13 @@ def methods(run): return {p.relative_to(run.folder): p.read_bytes() for p in sor
 @pytest.mark.slow
 def test_walks_do_not_depend_on_the_number_of_workers(tmp_path, drawn, one_thread, monkeypatch):
     monkeypatch.setattr(walking, 'PART', 3)
-    monkeypatch.setattr(walking, 'open_case', case_with_own)
-    run = replace(drawn, config=changed(drawn.config, {'api.models': []}))
-    runs = [copied(run, tmp_path/str(n), n) for n in (1, 2)]
+    runs = [copied(drawn, tmp_path/str(n), n) for n in (1, 2)]
     cases, *others = [walk_all(run, glimpsed_models) for run in runs]
-    assert [c.benchmark for c in cases] == ['micro-gsm', 'micro-omni']
+    assert [(c.benchmark, c.unit) for c in cases] == [(b, unit) for b in ('micro-gsm', 'micro-omni') for unit in ('paper_flops', 'cents')]
     names = {grid.method for grid in cases[0].grids}
-    assert {'STEER (next)', 'SpecReason (greedy)', 'RSD', 'TRIM-Agg', 'Ours (per step)'} <= names
+    assert {'SpecReason (expected)', 'RSD', 'TRIM-Agg'} <= names
     assert others == [cases]
-    assert methods(runs[1]) == methods(runs[0]) and len(methods(runs[0])) == 2*7
+    assert methods(runs[1]) == methods(runs[0]) and len(methods(runs[0])) == 2*2*6
     assert stored(runs[1]) == stored(runs[0])
     assert answers(runs[1]) == answers(runs[0]) and len(answers(runs[0])) == 2*2
 
@@ -251,24 +240,21 @@ def one_thread():
 
 def test_who_pays_walks_in_one_job_and_others_benchmark_by_benchmark(drawn, monkeypatch):
     monkeypatch.setattr(walking, 'PART', 5)
-    def tasks(setting, workers): return [next(course) for course in walk_courses(setting, workers)]
-    open_setting, api = drawn.settings
-    whole = [[(s, walk_whole, s.benchmarks)] for s in drawn.settings]
-    assert [tasks(s, 1) for s in drawn.settings] == [[jobs] for jobs in whole] and tasks(api, 3) == [whole[1]]
-    assert all(len(jobs) > 1 and {task for _, task, *_ in jobs} == {ask_part} for jobs in tasks(open_setting, 2))
-    big = replace(drawn, config=changed(drawn.config, {'models.engine': 'ray'})).settings[0]
+    def tasks(run, workers): return [next(course) for course in walk_courses(run, workers)]
+    for run, workers in ((drawn, 1), (paid(drawn), 3)): assert tasks(run, workers) == [[(run, walk_whole, run.benchmarks)]]
+    assert all(len(jobs) > 1 and {task for _, task, *_ in jobs} == {ask_part} for jobs in tasks(drawn, 2))
+    big = replace(drawn, config=changed(drawn.config, {'models.ray_workers': 2}))
     assert tasks(big, 2) == [[(big, walk_whole, [b])] for b in big.benchmarks]
 
 def test_outcomes_of_parts_are_put_together_in_the_order_of_the_problems(drawn, monkeypatch, n=3):
     monkeypatch.setattr(walking, 'PART', n)
-    setting = drawn.settings[0]
-    case = open_case(setting, 'micro-gsm')
-    parts = walk_parts(setting, case, 'test')
-    ids = [[p.id for p in part.problems(setting)['test']] for part in parts]
+    case = open_case(drawn, 'micro-gsm', 'paper_flops')
+    parts = walk_parts(drawn, case, 'test')
+    ids = [[p.id for p in part.problems(drawn)['test']] for part in parts]
     outcomes = [dict(name=np.array(each), size=np.array([len(x) for x in each])) for each in ids]
     whole = walking.whole_outcome(outcomes)
     assert whole['name'].tolist() == case.tables['test'].problem_id.tolist() and len(parts) == -(-4//n)
-    assert whole['size'].dtype == int and len(walk_parts(setting, case)) == -(-12//n)
+    assert whole['size'].dtype == int and len(walk_parts(drawn, case)) == -(-12//n)
 
 SLEEPERS = '''
 import os, signal, sys, time
@@ -280,8 +266,8 @@ from stepwise_routing.run.workers import side_by_side
 if __name__ == '__main__': side_by_side(toy_run(Path(sys.argv[1]), 2), sleeper, 'jobs')
 '''
 
-def sleeper(s, benchmarks):
-    mark = s.run.folder.parent/f'{os.getpid()}.pid'
+def sleeper(run, benchmarks):
+    mark = run.folder.parent/f'{os.getpid()}.pid'
     mark.write_text('')
     try: time.sleep(600)
     finally:

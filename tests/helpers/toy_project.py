@@ -38,6 +38,6 @@ def toy_project(
         cells = [v4.new_code_cell(s, id=f'cell-{i}') for i, s in enumerate((PARAMETERS, *sources))]
         cells[0].metadata['tags'] = ['parameters']
         (project.nbs/f'{name}.ipynb').write_text(json.dumps(v4.new_notebook(cells=cells)), 'utf-8')
-    for name, values in (profiles or dict(toy=dict(open=dict(n_test=4), results=dict(n_boot=1)))).items():
+    for name, values in (profiles or dict(toy=dict(data=dict(n_test=4), results=dict(n_boot=1)))).items():
         (project.params/f'{name}.yaml').write_text(yaml.safe_dump(values))
     return project
