@@ -69,7 +69,7 @@ def replaced(problem):
 
 def test_other_models_are_refused_in_one_line(tmp_path):
     run = read_run('recorded', tmp_path, {'models.names': ['recorded:a', 'recorded:b']})
-    with pytest.raises(ValueError, match=r'was written by Qwen2.5-Coder-0.5B-Instruct and .* not by a and b: set open'):
+    with pytest.raises(ValueError, match=r'was written by Qwen2.5-Coder-0.5B-Instruct and .* not by a and b: set models.names'):
         with open_tree(run, 'gsm8k-recorded'): pass
 
 def test_a_step_that_nobody_drew_is_named(recorded, tmp_path):
