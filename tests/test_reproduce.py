@@ -65,7 +65,7 @@ def bytes_of(folder):
 def artefacts(folder):
     "What the stages wrote, without executed copies, log and receipt."
     return {name: data for name, data in bytes_of(folder).items()
-            if not re.fullmatch(r'.*\.ipynb|manifest\.json|log\.txt', name)}
+            if not re.fullmatch(r'(.*\.ipynb|manifest\.json|log\.txt)(\.\w+\.part)?', name)}
 
 def kernels_of(pids):
     "Kernels that one of these processes has started."
