@@ -1,6 +1,5 @@
 "A benchmark is one record, and its steps can be lines."
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +30,6 @@ from stepwise_routing.models.interface import Request, step_text
 def unchanged(monkeypatch): monkeypatch.setattr(benchmarks, 'REGISTERED', dict(benchmarks.REGISTERED))
 
 # ---- the record
-
-def test_a_mask_of_another_length_is_refused():
-    with pytest.raises(ValueError, match=r'^scored\(text\) gives 2 values for a step of 3 characters: return True or'):
-        math_token_mask('a 1', (1, 3), lambda text: [True, False])
 
 class Sums: # the problems of a user
     licence, is_public = 'CC0', False
@@ -79,15 +74,6 @@ def test_an_unknown_name_is_one_line_and_a_file_is_a_benchmark(tmp_path):
     parts = {split: load_problems('mine', split) for split in SPLITS}
     assert sum(map(len, parts.values())) == 40 and all(parts.values())
     assert not {p.id for p in parts['train']} & {p.id for p in parts['test']}
-
-def test_a_changed_question_file_is_read_again(tmp_path):
-    file = tmp_path/'growing.jsonl'
-    rows = [json.dumps(dict(question=f'{i}?', answer=i)) + '\n' for i in range(40)]
-    def number(): return sum(len(open_benchmark(str(file)).source.problems(split)) for split in SPLITS)
-    for n in (20, 40):
-        file.write_text(''.join(rows[:n]))
-        os.utime(file, ns=(n, n))
-        assert number() == n
 
 def test_ones_own_file_registers_for_commands_and_chapters(tmp_path, monkeypatch):
     (tmp_path/'nbs'/'params').mkdir(parents=True)

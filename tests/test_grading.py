@@ -1,9 +1,7 @@
 """Grading: hostile strings, agreement on known pairs, and the life of the grading processes."""
-import asyncio
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -42,17 +40,9 @@ EQUAL = [
     (r'28\%', '28 pct'), ('$5$ cents', '5 cents'), ('10:30 am', '10:30'), (r'10:30\text{ a.m.}', '10:30 am'),
     (r'60 \text{ mph}', r'60 \text{ miles/hour}'), ('AM=5', r'5\text{ inches}'), ('2', '1+1=2'), ('1', '1=1'),
     ('2024-01-02', '2024-1-2'), ("f'(x)", r"f'\left(x\right)"), ("f' (x)", r'f^{\prime}(x)'), ("f''(x)=2x", '2x'),
-    # words, and letters that are none
-    ('yes', 'YES'), ('True', 'true.'), ('EVEN', 'even'), ('Monday', 'MONDAY'), ('no solution', 'No Solution.'),
-    ('xyz', 'zyx'), ('abc', 'bca'), ('pqr', 'rqp'), ('nRT', 'TnR'), ('AB', 'BA'), ('pi r', 'r pi'),
-    ('A or B', 'B or A'),
-    ('Tom and Jerry', 'Jerry and Tom'), ('two units', 'two'), ('rational', 'rational number'), ('inf', 'infinity'),
     # factorials whose primes sympy sieves
     (r'\frac{100!}{99!}', '100'), (r'\binom{100}{50}', r'\frac{100!}{50!50!}'), (r'\frac{52!}{47!}', '311875200'),
     (r'\sum_{k=1}^{n}k', r'\frac{n(n+1)}{2}'), (r'\sum_{k=1}^{3000}k^2', '9004500500'),
-    # dates, times and ranges
-    ('2/4/2024', '02/04/2024'), ('2:30', '02:30'), ('10:30', '10:30 AM'), ('3 PM', '3 pm'), ('3 PM', '3:00 p.m.'),
-    ('6:8', '3:4'), ('10-20', '10–20'), ('3-1', '2'),
     # characters for LaTeX
     ('√2', r'\sqrt{2}'), ('2√3', r'2\sqrt{3}'), ('√12', r'2\sqrt3'), ('x²', 'x^2'), ('x²y', 'yx^2'),
     ('5 cm²', '5 cm^2'),
@@ -63,17 +53,6 @@ EQUAL = [
     (r'12\frac12\%', r'12.5\%'), (r'\frac112', '1/12'), (r'\sin 30^\circ', '1/2'),
     (r'\cos(90^\circ-30^{\circ})', '0.5'),
     (r'\sin 40^\circ', r'2\sin 20^\circ\cos 20°'), (r'\sin 30', r'\sin 30^\circ'),
-    # numbers in words, quantities of several parts, points, the imaginary unit, words in \text
-    (r'5\text{ million}', '5 million'), (r'5\text{ million}', '5000000'), ('5 million', '5,000,000'),
-    ('$1.5 million', '1500000'), ('2 dozen', '24'), ('2 dozen eggs', '24 eggs'), ('3 hundred', '300'),
-    ('5 million dollars', '5000000'), ('12 dozen', '144 eggs'), ('5 feet 3 inches', '5 ft 3 in'),
-    ('2 red 3 blue', '3 blue, 2 red'), ('2 hours and 30 minutes', '2 hours 30 minutes'),
-    (r'2\text{ hours }30\text{ minutes}', '2 hours 30 minutes'),
-    (r'2\text{ hours } 30\text{ minutes}', '2 hours 30 minutes'), ('x=3,y=2', '(3,2)'), ('y=2, x=3', '(3,2)'),
-    ('(3,2)', 'x=3,y=2'), ('x=3,y=2', 'y=2,x=3'), ('x=1,x=2', '1,2'), (r'x=3\text{ and }y=2', '(3,2)'),
-    ('(1+i)^2', '2i'), ('i^2', '-1'), (r'\frac{1}{1-i}', r'\frac12+\frac i2'), (r'e^{i\pi/4}', r'\frac{1+i}{\sqrt2}'),
-    ('1+i,1-i', '1-i,1+i'), ('2+3i', '2+3 i'), (r'\text{A, C, F}', 'A, C, F'), (r'\text{June 20}', 'June 20'),
-    ('A, C, F', 'C, A, F'), ('1 1/2 cups', '1.5 cups'),
     # ratios, words in \text, two values, sets of numbers, powers
     ('3 to 2', r'3\text{ to }2'), ('3 to 2', '3:2'), ('2 out of 3', r'\frac23'), (r'1\text{ in }6', '1/6'),
     ('no solution', r'\text{No solution}'), ('no real solutions', r'\text{No real solutions}'),
@@ -97,19 +76,6 @@ EQUAL = [
     (r'\mathbb{R}', r'\text{all real numbers}'), (r'\text{No solution}', 'no solutions'),
     ('no solution', r'\emptyset'),
     (r'x=1\text{ and }x=2', r'x=1\text{ or }x=2'), (r'\angle BAC=30^\circ', r'\angle CAB=30^\circ'),
-    # values of functions, long ratios, both of two inequalities, ellipses
-    ('f(2)=3', '3'), ('3', 'f(2)=3'), ('f(-1)=-2', '-2'), ('f(2)=3', '3=f(2)'),
-    (r'f\left(\frac12\right)=3', 'f(1/2)=3'),
-    ("f'(2)=3", '3'), ('f(2)=3, g(2)=4', 'g(2)=4,f(2)=3'), (r'\log_2 8=3', '3'),
-    ('1:2:3', '2:4:6'), (r'1:\sqrt3:2', r'\sqrt3:3:2\sqrt3'), ('a:b:c=1:2:3', '2:4:6'),
-    (r'\frac12:1:\frac32', '1:2:3'),
-    ('x>1 and x<3', '1<x<3'), (r'x>1\text{ and }x<3', '(1,3)'), ('x>3 and x>5', 'x>5'),
-    (r'\{1,2,\ldots,10\}', r'\{1,2,\dots,10\}'), (r'\{1,2,\ldots,5\}', r'\{1,2,3,4,5\}'),
-    ('10,9,...,6', '10,9,8,7,6'),
-    (r'1,3,5,\ldots,9', r'1,3,\ldots,9'), (r'2,3,5,\ldots,97', '2,3,5,...,97'),
-    (r'\lg 2', r'\log_{10} 2'), (r'2\operatorname{cis}\frac{\pi}{2}', '2i'), (r'2\text{cis}(60^\circ)', r'1+\sqrt3i'),
-    ('10^-3', '10^{-3}'), ('2^-3', r'\frac18'), ('x^-1', '1/x'), ('50 percent', '0.5'),
-    (r'\angle ABC', r'\angle CBA'),
 ]
 DIFFERENT = [
     (r'\binom nk', r'2\binom nk'), (r'\frac{(2n)!}{n!n!}', r'\frac{(2n)!}{n!}'), ('n!', 'n'),
@@ -180,15 +146,7 @@ DIFFERENT = [
     ('³√8', r'\sqrt{8}'), ('x²', '2x'), ('x²', 'x^3'), ('10²³', '10^2'), ('5 cm²', '5 cm'), ('½', '2'), ('3½', '1.5'),
     ('∞', r'-\infty'), ('2·3', '23'), ('－5', '5'), ('１２', '13'), (r'\varnothing', '0'), (r'3\times10^5', '3e6'),
     ('3e5', '15e'), ('2e3x', '2000'), ('1e100', '10^{101}'), (r'33\frac13\%', '1/2'), (r'12\frac12\%', r'12.2\%'),
-    (r'\frac112', r'\frac{1}{1}2'), (r'\sin 30^\circ', r'\frac{\sqrt3}{2}'), (r'\sin 30', '1/2'),
-    # numbers in words, quantities of several parts, points, the imaginary unit, words in \text
-    (r'5\text{ million}', '5'), (r'1.2\text{ billion}', r'1.2\text{ million}'), (r'\$5\text{ million}', r'\$5'),
-    (r'2\text{ dozen}', '2'), ('5 million', '5 billion'), ('2 hours 30 minutes', '2 hours 30 seconds'),
-    ('5 feet 3 inches', '3 feet 5 inches'), ('3 weeks 2 days', '2 weeks 3 days'), ('3 lb 5 oz', '5 lb 3 oz'),
-    ('2 red 3 blue', '3 red 2 blue'), ('2 hours 30 minutes', '2 hours'), ('2 hours 30 minutes', '60 hours'),
-    ('2 hours 30 minutes', '60'), ('x=3,y=2', '(2,3)'), ('a=5,b=1', '(1,5)'), ('(3,2)', 'x=2,y=3'),
-    ('x=3,y=2', 'x=2,y=3'), ('2i', '2j'), ('1+i', '1-i'), ('2+3i', '3+2i'), (r'\text{A, C, F}', 'A, C'),
-    (r'\text{June 20}', 'June 21')]
+    (r'\frac112', r'\frac{1}{1}2'), (r'\sin 30^\circ', r'\frac{\sqrt3}{2}'), (r'\sin 30', '1/2')]
 
 @pytest.fixture(scope='module')
 def grader():
@@ -288,20 +246,6 @@ def test_a_given_up_pair_is_different_and_the_same_server_grades_the_next(hasty)
     server = hasty.process
     assert hasty.ask('3', '10^{10^{10^{10}}}') == 'gave up'
     assert hasty('2x', 'x+x') is True and hasty.process is server
-
-def test_from_threads_async_and_a_forked_process():
-    assert is_equiv('x+1', '1+x')
-    results = []
-    threads = [threading.Thread(target=lambda i=i: results.append(is_equiv(f'x+{i}', f'{i}+x'))) for i in range(8)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    assert results == [True]*8
-    async def main(): return is_equiv('2x', 'x+x')
-    assert asyncio.run(main())
-    pid = os.fork()
-    if pid == 0: os._exit(0 if is_equiv('3x', '2x+x') else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert is_equiv('4x', '2x+2x')  # the child left this process's server alone
 
 def test_a_comma_is_that_of_a_decimal_behind_nought_only():
     assert read_number('0,111') == read_number('0.111')

@@ -151,13 +151,6 @@ def test_a_check_puts_right_what_it_states_and_nothing_else(pick, level, seed):
     assert data_steps.first_wrong(problem, sound) == -1
     if at: assert data_steps.first_wrong(problem, right[:at] + right[at - 1:]) == -1 # word for word, again
 
-def test_splits_share_no_question_and_none_is_trained_on():
-    for b in data_families.FAMILIES:
-        pools = {s: {p.question for p in drafts.micro_problems(b, s, 150)} for s in drafts.POOLS}
-        assert all(len(q) == 150 for q in pools.values())
-        assert sum(map(len, pools.values())) == len(set().union(*pools.values()))
-        assert all(drafts.micro_split(q) == s for s, qs in pools.items() for q in qs)
-
 def test_the_package_ships_what_the_generator_draws():
     for b in data_families.FAMILIES:
         for split in SHIPPED: assert load_problems(b, split, n=1000) == drawn_problems(b, split)

@@ -12,20 +12,17 @@ from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.hub import TransformersBackend, micro_path, weights_sha256
 from stepwise_routing.models.interface import (
-    NoRoom,
     Request,
     StepTokenizer,
     draw_tokens,
     five_digits,
     prompt_text,
     step_text,
-    uniforms,
 )
 from stepwise_routing.models.model_name import ModelName
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
-CHAT_TEMPLATE = (micro_path('small')/'chat_template.jinja').read_text()
 
 # toy tokenizers and models
 
@@ -163,13 +160,6 @@ def test_a_step_does_not_depend_on_what_shares_its_batch(engines, problems, alon
         return known[:at] + rest == known
     assert all(gather(*(job(*j) for j in jobs)))
     assert not backend.engine.rows and not backend.engine.waiting
-
-def test_what_was_remembered_was_used_and_changes_nothing(problems, alone, engines):
-    backend = TransformersBackend(micro_path('small'), max_tokens=60, context=400)
-    assert gather(*(one_by_one(backend, p, 0) for p in problems)) == [alone[p.id, 0] for p in problems]
-    stats, steps = backend.engine.stats, sum(len(alone[p.id, 0]) for p in problems)
-    assert stats['cached'] > .5 * stats['prompt'] and engines[0].engine.stats['cached'] == 0
-    assert stats['generated'] == sum(s.generated for p in problems for s in alone[p.id, 0]) and steps > len(problems)
 
 # the engine with other architectures
 
@@ -314,12 +304,6 @@ def test_a_draw_is_the_inverse_of_the_distribution(z, u, temperature, top_p):
     assert (edges[token-1] if token else 0) - 1e-6 <= u <= edges[token] + 1e-6
     assert int(draw_tokens(torch.tensor(z)[None], torch.tensor([u]), 0)[0]) == int(np.argmax(z))
 
-def test_random_numbers_belong_to_seed_and_place():
-    assert uniforms(2**63 - 1, 40)[:7].tolist() == uniforms(2**63 - 1, 7).tolist()
-    assert uniforms(1, 3).tolist() != uniforms(2, 3).tolist()
-    many = np.concatenate([uniforms(k, 50) for k in range(200)])
-    assert abs(many.mean() - .5) < .01 and (many >= 0).all() and (many < 1).all()
-
 @given(st.floats(-1e30, 1e30))
 def test_five_digits_are_stable_and_close(x):
     y = float(five_digits(x))
@@ -340,27 +324,6 @@ def test_choose_is_the_product_over_tokens_renormalised():
     with pytest.raises(ValueError, match="option '1' begins option '10'"):
         run_async(backend.choose(chat_prompt('?'), ['1', '10']))
 
-def test_options_of_one_token_are_read_off_one_pass():
-    backend = TransformersBackend(tiny('qwen2', num_key_value_heads=1), bytes_tokenizer(template=CHAT_TEMPLATE))
-    oracle = tiny('qwen2', num_key_value_heads=1).double()
-    read, before = [], backend.engine.stats['prompt']
-    chain = [*chat_prompt('?'), dict(role='assistant', content='so')]
-    for messages in (chat_prompt('?'), [*chain, dict(role='user', content='Score it.')]):
-        ids = backend.text.encode(prompt_text(backend.text.hf, messages))
-        brute = np.array([plain(oracle, ids, backend.text.encode(o))[1][0] for o in '0123456789'])
-        choice = run_async(backend.choose(messages, list('0123456789')))
-        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-4)
-        read.append(len(ids))
-    assert backend.engine.stats['prompt'] == before + sum(read) # not ten times as much
-    known = backend.text.encode(prompt_text(backend.text.hf, chain))
-    assert choice.shared == len(known) and ids[:len(known)] == known # all that was there before the last message
-    for context, fits in ((len(ids) + 1, True), (len(ids), False)): # a question, and the token of its reply
-        backend.context = context
-        if fits: assert run_async(backend.choose(messages, list('0123456789'))) == choice
-        else:
-            with pytest.raises(NoRoom, match=f'{len(ids)} prompt tokens and 1 more exceed the context of {context}'):
-                run_async(backend.choose(messages, list('0123456789')))
-
 def test_a_step_from_another_vocabulary_is_scored_as_text():
     backend, oracle = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()
     step = Step('3+4=7', 1, 'step', ids=(9999, 3), prob=(.5, .5), generated=2)
@@ -372,15 +335,6 @@ def test_a_step_from_another_vocabulary_is_scored_as_text():
     np.testing.assert_allclose(s.prob, plain(oracle, ids, s.ids)[1], rtol=1e-4)
 
 # what goes wrong
-
-def test_an_error_reaches_everybody_and_the_next_call_works(problems, alone, engines):
-    backend = engines[1]
-    def broken(i): raise ZeroDivisionError('no seed')
-    async def go():
-        requests = [Request(p, seed=s, to_end=True) for p in problems for s in (seeds(p, 0), broken)]
-        return await asyncio.gather(*map(backend.write, requests), return_exceptions=True)
-    assert all(isinstance(r, ZeroDivisionError) for r in run_async(asyncio.wait_for(go(), 30)))
-    assert run_async(one_by_one(backend, problems[0], 0)) == alone[problems[0].id, 0]
 
 def test_settings_name_what_draws_depend_on_and_nothing_else(engines):
     small = lambda **options: TransformersBackend(micro_path('small'), name='small', **options).settings()

@@ -135,9 +135,6 @@ def test_what_specreason_may_ask_is_drawn_and_nothing_twice(lab, two_turns, monk
         walked = walk_outcomes([(router, problems) for router in routers], tree)
     assert walked[0]['large_steps'].sum() == 0 < walked[-1]['large_steps'].sum()
 
-@pytest.fixture
-def again(lab): return lab.again
-
 def test_two_stores_become_one_record(lab, monkeypatch, tmp_path):
     shipped = read_recorded('gsm8k')
     turns = [[(split, replaced(shipped.problems[split][i])) for split in SPLITS] for i in range(4)]
@@ -155,11 +152,6 @@ def test_two_stores_become_one_record(lab, monkeypatch, tmp_path):
     assert made.edges == tuple(edge for edge in shipped.edges if edge[0][0] in wanted)
     assert made.verdicts == {key: right for key, right in shipped.verdicts.items() if key[0] in wanted}
     assert len(made.about['further_settings']) == 1
-
-def test_recorded_chains_compared_with_themselves_are_equal(again, tmp_path):
-    problems = read_recorded('gsm8k').problems['train'][:4]
-    chains = again.recorded_chains('gsm8k', problems, tmp_path)
-    assert again.compare('gsm8k', problems, chains, chains) == {'chains': 8, 'equal texts': 8, 'gained': 0, 'lost': 0}
 
 @pytest.mark.parametrize('name', NAMES)
 def test_every_recorded_benchmark_is_replayed_up_to_the_limit_of_its_drawing(name):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from stepwise_routing.base.tools import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import vllm as models_vllm
 from stepwise_routing.models.hub import load_micro, micro_path
-from stepwise_routing.models.interface import Request, StepTokenizer
+from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm, shown_confidences
 
@@ -118,13 +117,6 @@ def test_vocabulary_makes_prob_exact(local):
         assert b.top == b.text.vocab
         for mine, theirs in zip(whole(b), whole(local)): alike(mine, theirs, tail=2e-5)
 
-@pytest.mark.slow
-def test_sampling_follows_the_seed():
-    with opened(temperature=1.) as b:
-        texts = lambda seed: [s.text for s in run_async(b.write(Request(PROBLEMS[0], (), lambda i: seed + i, True)))]
-        assert texts(1) == texts(1) and len({*map(tuple, map(texts, range(4)))}) > 1
-        assert run_async(stepwise(b, PROBLEMS[0])) == whole(b, PROBLEMS[:1])[0] # each step has the seed of its edge
-
 def test_score(backend, local):
     p, steps = PROBLEMS[0], whole(local, PROBLEMS[:1])[0]
     wrong = Step('The cups cost 1+1=3 dollars.', 1, 'step') # by another vocabulary: without ids
@@ -158,41 +150,7 @@ def test_limits(limits):
 
 # Where a step ends
 
-def script(text, hf, question='?'):
-    "Tokens that the fake writes whatever it is asked, from the end of the prompt on."
-    start = len(StepTokenizer(hf, [hf.eos_token_id], len(hf)).prompt(question))
-    encode = lambda piece: [hf.eos_token_id] if piece == '<end>' else hf.encode(piece, add_special_tokens=False)
-    ids = [i for piece in text for i in encode(piece)]
-    return ids, dict(script=json.dumps({'from': start, 'tokens': ids + [hf.eos_token_id] * 600}))
-
-@pytest.mark.parametrize('pieces, texts', [
-    (['\n\n', '1+1=2.', '\n\n', 'So 2'], ['1+1=2.', 'So 2']),                 # blank lines in front end nothing
-    (['\n', '\n', '\n\n', '1+1=2.', '\n', '\n', 'So 2'], ['1+1=2.', 'So 2']),  # a blank line of two tokens
-    ([' \n\n', ' 1+1=2. \n\n \n\n', 'So 2'], ['1+1=2.', 'So 2']),
-    (['\n\n', '<end>'], ['']),
-])
-def test_blank_lines(pieces, texts, local):
-    ids, knobs = script(pieces, local.text.hf)
-    p = replace(PROBLEMS[0], question='?')
-    with opened(knobs) as b:
-        steps = run_async(b.write(Request(p, (), int, True)))
-        assert [s.text for s in steps] == texts
-        assert [s.finish for s in steps] == ['step']*(len(steps) - 1) + ['stop']
-        assert sum((s.ids for s in steps), ())[:len(ids)] == tuple(ids)
-        one, = run_async(b.write(Request(p)))
-        assert (one.text, one.ids, one.finish) == (steps[0].text, steps[0].ids, steps[0].finish)
-        assert b.text.parse(one.ids)[0] == one.text and len(one.prob) == len(one.ids) == len(one.max_logit)
-
 # Requests that nobody waits for any more
-
-def served(): return json.loads(ask('/served'))['served']
-
-def test_nothing_is_written_behind_a_final_step(local):
-    answer = ['So \\boxed{2}', '\n\n'] + ['and so on'] * 100
-    _, knobs = script(answer, local.text.hf)
-    with opened(knobs) as b:
-        step, = run_async(b.write(Request(replace(PROBLEMS[0], question='?'), (), int, True)))
-        assert step.final and len(served()[-1]) == len(step.ids)
 
 # Settings
 

@@ -1,6 +1,5 @@
 "A language model as grader: every reply is a verdict or counted, nothing is asked twice; agreement is computed right."
 import contextlib
-import math
 import re
 import threading
 import warnings
@@ -11,15 +10,10 @@ import pytest
 from faulty import Faulty, schedule, words
 from hypothesis import given, settings, strategies as st
 from judging import JUDGE_TEMPLATE
-from toy import toy_backends, toy_problems
 
 from stepwise_routing.base.records import Problem
-from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.data.agreement import agreement, cohen_kappa
-from stepwise_routing.data.answers import MAX_ANSWER
+from stepwise_routing.data.agreement import agreement
 from stepwise_routing.data.grading import grade_pairs, is_right
-from stepwise_routing.method.outcomes import outcome_table
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
 from stepwise_routing.models import xverify as models_xverify
 from stepwise_routing.models.xverify import XVerify, _xverify_template, open_grader, read_verdict
 from stepwise_routing.run.config import Data
@@ -75,16 +69,6 @@ def test_a_prompt_holds_what_was_filled_in_and_nothing_else(question, answer, gi
                                   given_answer)
     clean = lambda s: s.encode('utf-8', 'replace').decode()
     assert prompt == f'Q\n{clean(question)}\nO\n{clean(given_answer)}\nA\n{clean(answer)}\nEnd'
-
-def test_a_template_is_checked(tmp_path):
-    for text, lacking in (('{question} {output}', '{answer}'), ('{question} {answer}', '{output}'),
-                          ('{output} {answer}', '{question}')):
-        fails(lambda: models_xverify._template(text), f'template has no {lacking}', error=ValueError)
-        (tmp_path/'prompt.txt').write_text(text.replace('{', '{ ', 0))
-        fails(lambda: models_xverify._template(tmp_path/'prompt.txt'), f'template has no {lacking}', error=ValueError)
-    fails(lambda: models_xverify._template('no/such/file'), 'neither a file nor a text', error=FileNotFoundError)
-    (tmp_path/'mine.txt').write_text(JUDGE_TEMPLATE)
-    assert models_xverify._template(tmp_path/'mine.txt') == models_xverify._template(JUDGE_TEMPLATE) == JUDGE_TEMPLATE
 
 # ---- xVerify's own prompt is fetched
 FAKE = 'Judge this.\n\nQuestion: {question}\n\nOutput sentence: {output}\n\nCorrect answer: {answer}\n\nJudgement:\n'
@@ -153,13 +137,6 @@ def test_faults_change_no_verdict(tmp_path):
             assert dict(grade_pairs(grade, PAIRS)) == truth(PAIRS)
         assert len(server.seen) == asked
 
-def test_what_is_no_answer_is_wrong_without_a_question():
-    long = 'y'*(MAX_ANSWER + 1)
-    with Judge() as server, judge(server) as grade:
-        assert [grade(P, a) for a in (None, '', ' \n', long)] == [False]*4
-        assert grade(Problem('toy', 'long', '?', long), f' {long}') is True
-        assert server.seen == [] and grade.unread == {}
-
 def test_a_reply_that_is_no_verdict_is_wrong_and_counted(tmp_path):
     say = lambda q, given, ref: by_length(q, given, ref) if len(given) > 1 else 'I think that'
     expected = {k: v and len(k[1]) > 1 for k, v in truth(PAIRS).items()}
@@ -220,22 +197,6 @@ def test_the_rules_by_name_are_the_default_grader():
         assert [grade(p, a) for p, a in zip(problems, ('0.5', None, '1+x'))] == [True, False, True]
 
 # ---- in a tree
-def toy_tree(path, grade, backends=None):
-    real = toy_backends()
-    store = RolloutStore(path, tree_settings('toy', real))
-    return RoutingTree(real if backends is None else None, store, grade=grade)
-
-def test_a_tree_grades_by_a_judge_behind_a_server(tmp_path):
-    problems = toy_problems(12)
-    with Judge(lambda q, given, ref: '[Correct]' if given == ref else '[Incorrect]',
-               delay=.02) as server, judge(server, workers=5) as grade:
-        tree = toy_tree(tmp_path/'s.db', grade)
-        collect_rollouts(problems, tree)
-        table = outcome_table(problems, tree, 'test')
-        assert 2 <= server.busiest <= 5 and len(server.seen) == sum(a is not None for _, a in tree.grades)
-    assert np.array_equal(outcome_table(problems, RoutingTree(None, tree.store), 'test').correct, table.correct,
-                          equal_nan=True)
-
 # ---- agreement
 def listed(problems, answers, *verdicts):
     "A grader of each list of verdicts on answers to problems."
@@ -262,21 +223,3 @@ def test_agreement_is_what_others_compute(rows):
     assert [(d['problem'], d['answer'], d['first'], d['second']) for d in agreed.rows] == differing
     assert agreed.frame().to_dict('records')[0].keys() == numbers.keys() and agreed.frame().n.item() == len(rows)
     assert len(agreed.disagreements()) == len(agreed.rows) == numbers['only_first'] + numbers['only_second']
-
-def test_each_distinct_answer_counts_once_and_missing_ones_do_not():
-    p, q = (Problem('t', i, '?', '2') for i in 'pq')
-    problems, answers = [p, p, p, q, q, q], ['2', '2', None, '2', '2.0', ' ']
-    agreed = agreement(problems, answers, lambda p, a: a == p.answer, is_right)
-    assert {k: agreed.numbers[k] for k in ('n', 'unanswered', 'only_first', 'only_second', 'share')} == dict(
-        n=3, unanswered=2, only_first=0, only_second=1, share=2/3)
-    assert agreed.disagreements().to_dict('records') == [dict(problem='q', question='?', reference='2', answer='2.0',
-                                                              first=False, second=True)]
-    nothing = agreement([p], [None], is_right, is_right)
-    empty = [nothing.numbers[k] for k in ('share', 'kappa', 'share_low', 'kappa_high')]
-    assert nothing.numbers['n'] == 0 and all(map(math.isnan, empty)) and nothing.disagreements().empty
-    fails(lambda: agreement([p], ['1', '2'], is_right, is_right), 'longer', error=ValueError)
-
-def test_kappa_of_known_tables():
-    assert np.allclose(cohen_kappa([[45, 15, 25, 15], [25, 35, 5, 35]]), [.1304, .2593], atol=1e-4)
-    assert cohen_kappa([5, 0, 0, 5]) == 1 and cohen_kappa([0, 5, 5, 0]) == -1
-    assert np.isnan(cohen_kappa([0, 0, 0, 7])) and np.isnan(cohen_kappa(np.zeros(4)))
