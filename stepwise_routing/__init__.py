@@ -12,7 +12,6 @@ ENTRY_POINTS = {  # name -> the module that it is in
     'calibrate': 'own',
     'route': 'own',
     'open_router': 'own',
-    'export': 'own',
     'Sampling': 'models.pair',
     'Access': 'models.pair',
     'Model': 'models.pair',

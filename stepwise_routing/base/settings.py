@@ -35,14 +35,11 @@ Cents = Annotated[float, Field(ge=0)]
 MOST = 10**9  # a larger count is a slip, and not all that counts could hold it
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
-AtLeastOne = Annotated[int, Field(ge=1)]  # of somebody else, who may say "no limit" by it
 Units = Annotated[int, Field(ge=1, le=4096)]  # of a layer
 FROM_LIST = Strict(False)  # a tuple may be given as a list, as YAML does
 Names = Annotated[tuple[str, ...], FROM_LIST]
 Text = Annotated[str, Field(pattern=r'^\P{C}*$')]  # without line ends and escape codes
-Models = Annotated[
-    tuple[Text, ...], FROM_LIST, Field(min_length=2, max_length=10)
-]  # small to large
+Models = Annotated[tuple[Text, Text], FROM_LIST]  # small and large
 CHECKS = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)
 
 # ---- errors in one line

@@ -210,13 +210,6 @@ def tree_settings(
     return dict(benchmark=benchmark, models=models, **dict(draws))
 
 
-def benchmark_draws(
-    settings: dict,  # of `tree_settings`
-) -> dict:
-    "What the draws depend on besides the models, see `Benchmark.draws`."
-    return {name: value for name, value in settings.items() if name not in ('benchmark', 'models')}
-
-
 def settings_difference(
     old,  # values of JSON
     new,

@@ -168,14 +168,6 @@ def write_file(
     return path
 
 
-def check_new_folder(out: Path) -> None:
-    "ValueError unless this is a new or an empty folder."
-    if out.is_file():
-        raise ValueError(f'{out} is a file: name a new or empty folder')
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f'{out} is not empty: choose another folder')
-
-
 def save_rows(
     path,
     rows,  # tuples
@@ -325,7 +317,6 @@ def told_to_end(
 
 LINE_SECONDS = 30  # between two lines about progress, where no bar can be shown
 LINE = '{desc}: {n:,} of {total:,} problems{postfix}, {elapsed_s:.0f} s, time left {remaining}'
-UNCOUNTED_LINE = '{desc}{postfix}, {elapsed_s:.0f} s'  # problems are not counted
 
 
 def note_progress(text: str) -> None:
@@ -382,15 +373,13 @@ def count_steps(n: int) -> None:
 @contextlib.contextmanager
 def progress_of(
     description: str,  # of the work
-    total: int | None = None,  # problems; None: they are not counted
+    total: int,  # problems
     progress: bool | None = None,  # show a bar; None: if one can be shown, else lines on stderr
 ):  # the bar, of tqdm
     "Show the progress of a `with` block. No lines are printed inside of other work, or of a run."
     from tqdm.auto import tqdm
 
     options = dict(total=total, desc=description, unit='problem', miniters=0)
-    if total is None:
-        options['bar_format'] = UNCOUNTED_LINE
     bar = tqdm(**options, disable=None if progress is None else not progress)
     outer = UNDER_WAY.get()
     is_told = outer or os.environ.get('STEPWISE_PROGRESS')  # by others

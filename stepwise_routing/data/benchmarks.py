@@ -1,21 +1,26 @@
 """One record per benchmark: all that models, confidences, routers and graders must know about it.
 
 Here belong the record, the list of registered benchmarks, and loading problems by a benchmark's name. Where problems
-come from belongs in `data.sources`. Running programs belongs in `data.programs`.
+come from belongs in `data.sources`.
 """
 
 import re
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from ..base.records import Problem, chat_prompt, extract_boxed
+from ..base.records import chat_prompt, extract_boxed
 from ..base.tools import digest, find_project, one_of
-from .mbpp import MbppSet, closes_the_block, code_prompt, passes_tests, program_of
 from .questions import QuestionFile
-from .recorded import SUFFIX, RecordedSet, RecordedVerdict, recorded_names
+from .recorded import (
+    SUFFIX,
+    RecordedSet,
+    RecordedVerdict,
+    closes_the_block,
+    program_of,
+    recorded_names,
+)
 from .sources import PUBLIC, SPLITS, ShippedSet
 
 MICRO = ('micro-gsm', 'micro-math', 'micro-omni')  # benchmarks that the package ships
@@ -34,13 +39,6 @@ def every_character(text: str):  # bool array [character]
     import numpy as np
 
     return np.ones(len(text), bool)
-
-
-def is_bool(value) -> bool:
-    "Is a verdict True or False, of Python or of numpy? (numpy is not imported for that.)"
-    kind = type(value)
-    is_numpys = kind.__module__ == 'numpy' and kind.__name__ in ('bool', 'bool_')
-    return kind is bool or is_numpys
 
 
 SAMPLES = (  # texts of steps; what a user's rules say about them tells rules apart
@@ -89,7 +87,6 @@ class Benchmark:
     right: Callable | None = None  # (`Problem`, answer) -> bool; None: equivalent to the reference
     # text of a step -> bool per character: tokens with a True count for the confidences; None: mathematics
     scored: Callable | None = None
-    runs_code: bool = False  # True: grading runs programs that a model wrote
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not re.fullmatch(r'\w[\w.-]*', self.name):
@@ -97,87 +94,21 @@ class Benchmark:
                 f'benchmark name={self.name!r}: give it a name of letters, digits, - and _'
             )
         if self.separator not in ('\n\n', '\n'):
-            raise self.wrong(f'separator is {self.separator!r}: give a blank line or a line end')
-        if self.source is not None and not hasattr(self.source, 'problems'):
-            raise self.wrong('source has no problems(split, data_dir)')
-        for name in ('prompt', 'is_last', 'answer', 'right', 'scored'):
-            rule = getattr(self, name)
-            may_be_none = name in ('right', 'scored')
-            if not callable(rule) and not (rule is None and may_be_none):
-                raise self.wrong(f'{name} is {rule!r:.40}: give a function')
-        if not isinstance(self.runs_code, bool):
-            raise self.wrong(f'runs_code is {self.runs_code!r:.40}: give True or False')
-        self.messages('What is 1 + 1?')
-        self.answer_of(('1 + 1 = 2', 'done'))
-        self.ends_with('done')
-        self.check_scored()
-
-    def wrong(self, reason: str) -> ValueError:
-        "The error about this record. The caller raises it."
-        return ValueError(f'benchmark {self.name!r}: {reason}')
-
-    def call(self, name: str, *arguments):
-        "What a function of this record gives, such as \"prompt\". ValueError if a user's function fails."
-        rule = getattr(self, name)
-        if not is_own(rule):
-            return rule(*arguments)
-        try:
-            return rule(*arguments)
-        except Exception as error:
-            raise self.wrong(f'{name}: {type(error).__name__}: {error}') from error
+            raise ValueError(
+                f'benchmark {self.name!r}: separator is {self.separator!r}: give a blank line or a line end'
+            )
 
     def messages(self, question: str) -> list:
-        "The chat messages that ask a question. ValueError if `prompt` returns anything else."
-        messages = self.call('prompt', question)
-        are_dicts = isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
-        texts = [m.get('content') for m in messages] if are_dicts else []
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise self.wrong('prompt(question) should return a list of chat messages')
-        return messages
-
-    def answer_of(self, texts: tuple) -> str | None:
-        "The answer of a chain, from the texts of its steps. ValueError if `answer` returns anything else."
-        answer = self.call('answer', texts)
-        if not (answer is None or isinstance(answer, str)):
-            raise self.wrong(f'answer(texts) returns {answer!r:.40}: return text, or None')
-        return answer
+        "The chat messages that ask a question."
+        return self.prompt(question)
 
     def ends_with(self, text: str) -> bool:
-        "Does this step end the chain? ValueError if `is_last` does not say True or False."
-        ends = self.call('is_last', text)
-        if not is_bool(ends):
-            raise self.wrong(f'is_last(text) returns a {type(ends).__name__}: return True or False')
-        return bool(ends)
-
-    def check_scored(self) -> None:
-        "ValueError unless `scored` returns True or False for each character."
-        if self.scored in (None, every_character):
-            return
-        import numpy as np
-
-        mask = np.asarray(self.call('scored', '1 + 1'))
-        if mask.dtype != bool or mask.shape != (5,):
-            raise self.wrong('scored(text) should return True or False for each character')
-
-    def check_problems(self, problems) -> None:
-        "ValueError unless these are `Problem`s of this benchmark, and no two have the same id."
-        if not isinstance(problems, (list, tuple)):
-            raise self.wrong(f'its source gives a {type(problems).__name__}: return a list')
-        ids = set()
-        for problem in problems:
-            if not isinstance(problem, Problem):
-                raise self.wrong(
-                    f'its source gives a {type(problem).__name__} in place of a Problem'
-                )
-            if problem.benchmark != self.name:
-                raise self.wrong(f'its source gives a problem of {problem.benchmark!r}')
-            if problem.id in ids:
-                raise self.wrong(f'its source gives two problems with the id {problem.id!r}')
-            ids.add(problem.id)
+        "Does this step end the chain?"
+        return bool(self.is_last(text))
 
     def read_answer(self, steps) -> str | None:
         "The answer of a chain of `Step`s."
-        return self.answer_of(tuple(step.text for step in steps))
+        return self.answer(tuple(step.text for step in steps))
 
     @property
     def draws(self) -> dict:
@@ -186,7 +117,7 @@ class Benchmark:
         own_rules = {}
         for name, rule in rules.items():
             if is_own(rule):
-                own_rules[name] = behaviour(partial(self.call, name))
+                own_rules[name] = behaviour(rule)
         is_usual = self.prompt is chat_prompt and self.separator == '\n\n' and self.is_last is never
         if is_usual and not own_rules:
             return {}
@@ -223,30 +154,22 @@ for micro_name in MICRO:
     register(Benchmark(micro_name, ShippedSet(micro_name)))
 for public_name, public_set in PUBLIC.items():
     register(Benchmark(public_name, public_set))
-register(
-    Benchmark(
-        'mbpp',
-        MbppSet(),
-        prompt=code_prompt,
-        separator='\n',
-        is_last=closes_the_block,
-        answer=program_of,
-        right=passes_tests,
-        scored=every_character,
-        runs_code=True,
-    )
+PROGRAMS = Benchmark(  # MBPP, whose verdicts are recorded: nothing runs a program
+    'programs',
+    separator='\n',
+    is_last=closes_the_block,
+    answer=program_of,
+    scored=every_character,
 )
 for recorded_name in recorded_names():
-    if recorded_name in REGISTERED:  # a file of another name is nothing of ours
-        register(
-            replace(
-                REGISTERED[recorded_name],
-                name=recorded_name + SUFFIX,
-                source=RecordedSet(recorded_name),
-                right=RecordedVerdict(recorded_name),
-                runs_code=False,
-            )
+    register(
+        replace(
+            REGISTERED.get(recorded_name, PROGRAMS),
+            name=recorded_name + SUFFIX,
+            source=RecordedSet(recorded_name),
+            right=RecordedVerdict(recorded_name),
         )
+    )
 
 
 SHIPPED.update(REGISTERED)
@@ -311,7 +234,7 @@ def step_limit(max_steps: int | dict, benchmark: str) -> int:
 
 
 def load_problems(
-    benchmark: str,  # name of a registered one, such as "gsm8k", "mbpp" or "micro-math"
+    benchmark: str,  # name of a registered one, such as "gsm8k" or "micro-math"
     split: str,  # "train", "calibration" or "test"
     n: int | dict | None = None,  # how many problems, also {benchmark: number}; None: all
     data_dir=None,  # folder with copies of the public sets, named as in `data.sources`; None: the Hub
@@ -327,7 +250,6 @@ def load_problems(
     if n is not None and n < 1:
         raise ValueError(f'n must be at least 1, got {n}')
     problems = record.source.problems(split, data_dir)
-    record.check_problems(problems)
     if record.source.is_public:
         problems = sorted(problems, key=lambda p: p.id)
     if n is None or n <= len(problems):

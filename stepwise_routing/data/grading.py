@@ -19,8 +19,7 @@ from ..base.records import Problem
 from ..base.tools import PACKAGE, write_file
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
-from .benchmarks import find_benchmark, is_bool, is_own, last_box
-from .programs import RISK
+from .benchmarks import find_benchmark, last_box
 from .recorded import RecordedVerdict
 
 START = (  # the code of the process, which finds the package from any folder
@@ -125,40 +124,17 @@ def given_up() -> set:
 def is_right(
     problem: Problem,
     answer: str | None,  # None is wrong
-    run_code: bool = False,  # True: run programs that a model wrote, if the benchmark needs that
 ) -> bool:
     """The reward $r(x, \\hat y, y^*)$, as the problem's benchmark defines it.
 
-    By default an answer is right if it is equivalent to the reference. PermissionError if the benchmark needs to
-    run programs and `run_code` is False. ValueError if the benchmark's `right` returns neither True nor False.
+    By default an answer is right if it is equivalent to the reference.
     """
     benchmark = find_benchmark(problem.benchmark)
     if benchmark.right is None:
         return is_equiv(problem.answer, answer)
-    if benchmark.runs_code and not run_code:
-        raise PermissionError(f'grading {benchmark.name}: {RISK}')
     if answer is None:
         return False
-    verdict = benchmark.call('right', problem, answer)
-    if not is_bool(verdict):
-        kind = type(verdict).__name__
-        raise benchmark.wrong(f'right(problem, answer) returns a {kind}: return True or False')
-    return bool(verdict)
-
-
-def verdict_of(grade, problem: Problem, answer: str | None) -> bool:
-    "What a grade says. ValueError if it fails, or says anything but True, False, 1 or 0: NaN would count as right."
-    try:
-        said = grade(problem, answer)
-    except Exception as error:
-        if not is_own(grade):
-            raise
-        raise ValueError(
-            f'grade fails for {problem.id}: {type(error).__name__}: {error}'
-        ) from error
-    if is_bool(said) or isinstance(said, (int, float)) and said in (0, 1):
-        return bool(said)
-    raise ValueError(f'grade gives {said!r:.40} for {problem.id}: it should give True or False')
+    return bool(benchmark.right(problem, answer))
 
 
 def check_gradable(
@@ -169,11 +145,6 @@ def check_gradable(
     benchmark = find_benchmark(name)
     if grade is not is_right:
         return
-    if benchmark.runs_code:
-        raise ValueError(
-            f'grading {name} runs programs that a model wrote; if you want that, '
-            'pass grade=functools.partial(is_right, run_code=True)'
-        )
     if isinstance(benchmark.right, RecordedVerdict):
         raise ValueError(f'{name} knows recorded answers alone: choose another name')
 
@@ -198,7 +169,7 @@ def grade_pairs(
     "Grades each distinct pair once. Yields ((problem id, answer), verdict) in the order of the pairs."
     distinct = {(problem.id, answer): (problem, answer) for problem, answer in pairs}
     with ThreadPoolExecutor(getattr(grade, 'workers', 2)) as pool:
-        verdicts = pool.map(lambda pair: verdict_of(grade, *pair), distinct.values())
+        verdicts = pool.map(lambda pair: bool(grade(*pair)), distinct.values())
         yield from zip(distinct, verdicts)
 
 

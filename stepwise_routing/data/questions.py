@@ -16,8 +16,6 @@ from ..base.records import Problem
 from ..base.tools import bad_row, require_fields
 from .sources import fifth_of, file_rows, make_problem
 
-MADE = 'train.npz', 'calibration.npz', 'candidates.json', 'policy'  # after `own.collect` has ended
-
 # what JSON makes of \frac, \binom, \text and \right behind a single backslash
 LOST_BACKSLASH = re.compile(
     r'\f(?=rac)|\x08(?=inom|oxed|egin|eta)|\t(?=ext\{|imes|heta|frac[\d{])|\r(?=ight)'
@@ -114,18 +112,12 @@ def with_earlier(
     new,  # `Problem`s
     name: str,  # of the benchmark
 ) -> list:  # `Problem`s
-    "The problems of earlier calls, and new ones. ValueError: the earlier ones are lost, or contradict."
+    "The problems of earlier calls, and new ones. ValueError: an answer contradicts an earlier one."
     file = Path(folder) / 'problems.jsonl'
     if file.is_file():
         earlier = own_problems(file, name)
         check_answers(file, earlier, new)
         return own_problems([*earlier, *new], name)
-    if any((file.parent / made).exists() for made in MADE):
-        raise ValueError(
-            f'{file}, with the questions of earlier calls, is missing or no file: put a copy back, or '
-            'collect all questions into another folder; with copies of draws.db and ledger.db in it, '
-            'nothing is drawn or paid again'
-        )
     return new
 
 

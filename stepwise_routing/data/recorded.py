@@ -6,13 +6,14 @@ nbs/labs tells how the steps were drawn. The paper's method does not know that i
 
 import json
 import lzma
+import re
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
 from ..base.records import Problem, Step
 from ..base.store import RolloutStore
-from ..base.tools import PACKAGE, bad_row, require_fields, write_file
+from ..base.tools import PACKAGE, write_file
 from .sources import SPLITS, unpacked_lines
 
 FOLDER = PACKAGE / 'recorded'
@@ -75,7 +76,7 @@ def take_line(
     found,  # the `Recorded` that it is put into
     benchmark: str,  # of the problems
 ) -> None:
-    "Take up a line of a recorded file. ValueError, TypeError or KeyError for one that is none."
+    "Take up a line of a recorded file."
     kind, *content = json.loads(line)
     if kind == 'about':
         found.about.update(*content)
@@ -84,26 +85,9 @@ def take_line(
         found.problems[split].append(Problem(**row | dict(benchmark=benchmark)))
     elif kind == 'grade':
         problem_id, answer, is_right = content
-        if type(is_right) is not bool:
-            raise ValueError('its verdict is neither true nor false')
         found.verdicts[problem_id, answer] = is_right
-    elif kind == 'edge':
-        found.edges.append(read_edge(*content))
     else:
-        raise ValueError(f'unknown kind {kind!r:.40}')
-
-
-def check_recorded(found: Recorded, name: str) -> None:
-    "ValueError if a recorded file is that of another benchmark, or lacks a part."
-    require_fields(found.about, ('benchmark', 'licence', 'settings'))
-    if found.about['benchmark'] != name:
-        raise ValueError(f'it holds {found.about["benchmark"]!r:.40}')
-    problems = {problem.id for part in found.problems.values() for problem in part}
-    without = problems - {problem_id for (problem_id, *_), _ in found.edges}
-    if without or not problems:
-        raise ValueError(
-            f'{len(without)} of {len(problems)} problems have no steps; is it cut off?'
-        )
+        found.edges.append(read_edge(*content))
 
 
 @lru_cache(4)
@@ -111,22 +95,14 @@ def read_recorded(
     name: str,  # of the benchmark, such as "gsm8k"
     folder: Path = FOLDER,
 ) -> Recorded:
-    "Read a recorded benchmark. FileNotFoundError if there is no such file, ValueError if it is damaged."
+    "Read a recorded benchmark. FileNotFoundError if there is no such file."
     path = recorded_file(name, folder)
     if not path.is_file():
         there = ', '.join(recorded_names()) or 'none'
         raise FileNotFoundError(f'{name} is not recorded; recorded benchmarks: {there}')
     found = Recorded({}, {split: [] for split in SPLITS}, {}, [])
-    for number, line in enumerate(unpacked_lines(path), 1):
-        try:
-            take_line(line, found, name + SUFFIX)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            reason = f'not a recorded line ({type(error).__name__}: {error}); restore the file'
-            raise bad_row(path.name, number, reason) from None
-    try:
-        check_recorded(found, name)
-    except ValueError as error:
-        raise ValueError(f'{path.name}: {error}; restore the file') from None
+    for line in unpacked_lines(path):
+        take_line(line, found, name + SUFFIX)
     return replace(found, edges=tuple(found.edges))
 
 
@@ -148,7 +124,7 @@ class RecordedSet:
 
 @dataclass(frozen=True)
 class RecordedVerdict:
-    "Looks up the recorded verdict on an answer. It grades nothing and runs no program."
+    "Looks up the recorded verdict on an answer. It grades nothing."
 
     name: str  # such as "gsm8k"
 
@@ -160,6 +136,28 @@ class RecordedVerdict:
                 f'{self.name} was recorded'
             )
         return verdicts[problem.id, answer]
+
+
+# ---- the chains of MBPP: a step is a line, and the answer is a program
+
+
+def code_of(text: str) -> str:
+    "The Python code in a reply: all its fenced blocks in order, or the whole reply if it has none."
+    begin = r'```(?:[Pp]ython(?:3(?:\.\d+)?)?|py)?[ \t]*\r?\n'
+    end = r'(?:\r?\n[ \t]*```|\Z)'
+    blocks = re.findall(f'{begin}(.*?){end}', text, re.S)
+    return '\n'.join(blocks) if blocks else text
+
+
+def program_of(texts) -> str | None:
+    "The program in the texts of a chain's steps, without tests. None if they hold no line of code."
+    code = code_of('\n'.join(text for text in texts if not text.startswith('assert ')))
+    return code if code.strip() else None
+
+
+def closes_the_block(line: str) -> bool:
+    "Does the program end here? It ends with its code block, or before the first test behind it."
+    return line.strip() == '```' or line.startswith('assert ')
 
 
 # ---- writing

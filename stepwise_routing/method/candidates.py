@@ -9,16 +9,18 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from ..base.records import READINGS, UNITS
-from ..base.settings import FROM_LIST, Whole, checked
+import numpy as np
+
 from ..base.tools import read_file
 from .certain import Calibration, problems_for
 from .comparison import WORTH
+from .confidence import FEATURES
 from .cpo import TableEnv
+from .outcomes import OutcomeTable
 from .policy import (
     ESCALATE,
+    FULL_FEATURES,
     LARGE_ONLY,
     PAPER_FEATURES,
     RoutingPolicy,
@@ -28,9 +30,13 @@ from .policy import (
     save_policy,
     threshold_policy,
 )
-from .training import TreeEnv, calibrate, candidate_thresholds, lost_at, threshold_path
+from .training import calibrate, candidate_thresholds, lost_at, threshold_path
 
-Name = Annotated[tuple[str, Whole], FROM_LIST]  # class and seed of a candidate
+
+def shown_features(table: OutcomeTable) -> tuple:
+    "The features that the models' interfaces give: no step lacks them."
+    is_missing = np.isnan(table.obs[table.inside]).any(0)
+    return tuple(name for name in FULL_FEATURES if not is_missing[FEATURES.index(name)])
 
 
 def nested_classes(
@@ -79,23 +85,6 @@ class HeldOut(TableEnv):
         return super().deploy(policy, kappa, rows, pi)
 
 
-class WalkedEnv(TreeEnv):
-    "Problems on which routers walk. What all of them come to is kept for the policy asked last."
-
-    policy = None
-
-    def deploy(self, policy, kappa, rows=None):
-        "As that of `TreeEnv`."
-        if rows is not None:  # training, whose policy changes
-            return super().deploy(policy, kappa, rows)
-        if policy is not self.policy:
-            self.policy = policy
-            self.known = {}  # kappa -> outcomes
-        if kappa not in self.known:
-            self.known[kappa] = super().deploy(policy, kappa)
-        return self.known[kappa]
-
-
 @dataclass(frozen=True)
 class Candidate:
     "A trained router, with its problems."
@@ -103,8 +92,8 @@ class Candidate:
     model_class: str  # a key of `nested_classes`
     seed: int
     policy: RoutingPolicy
-    training: TableEnv | TreeEnv  # training problems
-    held_out: HeldOut | WalkedEnv  # calibration problems
+    training: TableEnv  # training problems
+    held_out: HeldOut  # calibration problems
 
 
 def candidate_folder(folder, model_class: str, seed: int) -> Path:
@@ -112,47 +101,22 @@ def candidate_folder(folder, model_class: str, seed: int) -> Path:
     return Path(folder) / 'candidates' / model_class / f'seed{seed}'
 
 
-def names_of_candidates(
-    file,  # candidates.json
-    known,  # classes that there are
-) -> list:  # (class, seed) pairs
-    "What `own.train` has listed. ValueError: the list is damaged."
-    try:
-        names = checked('candidates', json.loads(read_file(file)), list[Name])
-    except (ValueError, RecursionError):
-        names = []
-    are_known = all(model_class in known for model_class, _ in names)
-    if not names or not are_known or len(set(names)) < len(names):
-        raise ValueError(f'{file} is damaged: call train again')
-    return names
-
-
-def is_candidate(policy: RoutingPolicy, features, seed: int) -> bool:
-    "Is this what `own.train` saves for a class with these features?"
-    config = policy.config
-    is_named = config.get('on_escalate') in READINGS and config.get('unit') in UNITS
-    return is_named and policy.features == features and config.get('seed') == seed
-
-
 def read_candidates(
     folder,  # of `own.train`
-    training,  # a side of `method.sides`: the training problems
-    held_out,  # the calibration problems
-    known,  # classes that there are
+    training: OutcomeTable,  # the training problems
+    held_out: OutcomeTable,  # the calibration problems
 ) -> list:
-    "All candidates. FileNotFoundError: nothing is trained yet. ValueError: the list is damaged."
+    "All candidates. FileNotFoundError: nothing is trained yet."
     file = Path(folder) / 'candidates.json'
     if not file.is_file():
         raise FileNotFoundError(f'{folder}: nothing is trained yet; call train')
     found = []
-    for model_class, seed in names_of_candidates(file, known):
-        place = candidate_folder(folder, model_class, seed)
-        policy = load_policy(place)
-        if not is_candidate(policy, training.classes.get(model_class), seed):
-            raise ValueError(f'{place} is not what train saves there: call train again')
-        options = policy.config['on_escalate'], policy.config['unit'], policy.scaler
-        env = training.env(policy.features, *options)
-        found.append(Candidate(model_class, seed, policy, env, held_out.held_out(policy)))
+    for model_class, seed in json.loads(read_file(file)):
+        policy = load_policy(candidate_folder(folder, model_class, seed))
+        config = policy.config
+        options = policy.features, config['on_escalate'], config['unit'], policy.scaler
+        env = TableEnv(training, *options)
+        found.append(Candidate(model_class, seed, policy, env, HeldOut(policy, held_out, *options)))
     return found
 
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ..base.records import PRICES, ModelSpec, chat_prompt, find_price, undated
-from ..base.tools import digest, nearest, one_line, unfinished
+from ..base.tools import digest, nearest, one_line
 from ..data.benchmarks import find_benchmark
-from . import events, replies
+from . import replies
 from .address import is_loopback, plain_address, read_key
 from .hub import check_sampling
 from .interface import Choice
@@ -84,10 +84,6 @@ def price_row(model: str, price: str | None, must: bool) -> str | None:
 _ON_SEND = ContextVar(
     'on_send', default=None
 )  # called where a request leaves, before its first byte
-_ON_PART = ContextVar('on_part', default=None)  # called with the bytes of a reply, as they arrive
-
-
-PACKED = 'gzip'  # how a reply may be packed, once: a part of it cannot grow without end
 
 
 @lru_cache(None)
@@ -97,7 +93,6 @@ def _http_client():  # OpenAI's, as a class
     class Client(openai.DefaultAsyncHttpxClient):
         async def send(self, request, **options):
             on_send = _ON_SEND.get()
-            on_part = _ON_PART.get()
             body = bytearray()
 
             async def trace(event, facts):
@@ -111,19 +106,10 @@ def _http_client():  # OpenAI's, as a class
             request.extensions['trace'] = trace
             reply = await super().send(request, **options | dict(stream=True))
             try:
-                packed = reply.headers.get('content-encoding', PACKED)
-                if packed.lower() not in (PACKED, 'identity'):
-                    raise ConnectionError(f'a reply that is packed as {one_line(packed)}')
                 async for part in reply.aiter_bytes():
                     body += part
-                    if len(body) > self.largest:
-                        raise ConnectionError(f'a reply of more than {self.largest} bytes')
-                    if on_part and reply.status_code == 200:
-                        on_part(part)
             finally:
                 await reply.aclose()
-                self.cookies.clear()
-            # of the headers only this one is heeded; none decides how a reply is read
             after = reply.headers.get('retry-after', '').encode('ascii', 'ignore')
             head = {b'content-type': b'application/json', b'retry-after': after}
             return type(reply)(
@@ -137,7 +123,6 @@ def api_client(
     key: str,  # "" = none
     base_url: str,  # of the server; proxies are for addresses elsewhere
     timeout,  # seconds
-    largest=1 << 26,  # bytes of a reply, unpacked
 ):
     """OpenAI's client, without its retries.
 
@@ -152,27 +137,15 @@ def api_client(
             f'the proxy in the environment cannot be used ({type(error).__name__}): check '
             'HTTP_PROXY, HTTPS_PROXY and ALL_PROXY'
         ) from None
-    http.largest = largest
     options = dict(timeout=timeout, max_retries=0, http_client=http)
-    head = {'Accept-Encoding': PACKED, 'Connection': 'close'}
+    head = {'Connection': 'close'}
     return openai.AsyncOpenAI(
         api_key=key or 'none', base_url=base_url, default_headers=head, **options
     )
 
 
-def _unescaped(text):
-    "A text that is no JSON, with JSON's escapes of characters read."
-    plain = re.sub(r'\\u([0-9a-fA-F]{4})', lambda found: chr(int(found[1], 16)), text)
-    return plain.replace('\\/', '/')
-
-
-OWN_WORDS = 4096  # tokens that a server may add to a prompt or reply: its own system prompt
-
-
 class OpenAIBackend:
     "A model behind an OpenAI-compatible API. RuntimeError if it cannot go on, ValueError for a bad argument."
-
-    streams = True  # does the server send a reply in pieces? False once it has refused to
 
     def __init__(
         self,
@@ -220,22 +193,12 @@ class OpenAIBackend:
         "Text without the API key."
         return text.replace(self.key, '*' * len(self.key)) if len(self.key) > 7 else text
 
-    def unspelled(self, text):
-        "Text to be kept. Only its length if the key's characters stand there in their order, in pieces or escaped."
-        characters = iter(_unescaped(text))
-        if len(self.key) > 7 and all(character in characters for character in self.key):
-            return f'{len(text)} characters, not kept: they could spell the API key'
-        return text
-
     async def _refusal(self, error):
         "What an HTTP error means: an `_Outcome` with the reason, and whether to try again."
         status = error.status_code
         env = self.options.key_env
         wait = None
-        body = error.body
-        if isinstance(body, str):
-            body = _unescaped(body)
-        reason = self.masked(replies.error_reason(body) or 'no reason')[:200]
+        reason = self.masked(replies.error_reason(error.body) or 'no reason')[:200]
         line = f'{self.model}: the server refuses the request ({status}): {reason}'
         if status == 401:
             line = f'{self.host} refuses the key (401): put a valid one into the environment variable {env}'
@@ -266,31 +229,24 @@ class OpenAIBackend:
 
     def _read(self, text, body):
         "Read the body of an answer: an `_Outcome` with the reply, or with the reason why it is none."
+        text = self.masked(text)
         try:
-            # a key may be spelled in escapes: written anew, it has none
-            text = self.masked(json.dumps(json.loads(text), ensure_ascii=False))
             answer = json.loads(text)
         except (ValueError, RecursionError):
-            return _Outcome('a reply that is not JSON', answer=self.unspelled(text))
-        kept = self.unspelled(text) if '"logprob"' in text else text  # tokens are pieces
+            return _Outcome('a reply that is not JSON', answer=text)
         usage = replies.read_usage(answer)
         units = usage and _units(self.spec.price, **usage)
-        if usage and not _is_possible(usage, body):
-            line = _too_many(self.model, usage, body)
-            return _Outcome(line, wait=None, answer=kept, claimed=usage | dict(units=units))
         if reason := replies.error_reason(replies.error_in(answer)):
             line = f'the server answers with an error: {reason[:200]}'
-            return _Outcome(line, units=units, answer=kept)
+            return _Outcome(line, units=units, answer=text)
         try:
-            reply = replies.read_reply(answer, body['max_tokens'] + OWN_WORDS, 'stop' in body)
+            reply = replies.read_reply(answer, 'stop' in body)
         except ValueError as e:
             if usage and (not usage['prompt'] or replies.is_cut(answer)):
                 units = None  # it has cost more, or may have
-            return _Outcome(str(e), units=units, answer=kept)
-        spelled = ''.join((reply['tokens'] or {}).get('bytes', []))
+            return _Outcome(str(e), units=units, answer=text)
         lacks = ''
         if reply['usage'] is None:
-            self.streams = False  # a whole reply may have one
             units = None
             lacks = (
                 'usage record that counts all its tokens, so its cost is unknown; use a server '
@@ -303,33 +259,20 @@ class OpenAIBackend:
                 'text alone: the model thinks first, apart from it, and its steps cannot be told from '
                 'its thoughts; switch thinking off, or start the server without a reasoning parser'
             )
-        if spelled != self.masked(spelled):
-            return _Outcome('a reply whose tokens spell the API key', units=units)
         if lacks:
             return _Outcome(f'{self.model}: the reply has no {lacks}', None, units, None, text)
         return _Outcome(reply=reply, units=units)
 
-    async def _attempt(self, body, listener):
-        "Ask once; if the server sends no stream, ask for a whole reply, too."
+    async def _attempt(self, body):
+        "Ask once."
         import openai
 
         limit = self.options.timeout
-        is_stream = listener is not None and self.streams
-        asked = body
-        if is_stream:
-            asked = body | events.WANTED
-            listener.begin()
-        _ON_PART.set(listener if is_stream else None)
-        call = self.client.post('/chat/completions', cast_to=str, body=asked)
+        call = self.client.post('/chat/completions', cast_to=str, body=body)
         try:
-            text = events.whole_reply(await asyncio.wait_for(call, limit))
-            return self._read(text, body)
+            return self._read(await asyncio.wait_for(call, limit), body)
         except openai.APIStatusError as e:
-            if not is_stream or e.status_code not in (400, 422):
-                return await self._refusal(e)
-            outcome = await self._attempt(body, None)
-            self.streams = outcome.reply is None  # then it was not the stream that was refused
-            return outcome
+            return await self._refusal(e)
         except Exception as e:
             if not transport(e):
                 raise
@@ -337,11 +280,8 @@ class OpenAIBackend:
             why = f'no reply within {limit:g} s' if late else 'the connection broke off'
             return _Outcome(str(e) if type(e) is ConnectionError else why)  # our own says more
 
-    async def _billed(self, key, body, listener):
-        """One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost.
-
-        A server may count more tokens than we asked for. This is its error: the call stays booked at the
-        most it can cost, and the server's claim is kept beside it."""
+    async def _billed(self, key, body):
+        "One attempt, put down in the ledger: before it at the most it can cost, after it at what it did cost."
         worst = _units(self.spec.price, _most_prompt(body), body['max_tokens'])
         outcome = _Outcome('interrupted')
         call = await self.ledger.reserve(key, worst)
@@ -353,7 +293,7 @@ class OpenAIBackend:
 
         _ON_SEND.set(on_send)
         try:
-            outcome = await self._attempt(body, listener)
+            outcome = await self._attempt(body)
             outcome = outcome._replace(why=self.masked(outcome.why)[:500])
         finally:
             if not sent and outcome.units is None:
@@ -366,25 +306,17 @@ class OpenAIBackend:
                 why=outcome.why,
                 answer=outcome.answer[: 1 << 16],
                 uncertain=outcome.units is None,
-                claimed=outcome.claimed,
             )
-        is_claimed = bool(outcome.claimed and worst)
-        if units <= worst and not is_claimed:
+        if units <= worst:
             return outcome
         line = (
             f'{self.model}: the server bills more than {worst / CENT:.4f} cents for a call that '
-            'could cost no more'
+            'could cost no more; no new call is made, those in flight end and are kept'
         )
-        if is_claimed:
-            line = (
-                f'{outcome.why}; the call is booked at the most it can cost, {worst / CENT:.4f} cents, '
-                'and the claim is kept in the ledger'
-            )
-        end = 'no new call is made, those in flight end and are kept'
-        self.ledger.stop(RuntimeError(f'{line}; {end}'))
+        self.ledger.stop(RuntimeError(line))
         raise self.ledger.broken
 
-    async def _reply_with_retries(self, key, body, listener):
+    async def _reply_with_retries(self, key, body):
         "A reply that is in the ledger; RuntimeError where there is none to be had."
         closing = self.ledger.closing
         retries = self.options.retries
@@ -392,12 +324,11 @@ class OpenAIBackend:
             for attempt in range(retries):
                 if closing.is_set():
                     raise RuntimeError(f'{self.model}: closed before it answered')
-                outcome = await self._billed(key, body, listener)
+                outcome = await self._billed(key, body)
                 why = outcome.why
                 if outcome.reply:
                     return outcome.reply
-                is_heard = listener is not None and listener.told  # another reply would not fit
-                if outcome.wait is None or is_heard:
+                if outcome.wait is None:
                     raise RuntimeError(why)
                 if attempt + 1 == retries:
                     break
@@ -413,7 +344,6 @@ class OpenAIBackend:
         messages,  # of the chat
         max_tokens: int,  # of the reply
         seed: int,  # of the draw
-        listener=None,  # `Listener` for the text of the reply, in the ledger's thread
         **more,  # other fields of the request: stop, temperature, top_logprobs
     ) -> dict:  # of `read_reply`
         "The reply to a conversation, from the ledger or the server. RuntimeError if there is no reply."
@@ -434,15 +364,11 @@ class OpenAIBackend:
             body |= dict(logprobs=True, top_logprobs=top)
         key = digest(json.dumps(dict(at=self.server_id, body=body), sort_keys=True), size=16)
         return await self.ledger.run(
-            self.ledger.once(key, lambda: self._reply_with_retries(key, body, listener))
+            self.ledger.once(key, lambda: self._reply_with_retries(key, body))
         )
 
-    async def write(self, request, heard=None) -> tuple:
-        """The steps of a reply to a `Request`, its guards included.
-
-        `heard` is called with the text of the steps so far, in another thread, while a reply up to
-        the end of a chain arrives.
-        """
+    async def write(self, request) -> tuple:
+        "The steps of a reply to a `Request`, its guards included."
         seed = int(request.seed(0))
         max_tokens = self.options.max_tokens
         max_steps = 1
@@ -452,26 +378,13 @@ class OpenAIBackend:
             max_tokens = self.options.max_reply
             max_steps = max(1, request.max_steps - len(request.steps))
             stop = {}
-        if request.max_new is not None:
-            max_tokens = min(max_tokens, request.max_new)
-        wanted = dict(temperature=request.temperature, top_p=request.top_p)
-        sampling = {name: value for name, value in wanted.items() if value is not None}
 
-        def sure(text):
-            cut = len(text) - unfinished(text, [self.key])  # what may become the key waits
-            text = self.masked(text[:cut])
-            return replies.sure_text(text, request.steps, max_steps, benchmark)
-
-        listener = None
-        if heard is not None and request.to_end:
-            listener = events.Listener(heard, sure)
-
-        async def ask_for_steps(seed, listener=None, **stop):
+        async def ask_for_steps(seed, **stop):
             messages = replies.step_messages(request)
-            reply = await self.ask(messages, max_tokens, seed, listener, **stop, **sampling)
+            reply = await self.ask(messages, max_tokens, seed, **stop)
             return replies.reply_steps(reply, self.index, max_steps, bool(stop), benchmark)
 
-        steps = await ask_for_steps(seed, listener, **stop)
+        steps = await ask_for_steps(seed, **stop)
         hidden = self.options.top_logprobs and not steps[0].prob  # see `replies.MOST_HIDDEN`
         if (hidden or not steps[0].text) and steps[0].finish == 'step':
             steps = (replies.add_bill(*await ask_for_steps(seed), *steps),)
@@ -499,34 +412,12 @@ class _Outcome(NamedTuple):
         0.0  # seconds the server asked to wait, at most a minute; None: another attempt has no point
     )
     answer: str = ''  # text that was paid for and is not a reply, kept as evidence
-    claimed: dict | None = None  # usage that the server counts beyond what was asked, and its cost
 
 
 def _most_prompt(body) -> int:
     "The most tokens that a request's prompt can have: one per byte, and a few per message for the template."
     texts = [message['content'].encode('utf-8', 'surrogatepass') for message in body['messages']]
     return 64 + sum(len(text) + 16 for text in texts)
-
-
-def _most_tokens(body) -> tuple:  # of the prompt, of the reply
-    "The most tokens that a server can count for this request, with room for a prompt of its own."
-    return _most_prompt(body) + OWN_WORDS, body['max_tokens'] + OWN_WORDS
-
-
-def _is_possible(usage, body) -> bool:
-    "Is this count of tokens possible for this request?"
-    most_prompt, most_generated = _most_tokens(body)
-    return usage['prompt'] <= most_prompt and usage['generated'] <= most_generated
-
-
-def _too_many(model, usage, body) -> str:
-    "The error line about a server that counts more tokens than the request allows."
-    counted = [f'{usage[part]:,}'[:30] for part in ('prompt', 'generated')]
-    most = [f'{number:,}' for number in _most_tokens(body)]
-    return (
-        f'{model}: the server counts more tokens than it was asked for: {counted[0]} of the prompt, '
-        f'{counted[1]} of the reply, where {most[0]} and {most[1]} are the most there can be'
-    )
 
 
 def _units(price, prompt, generated, cached=0):

@@ -127,15 +127,7 @@ class Row:
     request: Request = None  # steps to write,
     answers: tuple = ()  # or tokens to be scored as the continuation
     top: int = 0  # with log-probabilities of that many likeliest tokens each
-    max_reply: int = (
-        0  # tokens of the whole reply, which then goes on to the end token; 0: steps only
-    )
-    sampling: tuple = ()  # temperature and top_p, if they are not the engine's
-    heard: object = (
-        None  # called with each step as it ends, and the likeliest tokens in place of its own
-    )
     steps: list = field(default_factory=list)
-    top_logprobs: list = field(default_factory=list)  # of `top`, a pair of arrays per written token
 
 
 class Engine:
@@ -177,11 +169,6 @@ class Engine:
         "Start the next step of a row; False if there is no room for it."
         row = self.rows[slot]
         room = min(self.max_tokens, self.context - len(row.ids))
-        written = sum(s.generated for s in row.steps)
-        if row.max_reply:
-            room = min(room, row.max_reply - written)
-        if row.request.max_new is not None:
-            room = min(room, row.request.max_new - written)
         if room <= 0:
             row.steps.append(Step('', self.index, 'length', prompt=len(row.ids)))
             return False
@@ -189,7 +176,7 @@ class Engine:
         self.length[slot] = len(row.ids)
         self.count[slot] = 0
         self.limit[slot] = room
-        self.slot_sampling[:, slot] = row.sampling or sampling_of(row.request, self.sampling)
+        self.slot_sampling[:, slot] = self.sampling
         self.u[slot, :room] = uniforms(row.request.seed(len(row.steps)), room)
         return True
 
@@ -211,10 +198,8 @@ class Engine:
             self.forward.move(end, slot, self.length[slot])
             self.rows[slot] = self.rows[end]
         self.rows.pop()
-        if row.future.done():
-            return
-        steps = tuple(row.steps)
-        row.future.set_result((steps, row.top_logprobs) if row.max_reply else steps)
+        if not row.future.done():
+            row.future.set_result(tuple(row.steps))
 
     def settle(self, slot):
         "If a row's step has ended, make a `Step` of its tokens; then begin the next step, or leave."
@@ -226,11 +211,8 @@ class Engine:
             return
         row.steps.append(step)
         row.ids += step.ids
-        if row.heard:
-            row.heard(step, row.top_logprobs[-len(step.ids) :])
-        ended = step.finish != 'step' if row.max_reply else step.final
         written = len(request.steps) + len(row.steps)
-        goes_on = request.to_end and not ended and written < request.max_steps
+        goes_on = request.to_end and not step.final and written < request.max_steps
         if not goes_on or not self.begin(slot):
             self.leave(slot)
 
@@ -294,17 +276,6 @@ class Engine:
         self.enter(second)
         self.new.clear()
 
-    def note_likeliest(self, logits):
-        "Keep the likeliest tokens beside the drawn ones, for the rows that ask for them."
-        slots = [slot for slot, row in enumerate(self.rows) if row.top]
-        if not slots:
-            return
-        widest = max(self.rows[slot].top for slot in slots)
-        ids, logs = log_probs(logits[slots], widest)
-        for i, slot in enumerate(slots):
-            row = self.rows[slot]
-            row.top_logprobs.append([ids[i][: row.top], logs[i][: row.top]])
-
     def turn(self):
         "One turn: admit rows, write one token in each row, settle the rows whose step may have ended."
         self.admit()
@@ -313,11 +284,10 @@ class Engine:
             return
         cells = np.arange(n), self.count[:n]
         positions = self.length[:n] - 1
-        drawn, logits = self.forward.decode(
+        drawn, _ = self.forward.decode(
             self.last[:n], positions, self.u[cells], *self.slot_sampling[:, :n]
         )
         self.check_finite(drawn[:, 1])
-        self.note_likeliest(logits)
         self.drawn[cells] = drawn
         self.last[:n] = drawn[:, 0]
         self.length[:n] += 1
@@ -357,12 +327,6 @@ class Engine:
             self.fail(error)
             if not isinstance(error, Exception):
                 raise
-
-
-def sampling_of(request, default) -> tuple:
-    "Temperature and top_p of a request, or the default's if the request has none."
-    wanted = request.temperature, request.top_p
-    return tuple(d if w is None else w for w, d in zip(wanted, default))
 
 
 def new_step(model, row, drawn, full):

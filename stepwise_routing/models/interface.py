@@ -25,9 +25,6 @@ class Request:
     seed: Callable = int
     to_end: bool = False  # False: write one step; True: write on to the first final step
     max_steps: int = 30  # longest chain, the prefix included; ends a `to_end` call
-    temperature: float | None = None  # None: the backend's
-    top_p: float | None = None  # None: the backend's
-    max_new: int | None = None  # tokens of this call at most; None: the backend's limits alone
 
 
 @dataclass(frozen=True)

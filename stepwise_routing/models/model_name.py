@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ('served', 'openai', 'vllm', 'vllm-server', 'recorded')
+KINDS = ('openai', 'vllm', 'vllm-server', 'recorded')
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class ModelName:
     @property
     def is_here(self) -> bool:
         "Does this machine load the model's weights?"
-        return self.kind in ('', 'served', 'vllm')
+        return self.kind in ('', 'vllm')
 
     @property
     def is_paid(self) -> bool:
-        "Is the model behind an API that bills by the token, or behind a stand-in for one?"
-        return self.kind in ('openai', 'served')
+        "Is the model behind an API that bills by the token?"
+        return self.kind == 'openai'

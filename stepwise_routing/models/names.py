@@ -11,14 +11,12 @@ from pathlib import Path
 
 from ..base.records import find_price
 from ..base.tools import nearest, one_of, run_async
-from .bills import Bills
 from .chat import ApiOptions, OpenAIBackend
 from .hub import LocalOptions, TransformersBackend, hub_folder, micro_path
 from .ledger import Ledger
 from .model_name import ModelName
 from .ray import ray_models
-from .serve import served
-from .vllm import VLLMBackend, VLLMOptions, first_model, serve_vllm
+from .vllm import VLLMBackend, VLLMOptions, serve_vllm
 
 _MICRO = 'micro-small', 'micro-large'
 
@@ -48,7 +46,7 @@ def _fitting(options, kind):
 def _check_options(options):
     "ValueError for an option that no kind of model knows."
     names = {f.name for kind in (LocalOptions, VLLMOptions, ApiOptions) for f in fields(kind)}
-    names |= {'ledger', 'memory_shares', 'keep_replies', 'each'}  # of all models together
+    names |= {'ledger', 'memory_shares', 'each'}  # of all models together
     for k in options:
         one_of('option', k, sorted(names - {'name', 'identity', 'params', 'memory', 'logits'}))
     if options.get('price') not in ('free', None):
@@ -68,33 +66,14 @@ def _check_own_options(model: ModelName, own):
             raise ValueError(f'{model} does not use {name}: leave {name} out')
 
 
-def _open_api(model: ModelName, index, stack, options):
-    "Open a model behind an API. For `served:`, the server that it starts is put on the stack."
-    own = _fitting(options, ApiOptions)
-    ledger = options['ledger']
-    if model.kind == 'openai':
-        return OpenAIBackend(model.name, index, ledger, **own)
-    url = stack.enter_context(served(model.name))
-    facts = run_async(first_model(url))
-    identity = {k: facts[k] for k in ('weights', 'tokenizer', 'dtype', 'context', 'template')}
-    own |= dict(
-        name=str(model),
-        base_url=url,
-        key_env='',
-        identity=identity,
-        params=own.get('params') or facts['params'],
-        price=own.get('price') or 'free',
-    )
-    return OpenAIBackend(facts['id'], index, ledger, **own)  # with no key of anybody's
-
-
 def _open_one(model: ModelName, index, stack, options):
     """Open one backend. A server that it starts is put on the stack.
 
     ValueError for a name that looks like a misspelt name of a micro model.
     """
     if model.is_paid:
-        return _open_api(model, index, stack, options)
+        own = _fitting(options, ApiOptions)
+        return OpenAIBackend(model.name, index, options['ledger'], **own)
     local = _fitting(options, LocalOptions)
     vllm = _fitting(options, VLLMOptions)
     if model.kind == 'vllm-server':
@@ -107,8 +86,8 @@ def _open_one(model: ModelName, index, stack, options):
     if model.kind == 'vllm':
         url = stack.enter_context(serve_vllm(source, revision=revision, **vllm))
         return VLLMBackend(source, url, short, index, revision, **vllm | dict(key_env=''))
-    ours = [*_MICRO, *(f'served:{m}' for m in _MICRO)]
-    if '/' not in model.name and not Path(source).exists() and (hint := nearest(model.name, ours)):
+    hint = nearest(model.name, _MICRO)
+    if '/' not in model.name and not Path(source).exists() and hint:
         raise ValueError(f'unknown model {model.name!r}{hint}')
     folder = hub_folder(model.name, revision) if revision else source
     return TransformersBackend(folder, name=short, index=index, **local)
@@ -125,9 +104,8 @@ def _open_here(names, options):
         contextlib.ExitStack() as stack,
     ):  # servers end after the calls in flight
         if any(model.is_paid for model in models):
-            book = Ledger if options.get('keep_replies', True) else Bills
             options['ledger'] = stack.enter_context(
-                book(options.get('ledger'), options.get('max_cents'))
+                Ledger(options.get('ledger'), options.get('max_cents'))
             )
         backends = []
         for i, model in enumerate(models):

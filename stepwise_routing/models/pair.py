@@ -1,4 +1,4 @@
-"""Two or more models of one's own, small to large: how they write, and where they are.
+"""A small and a large model of one's own: how they write, and where they are.
 
 A router's folder keeps how the models write (`Sampling`) and their public names. Where they are and
 which key is used (`Access`) is an argument of each call. It is never kept, so a folder from somebody
@@ -23,7 +23,7 @@ from ..base.settings import (
     Whole,
     checked,
 )
-from ..base.tools import one_line, told_to_end
+from ..base.tools import told_to_end
 from .hub import prefix_ids
 from .interface import Request
 from .model_name import ModelName
@@ -79,34 +79,19 @@ class Model:
         return self.name
 
 
-MOST_MODELS = 10  # a path has a digit a step
-
-
-def places(
-    n: int,  # models, two or more
-) -> list:  # of names
-    "What the models are called by their size: small, middle (or middle 1, ...), large."
-    between = [f'middle {i}' for i in range(1, n - 1)]
-    return ['small', *(['middle'] if n == 3 else between), 'large']
-
-
-def several_models(
-    models,  # small to large, each a name, a `Model` or a backend
-    n: int | None = None,  # how many are needed; None: two or more
+def two_models(
+    models,  # the small and the large one, each a name, a `Model` or a backend
 ) -> list:
-    "The models as a list. ValueError: too few, too many, one twice, or names and backends mixed."
+    "The models as a list. ValueError: not two, the same one twice, or names and backends mixed."
     if not hasattr(models, '__iter__'):
-        raise ValueError(f'models is {models!r:.80}: it should be a list, small to large')
+        raise ValueError(f'models is {models!r:.80}: it should be a list, small and large')
     given = [models] if isinstance(models, str) else list(models)
-    if not 2 <= len(given) <= MOST_MODELS or n not in (None, len(given)):
-        needed = f'two to {MOST_MODELS}' if n is None else n
-        raise ValueError(f'a small and a large model are needed, {needed} in all, got {len(given)}')
-    kinds = {hasattr(model, 'write') for model in given}
-    if len(kinds) > 1:
+    if len(given) != 2:
+        raise ValueError(f'a small and a large model are needed, got {len(given)}')
+    if hasattr(given[0], 'write') != hasattr(given[1], 'write'):
         raise ValueError('give names of models, or backends, but not both')
-    for model in given:
-        if given.count(model) > 1:
-            raise ValueError(f'the model {public_name(model)} is given twice')
+    if given[0] == given[1]:
+        raise ValueError(f'the model {public_name(given[0])} is given twice')
     return given
 
 
@@ -139,13 +124,12 @@ def _until_replies_are_kept(opened):
         yield backends
 
 
-def open_several(
-    models: list,  # of `several_models`
+def open_two(
+    models: list,  # of `two_models`
     sampling: Sampling,
     access: Access,
     ledger,  # path of the book of paid replies
     max_cents: float | None = None,  # never spend more, earlier calls with this ledger included
-    keep_replies: bool = True,  # False: a book of amounts alone, and a cap for this call alone
 ):  # list of backends
     "Open the models for the time of a `with` block. ValueError as of `open_models`."
     if hasattr(models[0], 'write'):  # whoever made them closes them
@@ -157,14 +141,12 @@ def open_several(
         )
     given = {name: value for name, value in asdict(access).items() if value is not None}
     options = asdict(sampling) | given
-    if not keep_replies:
-        options['keep_replies'] = False
     each = [getattr(model, 'options', {}) for model in models]
     if any(each):
         options['each'] = each
     names = [str(model) for model in models]
     opened = open_models(names, ledger=ledger, max_cents=max_cents, **options)
-    return _until_replies_are_kept(opened) if keep_replies else opened
+    return _until_replies_are_kept(opened)
 
 
 def check_questions(problems, backends) -> None:
@@ -185,7 +167,7 @@ def check_cost(backends) -> None:
             f'the large model {large.name} has the price 0 for output, so no cost can be compared: if it '
             'is free, give price="free" and its number of parameters, params=7e9'
         )
-    for which, spec in zip(places(len(specs)), specs):
+    for which, spec in zip(('small', 'large'), specs):
         is_needed = spec is large or large.price is None
         if is_needed and spec.price is None and not spec.params:
             raise ValueError(
@@ -197,27 +179,4 @@ def check_cost(backends) -> None:
             raise ValueError(
                 f'the {which} model {spec.name} has a price and the large model {large.name} has none: '
                 'give both a price, or neither'
-            )
-
-
-def weights_of(settings) -> list:
-    "Hash of the weights of each model, from `tree_settings`. None if it is not known."
-    return [model.get('weights') for model in settings['models']]
-
-
-def check_weights(
-    folder,  # for the message
-    trained: dict,  # models and model_weights of a policy
-    settings,  # of the models at hand
-) -> None:
-    "ValueError if the weights of a model are known and differ from those it was trained for."
-    names = trained.get('models', ())
-    known = trained.get('model_weights', ())
-    for name, was, now in zip(names, known, weights_of(settings)):
-        if None not in (was, now) and was != now:
-            raise ValueError(
-                one_line(
-                    f'{folder}: trained for {name} with the weights {was}; '
-                    f'those of the model given are {now}'
-                )
             )

@@ -14,7 +14,6 @@ from ..base.tools import one_line
 from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
 from .interface import five_digits, leading
 
-LONGEST = 256  # characters of a token at most
 # llama.cpp shows no log-probabilities of as many tokens as the stop string has. The first of them may begin with the
 # end of the text: of 'It is 7.' and the stop string '\n', the token '.\n' is hidden.
 MOST_HIDDEN = 4
@@ -124,13 +123,9 @@ def _check_spelling(text, tokens, hidden):
 
 
 def _token_bytes(token) -> bytes:
-    "The bytes of a token in a server's reply. TypeError if it is neither text nor a list of bytes."
+    "The bytes of a token in a server's reply."
     numbers = token.get('bytes')
-    if numbers is None:
-        return token['token'].encode()
-    if type(numbers) is not list:  # bytes(n) would be n bytes
-        raise TypeError
-    return bytes(numbers)
+    return token['token'].encode() if numbers is None else bytes(numbers)
 
 
 def _tokens(content):
@@ -140,8 +135,6 @@ def _tokens(content):
         raise ValueError
     raw = [_token_bytes(t) for t in content]
     first = (alternatives[0] or [content[0]]) if content else []
-    if not all(type(a['token']) is str for a in first):
-        raise TypeError
     return dict(
         bytes=[b.decode('latin-1') for b in raw],
         logs=[min(float(t['logprob']), 0.0) for t in content],
@@ -177,7 +170,6 @@ def _ending(choice) -> tuple:
 
 def read_reply(
     reply,  # JSON of a server
-    most_tokens=math.inf,  # the most tokens that it may have
     stopped: bool = False,  # was it asked for with a stop string?
 ) -> dict:
     """Text, finish, usage, tokens, and `ends` (does the server tell what stopped it?). ValueError for a bad reply.
@@ -190,8 +182,6 @@ def read_reply(
         text = choice['message'].get('content') or ''
         finish, ends = _ending(choice)
         text.encode()  # it is text, and every character whole
-        if len(text) > LONGEST * most_tokens or len(content or ()) > most_tokens:
-            raise ValueError
         some_hidden = stopped and usage and finish == 'stop'
         if content is None and is_refused(choice):
             text = ''
@@ -310,27 +300,6 @@ def drop_repeats(steps, prefix):
     return replace(
         steps[k], generated=generated, prompt=steps[0].prompt, cached=steps[0].cached
     ), *steps[k + 1 :]
-
-
-def sure_text(
-    text: str,  # of a reply that is not at its end
-    prefix,  # the `Step`s before it
-    max_steps: int,
-    benchmark: Benchmark,
-) -> str:
-    "What `reply_steps` and `drop_repeats` will keep of it, however it goes on; empty steps left out."
-    new = [step for step, *_ in _pieces(text, 'length', max_steps, benchmark)]
-    old = [step.text for step in prefix]
-    separator = benchmark.separator
-    joined = separator.join(new)
-    repeated = 0  # steps at the beginning of the reply
-    for k in range(1, len(old) + 1):
-        ending = old[-k:]
-        if separator.join(ending).startswith(joined):
-            return ''  # it may be nothing but a repetition
-        if new[:k] == ending:
-            repeated = k
-    return separator.join(step for step in new[repeated:] if step)
 
 
 def option_probs(first, options) -> tuple:

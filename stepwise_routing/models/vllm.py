@@ -6,10 +6,10 @@ in `models.interface` and `models.engine`.
 
 import asyncio
 import contextlib
-import math
 import os
 import re
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +29,7 @@ from ..base.tools import install_line, run_async
 from ..data.benchmarks import find_benchmark
 from .address import plain_address, read_key
 from .chat import api_client, transport
-from .engine import new_step, sampling_of
+from .engine import new_step
 from .hub import (
     LocalOptions,
     check_sampling,
@@ -45,7 +45,6 @@ from .hub import (
     weights_sha256,
 )
 from .interface import StepTokenizer
-from .serve import watched
 
 
 def shown_confidences(
@@ -188,6 +187,26 @@ def _wait_until_ready(server, log, name: str, url: str, timeout: float):
     raise RuntimeError(f'the vLLM server of {name!r} {problem}: {reason}')
 
 
+_WATCH = """
+import os, signal, subprocess, sys, threading, time
+def end():
+    sys.stdin.read()
+    server.terminate() # asks first
+    time.sleep(8)
+    os.killpg(0, signal.SIGKILL)
+server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+threading.Thread(target=end, daemon=True).start()
+server.wait()
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def watched(command, **kwargs):  # its watcher, for a `with` block
+    "Run a command during a `with` block. It ends when the block or this process ends."
+    command = [sys.executable, '-c', _WATCH, *map(str, command)]
+    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, **kwargs)
+
+
 @contextlib.contextmanager
 def serve_vllm(
     model,  # folder or name on the Hub
@@ -264,10 +283,8 @@ class VLLMBackend:
         loop = asyncio.get_running_loop()
         if self.clients is None:
             raise RuntimeError(f'{self.spec.name} is closed')
-        if loop not in self.clients:  # a reply with all logits is large
-            self.clients[loop] = api_client(
-                self.key, self.base_url, self.options.timeout, largest=1 << 36
-            )
+        if loop not in self.clients:
+            self.clients[loop] = api_client(self.key, self.base_url, self.options.timeout)
         return self.clients[loop]
 
     async def close(self):
@@ -394,16 +411,15 @@ class VLLMBackend:
             f'{self.spec.name}: vLLM shows no raw logits; start the server with --logprobs-mode raw_logits'
         )
 
-    async def write_step(self, request, ids, seed: int, left: float) -> Step:
-        "Write the next step after the prompt `ids`. It is cut at `max_tokens`, `context` or `left` tokens."
+    async def write_step(self, request, ids, seed: int) -> Step:
+        "Write the next step after the prompt `ids`. It is cut at `max_tokens` or `context` tokens."
         separator = find_benchmark(request.problem.benchmark).separator
         tokens = []
-        room = min(self.options.max_tokens, self.context - len(ids), left)
+        room = min(self.options.max_tokens, self.context - len(ids))
         if room <= 0:
             return Step('', self.index, 'length', prompt=len(ids))
-        default = self.options.temperature, self.options.top_p
-        temperature, top_p = sampling_of(request, default)
-        draw = dict(temperature=temperature, top_p=top_p, stop=separator)
+        o = self.options
+        draw = dict(temperature=o.temperature, top_p=o.top_p, stop=separator)
         while True:
             prompt = [*ids, *(token for token, *_ in tokens)]
             draw['seed'] = (seed + len(tokens)) % 2**63
@@ -426,9 +442,7 @@ class VLLMBackend:
         steps = []
         ids = prefix_ids(self, request)
         while True:
-            left = math.inf if request.max_new is None else request.max_new
-            left -= sum(step.generated for step in steps)
-            step = await self.write_step(request, ids, int(request.seed(len(steps))), left)
+            step = await self.write_step(request, ids, int(request.seed(len(steps))))
             steps.append(step)
             ids = [*ids, *step.ids]
             written = len(request.steps) + len(steps)

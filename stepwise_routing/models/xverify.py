@@ -7,7 +7,6 @@ import ast
 import contextlib
 import re
 import warnings
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 
@@ -188,13 +187,12 @@ def open_grader(
     name: str = 'math-verify',  # "math-verify" or another of `_GRADERS`
     memory: float = 0.15,  # share of the GPU's memory for a server that is started here
     template=None,  # prompt with {question}, {output}, {answer}, or a file with it; None = xVerify's own
-    run_code: bool = False,  # may programs that a model wrote be run, confined?
     **options,  # of `XVerify`: ledger, workers, timeout, ...
 ):  # grade(problem, answer) -> bool
     "Open a grader by name, for a `with` block. ValueError for an unknown name. Warns of replies without a verdict."
     kind, _, judge = str(name).partition(':')
     if name == 'math-verify':
-        yield partial(is_right, run_code=True) if run_code else is_right
+        yield is_right
         return
     if kind != 'xverify' or not judge:
         raise ValueError(

@@ -1,15 +1,12 @@
-"""A router's promise in words, and the model card of a router that you give away.
+"""A calibrated router in words: which one, why, at what cost, and what it promises.
 
-Here belong their texts. Choosing a router, and the other files of an exported folder, are in `own`.
+Here belong the texts. Choosing a router belongs in `own`.
 """
 
 import math
 from dataclasses import asdict, dataclass
 
-from ..base.settings import Probability, checked
-from ..base.tools import one_line
 from ..method.certain import Calibration
-from ..models.pair import places
 
 CLASSES = dict(  # of routers, from the simplest to the largest
     score_prob='a threshold on score_prob',
@@ -19,35 +16,6 @@ CLASSES = dict(  # of routers, from the simplest to the largest
 )
 LARGE_ALONE = 'large alone'
 HARDLY = 0.9  # share of the large model's cost; a router above this is hardly worth its trouble
-
-CARD = """# A router: {small} hands over to {larger}
-
-| model | weights |
-|---|---|
-{weights}
-
-**Router.** {router}.
-
-**Data.** {n_train} training and {n} calibration problems; none of them is in here. Chains have
-at most {max_steps} steps.
-
-**Promise.** Target `{target}`, alpha = {alpha:g}. {promise}
-
-**Measured.** On the {n} calibration problems, kappa = {kappa:.4g}: accuracy {accuracy:.1%} (the
-large model alone: {large_accuracy:.1%}), misses {miss:.1%} (bound for new ones: {bound:.1%}), cost
-{cost:.1%} of the large model's. Target met: {met}.
-
-**Licence.** Of the router: {licence}. The models have licences of their own.
-
-**Limits.** The promise is about problems like those of the data and about these models, sampled as
-`own.json` says; for others, collect, train and calibrate anew. The router sees confidences, not
-content: it does not make an answer safe.
-
-```python
-from stepwise_routing.own import route
-route('this-folder', 'What is 7 times 8?', models={places})
-```
-"""
 PROMISES = dict(
     certain='We are 90 % sure: on questions like the {n} calibration questions, the accuracy is at most {points:g} '
     "points below the large model's alone. So of 100 questions, on average at most {points:g} "
@@ -155,18 +123,6 @@ class Choice:
         return '\n'.join(lines)
 
 
-def several_alphas(
-    alphas,
-    least: int = 0,  # how many there should be
-) -> list:
-    "The alphas of a call. ValueError in one line if they are too few, or one is no share."
-    given = list(alphas) if hasattr(alphas, '__iter__') else alphas
-    shares = checked('alphas', given, list[Probability])
-    if len(shares) < least:
-        raise ValueError(f'alphas is {shares}: give {least} or more')
-    return shares
-
-
 def curve_words(
     choices,  # of several alphas on the same problems
 ) -> str:
@@ -177,37 +133,6 @@ def curve_words(
         return f'On {n} calibration problems, no router saves cost at any of these alphas.'
     least = min(possible)
     return f'On {n} calibration problems, {least:g} is the least alpha here that saves cost.'
-
-
-def router_card(
-    models,  # public names, small to large
-    weights,  # hash of the weights of each; None: not known
-    n_train: int,  # training problems
-    max_steps: int,  # steps of a chain at most
-    model_class: str,  # see `router_words`
-    calibration: dict,  # fields of a `Calibration`
-    licence: str,  # of the router
-) -> str:
-    "The card, in Markdown."
-    if not isinstance(licence, str) or not licence.strip() or licence != one_line(licence):
-        raise ValueError(f'licence is {licence!r:.60}: give its name in one line, such as "MIT"')
-    small, *larger = models
-    rows = [f'| {name} | {fact or "not known"} |' for name, fact in zip(models, weights)]
-    numbers = dict(calibration)
-    large_accuracy = numbers.pop('large')
-    return CARD.format(
-        small=small,
-        larger=' or '.join(larger),
-        places=[place.upper() for place in places(len(models))],
-        weights='\n'.join(rows),
-        router=router_words(model_class),
-        n_train=n_train,
-        max_steps=max_steps,
-        promise=promise(calibration),
-        licence=licence,
-        large_accuracy=large_accuracy,
-        **numbers,
-    )
 
 
 def median_seed(

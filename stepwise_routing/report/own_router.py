@@ -6,35 +6,17 @@ Here belongs asking it, for whole answers and for single steps. Opening it from 
 
 import asyncio
 import contextlib
-from textwrap import shorten
 
 from ..base.background import LoopThread
 from ..base.records import walk_cost
 from ..base.tools import count_steps, gather_progress
 from ..data.benchmarks import find_benchmark
-from ..data.conversations import asked_problem
-from ..method.live import Wish, live_steps
-from ..method.offers import check_prompt
+from ..data.sources import make_problem
+from ..method.live import live_steps
+from ..models.pair import check_questions
 from .routed import Routed
 
 ROOM = 1 << 12  # most questions under way at once
-
-
-class Unanswered(RuntimeError):
-    "Some of several questions have no answer. Its field `answers` has the others, which may be paid for."
-
-    def __init__(
-        self,
-        problems,  # all that were asked
-        results,  # of each question: `Routed`, or the error
-    ):
-        failed = [pair for pair in zip(problems, results) if isinstance(pair[1], Exception)]
-        problem, error = failed[0]
-        super().__init__(
-            f'{len(failed)} of {len(results)} questions have no answer, such as '
-            f'{shorten(problem.question, 60)!r}: {error}; the others are in the field `answers` of this error'
-        )
-        self.answers = [None if isinstance(r, Exception) else r for r in results]
 
 
 class OwnRouter:
@@ -45,7 +27,6 @@ class OwnRouter:
         backends,  # the models, small to large
         policy,  # of `load_policy`
         own,  # an `Own`: name of the problems, most steps
-        fall_back: bool = False,  # True: the small model goes on if the large one does not answer
     ):
         from ..method.policy import PolicyRouter
 
@@ -53,43 +34,33 @@ class OwnRouter:
         self.specs = [backend.spec for backend in backends]
         self.own = own
         self.benchmark = find_benchmark(own.name)
-        self.fall_back = fall_back
         self.unit = policy.config['unit']
         self.router = PolicyRouter(policy, policy.kappa, policy.config['on_escalate'])
         self.separator = self.benchmark.separator
         self.loop = LoopThread('router')
 
-    def problem(
-        self,
-        question,  # a text, or the messages of a conversation
-    ):
-        "The question as a `Problem`. ValueError if it is neither a text nor messages."
-        return asked_problem(self.own.name, question)
+    def problem(self, question: str):
+        "The question as a `Problem`. ValueError if it is no text."
+        if isinstance(question, str) and question.strip():
+            return make_problem(self.own.name, question, '')
+        raise ValueError(f'a question should be text, got {str(question)[:60]!r}')
 
-    def check(self, question) -> None:
-        "ValueError if the prompt of a question is too long for one of the models."
-        check_prompt(self.problem(question), self.backends)
+    def check(self, question: str) -> None:
+        "ValueError if the question is no text, or too long for one of the models."
+        check_questions([self.problem(question)], self.backends)
 
-    @property
-    def bills(self):
-        "The book of paid calls. None if no model is paid."
-        books = [getattr(backend, 'ledger', None) for backend in self.backends]
-        return next((book for book in books if book is not None), None)
-
-    def steps(self, problem, wish, router):
+    def steps(self, problem, sample, router):
         "An async generator of `LiveStep`s. It runs in the router's own loop."
-        limit = self.own.max_steps
-        return live_steps(problem, router, self.backends, wish, limit, self.fall_back)
+        return live_steps(problem, router, self.backends, sample, self.own.max_steps)
 
     async def stream(
         self,
-        question,  # a text, or the messages of a conversation
+        question: str,
         router=None,  # the router that decides; None: the deployed policy
-        **wish,  # fields of a `Wish`, such as sample
+        sample: int = 0,  # number of the independent draw
     ):  # `LiveStep`s
         "Answer a question. Yields each step as soon as it is decided. Closing the generator stops the models."
-        problem = self.problem(question)
-        source = self.steps(problem, Wish(**wish), router or self.router)
+        source = self.steps(self.problem(question), sample, router or self.router)
         async with contextlib.aclosing(self.loop.items(source)) as steps:
             async for step in steps:
                 yield step
@@ -99,36 +70,24 @@ class OwnRouter:
         questions,  # one question or a list
         sample: int = 0,  # number of the independent draw
     ):  # `Routed`, or a list
-        "Answer questions, all at the same time. `Unanswered`, with all other answers, if some of a list fail."
-        is_list = hasattr(questions, '__iter__') and not isinstance(questions, (str, dict))
-        asked = list(questions) if is_list else [questions]
-        is_one = not is_list or any(isinstance(part, dict) for part in asked)
-        problems = [self.problem(question) for question in ([questions] if is_one else asked)]
-        answers = self.loop.result(self._answers(problems, Wish(sample)))
-        return answers[0] if is_one else answers
+        "Answer questions, all at the same time."
+        if isinstance(questions, str) or not hasattr(questions, '__iter__'):
+            return self.route([questions], sample)[0]
+        problems = [self.problem(question) for question in questions]
+        return self.loop.result(self._answers(problems, sample))
 
-    async def _answers(self, problems, wish):
+    async def _answers(self, problems, sample):
         room = asyncio.Semaphore(ROOM)
 
         async def answer(problem):
             steps = []
             async with room:
-                async for step in self.steps(problem, wish, self.router):
+                async for step in self.steps(problem, sample, self.router):
                     steps.append(step)
                     count_steps(1)
             return self.routed(problem, steps)
 
-        async def answer_or_error(problem):
-            try:
-                return await answer(problem)
-            except (RuntimeError, ValueError) as error:
-                return error
-
-        ask = answer if len(problems) == 1 else answer_or_error
-        results = await gather_progress(map(ask, problems), f'{self.own.name} answers')
-        if any(isinstance(result, Exception) for result in results):
-            raise Unanswered(problems, results)
-        return results
+        return await gather_progress(map(answer, problems), f'{self.own.name} answers')
 
     def routed(
         self,

@@ -90,8 +90,6 @@ class Data(Section):
     grader: Grader = 'math-verify'
     grader_memory: Share = 0.15  # share of the GPU's memory for that server
     grader_template: str = ''  # file with its prompt; '' finds xVerify's own
-    # run programs that a language model wrote, confined, if a benchmark grades by tests (mbpp)
-    run_code: bool = False
 
     @property
     def question_files(self) -> list:
@@ -129,8 +127,8 @@ class Open(Section):
 class Api(Open):
     "A small model here, a large one that is paid in US cents (Table 2)."
 
-    models: Pair = ('micro-small', 'served:micro-large')  # () leaves this setting out
-    # row of PRICES; '': the model's own, of a local stand-in gpt-4.1-mini's
+    models: Pair = ()  # () leaves this setting out
+    # row of PRICES; '': the model's own
     price: str = ''
     # never spend more, US cents, earlier runs with the same store included
     max_cents: NotNegative = 100.0

@@ -17,7 +17,6 @@ from ..base.records import PRICES
 from ..base.store import RolloutStore
 from ..base.tools import install_line
 from ..data.benchmarks import find_benchmark, load_problems, of_benchmark, step_limit
-from ..data.programs import RISK
 from ..data.sources import SPLITS
 from ..models.model_name import ModelName
 from ..models.names import check_shares
@@ -36,7 +35,6 @@ LOADS = {
     'gsm8k': Load(324 / 53, 324, 316, 89, (5967, 1506, 1319)),
     'math500': Load(607 / 53, 607, 650, 99, (5986, 1500, 500)),
     'omnimath': Load(907 / 53, 907, 969, 114, (1736, 868, 1736)),
-    'mbpp': Load(16, 130, 110, 180, (296, 266, 402)),
 }
 
 QUESTION_TOKENS = 20  # tokens that ask a model to go on, or to give a score
@@ -192,8 +190,6 @@ def _data_needs(run) -> list:
     lines = []
     for setting in run.settings:
         for benchmark in setting.benchmarks:
-            if find_benchmark(benchmark).runs_code and not run.config.data.run_code:
-                lines.append(f'your leave to grade {benchmark}: {RISK}')
             is_public = _is_public(benchmark)
             if is_public and not data_dir:
                 continue

@@ -1,4 +1,4 @@
-"""`stepwise-routing serve FOLDER ...`: serves routers in the OpenAI protocol until it is stopped.
+"""`stepwise-routing serve FOLDER ...`: serves a router in the OpenAI protocol until it is stopped.
 
 Here belong the words of this command. It calls `own.serve`.
 """
@@ -11,25 +11,24 @@ def serve_parser() -> Parser:
     "The words after `stepwise-routing serve`."
     parser = Parser(
         'stepwise-routing serve',
-        description='Serve routers to programs that speak the OpenAI protocol. A request names FOLDER, '
-        'FOLDER@alpha=0.02, or one of the models. Its answer says who wrote each step (stepwise) and what '
-        'it cost (usage.cost, US dollars); /metrics has the sums. If the environment variable '
-        'STEPWISE_ROUTING_KEY is set, requests must send its value as their API key.',
+        description='Serve a router to programs that speak the OpenAI protocol. A request names the folder, '
+        'or "small" or "large" for one of the models alone. Its answer says who wrote each step (stepwise) '
+        'and what it cost (usage.cost, US dollars). If the environment variable STEPWISE_ROUTING_KEY is '
+        'set, requests must send its value as their API key.',
         allow_abbrev=False,
     )
     add = parser.add_argument
     add(
-        'folders',
-        nargs='+',
+        'folder',
         metavar='FOLDER',
         help='a router: a folder of collect, train and calibrate',
     )
     add(
         '--models',
-        nargs='+',
+        nargs=2,
         required=True,
-        metavar='MODEL',
-        help='names of the models, small to large',
+        metavar=('SMALL', 'LARGE'),
+        help='names of the models',
     )
     add('--port', type=int, default=8000, help='default: 8000')
     add(
@@ -41,25 +40,9 @@ def serve_parser() -> Parser:
         '--max-cents',
         type=float,
         metavar='N',
-        help='most US cents for paid models, all routers together',
+        help='most US cents for paid models, all calls with this folder together',
     )
-    add(
-        '--max-cents-each',
-        type=float,
-        metavar='N',
-        help='most US cents for paid models, for each router',
-    )
-    add(
-        '--fall-back',
-        action='store_true',
-        help='let the small model go on if the large one does not answer',
-    )
-    add(
-        '--record',
-        metavar='FILE',
-        help='keep questions and answers in a file, for collect and drift',
-    )
-    each = 'one for all models, or one per model'
+    each = 'one for both models, or one for each'
     add('--base-url', nargs='+', metavar='URL', help=f'address of the server: {each}')
     add(
         '--key-env',
@@ -92,18 +75,13 @@ def with_options(
                 options[option] = value
         elif values:
             word = option.replace('_', '-')
-            raise ValueError(
-                f'--{word} takes one value, or one for each of the {len(names)} models'
-            )
+            raise ValueError(f'--{word} takes one value, or one for each model')
     return [Model(name, **options) for name, options in zip(names, each)], Access(**shared)
 
 
 def serve(argv) -> None:  # the words after `stepwise-routing serve`
     "Serve until Ctrl-C or a signal to terminate. Errors as of `own.serve`."
-    parser = serve_parser()
-    words = vars(parser.parse_args(argv))
-    if len(words['models']) < 2:
-        parser.error('--models takes two names or more, small to large')
+    words = vars(serve_parser().parse_args(argv))
     names = 'base_url', 'key_env', 'price'
     given = {name: words.pop(name) for name in names}
     models, access = with_options(words.pop('models'), given)
@@ -111,4 +89,4 @@ def serve(argv) -> None:  # the words after `stepwise-routing serve`
     from ..own import serve
 
     register_own()
-    serve(words.pop('folders'), models, access, **words)
+    serve(words.pop('folder'), models, access, **words)

@@ -122,7 +122,6 @@ def open_run_grader(run: Run):  # grade(problem, answer) -> bool
         data.grader,
         data.grader_memory,
         data.grader_template or None,
-        run_code=data.run_code,
         ledger=run.store / 'verdicts.db',
     )
 

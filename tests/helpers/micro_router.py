@@ -2,12 +2,11 @@
 import contextlib
 
 from stepwise_routing.method.confidence import Scaler
-from stepwise_routing.method.offers import offers
 from stepwise_routing.method.policy import load_policy, save_policy, threshold_policy
+from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.models.answers import RouterService
 from stepwise_routing.models.hub import load_micro
-from stepwise_routing.models.metrics import Metrics
-from stepwise_routing.models.web import Limits, running
+from stepwise_routing.models.web import running
 from stepwise_routing.own import Own
 from stepwise_routing.report.own_router import OwnRouter
 
@@ -27,8 +26,7 @@ def micro_router(folder, backends=None):
     with contextlib.closing(router): yield router
 
 @contextlib.contextmanager
-def micro_server(router, **limits):
-    "(base_url, metrics) of a server of a router, with the names `mine`, `small` and `large`."
-    metrics = Metrics()
-    service = RouterService(offers('mine', router, {}), metrics)
-    with running(service, limits=Limits(**limits), metrics=metrics) as url: yield url, metrics
+def micro_server(router):
+    "base_url of a server of a router, with the names `mine`, `small` and `large`."
+    routers = dict(mine=router.router, small=SmallOnly(), large=LargeOnly())
+    with running(RouterService(router, routers)) as url: yield url

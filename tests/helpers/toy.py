@@ -2,10 +2,8 @@
 tables can be checked exactly."""
 import asyncio
 import hashlib
-import json
 import random
 import struct
-from pathlib import Path
 
 from stepwise_routing.base.records import ModelSpec, Problem, Step
 from stepwise_routing.models.interface import Choice
@@ -107,24 +105,3 @@ class ToyBackend:
     async def close(self): pass
 
 def toy_backends(k=2, **kwargs): return [ToyBackend(i, **kwargs) for i in range(k)]
-
-def shuffled(source, folder, seed=0):
-    "A copy of a micro model with all token ids shuffled: the same texts, a foreign vocabulary."
-    import torch
-    from safetensors.torch import load_file, save_file
-    source, folder = Path(source), Path(folder)
-    folder.mkdir()
-    read = lambda name: json.loads((source/name).read_text())
-    tokenizer, config, weights = read('tokenizer.json'), read('config.json'), load_file(source/'model.safetensors')
-    new = list(range(config['vocab_size']))
-    random.Random(seed).shuffle(new)
-    tokenizer['model']['vocab'] = {piece: new[i] for piece, i in tokenizer['model']['vocab'].items()}
-    for t in tokenizer['added_tokens']: t['id'] = new[t['id']]
-    config |= dict(eos_token_id=new[config['eos_token_id']], pad_token_id=new[config['pad_token_id']])
-    old = weights['model.embed_tokens.weight']
-    weights['model.embed_tokens.weight'] = torch.stack([old[i] for i in sorted(range(len(new)), key=new.__getitem__)])
-    save_file(weights, folder/'model.safetensors', {'format': 'pt'})
-    for name, content in {'tokenizer.json': tokenizer, 'config.json': config}.items():
-        (folder/name).write_text(json.dumps(content))
-    for name in ('tokenizer_config.json', 'chat_template.jinja'): (folder/name).write_bytes((source/name).read_bytes())
-    return str(folder)

@@ -84,8 +84,8 @@ def compare(benchmark: str, problems: list, past: list, now: list) -> Counter:
     for problem, old_pair, new_pair in zip(problems, past, now):
         as_drawn = replace(problem, benchmark=benchmark)
         for old, new in zip(old_pair, new_pair):
-            was_right = is_right(as_drawn, record.read_answer(old), run_code=True)
-            now_right = is_right(as_drawn, record.read_answer(new), run_code=True)
+            was_right = is_right(as_drawn, record.read_answer(old))
+            now_right = is_right(as_drawn, record.read_answer(new))
             counts['chains'] += 1
             counts['equal texts'] += step_texts(old) == step_texts(new)
             counts['gained'] += now_right > was_right

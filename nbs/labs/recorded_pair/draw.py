@@ -1,7 +1,7 @@
 """Draws a benchmark with the real pair, problem by problem: `python -m recorded_pair.draw gsm8k --help`, in nbs/labs.
 
-Each split is drawn in the order of its ids, in turns: two (or six) problems to train on, three (or five) to calibrate,
-three (or eight) to test, and so on. So any beginning is a fair sample, and nothing depends on a result. A store that
+Each split is drawn in the order of its ids, in turns: two problems to train on, three to calibrate, three to
+test, and so on. So any beginning is a fair sample, and nothing depends on a result. A store that
 was interrupted is continued; what it holds is not drawn again.
 """
 
@@ -38,7 +38,6 @@ class Plan:
 PAIR = ('Qwen2.5-Coder-0.5B-Instruct', 'Qwen2.5-Coder-1.5B-Instruct')  # as tables call them
 PLANS = {
     'gsm8k': Plan(dict(train=2, calibration=3, test=3), max_steps=16, max_tokens=200),
-    'mbpp': Plan(dict(train=6, calibration=5, test=8), max_steps=40, max_tokens=100),
     'math500': Plan(
         dict(train=2, calibration=3, test=3), max_steps=24, max_tokens=300, context=1536
     ),

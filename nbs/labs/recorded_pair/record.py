@@ -1,7 +1,7 @@
 """Writes what was drawn as a recorded benchmark: `python -m recorded_pair.record gsm8k STORE --help`, in nbs/labs.
 
 The first turns are recorded whose rollouts and further draws are complete. A turn comes whole from one store: from the
-first one up to its first gap, then from the next one. Every answer that a replay can need is graded; programs are run for that, confined.
+first one up to its first gap, then from the next one. Every answer that a replay can need is graded.
 """
 
 import asyncio
@@ -105,10 +105,7 @@ def record(benchmark: str, stores: list, data_dir, receipt: dict, folder: Path) 
     trees = [RoutingTree(None, store, max_steps=max_steps) for store in stores]
     drawn = drawn_problems(trees, benchmark, data_dir)
 
-    def grade(problem, answer):
-        return is_right(problem, answer, run_code=True)
-
-    verdicts = dict(grade_pairs(grade, drawn.pairs))
+    verdicts = dict(grade_pairs(is_right, drawn.pairs))
     settings, *further = [with_names(store.settings, PAIR) for store in stores]
     about = dict(
         benchmark=benchmark,
