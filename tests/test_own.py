@@ -429,8 +429,6 @@ def tampered(folder, **changes):
     (folder/'own.json').write_text(json.dumps(values))
     return folder
 
-def content_of_files(folder): return {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
-
 def test_a_received_folder_chooses_neither_host_nor_key_nor_model(tmp_path, toys):
     ready(tmp_path/'mine')
     before = route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
