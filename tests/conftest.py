@@ -23,6 +23,18 @@ def offline(monkeypatch):
     for name in ('create_connection', 'getaddrinfo'): monkeypatch.setattr(socket, name, refused)
     for name in ('connect', 'connect_ex', 'sendto'): monkeypatch.setattr(socket.socket, name, refused)
 
+@pytest.fixture(scope='module')
+def opened(tmp_path_factory):
+    "An open router of a toy pair, and its folder."
+    from toy_own import PAIR, open_toys, pair_module, ready
+
+    from stepwise_routing.own import open_router
+    folder = tmp_path_factory.mktemp('routers')/'mine'
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(pair_module, 'open_models', open_toys)
+        ready(folder)
+        with open_router(folder, PAIR) as router: yield router, folder
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker('slow') and not item.get_closest_marker('timeout'):

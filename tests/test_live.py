@@ -1,29 +1,18 @@
 "A router that is asked from many threads and tasks at once, step by step."
 import asyncio
-import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import pytest
-from test_own import PAIR, Adder, pair_module, ready
 from toy import toy_problems
+from toy_own import PAIR, Adder
 
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.own import open_router
 
 QUESTIONS = [p.question for p in toy_problems(40, seed=9)]
-
-@pytest.fixture(scope='module')
-def opened(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('routers')/'mine'
-    @contextlib.contextmanager
-    def open_toys(names, ledger=None, max_cents=None, **options): yield [Adder(i) for i in range(len(names))]
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(pair_module, 'open_models', open_toys)
-        ready(folder)
-        with open_router(folder, PAIR) as router: yield router, folder
 
 @pytest.fixture
 def router(opened):

@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import json
 import math
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from toy import ToyBackend, toy_problems
+from toy_own import PAIR, Adder, ready, rows
 
 import stepwise_routing.models.pair as pair_module
 import stepwise_routing.own as own_module
@@ -33,14 +32,6 @@ from stepwise_routing.own import *
 from stepwise_routing.report.card import CLASSES, LARGE_ALONE, median_seed, simplest_class
 
 HERE = Path(__file__).parent
-PAIR = ['toy-0', 'toy-1']
-
-class Adder(ToyBackend):
-    "A toy model that looks at the question alone: nobody tells it the answer."
-    def _step(self, problem, *args):
-        answer = sum(map(int, re.findall(r'\d+', problem.question)[:2]))
-        return super()._step(replace(problem, answer=str(answer)), *args)
-
 @pytest.fixture
 def toys(monkeypatch):
     """Toy models in the place of real ones; `toys.change(...)` for others. `toys.made` has all that were opened,
@@ -59,16 +50,8 @@ def toys(monkeypatch):
     monkeypatch.setattr(pair_module, 'open_models', toys.open)
     return toys
 
-def rows(n=120, seed=0):
-    return [dict(question=p.question + f' ({i})', answer=p.answer) for i, p in enumerate(toy_problems(n, seed))]
-
 def content(folder):
     with RolloutStore(Path(folder)/'draws.db', readonly=True) as store: return {k: store.get(*k) for k in store.keys()}
-
-def ready(folder, n=120, alpha=.1, **settings):
-    collect(folder, rows(n), PAIR)
-    train(folder, alpha, steps=20, **dict(dict(seeds=1), **settings))
-    return calibrate(folder, 'accuracy', alpha)
 
 # --- problems
 
@@ -446,8 +429,6 @@ def tampered(folder, **changes):
     (folder/'own.json').write_text(json.dumps(values))
     return folder
 
-def content_of_files(folder): return {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
-
 def test_a_received_folder_chooses_neither_host_nor_key_nor_model(tmp_path, toys):
     ready(tmp_path/'mine')
     before = route(tmp_path/'mine', 'What is 3 + 4?', PAIR)
@@ -483,7 +464,7 @@ def test_a_public_name_says_not_where_a_model_lies(name, public): assert public_
 CRASH = '''
 import contextlib, os, sys
 sys.path[:0] = [{here!r}, {here!r} + '/helpers']
-from test_own import PAIR, Adder, own_module, pair_module, rows
+from toy_own import PAIR, Adder, collect, pair_module, rows
 left = {left}
 @contextlib.contextmanager
 def opened(names, **options):
@@ -497,7 +478,7 @@ def opened(names, **options):
         b.write = write
     yield backends
 pair_module.open_models = opened
-own_module.collect({folder!r}, rows(), PAIR)
+collect({folder!r}, rows(), PAIR)
 '''
 
 @pytest.mark.slow

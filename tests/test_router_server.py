@@ -12,9 +12,8 @@ import urllib.request
 
 import pytest
 from faulty import Faulty
-from test_live import opened  # noqa: F401
-from test_own import PAIR, Adder
 from toy import toy_problems
+from toy_own import PAIR, Adder
 
 openai = pytest.importorskip('openai')
 import stepwise_routing.models.web as web
@@ -288,10 +287,7 @@ def test_the_cap_of_the_folder(opened):
 SERVER = '''
 import sys
 sys.path[:0] = {path!r}
-import contextlib
-from test_own import Adder, pair_module
-@contextlib.contextmanager
-def open_toys(names, **options): yield [Adder(i) for i in range(len(names))]
+from toy_own import open_toys, pair_module
 pair_module.open_models = open_toys
 from stepwise_routing.run.cli import main
 main(['serve', {folder!r}, '--models', 'toy-0', 'toy-1', '--port', '0'])
