@@ -1,5 +1,5 @@
 # make reproduce   install if needed, then tables/ and figures/ from the micro models and the recorded pair; goes on if interrupted
-# make test        install if needed, then ruff, a cold smoke run of the stages, the other notebooks, all tests but the slow ones
+# make test        install if needed, then ruff, import-linter, a cold smoke run of the stages, the other notebooks, all tests but the slow ones
 # make weekly      other programs ask our server (litellm, lm-eval, in an environment of their own: .clients)
 # make notebooks   re-run all notebooks (micro profile) and store their outputs
 # make bench       speed of the engine, of policy steps, of routed generation, and how cost grows; ratios within one run
@@ -25,6 +25,7 @@ test: $(STAMP)
 style: $(STAMP)
 	$(BIN)/ruff check -q $(FORMATTED)
 	$(BIN)/ruff format --check -q $(FORMATTED)
+	$(BIN)/lint-imports --no-cache
 
 smoke: $(STAMP)
 	rm -rf runs/smoke runs/store/smoke
