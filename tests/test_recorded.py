@@ -85,7 +85,6 @@ def test_a_step_that_nobody_drew_is_named(recorded, tmp_path):
 def lab(monkeypatch):
     "The lab that draws and records."
     monkeypatch.syspath_prepend(PACKAGE.parent/'nbs'/'labs')
-    import recorded_pair.again
     import recorded_pair.judge
     import recorded_pair.pieces
     import recorded_pair.record
