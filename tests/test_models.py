@@ -504,23 +504,6 @@ def test_the_likeliest_tokens_beside_a_scored_one(top, seed):
     np.testing.assert_allclose(logs, np.take_along_axis(z, tokens, 1), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(known[1], np.exp(z[np.arange(4), answers]), rtol=1e-6)
 
-def test_replies_of_limited_length_and_their_own_sampling_leave_other_rows_alone():
-    backend = TransformersBackend(tiny('llama'), bytes_tokenizer(), max_tokens=60, context=200)
-    ids = list(backend.text.prompt('1+1?'))
-    ask = [Request(PROBLEM, seed=lambda i, k=k: 100*k + i, to_end=True, max_steps=99) for k in range(12)]
-    async def row(k, **what): return (await models_engine.answer_request(backend, ids, request=ask[k], **what))[0]
-    alone = [run_async(row(k, max_reply=25)) for k in range(12)]
-    async def mixed():
-        some = [row(k, max_reply=25) if k % 2 else row(k, max_reply=25, sampling=(.1*k, .9)) for k in range(12)]
-        return await asyncio.gather(*some)
-    both = run_async(mixed())
-    assert all(both[k] == alone[k] for k in range(1, 12, 2)) and any(both[k] != alone[k] for k in range(0, 12, 2))
-    for steps in both:
-        n = sum(s.generated for s in steps)
-        assert n == 25 and steps[-1].finish == 'length' or n <= 25 and steps[-1].finish == 'stop'
-    greedy = run_async(row(0, max_reply=5, sampling=(0, 1.)))
-    assert greedy == run_async(row(1, max_reply=5, sampling=(0, 1.)))
-
 def test_a_step_from_another_vocabulary_is_scored_as_text():
     backend, oracle = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()
     step = Step('3+4=7', 1, 'step', ids=(9999, 3), prob=(.5, .5), generated=2)
