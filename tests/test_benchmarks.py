@@ -86,19 +86,6 @@ def test_ones_own_file_registers_for_commands_and_chapters(tmp_path, monkeypatch
     with pytest.raises(ValueError, match='own_benchmarks.py: NameError') as e: open_benchmark('puzzles')
     assert '\n' not in str(e.value)
 
-def test_the_backend_of_the_guide_works(tmp_path):
-    from stepwise_routing.base.store import RolloutStore
-    from stepwise_routing.method.outcomes import outcome_table
-    from stepwise_routing.method.tree import RoutingTree
-    from stepwise_routing.models.hub import load_micro
-    code = re.findall(r'```python\n(.*?)```', (Path(__file__).parents[1]/'CONTRIBUTING.md').read_text('utf-8'), re.S)
-    (example,) = [text for text in code if 'class Calculator' in text]
-    exec(example, names := {})
-    models = [load_micro('small'), names['Calculator']()]
-    with RolloutStore(tmp_path/'draws.db', tree_settings('micro-gsm', models)) as store:
-        table = outcome_table(load_problems('micro-gsm', 'test', 3), RoutingTree(models, store), 'test')
-    assert (table.correct[:, 0] == 1).all() and set(table.large_only()['large_tokens']) == {5}
-
 def test_the_benchmark_of_the_guide_works():
     code = re.findall(r'```python\n(.*?)```', (Path(__file__).parents[1]/'CONTRIBUTING.md').read_text('utf-8'), re.S)
     (example,) = [text for text in code if 'register(Benchmark(' in text]

@@ -101,7 +101,7 @@ def test_refused_in_one_line_before_anything_is_written(toy, capsys):
 def test_a_bad_profile_is_refused_by_name(toy, tmp_path, capsys):
     for yaml, message in [('data: [1', 'bad.yaml is not valid YAML'), ('# nothing', 'bad.yaml is empty'),
                           ('data: {n_tset: 3}', "unknown setting 'data.n_tset'"), ('data: 1', 'section data must hold'),
-                          ('policy: {lr: 0}', 'bad.yaml: policy.lr is 0: it should be greater than 0')]:
+                          ('policy: {delta: 0}', 'bad.yaml: policy.delta is 0: it should be greater than 0')]:
         (tmp_path/'bad.yaml').write_text(yaml)
         with pytest.raises(SystemExit): cli.main(['reproduce', '--profile', str(tmp_path/'bad.yaml')])
         err = capsys.readouterr().err
@@ -315,7 +315,7 @@ def test_a_failing_notebook_ends_with_one_line(tmp_path):
     assert states == ('failed', 'failed')
 
 @settings(max_examples=20, deadline=None)
-@given(st.dictionaries(st.sampled_from(['policy.lr', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
+@given(st.dictionaries(st.sampled_from(['policy.delta', 'policy.delta']), st.floats(1e-300, 1e300), max_size=2),
        st.lists(st.floats(1e-9, .99), min_size=2, max_size=2), st.text('ab \'"$&;`\\', min_size=1))
 def test_the_command_that_continues_has_the_same_settings(changes, alphas, name):
     asked = Options(f'{name}.yaml', ('04', '05'), publish=True, project=name,

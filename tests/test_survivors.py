@@ -1,4 +1,4 @@
-"Faults that tests/mutations.py put in and no other test noticed: in verdicts, bounds and resampled choices."
+"Small faults that no other test notices: in bounds and resampled choices."
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,16 +7,6 @@ from stepwise_routing.method.certain import normal_bound, quantile
 from stepwise_routing.method.outcomes import take_rows, toy_table
 from stepwise_routing.method.uncertainty import (METRICS, Candidates, Point, calibration_cost, draw_samples,
                                                  mixed_point)
-from stepwise_routing.report.gains import judged
-
-def pair(p_cost, low=0.):
-    return dict(benchmark='b', ours='Ours', on_escalate='append', other='RSD', other_on_escalate='append',
-                large_alone=False, ours_alone=False, p_cost=p_cost, cost_ratio=.5, accuracy_difference_low=low)
-
-@pytest.mark.parametrize('p, low, win', [(.04, 0., True), (.06, 0., False), (.15, 0., False), (.01, -.019, True),
-                                         (.01, -.03, False)])
-def test_a_win_is_sure_and_keeps_the_accuracy(p, low, win):
-    assert judged(pd.DataFrame([pair(p, low)]), .02).win[0] == win
 
 def test_the_bound_divides_by_one_problem_less():
     loss = np.array([0., 1, 0, 0])

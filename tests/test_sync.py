@@ -21,22 +21,6 @@ def test_readme_and_its_picture_are_those_of_the_notebooks():
     assert (ROOT/'README.md').read_text('utf-8') == writer.readme(Project(ROOT))
     assert (ROOT/'docs'/'method.svg').read_text('utf-8') == writer.method_picture(Project(ROOT))
 
-def test_tables_and_numbers_are_filled_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, 'numbers', lambda folder: dict(accuracy='93.1'))
-    (tmp_path/'nbs').mkdir()
-    (tmp_path/'tables').mkdir()
-    (tmp_path/'tables/t.md').write_text('| a | table |\n\n**What it leaves out**\n\nmuch', 'utf-8')
-    def index(text):
-        cell = dict(cell_type='markdown', id='text', metadata={}, source=text)
-        notebook = dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=5)
-        (tmp_path/'nbs/index.ipynb').write_text(json.dumps(notebook), 'utf-8')
-        return writer.readme(Project(tmp_path))
-    text = 'Right in {{accuracy}} % of [it](../tables/t.md):\n\n'
-    assert index(text + '<!-- include: ../tables/t.md up to: **What it leaves out** -->') == (
-        'Right in 93.1 % of [it](tables/t.md):\n\n| a | table |\n')
-    with pytest.raises(ValueError, match="asks for 'acuracy', which is in no table .did you mean 'accuracy'"):
-        index('Right in {{acuracy}} %.')
-
 def test_every_link_leads_somewhere():
     pages = {p: p.read_text('utf-8') for p in ROOT.glob('*.md')}
     for path in (ROOT/'nbs').rglob('*.ipynb'):
