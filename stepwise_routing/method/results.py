@@ -207,7 +207,6 @@ METHOD_STYLE = {  # in the order of tables: colour, marker, label in figures, ex
     'Ours': ('#5a0000', 'X', 'ours', 'no', 'Ours'),
     'Ours (nested)': ('#c65200', '*', 'ours (nested)', 'no', 'Ours, best'),
     'Ours (probability)': (_GREY, 'h', 'ours, probability', 'no', ''),
-    'Ours (logit)': (_GREY, 'H', 'ours, logit', 'no', ''),
     'Ours (full)': (_GREY, '|', 'ours (full)', 'no', ''),
     'Ours (as the paper trains it)': (_GREY, 'v', 'ours, trained as in the paper', 'no', ''),
     'Ours (online kappa)': (_GREY, '1', 'ours, online κ', 'no', ''),

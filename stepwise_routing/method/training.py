@@ -11,7 +11,7 @@ import json
 import warnings
 from collections import namedtuple
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from .. import __version__
-from ..base.settings import Policy, checked
+from ..base.settings import Policy
 from ..base.tools import digest, one_of, write_file
 from .certain import TARGETS, Calibration, certain_setting, losses
 from stepwise_routing.method.cpo import (
@@ -93,8 +93,6 @@ def _check_feasible(env, s):  # -> `least_risk`
 # %% ../../nbs/03b_training.ipynb #check-training
 def _check_training(env, s, verdicts):
     "ValueError names the setting, what is wrong with it, and what to do."
-    for f in fields(s):
-        checked(f.name, getattr(s, f.name), f.type)
     if s.batch is not None and s.batch > len(env):
         raise ValueError(
             f'batch is {s.batch!r}: choose 1 to {len(env)} (the training problems), or None for all'

@@ -110,8 +110,8 @@ The methods:
   policy from these rewards.
 - *GlimpRouter* looks at the first token of a step.
 - *Ours* is the policy of chapter 03 on the paper's observation. *(full)* also sees the score from token probabilities.
-  *(probability)* and *(logit)* see one score alone. *(nested)* is the simplest of these that is nearly the cheapest on
-  calibration problems.
+  *(probability)* sees this score alone. *(nested)* is the simplest of these, and of a policy on the mean top logit, that
+  is nearly the cheapest on calibration problems.
 - *Ours (as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the
   smallest batch that was stable (50). The other rows of ours use exact gradients.
 - *Ours (online kappa)* keeps the threshold of training; it sees the paper's observation.

@@ -421,6 +421,11 @@ def walk_cases(
             compare_walks(run, case, methods, walker, routers[-1] if prm else None)
 
 
+HIDDEN = (
+    'Ours (logit)'  # one of the classes that *Ours (nested)* is chosen from, and no row of its own
+)
+
+
 def save_case(run: Run, case: Case) -> None:
     "Write methods/: results, calibration grids, single seeds and receipts."
     receipts = []
@@ -439,6 +444,7 @@ def save_case(run: Run, case: Case) -> None:
         )
 
     def save(part, rows, columns):
+        rows = [row for row in rows if row[1] != HIDDEN]
         save_rows(run.files.methods(case.benchmark, case.unit, part), rows, columns)
 
     save('', case.rows, COLUMNS)
@@ -448,7 +454,8 @@ def save_case(run: Run, case: Case) -> None:
     save('-kappas', case.kappas, KAPPA_COLUMNS)
     certain = [grid.certain_row() for grid in case.grids if grid.method != ONLINE]
     save('-certain', certain, CERTAIN_COLUMNS)
-    save_points(run.files.points(case.benchmark, case.unit), case.points)
+    points = [point for point in case.points if point.method != HIDDEN]
+    save_points(run.files.points(case.benchmark, case.unit), points)
 
 
 def kept_given_up(run: Run) -> set:

@@ -11,7 +11,7 @@ changes: dict = {}  # settings to change, e.g. {"policy.alpha": 0.05}'''
 OPEN = '''from stepwise_routing.run.config import open_run
 run = open_run(profile, run_dir, changes)'''
 COUNT = '''import json, os, time
-n, seed, pause = run.config.open.n_test, run.config.seed, float(os.environ.get('TOY_PAUSE', 0))
+n, seed, pause = run.config.data.n_test, run.config.seed, float(os.environ.get('TOY_PAUSE', 0))
 store = run.store/'numbers.jsonl'
 store.parent.mkdir(parents=True, exist_ok=True)
 done = store.read_text().splitlines() if store.exists() else []
