@@ -1,5 +1,4 @@
 "The labs run from a fresh clone; here with a tiny setting, which takes a minute or two."
-import json
 from ast import literal_eval
 from pathlib import Path
 

@@ -1,6 +1,5 @@
 "Small faults that no other test notices: in bounds and resampled choices."
 import numpy as np
-import pandas as pd
 import pytest
 
 from stepwise_routing.method.certain import normal_bound, quantile

@@ -41,18 +41,6 @@ def nearest(name: str, options) -> str:
     return f' (did you mean {close[0]!r}?)' if close else ''
 
 
-def unfinished(
-    text: str,
-    wanted,  # strings
-) -> int:
-    "How many characters at the end of a text could begin one of the wanted strings."
-    longest = max(map(len, wanted), default=1) - 1
-    for n in range(min(longest, len(text)), 0, -1):
-        if any(string.startswith(text[-n:]) for string in wanted):
-            return n
-    return 0
-
-
 def unknown_name(
     kind: str,  # of thing that is named, such as "benchmark"
     name,

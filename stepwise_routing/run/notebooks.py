@@ -51,11 +51,6 @@ def notebook_cells(path) -> list:  # of dicts
     return [dict(cell, source=''.join(cell['source'])) for cell in cells]
 
 
-def notebook_code(path) -> list:  # of texts
-    "The sources of a notebook's code cells."
-    return [cell['source'] for cell in notebook_cells(path) if cell['cell_type'] == 'code']
-
-
 def parameter_names(path) -> set:
     "Names of a notebook's parameters. Empty if it has no `parameters` cell."
     names = set()
