@@ -18,7 +18,7 @@ from asker import ask
 from faulty import FREE, RETRIED, Faulty, chain, schedule
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from stepwise_routing.base.records import Step, extract_boxed, split_steps
+from stepwise_routing.base.records import Step, chat_prompt, extract_boxed, split_steps
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.method.confidence import logprob_confidence
 from stepwise_routing.models import replies
@@ -431,6 +431,37 @@ def test_the_key_is_nowhere(tmp_path, caplog, capsys):
     assert any('****' in l for l in lines)
 
 # choosing
+
+def test_an_api_chooses_by_its_first_token():
+    options = [' w1', ' w2']
+    with Faulty() as server:
+        backend = api(server)
+        choice = run_async(backend.choose(chat_prompt('2+2?'), options))
+        run_async(backend.close())
+    assert [body['max_tokens'] for body in server.seen] == [1] and server.seen[0]['top_logprobs'] == 20
+    odds = np.exp([-.5 - 1, -.5 - 2])
+    np.testing.assert_allclose(choice.prob, odds/odds.sum(), atol=1e-5)
+
+def test_a_bill_above_the_worst_case_ends_all_calls(tmp_path):
+    "The reply is kept; nothing more is sent."
+    with Faulty() as server:
+        reply = server._reply
+        def dear(fault, body, shown):
+            made = reply(fault, body, shown)
+            made['usage'] |= dict(prompt_tokens=10**9, total_tokens=10**9 + made['usage']['completion_tokens'])
+            return made
+        server._reply = dear
+        backend = api(server, ledger=tmp_path/'ledger')
+        for k in (0, 1): assert 'bills more than' in fails(lambda: run_async(backend.write(whole(k))))
+        run_async(backend.close())
+        assert len(server.seen) == 1
+
+def test_a_closed_backend_says_so():
+    with Faulty() as server:
+        backend = api(server)
+        run_async(backend.write(ask(0)))
+        run_async(backend.close())
+        with pytest.raises(RuntimeError, match='closed'): run_async(backend.write(ask(9)))
 
 @given(st.permutations([('correct', .5), (' Incorrect', .2), ('in', .1), ('The', .15), ('', .05)]))
 def test_options_by_their_first_token(first):

@@ -303,7 +303,8 @@ def test_walks_and_replays_agree_exactly(world, on_escalate, threshold):
     problems, tables, tree = world
     table = tables['test']
     routers = (SmallOnly(), LargeOnly(), RandomRouter(0, on_escalate).at(threshold),
-               fit_steer(tables['train'], on_escalate=on_escalate).at(threshold))
+               fit_steer(tables['train'], on_escalate=on_escalate).at(threshold),
+               ScoreRouter('score_prob', on_escalate, threshold))
     for router in routers:
         got = walk_outcome(walk(problems['test'], router, tree), tree.specs)
         want = replay(router, table)
@@ -458,6 +459,19 @@ def test_a_case_gathers_its_rows(tmp_path):
     columns, *ours = s.files.methods('toy', 'paper_flops', '-policies').read_text().splitlines()
     assert columns == ','.join(RECEIPT_COLUMNS) and len(ours) == 3
     assert ours[0] == 'toy,append,Ours,append,0.02,0,0.9,40,0.01,0.9,0.03,0'
+
+def test_what_a_table_shows_of_tokens_is_a_method(world):
+    "The least probability is a bare threshold, the entropy of a first token is GlimpRouter's."
+    problems, tables, tree = world
+    def with_entropy(table):
+        obs = table.obs.copy()
+        obs[..., table.features.index('first_entropy')] = -obs[..., table.features.index('score_prob')]
+        return replace(table, obs=obs)
+    case = replay_case(Case('toy', {split: with_entropy(table) for split, table in tables.items()}, []))
+    names = [(grid.method, grid.on_escalate) for grid in case.grids]
+    assert names == [*((m, e) for m in ('STEER (rest)', 'Bare threshold (probability)') for e in READINGS),
+                     ('GlimpRouter', 'append')]
+    assert {row[1] for row in case.rows} >= {method for method, _ in names}
 
 def test_the_simplest_class_that_is_nearly_the_cheapest_is_a_row():
     "Coins at rates .3 to .35 cost nearly the same, so the simplest is taken; where it is much dearer, the next one."

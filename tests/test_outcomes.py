@@ -152,6 +152,13 @@ def test_cents_of_a_table_are_bills(tmp_path):
     np.testing.assert_allclose(first['cents'], table.small_cents[:, 0] + table.large_cents[:, 0])
     assert (never['cents'] == never['small_cents']).all() and (never['large_cents'] == 0).all()
 
+def test_a_table_of_another_version_is_one_clear_line(tmp_path):
+    toy_table(3).save(tmp_path/'new.npz')
+    with np.load(tmp_path/'new.npz') as new: kept = {name: new[name] for name in new if name != 'large_cents'}
+    np.savez(tmp_path/'old.npz', **kept)
+    with pytest.raises(ValueError, match='old.npz has no large_cents: another version wrote it; collect again'):
+        OutcomeTable.load(tmp_path/'old.npz')
+
 def test_a_missing_table_or_draw_is_one_clear_line(tmp_path):
     tree, problems = make_tree(tmp_path/'s.db'), toy_problems(2)
     with pytest.raises(ValueError, match='^an outcome table needs at least one problem$'):
