@@ -1,4 +1,4 @@
-"README and index say the same; versions and pins agree; the code in README and CONTRIBUTING runs."
+"README and index say the same; versions and pins agree; the code in CONTRIBUTING runs."
 import importlib.util
 import json
 import os
@@ -35,12 +35,11 @@ def test_every_link_leads_somewhere():
     assert dead == []
 
 @pytest.mark.slow
-def test_the_code_of_readme_and_contributing_runs(tmp_path):
+def test_the_code_of_contributing_runs(tmp_path):
     shutil.copytree(ROOT/'tables', tmp_path/'tables')
     table = 'from stepwise_routing.method.outcomes import toy_table\ntable = toy_table(100, "calibration")\n'
-    readme, contributing = ((ROOT/name).read_text('utf-8') for name in ('README.md', 'CONTRIBUTING.md'))
-    code = ['\n'.join(re.findall(r'```python\n(.*?)```', readme, re.S)),
-            table + re.findall(r'```python\n(.*?)```', contributing, re.S)[0],
+    contributing = (ROOT/'CONTRIBUTING.md').read_text('utf-8')
+    code = [table + re.findall(r'```python\n(.*?)```', contributing, re.S)[0],
             re.findall(r'```py\n(.*?)```', contributing, re.S)[0]]
     for text in code:
         run = [sys.executable, '-c', text]

@@ -3,6 +3,7 @@ import warnings
 from dataclasses import asdict, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import tabular
 import torch
@@ -143,6 +144,60 @@ def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed, learnt):
     assert all((c.met, c.n, c.target, c.alpha) == (True, n, 'miss', alpha) for c in found)
     assert alpha/4 < miss.mean() <= alpha + 3*miss.std()/np.sqrt(1000), 'nor by escalating everything'
 
+def test_a_higher_accuracy_is_a_lower_threshold():
+    env, policy = chain_env(), chain_policy(2)
+    ends = env.deploy(policy, 1.)['right'].mean(), env.deploy(policy, 0.)['right'].mean()
+    wanted = np.linspace(ends[0], ends[1] - .01, 12)
+    found = [calibrate(policy, env, alpha=env.table.correct[:, 0].mean() - a) for a in wanted]
+    assert all(c.met and c.accuracy >= a - 1e-12 for c, a in zip(found, wanted))
+    kappas, cost = [c.kappa for c in found], [c.cost for c in found]
+    assert kappas == sorted(kappas, reverse=True) and len(set(kappas)) > 3 and cost == sorted(cost)
+    with pytest.raises(ValueError, match="did you mean 'accuracy'") as e: calibrate(policy, env, 'acuracy')
+    one_line(e)
+
+@pytest.mark.parametrize('target', ['certain', 'accuracy'])
+def test_a_single_calibration_problem_promises_nothing(target):
+    env = TableEnv(toy_table(1, 'calibration'), ('score_logit', 'index', 'final'), 'regenerate')
+    c = calibrate(fitted_policy(env), env, target, .02)
+    assert np.isfinite([*asdict(c).values()][3:]).all() and (target == 'accuracy' or c.kappa == LARGE_ONLY)
+
+def test_calibration_takes_the_largest_threshold_with_only_safe_ones_below():
+    for seed in range(2):
+        policy, env = chain_policy(seed, 1.5), chain_env(np.random.default_rng(seed).integers(0, 200, 90))
+        c = calibrate(policy, env, 'miss', .08)
+        grid = np.linspace(0, 1, 2001)
+        bound = np.array([(90*env.deploy(policy, k)['miss'].mean() + 1)/91 for k in grid])
+        unsafe = grid[bound > .08]
+        assert c.met and c.bound <= .08 and np.isclose(c.bound, (90*c.miss + 1)/91)
+        assert not len(unsafe) or c.kappa < unsafe[0] + 1e-12, 'no smaller threshold is unsafe'
+        mine = {k: v.mean() for k, v in env.deploy(policy, c.kappa).items()  if k != 'stop'}
+        assert np.isclose(mine['miss'], c.miss) and np.isclose(mine['right'], c.accuracy)
+        assert np.isclose(mine['cost'], c.cost)
+        safe = grid[grid < (unsafe[0] if len(unsafe) else 2.)]
+        assert np.isclose(env.deploy(policy, safe[-1])['miss'].mean(), c.miss), 'nor is there a larger one'
+
+def test_nobody_pays_more_than_the_large_model():
+    "Whose escalations all go wrong falls back on it."
+    table = toy_table(60, 'calibration')
+    correct = np.where(np.arange(table.correct.shape[1]) == 0, 1., 0.)*np.ones((60, 1))
+    env = TableEnv(replace(table, correct=correct), ('score_logit', 'index', 'final'))
+    c = calibrate(fitted_policy(env), env)
+    assert (c.kappa, c.accuracy, c.cost, c.miss) == (LARGE_ONLY, 1., 1., 0.)
+
+def test_what_is_out_of_reach_is_said_once():
+    from stepwise_routing.run.sweep import out_of_reach
+    config = dict(benchmark='toy', on_escalate='append', alpha=.02, least=.05, n_train=9)
+    lines = out_of_reach([config | dict(seed=0), config | dict(seed=1), config | dict(least=.02)])
+    assert lines == ['toy, append: alpha=0.02 is out of reach on the 9 training problems; '
+                     'the best fixed time of escalating comes to 5.0 points']
+
+def test_a_path_goes_from_safe_to_cheap():
+    env, policy = chain_env(), chain_policy(1)
+    path = threshold_path(policy, env)
+    curve = env.risk_curve(policy, path)
+    assert len(path) > 3 and set(path) <= {*candidate_thresholds(policy, env)}
+    assert (np.diff(curve['miss']) > 0).all() and (np.diff(curve['cost']) < 0).all()
+
 @given(st.integers(1, 40), st.floats(.05, 3.), st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_one_sort_is_deploying_at_every_threshold(n, spread, seed):
@@ -196,7 +251,11 @@ def test_a_policy_is_saved_once_with_its_operating_points(tmp_path):
     assert config['calibration'] == asdict(own)
     assert [config[k] for k in ('kappa', 'online', 'least')] == [own.kappa, trained.kappa, trained.least]
     assert config['sweep'] == sweep_thresholds(policy, held_out).tolist() and len(config['sweep']) == 42
+    assert (config['seed'], config['key'], config['on_escalate'], config['n_train']) == (0, 'x', env.on_escalate, 100)
+    assert pd.read_csv(tmp_path/'log.csv')['step'].tolist() == [1, 2, 3]
     assert fit(env, held_out, tmp_path, s, 0, alpha=.05, key='x') == config
+    keys = [training_key('a', 1), training_key('a', 1), training_key('a', 2)]
+    assert keys[0] == keys[1] != keys[2]
 
 # --- what cannot be kept
 def test_an_alpha_out_of_reach_is_said():
