@@ -146,7 +146,8 @@ def test_an_unreadable_reply_whose_usage_cannot_be_all_counts_in_full(fault, tmp
         with Ledger(tmp_path/'ledger') as book: (_, _, most, units, notes), = book.rows('call')
         assert units == most > server.cents*CENT and json.loads(notes)['uncertain']
 
-FINAL = dict(quota=('quota', 'TOY_KEY'), bad=('refuses the request (400)', 'seed: not this one, ****'))
+FINAL = dict(quota=('quota', 'TOY_KEY'), bad=('refuses the request (400)', 'seed: not this one, ****'),
+             **{'403': ('(403)', 'TOY_KEY'), '301': ('another address (301)',)})
 
 @pytest.mark.parametrize('fault', FINAL)
 def test_a_refusal_is_final(fault):
@@ -454,7 +455,14 @@ def test_a_bill_above_the_worst_case_ends_all_calls(tmp_path):
         backend = api(server, ledger=tmp_path/'ledger')
         for k in (0, 1): assert 'bills more than' in fails(lambda: run_async(backend.write(whole(k))))
         run_async(backend.close())
-        assert len(server.seen) == 1
+        assert len(server.seen) == 1 and backend.ledger.spent == backend.ledger.units/CENT
+
+def test_options_that_cannot_work_are_one_line(monkeypatch):
+    with Faulty() as server:
+        for option, part in ((dict(top_logprobs=21), 'from 0 (none) to 20'), (dict(timeout=0), 'seconds above 0'),
+                             (dict(price='gpt-5'), 'price')):
+            fails(lambda: api(server, **option), part)
+    fails(lambda: Ledger(None, -1), 'max_cents=-1')
 
 def test_a_closed_backend_says_so():
     with Faulty() as server:

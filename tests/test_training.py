@@ -197,6 +197,8 @@ def test_a_path_goes_from_safe_to_cheap():
     curve = env.risk_curve(policy, path)
     assert len(path) > 3 and set(path) <= {*candidate_thresholds(policy, env)}
     assert (np.diff(curve['miss']) > 0).all() and (np.diff(curve['cost']) < 0).all()
+    at = calibrate(policy, env, 'miss', curve['miss'][2] + 2/len(env), path).kappa
+    assert at in path and at != calibrate(policy, env, 'miss', .999).kappa
 
 @given(st.integers(1, 40), st.floats(.05, 3.), st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
@@ -254,6 +256,8 @@ def test_a_policy_is_saved_once_with_its_operating_points(tmp_path):
     assert (config['seed'], config['key'], config['on_escalate'], config['n_train']) == (0, 'x', env.on_escalate, 100)
     assert pd.read_csv(tmp_path/'log.csv')['step'].tolist() == [1, 2, 3]
     assert fit(env, held_out, tmp_path, s, 0, alpha=.05, key='x') == config
+    assert fit(env, held_out, tmp_path, replace(s, steps=4), 0, alpha=.05, key='x') == config, 'the key decides'
+    assert fit(env, held_out, tmp_path, replace(s, steps=4), 0, alpha=.05, key='y') != config
     keys = [training_key('a', 1), training_key('a', 1), training_key('a', 2)]
     assert keys[0] == keys[1] != keys[2]
 

@@ -217,7 +217,6 @@ class TableEnv:
         large_cost = float(table.large_only()[unit].mean())
         tokens = grid['small_tokens'] + (grid['small_prompt'] if unit == 'full_flops' else 0.0)
         small_spent = grid['small_cents'] if unit == 'cents' else 2 * table.params[0] * tokens
-        self.large_cost = large_cost  # FLOPs or cents of cost 1
         self.small_cost = (
             small_spent[:, :-1] / large_cost
         )  # for the small steps up to t [problem, step]

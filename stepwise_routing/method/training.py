@@ -224,10 +224,8 @@ def calibrate(
     """The last word on kappa. "accuracy": a plain point criterion. "certain": the last threshold of a walk from safe
     to cheap, see `certain_setting`; the large model alone if nothing is certain or nothing is saved. "miss": a bound
     by conformal risk control, a theorem only if misses never fall along the path; if not even the first threshold
-    keeps it, the first one, with a warning. ValueError: alpha is no share."""
+    keeps it, the first one, with a warning."""
     one_of('target', target, TARGETS)
-    if not 0 < alpha < 1:
-        raise ValueError(f'alpha={alpha!r}: choose a share between 0 and 1, without the ends')
     n = len(env)
     large = float(env.large_right.mean())
     kappas, curve = _outcomes(

@@ -116,6 +116,7 @@ class Faulty:
     async def _fault(self, fault, body, shown, writer, error):
         if fault in ('429', '500', '503'):
             return await self._send(writer, int(fault), error('Slow down, ' + str(shown)), 'Retry-After: 0')
+        if fault in ('301', '403'): return await self._send(writer, int(fault), error('No'))
         if fault == 'refused': return await self._send(writer, 409, error('Conflict'))
         if fault == 'quota': return await self._send(writer, 429, error('No money', code='insufficient_quota'))
         if fault == 'bad': return await self._send(writer, 400, error(f'seed: not\nthis one, {shown}'))
