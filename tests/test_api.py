@@ -22,7 +22,7 @@ from stepwise_routing.base.records import Step, chat_prompt, extract_boxed, spli
 from stepwise_routing.base.tools import run_async
 from stepwise_routing.method.confidence import logprob_confidence
 from stepwise_routing.models import replies
-from stepwise_routing.models.chat import OpenAIBackend
+from stepwise_routing.models.chat import OpenAIBackend, api_client, price_row
 from stepwise_routing.models.interface import step_text
 from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.names import open_models
@@ -488,3 +488,15 @@ def test_models_by_name(tmp_path):
     with Faulty() as server, open_models(names, base_url=server.url, price=price) as (small, large):
         assert (small.index, large.index, large.spec.price) == (0, 1, price)
         assert run_async(large.write(ask()))[0].text == wanted(ask())[0]
+
+
+def test_a_model_without_a_known_price_is_named():
+    with pytest.raises(ValueError, match=r"no price is known for 'org/new'.*gpt-4.1-mini"):
+        price_row('org/new', None, must=True)
+    assert price_row('org/new', None, must=False) is None and price_row('org/new', 'free', must=True) is None
+
+
+def test_a_proxy_password_stays_out_of_the_error(monkeypatch):
+    monkeypatch.setenv('HTTPS_PROXY', 'gopher://user:secret@example.org')
+    with pytest.raises(ValueError, match='check HTTP_PROXY') as error: api_client('', 'https://example.org/v1', 5)
+    assert 'secret' not in str(error.value) and error.value.__suppress_context__
