@@ -308,7 +308,7 @@ def fit_steer(table, on_escalate: str = 'append', seed: int = 0) -> STEER:
 
 # %% ../../nbs/04_baselines.ipynb #asking
 def asking_settings(benchmark: str, model) -> dict:
-    "Settings of a `RolloutStore` for the answers of a judge (a `Backend`) or `RewardModel`."
+    "Settings of a `RolloutStore` for the answers of a judge (a `Backend`) or `ProcessRewardModel`."
     return dict(benchmark=benchmark, spec=asdict(model.spec), **model.settings())
 
 
@@ -429,7 +429,7 @@ class RSD(AskingRouter):
     "A process reward model scores every draft (Liao et al., 2025)."
 
     store: RolloutStore  # of `Reward`s, with the reward model's `asking_settings`
-    model: object = None  # `RewardModel`; None replays the store
+    model: object = None  # `ProcessRewardModel`; None replays the store
     threshold: float = 0.5
     name: str = 'RSD'
     under_way: UnderWay = field(default_factory=UnderWay, repr=False)  # questions

@@ -124,7 +124,7 @@ def _compared(r, target):  # DataFrame of `judged`, a row per pair and benchmark
 
 
 def comparisons(
-    r,  # `SettingResults`
+    r,  # `RunResults`
 ):  # DataFrame of `judged`, a row per target, pair and benchmark
     "Compare ours with the others: at the certain settings, and at the cheapest settings on calibration."
     import pandas as pd

@@ -380,7 +380,7 @@ def committed_figures() -> list:  # IPython Images
 
 
 def report_accuracy_cost(
-    r,  # `SettingResults`
+    r,  # `RunResults`
 ) -> list:  # IPython Images
     "Write the points and the figures, and show the main figure. Call `report_paper` first."
     save_points(r)

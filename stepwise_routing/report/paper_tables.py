@@ -124,7 +124,7 @@ PRINTED_FAMILIES = ('SpecReason', 'RSD', 'STEER', 'Ours', 'Ours, best')
 
 
 def printed_results(
-    r,  # `SettingResults`
+    r,  # `RunResults`
     results,  # DataFrame of `evaluate`
 ):  # DataFrame
     "The rows of Table 1 or 2: the paper's six methods, our best row, and your own methods."

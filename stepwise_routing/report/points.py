@@ -49,7 +49,7 @@ def seed_points(
 
 
 def save_points(
-    r,  # `SettingResults`
+    r,  # `RunResults`
 ) -> None:
     "Write the points that evaluation.csv does not have, frontiers and single seeds, beside it."
     for stem, points in dict(frontiers=r.whole(frontiers), seeds=r.whole(seed_points)).items():

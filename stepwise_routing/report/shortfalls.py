@@ -56,7 +56,7 @@ def benchmark_shortfalls(
 
 
 def shortfalls(
-    r,  # `SettingResults`
+    r,  # `RunResults`
 ) -> list:  # sentences
     "What falls short in a run, each sentence once."
     benchmarks = {}
