@@ -10,8 +10,8 @@ import time
 import pandas as pd
 import torch
 
-from stepwise_routing.base.records import edge_seed
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import edge_seed
+from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
-from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.store import RolloutStore, tree_settings
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 
-from stepwise_routing.base.settings import Policy
+from stepwise_routing.settings import Policy
 from stepwise_routing.method.cpo import TableEnv
 from stepwise_routing.method.outcomes import OutcomeTable, toy_table
 from stepwise_routing.method.policy import decider, policy_inputs

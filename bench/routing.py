@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from stepwise_routing.base.records import edge_seed
-from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import edge_seed
+from stepwise_routing.store import RolloutStore, tree_settings
+from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.confidence import logit_confidence
 from stepwise_routing.method.tree import RoutingTree

@@ -38,7 +38,7 @@ def __getattr__(name):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     from importlib import import_module
 
-    from .base.tools import explain_parameters
+    from .util import explain_parameters
 
     thing = getattr(import_module(f'{__name__}.{ENTRY_POINTS[name]}'), name)
     globals()[name] = explain_parameters(thing)

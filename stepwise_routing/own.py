@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepwise_routing.base.settings import (
+from stepwise_routing.settings import (
     Count,
     Models,
     Policy,
@@ -23,8 +23,8 @@ from stepwise_routing.base.settings import (
     Text,
     checked,
 )
-from .base.store import RolloutStore, check_settings, is_unused, tree_settings
-from .base.tools import check_links, digest, nearest, read_file, write_file
+from .store import RolloutStore, check_settings, is_unused, tree_settings
+from .util import check_links, digest, nearest, read_file, write_file
 from .data.benchmarks import find_benchmark
 from .data.grading import check_gradable, check_references, graded, is_right
 from .data.questions import own_problems, with_earlier
@@ -411,7 +411,7 @@ def serving(
 
 def serve(folder, models, access: Access = Access(), port: int = 8000, **options) -> None:
     "Serve as `serving` does, until Ctrl-C or SIGTERM. Calls under way may still end."
-    from stepwise_routing.base.tools import until_told
+    from stepwise_routing.util import until_told
 
     with serving(folder, models, access, port, **options) as url, until_told() as told:
         print(f'serving {url}', flush=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..base.statistics import resamples
+from ..util import resamples
 from .grading import grade_pairs
 
 UNKNOWN = math.nan, math.nan  # the interval of a number that cannot be estimated

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..base.records import chat_prompt, extract_boxed
-from ..base.tools import digest, find_project, one_of
+from ..records import chat_prompt, extract_boxed
+from ..util import digest, find_project, one_of
 from .questions import QuestionFile
 from .recorded import (
     SUFFIX,

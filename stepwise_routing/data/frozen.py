@@ -6,7 +6,7 @@ Here belongs how the receipt is read and put into a sentence. nbs/labs/micro_wor
 import json
 from dataclasses import dataclass
 
-from ..base.tools import PACKAGE
+from ..util import PACKAGE
 
 RECEIPT = PACKAGE / 'micro_problems' / 'frozen.json'
 
@@ -17,16 +17,15 @@ class Frozen:
 
     commit: str  # code, settings and claims were fixed at this commit
     date: str  # of the draw
-    test_seed: int  # seed of the generator for the calibration and test problems
-    decides: dict  # digests, in receipts up to version 0.3
-    earlier: list  # earlier receipts, without their digests
+    test_seed: int  # seed of the generator
+    earlier: list  # earlier receipts
 
     @property
     def sentence(self) -> str:
         "The receipt as a sentence, for the notes under a table."
         return (
-            f'Calibration and test problems: drawn on {self.date} with seed {self.test_seed}, after commit '
-            f'{self.commit[:9]} had fixed training problems, models, settings, rules and claims of the profile micro.'
+            f'Micro problems: drawn on {self.date} with seed {self.test_seed}, after commit {self.commit[:9]} had fixed '
+            'models, settings, rules and rows.'
         )
 
 

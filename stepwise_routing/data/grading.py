@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from textwrap import shorten
 
-from ..base.records import Problem
-from ..base.tools import PACKAGE, write_file
+from ..records import Problem
+from ..util import PACKAGE, write_file
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
 from .benchmarks import find_benchmark, last_box

@@ -12,8 +12,8 @@ from numbers import Real
 from pathlib import Path
 from textwrap import shorten
 
-from ..base.records import Problem
-from ..base.tools import bad_row, require_fields
+from ..records import Problem
+from ..util import bad_row, require_fields
 from .sources import fifth_of, file_rows, make_problem
 
 # what JSON makes of \frac, \binom, \text and \right behind a single backslash

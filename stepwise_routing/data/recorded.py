@@ -11,9 +11,9 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..base.records import Problem, Step
-from ..base.store import RolloutStore
-from ..base.tools import PACKAGE, write_file
+from ..records import Problem, Step
+from ..store import RolloutStore
+from ..util import PACKAGE, write_file
 from .sources import SPLITS, unpacked_lines
 
 FOLDER = PACKAGE / 'recorded'

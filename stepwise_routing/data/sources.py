@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ..base.records import Problem, extract_boxed
-from ..base.tools import (
+from ..records import Problem, extract_boxed
+from ..util import (
     PACKAGE,
     bad_row,
     digest,

@@ -9,7 +9,7 @@ import ast
 import re
 from fractions import Fraction
 
-from ..base.records import Problem, step_texts
+from ..records import Problem, step_texts
 
 # ---- equations
 

@@ -9,8 +9,8 @@ import contextlib
 import secrets
 import time
 
-from ..base.records import api_cost
-from ..base.tools import nearest
+from ..records import api_cost
+from ..util import nearest
 from .chat_request import ChatRequest, read_request
 from .web import Refused
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..base.records import Step
+from ..records import Step
 from ..data.benchmarks import find_benchmark
 from .interface import Request, check_finite, five_digits, uniforms
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.records import ModelSpec, Step, chat_prompt
-from ..base.tools import PACKAGE, nearest, one_of
+from ..records import ModelSpec, Step, chat_prompt
+from ..util import PACKAGE, nearest, one_of
 from ..data.benchmarks import find_benchmark
 from .engine import Engine, answer_request
 from .interface import Choice, NoRoom, StepTokenizer, check_finite, five_digits, prompt_text

@@ -11,7 +11,7 @@ from typing import Callable, Protocol
 
 import numpy as np
 
-from ..base.records import ModelSpec, Problem, Step
+from ..records import ModelSpec, Problem, Step
 from ..data.benchmarks import find_benchmark
 
 

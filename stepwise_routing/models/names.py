@@ -9,8 +9,8 @@ from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 
-from ..base.records import find_price
-from ..base.tools import nearest, one_of, run_async
+from ..records import find_price
+from ..util import nearest, one_of, run_async
 from .chat import ApiOptions, OpenAIBackend
 from .hub import LocalOptions, TransformersBackend, hub_folder, micro_path
 from .ledger import Ledger

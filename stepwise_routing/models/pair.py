@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-from ..base.records import find_price
-from ..base.settings import (
+from ..records import find_price
+from ..settings import (
     FROM_LIST,
     Cents,
     Count,
@@ -23,7 +23,7 @@ from ..base.settings import (
     Whole,
     checked,
 )
-from ..base.tools import told_to_end
+from ..util import told_to_end
 from .hub import prefix_ids
 from .interface import Request
 from .model_name import ModelName

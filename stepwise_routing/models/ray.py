@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
-from ..base.store import settings_difference
-from ..base.tools import digest, install_line
+from ..store import settings_difference
+from ..util import digest, install_line
 from .interface import Request
 from .model_name import ModelName
 

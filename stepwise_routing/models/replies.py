@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..base.records import Step, extract_boxed
-from ..base.tools import one_line
+from ..records import Step, extract_boxed
+from ..util import one_line
 from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
 from .interface import five_digits, leading
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ..base.records import ModelSpec, chat_prompt, step_texts
-from ..base.tools import digest, one_of, run_async
+from ..records import ModelSpec, chat_prompt, step_texts
+from ..util import digest, one_of, run_async
 from .engine import Engine, answer_request
 from .hub import (
     LocalOptions,

@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..base.records import ModelSpec, Step
-from ..base.tools import install_line, run_async
+from ..records import ModelSpec, Step
+from ..util import install_line, run_async
 from ..data.benchmarks import find_benchmark
 from .address import plain_address, read_key
 from .chat import api_client, transport

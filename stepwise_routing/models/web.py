@@ -12,8 +12,8 @@ import json
 import time
 from typing import Protocol
 
-from ..base.background import LoopThread
-from ..base.tools import one_line
+from .background import LoopThread
+from ..util import one_line
 from .address import is_loopback
 
 BODY = 1 << 22  # bytes of a request at most

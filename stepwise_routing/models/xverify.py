@@ -13,7 +13,7 @@ from textwrap import shorten
 from fastcore.net import urlread
 from fastcore.xdg import xdg_cache_home
 
-from ..base.tools import digest, nearest, run_async, write_file
+from ..util import digest, nearest, run_async, write_file
 from ..data.answers import MAX_ANSWER
 from ..data.grading import given_up, is_right
 from .address import is_loopback, plain_address

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from ..base.records import Problem
-from ..base.settings import Policy
-from ..base.store import RolloutStore, tree_settings
-from ..base.tools import run_async
+from ..records import Problem
+from ..settings import Policy
+from ..store import RolloutStore, tree_settings
+from ..util import run_async
 from ..data.benchmarks import find_benchmark, load_problems
 from ..data.recorded import MAX_STEPS, SUFFIX, read_recorded
 from ..method.confidence import logprob_confidence, math_token_mask

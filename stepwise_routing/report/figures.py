@@ -7,7 +7,7 @@ drawn belong in `report.points`, fonts and formats in `report.style`, figures of
 
 from pathlib import Path
 
-from ..base.tools import find_project, one_of
+from ..util import find_project, one_of
 from ..method.comparison import NESTED
 from ..method.results import REWRITES, method_rank, style_of
 from .points import drawn_methods, read_points, save_points, sweep_points

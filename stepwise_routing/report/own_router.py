@@ -7,9 +7,9 @@ Here belongs asking it, for whole answers and for single steps. Opening it from 
 import asyncio
 import contextlib
 
-from ..base.background import LoopThread
-from ..base.records import walk_cost
-from ..base.tools import count_steps, gather_progress
+from .background import LoopThread
+from ..records import walk_cost
+from ..util import count_steps, gather_progress
 from ..data.benchmarks import find_benchmark
 from ..data.sources import make_problem
 from ..method.live import live_steps

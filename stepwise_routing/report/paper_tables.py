@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.records import PRICES, USUAL_PRICE
-from ..base.tools import one_of
+from ..records import PRICES, USUAL_PRICE
+from ..util import one_of
 from ..data.benchmarks import MICRO
 from ..data.frozen import read_frozen
 from ..method.results import headline, method_label, method_rank, style_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..base.records import extract_boxed
+from ..records import extract_boxed
 from .example import THRESHOLD, Example, Watched
 from .style import new_figure
 

@@ -6,7 +6,7 @@ Here belong the points, their files, and the choice for the main figures. Drawin
 
 from pathlib import Path
 
-from ..base.tools import one_of
+from ..util import one_of
 from ..method.bounds import mixing_line, oracle_frontier, random_frontier
 from ..method.results import headline
 from .writer import save_table

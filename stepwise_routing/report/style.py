@@ -7,7 +7,7 @@ notebook. The content of a figure belongs in `report.figures` and `report.traini
 import io
 from pathlib import Path
 
-from ..base.tools import write_file
+from ..util import write_file
 
 RC_PARAMETERS = {
     'font.family': 'STIXGeneral',

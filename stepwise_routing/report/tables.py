@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..base.tools import one_of, write_file
+from ..util import one_of, write_file
 from ..data.benchmarks import MICRO
 from ..data.frozen import RECEIPT, read_frozen
 from ..method.results import METHOD_STYLE, evaluate, headline, method_label

@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
-from ..base.records import walk_cost
-from ..base.store import RolloutStore, tree_settings
-from ..base.tools import one_line, own_lines
+from ..records import walk_cost
+from ..store import RolloutStore, tree_settings
+from ..util import one_line, own_lines
 from ..data.benchmarks import load_problems
 from ..method.routers import ScoreRouter
 from ..method.tree import RoutingTree

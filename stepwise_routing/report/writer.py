@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from ..base.tools import find_project, write_file
+from ..util import find_project, write_file
 from ..method.results import method_label
 
 # ---- numbers

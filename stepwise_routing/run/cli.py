@@ -14,7 +14,7 @@ try:
     from dataclasses import fields
 
     from .. import __version__
-    from ..base.tools import find_project, one_line
+    from ..util import find_project, one_line
     from .config import load_yaml
     from .manifest import Manifest
     from .parser import Parser

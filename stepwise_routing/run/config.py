@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..base.records import undated
-from ..base.settings import (
+from ..records import undated
+from ..settings import (
     FROM_LIST,
     Count,
     Names,
@@ -27,7 +27,7 @@ from ..base.settings import (
     Share,
     Whole,
 )
-from ..base.tools import digest, find_project, nearest, unknown_name
+from ..util import digest, find_project, nearest, unknown_name
 from ..data.benchmarks import MICRO, open_benchmark
 from ..models.model_name import ModelName
 

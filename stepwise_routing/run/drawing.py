@@ -8,7 +8,7 @@ import math
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from ..base.store import RolloutStore, tree_settings
+from ..store import RolloutStore, tree_settings
 from ..data.benchmarks import find_benchmark
 from ..data.sources import SPLITS
 from ..method.tree import collect_rollouts

@@ -10,7 +10,7 @@ import subprocess
 from importlib.metadata import distributions
 from pathlib import Path
 
-from ..base.tools import write_file
+from ..util import write_file
 
 
 class Manifest:

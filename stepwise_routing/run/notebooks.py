@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from ..base.tools import END_SIGNALS, install_line, one_line, repeating, told_to_end
+from ..util import END_SIGNALS, install_line, one_line, repeating, told_to_end
 
 ONE_THREAD = {f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')}
 
@@ -100,7 +100,7 @@ def sole_runner(
 ):
     """During a `with` block, this process alone may use the store, and kernels inherit its settings.
     RuntimeError if another process uses it."""
-    from ..base.store import one_writer
+    from ..store import one_writer
 
     store.mkdir(parents=True, exist_ok=True)
     try:

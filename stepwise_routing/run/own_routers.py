@@ -4,7 +4,7 @@ Here belongs the one call that does it. Choosing the router's threshold and coun
 `method.comparison`, as for all methods. Writing tables belongs in `report`.
 """
 
-from ..base.tools import save_rows
+from ..util import save_rows
 from ..method.comparison import (
     CERTAIN_COLUMNS,
     COLUMNS,

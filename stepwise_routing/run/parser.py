@@ -6,7 +6,7 @@ Here belongs the parser that all our commands share. The commands are in `run.cl
 import argparse
 import re
 
-from ..base.tools import nearest
+from ..util import nearest
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from .. import __version__
-from ..base.tools import write_file
+from ..util import write_file
 from .config import settings_of
 
 PUBLISHED = {  # profile -> folder of its committed tables and figures

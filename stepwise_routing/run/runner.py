@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ..base.tools import Project, find_project, nearest
+from ..util import Project, find_project, nearest
 from .config import (
     FOLDER_NAME,
     FOLDER_WORDS,

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from ..base.statistics import resamples
-from ..base.store import RolloutStore, tree_settings
-from ..base.tools import find_project, gather_progress, run_async, save_rows, write_file
+from ..store import RolloutStore, tree_settings
+from ..util import find_project, gather_progress, run_async, save_rows, write_file
 from ..data.agreement import agreement
 from ..data.benchmarks import find_benchmark, load_problems, step_limit
 from ..data.grading import is_right

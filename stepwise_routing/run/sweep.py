@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from .. import __version__
-from ..base.tools import digest, note_progress
+from ..util import digest, note_progress
 from ..method.cpo import TableEnv
 from ..method.policy import FULL_FEATURES, PAPER_FEATURES, Policy
 from ..method.training import fit, training_key

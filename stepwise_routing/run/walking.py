@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from ..base.store import RolloutStore
+from ..store import RolloutStore
 from ..data.sources import SPLITS
 from ..method.comparison import (
     Case,

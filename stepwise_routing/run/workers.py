@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..base.tools import note_progress
+from ..util import note_progress
 from ..data.grading import graded, keep_given_up
 from ..models.model_name import ModelName
 

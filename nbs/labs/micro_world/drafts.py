@@ -2,8 +2,8 @@
 
 import random
 
-from stepwise_routing.base.records import Problem, extract_boxed
-from stepwise_routing.base.tools import digest, one_of
+from stepwise_routing.records import Problem, extract_boxed
+from stepwise_routing.util import digest, one_of
 
 from .families import FAMILIES, LEVELS
 from .programs import Draft, solve

@@ -1,7 +1,7 @@
 """Writes the problems that the package ships: `python -m micro_world.ship`, in nbs/labs.
 
 One file a benchmark, `stepwise_routing/micro_problems/NAME.jsonl.xz`: a line per problem, one split
-after the other. The bytes depend on the generator and on the seed of the held-out problems
+after the other. The bytes depend on the generator and on the seed of the receipt
 (micro_world/freeze.py).
 """
 
@@ -9,16 +9,16 @@ import json
 import lzma
 import random
 
-from stepwise_routing.base.records import Problem
-from stepwise_routing.base.tools import PACKAGE, write_file
 from stepwise_routing.data.frozen import read_frozen
+from stepwise_routing.records import Problem
+from stepwise_routing.util import PACKAGE, write_file
 
 from .drafts import as_problem, micro_drafts, micro_problems
 from .families import FAMILIES, LEVELS
 
-SHIPPED = dict(train=1000, calibration=1000, test=1000)  # problems of a benchmark
-HELD_OUT = 'calibration', 'test'
-TOGETHER = 3  # from this seed on, calibration and test problems are drawn together
+SIZES = dict(train=2000, calibration=2000, test=2000)  # problems of a benchmark
+EARLIER = 1000  # problems of a split in the sets of the seeds 0 to 3
+TOGETHER = 3  # from this seed on, several splits are drawn together
 
 
 def problem_line(split: str, problem: Problem) -> str:
@@ -34,22 +34,6 @@ def problem_line(split: str, problem: Problem) -> str:
     return json.dumps(row) + '\n'
 
 
-def seen_questions(
-    benchmark: str,
-    seed: int,  # of the held-out problems to come
-) -> set:
-    "Questions that an earlier calibration or test set has had, and some more."
-    calibration = micro_problems(benchmark, 'calibration', SHIPPED['calibration'])
-    seen = {problem.question for problem in calibration}
-    for earlier in range(min(seed, TOGETHER)):
-        # the test set of a seed left out those of all earlier seeds, so it reached further
-        most = SHIPPED['test'] * (earlier + 1)
-        seen |= {p.question for p in micro_problems(benchmark, 'test', most, earlier)}
-    for earlier in range(TOGETHER, seed):
-        seen |= {problem.question for problem in held_out_problems(benchmark, earlier)}
-    return seen
-
-
 def level_counts(benchmark: str, n: int) -> dict:  # level -> number
     "The declared share of each level of n problems, in whole problems."
     weights = LEVELS[benchmark]
@@ -61,15 +45,10 @@ def level_counts(benchmark: str, n: int) -> dict:  # level -> number
     return counts
 
 
-def held_out_problems(benchmark: str, seed: int) -> list:  # of `Problem`s
-    """New problems for calibration and test, in one random order, so that both are alike.
-
-    Each level has its declared share. No question was in an earlier calibration or test set.
-    """
-    rng = random.Random(f'{benchmark}/held out/{seed}')
-    drafts = [micro_drafts(benchmark, split, rng) for split in HELD_OUT]
-    missing = level_counts(benchmark, sum(SHIPPED[split] for split in HELD_OUT))
-    seen = seen_questions(benchmark, seed)
+def new_problems(benchmark: str, rng, pools: tuple, n: int, seen: set) -> list:  # of `Problem`s
+    "Problems of some pools in a random order, each level with its share. Their questions join `seen`."
+    drafts = [micro_drafts(benchmark, pool, rng) for pool in pools]
+    missing = level_counts(benchmark, n)
     problems = []
     while any(missing.values()):
         for of_pool in drafts:
@@ -82,28 +61,38 @@ def held_out_problems(benchmark: str, seed: int) -> list:  # of `Problem`s
     return problems
 
 
-def drawn_problems(benchmark: str, split: str) -> list:  # of `Problem`s
-    "The problems of a split. Those of calibration and test follow from the seed of the receipt."
-    frozen = read_frozen()
-    if not frozen or split not in HELD_OUT:
-        return micro_problems(benchmark, split, SHIPPED[split])
-    problems = held_out_problems(benchmark, frozen.test_seed)
-    first = SHIPPED['calibration']
-    return problems[:first] if split == 'calibration' else problems[first:]
+def earlier_questions(benchmark: str) -> set:
+    "Questions of the sets of version 0.3 and before it, and some more."
+    earlier = micro_problems(benchmark, 'train', EARLIER)
+    earlier += micro_problems(benchmark, 'calibration', EARLIER)
+    for seed in range(TOGETHER):
+        # the test set of a seed left out those of all earlier seeds, so it reached further
+        earlier += micro_problems(benchmark, 'test', EARLIER * (seed + 1), seed)
+    seen = {problem.question for problem in earlier}
+    rng = random.Random(f'{benchmark}/held out/{TOGETHER}')
+    new_problems(benchmark, rng, ('calibration', 'test'), 2 * EARLIER, seen)
+    return seen
 
 
-def benchmark_file(benchmark: str) -> bytes:
+def drawn_problems(benchmark: str, seed: int) -> dict:  # split -> `Problem`s
+    "The problems of a benchmark. Each level has its share in every split."
+    rng = random.Random(f'{benchmark}/all/{seed}')
+    seen = earlier_questions(benchmark)
+    pools = tuple(SIZES)
+    return {split: new_problems(benchmark, rng, pools, n, seen) for split, n in SIZES.items()}
+
+
+def benchmark_file(benchmark: str, seed: int) -> bytes:
     "The problems of a benchmark, compressed."
     lines = []
-    for split in SHIPPED:
-        for problem in drawn_problems(benchmark, split):
-            lines.append(problem_line(split, problem))
+    for split, problems in drawn_problems(benchmark, seed).items():
+        lines += [problem_line(split, problem) for problem in problems]
     return lzma.compress(''.join(lines).encode(), preset=9)
 
 
 def main() -> None:
     for benchmark in FAMILIES:
-        data = benchmark_file(benchmark)
+        data = benchmark_file(benchmark, read_frozen().test_seed)
         path = write_file(PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz', data)
         print(f'{path.name}: {len(data):,} bytes')
 

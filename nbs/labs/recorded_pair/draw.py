@@ -10,8 +10,8 @@ import asyncio
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.base.tools import gather_progress
+from stepwise_routing.store import RolloutStore, tree_settings
+from stepwise_routing.util import gather_progress
 from stepwise_routing.data.benchmarks import find_benchmark, load_problems
 from stepwise_routing.method.tree import RoutingTree
 from stepwise_routing.models.names import open_models

@@ -6,7 +6,7 @@ of the small model's own chain gets a grade. Steps of the walks go into the stor
 of their own. Steps that were drawn before, by whatever engine, are taken from pieces. Answers are not graded here.
 """
 
-from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.store import RolloutStore
 from stepwise_routing.method.outcomes import walk_outcomes
 from stepwise_routing.method.routers import Grade, SpecReason, asking_settings
 

@@ -9,9 +9,9 @@ import json
 import lzma
 from pathlib import Path
 
-from stepwise_routing.base.records import Step
-from stepwise_routing.base.store import RolloutStore
-from stepwise_routing.base.tools import write_file
+from stepwise_routing.records import Step
+from stepwise_routing.store import RolloutStore
+from stepwise_routing.util import write_file
 from stepwise_routing.data.recorded import line, read_edge, recorded_fields
 from stepwise_routing.method.routers import Grade
 

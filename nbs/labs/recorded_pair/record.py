@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stepwise_routing.base.store import RolloutStore
+from stepwise_routing.store import RolloutStore
 from stepwise_routing.data.benchmarks import find_benchmark
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.data.recorded import FOLDER, recorded_file, write_recorded

@@ -6,14 +6,14 @@ training, which the method also needs outside of a run. All other sections belon
 
 import contextlib
 import inspect
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from .tools import nearest
+from .util import nearest
 
 # ---- kinds of values
 
@@ -149,20 +149,31 @@ class Section:
         return '\n'.join(rows)
 
 
-class Policy(Section):
-    "How a routing policy is trained."
+class Training(Section):
+    "How a policy is trained."
 
     alpha: Probability = 0.02  # accuracy that may be lost against the large model
-    kappa: Annotated[Number, Field(ge=0, le=0.5)] = 0.25  # threshold at the start
-    kappa_step: Positive = 0.1  # of the online update (eq. 5), times k^-kappa_decay
-    kappa_decay: NotNegative = 0.6  # 0: a constant step
-    sign: Literal['corrected', 'printed'] = 'corrected'  # of that update; "printed" is the paper's
-    delta: Positive = 0.01  # trust region (eq. 4)
-    steps: Count = 1000  # policy steps
-    batch: Count | None = 5  # problems a step; None: all
-    # "sampled": rollouts, V-trace, clipped ratios (paper); "exact": the outcome table
-    estimator: Literal['sampled', 'exact'] = 'sampled'
-    # temperature of the soft mask: from the first to the floor over half the steps
-    temp: Annotated[tuple[Positive, Positive], FROM_LIST] = (0.1, 0.03)
-    # units of policy and critics: three linear layers
+    estimator: Literal['exact', 'sampled'] = 'exact'  # every exit of a problem, or the paper's rollouts
+    steps: Count = 40
+    batch: Count = 500  # problems a step, or all if there are fewer
+    # units of the policy's layers; with the output three layers, as in the paper; (): a line
     hidden: Annotated[tuple[Units, ...], FROM_LIST] = (64, 64)
+    kappa: Annotated[Number, Field(ge=0, le=0.5)] = 0.25  # threshold at the start
+    eta: Positive = 0.1  # step of kappa (equation 5), times k^-decay
+    decay: NotNegative = 0.6  # 0: a constant step; the theory wants a finite sum of squares
+    printed_sign: bool = False  # of equation 5: a loss raises kappa
+    verifier: bool = False  # in equation 5, a miss counts if a kept step is wrong (end of 4.2)
+    printed: bool = False  # everything that the paper prints, see `as_printed`
+    delta: Positive = 0.01  # trust region (equation 4)
+    damping: Positive = 0.1  # of the Fisher matrix
+    slack: NotNegative = 0.1  # share of alpha by which a step may exceed it
+    # temperature of the soft choice: from, to after half of the steps
+    temperature: Annotated[tuple[Positive, Positive], FROM_LIST] = (0.1, 0.03)
+    rho_bar: Positive = 2.0  # clip of the importance ratios
+    lr: Positive = 1e-3  # of the critics; the policy has its trust region instead
+
+
+def as_printed(s: Training) -> Training:
+    "Section 5.1 of the paper: rollouts, five problems a step, a constant step of kappa, the verifier."
+    changes = dict(estimator='sampled', steps=1000, batch=5, decay=0.0, verifier=True, printed=True)
+    return replace(s, **changes)

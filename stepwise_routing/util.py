@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parent
 
 # ---- names and lines about bad input
 
@@ -407,3 +407,41 @@ async def gather_progress(
         for task in tasks:
             task.add_done_callback(task_ended)
         return await asyncio.gather(*tasks)
+
+
+# ---- arrays
+
+
+def npz_bytes(
+    arrays: dict,  # name -> array
+) -> bytes:
+    "An .npz file, compressed; the same bytes every time."
+    import zipfile
+
+    import numpy as np
+
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, 'w', zipfile.ZIP_DEFLATED) as file:
+        for name, array in arrays.items():
+            column = io.BytesIO()
+            np.save(column, array, allow_pickle=False)
+            info = zipfile.ZipInfo(name + '.npy')
+            file.writestr(info, column.getvalue(), zipfile.ZIP_DEFLATED, 9)
+    return archive.getvalue()
+
+
+def resamples(
+    n: int,  # problems
+    n_boot: int = 1000,  # resamples
+    seed: int = 0,  # of the draw
+):  # float [1 + resample, problem]; the first row is the sample itself
+    """Bootstrap counts: how often each problem counts in each resample.
+
+    The counts are the same for every method with the same problems, so differences are paired.
+    The mean of `x` in each resample is `resamples(len(x)) @ x / len(x)`.
+    """
+    import numpy as np
+
+    sample_itself = np.ones((1, n))
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), n_boot)
+    return np.r_[sample_itself, draws]

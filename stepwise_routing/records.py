@@ -13,7 +13,7 @@ import re
 from collections import namedtuple
 from dataclasses import dataclass
 
-from .tools import digest, one_of, unknown_name
+from .util import digest, one_of, unknown_name
 
 # %% ../../nbs/00_records.ipynb #chat-prompt
 _SYSTEM_PROMPT = r'Please reason step by step, and put your final answer within \boxed{}.'

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from .records import Step
-from .tools import count_steps, one_line
+from .util import count_steps, one_line
 
 FORMAT = 3  # of all files; files of another format are refused
 TURN = 60  # seconds that a process waits for its turn to write to a file that was lent to it
