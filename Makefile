@@ -1,25 +1,23 @@
-# make reproduce   install if needed, then tables/ and figures/ from the micro models and the recorded pair; goes on if interrupted
-# make test        install if needed, then ruff, import-linter, a cold smoke run of the stages, the other notebooks, all tests but the slow ones
+# make reproduce   install if needed, then tables/ and figures/ from the shipped outcomes, and all chapters
+# make test        install if needed, then ruff, import-linter, the lessons that no run executes, all tests but the slow ones
 # make weekly      other programs ask our server (litellm, lm-eval, in an environment of their own: .clients)
-# make notebooks   re-run all notebooks (micro profile) and store their outputs
-# make bench       speed of the engine, of policy steps, of routed generation, and how cost grows; ratios within one run
+# make notebooks   run all notebooks and store their outputs
+# make bench       seconds per stage, policy steps and tokens a second; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-STAGES := 01_confidence|02_rollouts|02b_outcomes|03b_training|04b_comparison|05_results
 FORMATTED := stepwise_routing nbs/0*.ipynb nbs/labs/micro_world nbs/labs/recorded_pair bench
 
-.PHONY: reproduce test style smoke lessons weekly notebooks bench hooks
+.PHONY: reproduce test style lessons weekly notebooks bench hooks
 .DEFAULT_GOAL := reproduce
 
 reproduce: $(STAMP)
-	$(BIN)/stepwise-routing reproduce --profile micro --resume
-	$(BIN)/stepwise-routing reproduce --profile recorded --resume
+	$(BIN)/stepwise-routing reproduce
 
 test: $(STAMP)
 	$(MAKE) style
-	$(MAKE) -j 2 smoke lessons
+	$(MAKE) lessons
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 style: $(STAMP)
@@ -27,12 +25,8 @@ style: $(STAMP)
 	$(BIN)/ruff format --check -q $(FORMATTED)
 	$(BIN)/lint-imports --no-cache
 
-smoke: $(STAMP)
-	rm -rf runs/smoke runs/store/smoke
-	$(BIN)/stepwise-routing reproduce --profile smoke --run-id smoke
-
 lessons: $(STAMP)
-	$(BIN)/nbdev_test --n_workers 1 --skip_file_re '^([_.]|$(STAGES))'
+	$(BIN)/python .ci/lessons.py --check
 
 weekly: $(STAMP)
 	test -x .clients/bin/python || $(PYTHON) -m venv .clients
@@ -40,13 +34,13 @@ weekly: $(STAMP)
 	$(BIN)/python -m pytest -m slow tests/test_clients.py
 
 notebooks: $(STAMP)
-	$(BIN)/stepwise-routing reproduce --profile micro --resume --write-back
+	$(BIN)/stepwise-routing reproduce --write-back
 	$(BIN)/python .ci/lessons.py
 	$(BIN)/nbdev_clean
 	$(BIN)/python .ci/readme.py
 
 bench: $(STAMP)
-	for name in engine policy routing growth; do $(BIN)/python bench/$$name.py; done
+	$(BIN)/python bench/run.py
 
 hooks:
 	git config core.hooksPath .ci/hooks

@@ -1,25 +1,25 @@
-"""Runs the notebooks that are no stage of a run (lessons, index and labs), each in its own folder, and stores their
-outputs in them: `python .ci/lessons.py` for all, `python .ci/lessons.py 00_records labs/01_micro_models` for some. One
-that has cells flagged slow, gpu or api is left as it is."""
+"""Runs the notebooks that `stepwise-routing reproduce` does not run, and stores their outputs in them.
 
-import re
+`python .ci/lessons.py` for all, with names for some, `--check` for the chapters alone, and nothing is stored.
+"""
+
+import os
 import sys
+import tempfile
+from pathlib import Path
 
-from stepwise_routing.base.tools import find_project
-from stepwise_routing.run.notebooks import execute, lesson_sources, sole_runner
-from stepwise_routing.run.publish import write_back
-from stepwise_routing.run.runner import choose
+from stepwise_routing.run.reproduce import ROUNDING, run_chapter, write_back
+from stepwise_routing.util import find_project
 
-project = find_project()
-sources = lesson_sources(project)
-with sole_runner(project.runs / 'store' / 'lessons'):
-    for name in choose(sys.argv[1:], list(sources)):
-        source = sources[name]
-        flag = re.search(r'#\| *(slow|gpu|api)\b', source.read_text('utf-8'))
-        print(name, f'is left as it is: it has cells for {flag[1]}' if flag else '', flush=True)
-        if flag:
-            continue
-        executed = project.runs / 'lessons' / f'{name.replace("/", "-")}.ipynb'
-        executed.parent.mkdir(parents=True, exist_ok=True)
-        execute(source, executed, source.parent)
-        write_back(executed, source)
+CHAPTERS = ['00_one_page', '06_your_own_models']
+nbs = find_project().nbs
+labs = [f'labs/{path.stem}' for path in sorted(nbs.glob('labs/*.ipynb'))]
+is_check = '--check' in sys.argv
+names = [word for word in sys.argv[1:] if word != '--check'] or CHAPTERS + ([] if is_check else labs)
+os.environ.update(ROUNDING | os.environ)
+with tempfile.TemporaryDirectory() as folder:
+    for name in names:
+        source = nbs / f'{name}.ipynb'
+        run_chapter(source.parent, source.stem, Path(folder), {})
+        if not is_check:
+            write_back(Path(folder) / source.name, source)

@@ -1,10 +1,10 @@
 """Policy-guided stepwise model routing: the names that most programs need
 
 They are imported when they are first used, so that `import stepwise_routing` takes no time. Everything else is in the
-modules of the package: `base`, `data`, `models`, `method`, `own`, `report` and `run`.
+modules of the package: `data`, `models`, `method`, `own`, `report` and `run`.
 """
 
-__version__ = "0.2.0"
+__version__ = "1.0.0.dev0"
 
 ENTRY_POINTS = {  # name -> the module that it is in
     'collect': 'own',
@@ -17,16 +17,14 @@ ENTRY_POINTS = {  # name -> the module that it is in
     'Model': 'models.pair',
     'load_problems': 'data.benchmarks',
     'open_models': 'models.names',
-    'RolloutStore': 'base.store',
-    'RoutingTree': 'method.tree',
-    'collect_rollouts': 'method.tree',
-    'walk': 'method.walks',
-    'OutcomeTable': 'method.outcomes',
-    'outcome_table': 'method.outcomes',
-    'replay': 'method.outcomes',
-    'PolicyRouter': 'method.policy',
-    'load_policy': 'method.policy',
-    'open_run': 'run.config',
+    'Store': 'store',
+    'Outcomes': 'method.rollouts',
+    'shipped_outcomes': 'method.rollouts',
+    'replay': 'method.rollouts',
+    'walk': 'method.rollouts',
+    'Method': 'method.results',
+    'compare': 'method.results',
+    'open_run': 'run.stages',
 }
 
 __all__ = ['__version__', *ENTRY_POINTS]

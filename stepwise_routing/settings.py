@@ -1,19 +1,19 @@
-"""Sections of settings: frozen records whose values are checked when they are made.
+"""Settings: frozen records whose values are checked when they are made, and the profiles that hold them.
 
-Here belong the base class of all sections, the kinds of values, and the hyper-parameters of
-training, which the method also needs outside of a run. All other sections belong in `run.config`.
+A profile is a YAML file of nbs/params with sections of `name: value` lines. What it leaves out has the default below.
 """
 
 import contextlib
 import inspect
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from .util import nearest
+from .util import find_project, nearest
 
 # ---- kinds of values
 
@@ -149,11 +149,49 @@ class Section:
         return '\n'.join(rows)
 
 
+class Data(Section):
+    "Which problems, and who says which answers are right."
+
+    benchmarks: Names = ('micro-gsm', 'micro-math', 'micro-omni', 'gsm8k')
+    shipped: bool = True  # read the outcomes that the package ships; false: the models draw
+    data_dir: str = ''  # folder with copies of the public benchmarks; '' asks the Hub
+    n_train: Count | None = None  # problems a benchmark that routers learn from; None: all
+    n_calibration: Count | None = None  # that thresholds are chosen on
+    n_test: Count | None = None  # that are reported
+    max_steps: Count = 30  # of a chain
+    grader: str = 'math-verify'  # or "xverify:NAME[@REVISION]", which starts vLLM
+    grader_memory: Share = 0.15  # share of the GPU's memory for that server
+
+
+class Pair(Section):
+    "The small and the large model, and how they write."
+
+    names: Models = ('micro-small', 'micro-large')
+    price: str = 'gpt-4.1-mini'  # what the large model would cost behind an API; '': no Table 2
+    temperature: NotNegative = 0.7  # of sampling; 0: greedy
+    max_tokens: Count = 512  # of a step
+    context: Count | None = None  # tokens of prompt and chain; None: what the models have
+    memory_shares: Annotated[tuple[Share, ...], FROM_LIST] = ()  # vLLM: of the GPU, per model
+    verifier: str = (
+        ''  # who checks single steps with the paper's prompt: "large"; '': a program, or nobody
+    )
+
+
+class Api(Section):
+    "Limits of a large model that is paid in US cents."
+
+    max_cents: NotNegative = 100.0  # never spend more, earlier runs with the same store included
+    max_reply: Count = 512  # longest rest of a chain, tokens
+    concurrency: Count = 32  # calls in flight
+
+
 class Training(Section):
     "How a policy is trained."
 
     alpha: Probability = 0.02  # accuracy that may be lost against the large model
-    estimator: Literal['exact', 'sampled'] = 'exact'  # every exit of a problem, or the paper's rollouts
+    estimator: Literal['exact', 'sampled'] = (
+        'exact'  # every exit of a problem, or the paper's rollouts
+    )
     steps: Count = 40
     batch: Count = 500  # problems a step, or all if there are fewer
     # units of the policy's layers; with the output three layers, as in the paper; (): a line
@@ -177,3 +215,99 @@ def as_printed(s: Training) -> Training:
     "Section 5.1 of the paper: rollouts, five problems a step, a constant step of kappa, the verifier."
     changes = dict(estimator='sampled', steps=1000, batch=5, decay=0.0, verifier=True, printed=True)
     return replace(s, **changes)
+
+
+class Baselines(Section):
+    "Which other routers are drawn."
+
+    reward_model: str = 'micro-prm'  # of RSD and TRIM; '' leaves both out
+    specreason: bool = True
+
+
+class Results(Section):
+    "How results are reported."
+
+    seeds: Count = 3  # policies of each kind
+    n_boot: Count = 1000  # bootstrap resamples
+    processes: Count = 2  # that train and compare side by side
+
+
+class Settings(Section):
+    "All settings of a run."
+
+    data: Data = Data()
+    models: Pair = Pair()
+    api: Api = Api()
+    policy: Training = Training()
+    baselines: Baselines = Baselines()
+    results: Results = Results()
+
+
+# ---- profiles
+
+SECTIONS = {field.name: field.type for field in fields(Settings)}
+
+
+def read_yaml(text: str, source: str):
+    "Plain YAML. ValueError in one line for a bad text."
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = ' '.join(str(error).split())
+        raise ValueError(f'{source} is not valid YAML: {reason:.300}') from None
+
+
+def changed(
+    settings: Settings,
+    changes: dict,  # full name, such as "policy.alpha" -> value
+    source: str = '-p',  # of the changes, for error lines
+) -> Settings:
+    "Settings with some values replaced. ValueError names source, setting, value and allowed values."
+    for full_name, value in changes.items():
+        section, _, name = full_name.partition('.')
+        known = {f'{key}.{field.name}' for key, kind in SECTIONS.items() for field in fields(kind)}
+        if full_name not in known:
+            same_field = [key for key in sorted(known) if key.endswith(f'.{full_name}')]
+            hint = (
+                f' (did you mean {same_field[0]!r}?)' if same_field else nearest(full_name, known)
+            )
+            raise ValueError(f'{source}: unknown setting {full_name!r}{hint}')
+        try:
+            part = replace(getattr(settings, section), **{name: value})
+        except ValueError as error:
+            raise ValueError(f'{source}: {section}.{error}') from None
+        settings = replace(settings, **{section: part})
+    if settings.policy.printed and settings.policy != as_printed(settings.policy):
+        settings = replace(settings, policy=as_printed(settings.policy))
+    return settings
+
+
+def profile_path(profile: str) -> Path:
+    "The file of a profile: a path, or the name of one of nbs/params. FileNotFoundError, with the nearest name."
+    if profile.endswith('.yaml'):
+        return Path(profile)
+    folder = find_project().params
+    path = folder / f'{profile}.yaml'
+    if not path.is_file():
+        names = sorted(file.stem for file in folder.glob('*.yaml'))
+        raise FileNotFoundError(
+            f'no profile {profile!r}{nearest(profile, names)}; there are: {", ".join(names)}'
+        )
+    return path
+
+
+def read_profile(profile: str, changes: dict | None = None) -> Settings:
+    "The settings of a profile, with changes. ValueError in one line."
+    path = profile_path(profile)
+    sections = read_yaml(path.read_text('utf-8'), path.name) or {}
+    values = {}
+    for section, content in sections.items():
+        if section not in SECTIONS or not isinstance(content, dict):
+            raise ValueError(
+                f'{path.name}: {section!r} must be one of {", ".join(SECTIONS)}, with `name: value` lines'
+            )
+        values |= {f'{section}.{name}': value for name, value in content.items()}
+    settings = changed(Settings(), values, path.name)
+    return changed(settings, changes or {})

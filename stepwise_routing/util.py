@@ -421,12 +421,12 @@ def npz_bytes(
     import numpy as np
 
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, 'w', zipfile.ZIP_DEFLATED) as file:
+    with zipfile.ZipFile(archive, 'w') as file:
         for name, array in arrays.items():
             column = io.BytesIO()
             np.save(column, array, allow_pickle=False)
             info = zipfile.ZipInfo(name + '.npy')
-            file.writestr(info, column.getvalue(), zipfile.ZIP_DEFLATED, 9)
+            file.writestr(info, column.getvalue(), zipfile.ZIP_LZMA)  # `np.load` reads it
     return archive.getvalue()
 
 

@@ -18,8 +18,8 @@ from asker import ask
 from faulty import FREE, RETRIED, Faulty, chain, schedule
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from stepwise_routing.base.records import Step, chat_prompt, extract_boxed, split_steps
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import Step, chat_prompt, extract_boxed, split_steps
+from stepwise_routing.util import run_async
 from stepwise_routing.method.confidence import logprob_confidence
 from stepwise_routing.models import replies
 from stepwise_routing.models.chat import OpenAIBackend, api_client, price_row

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepwise_routing.base.records import Problem, Step, chat_prompt
-from stepwise_routing.base.store import tree_settings
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import Problem, Step, chat_prompt
+from stepwise_routing.store import tree_settings
+from stepwise_routing.util import run_async
 from stepwise_routing.data import benchmarks
 from stepwise_routing.data.benchmarks import (
     Benchmark,
@@ -144,9 +144,9 @@ def test_the_program_in_a_reply():
 
 def test_recorded_outcomes_are_replayed_and_nothing_is_graded_again(tmp_path, monkeypatch):
     "The toy pair is drawn, recorded, read back and replayed: the outcome tables are equal."
-    from toy import toy_backends, toy_problems
+    from toy_models import toy_backends, toy_problems
 
-    from stepwise_routing.base.store import RolloutStore
+    from stepwise_routing.store import RolloutStore
     from stepwise_routing.data import recorded
     from stepwise_routing.method.outcomes import outcome_table
     from stepwise_routing.method.tree import RoutingTree, collect_rollouts
@@ -179,9 +179,9 @@ def test_recorded_outcomes_are_replayed_and_nothing_is_graded_again(tmp_path, mo
 
 def test_a_benchmark_with_its_own_prompt_is_drawn_with_models(tmp_path):
     "The store knows the prompt, and so must the tree; another prompt is another store."
-    from toy import toy_backends, toy_problems
+    from toy_models import toy_backends, toy_problems
 
-    from stepwise_routing.base.store import RolloutStore
+    from stepwise_routing.store import RolloutStore
     from stepwise_routing.method.tree import RoutingTree, collect_rollouts
     def ask(question): return [dict(role='user', content=f'Please: {question}')]
     record = register(Benchmark('toy-asked', prompt=ask))

@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.base.records import extract_boxed, split_steps
+from stepwise_routing.records import extract_boxed, split_steps
 from stepwise_routing.data import algebra
 from stepwise_routing.data.answers import plain_verdict, read_number
 from stepwise_routing.data.grading import Grader, is_equiv

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import pytest
-from toy import toy_problems
+from toy_models import toy_problems
 from toy_own import PAIR, Adder
 
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.util import run_async
 from stepwise_routing.own import open_router
 
 QUESTIONS = [p.question for p in toy_problems(40, seed=9)]

@@ -11,8 +11,8 @@ from micro_world.programs import solve
 from micro_world.ship import SHIPPED, benchmark_file, drawn_problems
 from slips import corrupt
 
-from stepwise_routing.base.records import extract_boxed
-from stepwise_routing.base.tools import PACKAGE
+from stepwise_routing.records import extract_boxed
+from stepwise_routing.util import PACKAGE
 from stepwise_routing.data import steps as data_steps
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import hub as models_transformers
@@ -166,7 +166,7 @@ def test_shipped_models_solve_problems_greedily(which):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from stepwise_routing.base.records import chat_prompt
+    from stepwise_routing.records import chat_prompt
     torch.set_num_threads(1)
     model, tok = AutoModelForCausalLM.from_pretrained(models_transformers.micro_path(
         which)), AutoTokenizer.from_pretrained(models_transformers.micro_path(which))

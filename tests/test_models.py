@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
-from stepwise_routing.base.records import Problem, Step, chat_prompt, edge_seed
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import Problem, Step, chat_prompt, edge_seed
+from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.hub import TransformersBackend, micro_path, weights_sha256
 from stepwise_routing.models.interface import (

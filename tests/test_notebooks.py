@@ -6,7 +6,7 @@ from pathlib import Path
 import papermill
 import pytest
 
-from stepwise_routing.base.tools import Project
+from stepwise_routing.util import Project
 from stepwise_routing.run.notebooks import notebook_cells, stage_names
 
 NBS = Path(__file__).resolve().parents[1]/'nbs'

@@ -1,203 +1,278 @@
-"""Outcome tables: against walks to the last bit, by hand, and after any history of the store."""
-import asyncio
+"Tables of outcomes: replaying a router is walking step by step; files keep every bit."
+
 import zipfile
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
-from toy import toy_problems
-from walking import Coin, edge, make_tree
+from hypothesis import given, strategies as st
+from toy import toy, toy_walks
 
-from stepwise_routing.base.records import api_cost, generation_flops
-from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.base.tools import run_async
-from stepwise_routing.method.outcomes import (
-    OutcomeTable,
-    cheapest_within,
-    escalation_times,
-    first_escalation,
-    keeps_accuracy,
-    outcome_table,
+from stepwise_routing.method.baselines import fit_stakes, fit_steer, high, low
+from stepwise_routing.method.policy import fresh_router
+from stepwise_routing.method.rollouts import (
+    READINGS,
+    UNITS,
+    exits,
+    highest_so_far,
+    large_alone,
+    load,
     replay,
-    summary,
-    toy_table,
+    replay_walks,
+    save,
+    take,
+    thresholds,
 )
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.method.walks import State, walk
+
+both = pytest.mark.parametrize('models', [2, 3])
 
 
-def escalates_first(router, table, problems):
-    "Per problem, the first small step after which the router escalates, -1 where there is none."
-    states = lambda p, T: [State(p, 0, (), '0'*(t + 1)) for t in range(T)]
-    first = lambda p, T: next((t for t, s in enumerate(states(p, T)) if router.escalates([s])[0]), -1)
-    return np.array([first(p, T) for p, T in zip(problems, table.n_steps)])
+# ---- one walk, step by step, with a bill of its own
+def price(o, model, tokens, unit):
+    "Of tokens (generated, read anew, sent, of these cached)."
+    written, read, sent, cached = (float(x) for x in tokens)
+    if unit == 'flops':
+        return 2 * o.params[model] * written
+    if unit == 'full_flops':
+        return 2 * o.params[model] * (written + read)
+    of_prompt, of_cached, of_written = o.dollars[model]
+    dollars = (sent - cached) * of_prompt + cached * of_cached + written * of_written
+    return dollars / 1e6 * 100
 
-def agree(outcome, walks, specs):
-    "Every Trajectory equals its row of an outcome, to the last bit."
-    made = lambda w, m: sum(c.generated for c in w.calls if c.model == m)
-    read = lambda w, m: sum(c.prompt - c.cached for c in w.calls if c.model == m)
-    truth = dict(correct=[w.correct for w in walks], paper_flops=[generation_flops(w.calls, specs) for w in walks],
-                 full_flops=[generation_flops(w.calls, specs, 'full') for w in walks],
-                 steps=[len(w.steps) for w in walks],
-                 large_steps=[w.path.count('1') for w in walks], small_tokens=[made(w, 0) for w in walks],
-                 large_tokens=[made(w, 1) for w in walks],
-                 small_prompt=[read(w, 0) for w in walks], large_prompt=[read(w, 1) for w in walks],
-                 cents=[api_cost(w.calls, specs) for w in walks])
-    for k, v in truth.items(): np.testing.assert_array_equal(outcome[k], v, k)
-    np.testing.assert_allclose(outcome['small_cents'] + outcome['large_cents'], truth['cents'], rtol=1e-12)
-    return {*truth, 'small_cents', 'large_cents'} == set(outcome)
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(on_escalate=st.sampled_from(['append', 'regenerate']), threshold=st.floats(0, 1.1), salt=st.integers(0, 10**6),
-       cut=st.sampled_from([0, .1, .5]),
-       end=st.sampled_from([.05, .3, 1.]), empty=st.sampled_from([0, .5]), max_steps=st.sampled_from([1, 3, 30]),
-       params=st.sampled_from([None, 1_543_714_304]),
-       prices=st.sampled_from([(), (None, 'gpt-4.1-mini'), ('gpt-4o-mini', 'gpt-4.1-mini')]))
-def test_table_and_walk_agree_exactly(tmp_path, on_escalate, threshold, salt, cut, end, empty, max_steps, params,
-                                      prices):
-    path, problems = tmp_path/'s.db', toy_problems(8, salt)
-    path.unlink(missing_ok=True)
-    tree = make_tree(path, max_steps=max_steps, cut=cut, end=end, empty=empty, params=params, prices=prices)
-    router = Coin(on_escalate=on_escalate, salt=salt, threshold=threshold)
-    live = walk(problems, router, tree)                        # draws what it needs itself
-    collect_rollouts(problems, tree)                                      # and this the rest
-    table = outcome_table(problems, RoutingTree(None, tree.store, max_steps=max_steps, grade=tree.grade), 'test')
-    assert agree(table.outcome(escalates_first(router, table, problems), on_escalate), live, tree.specs)
-    assert agree(table.large_only(), walk(problems, Coin(start=1), tree), tree.specs)
-    assert agree(table.outcome(-1, on_escalate), walk(problems, router.at(0.), tree), tree.specs)
-    for t in range(table.n_steps.max()):                                  # every column of every row
-        at = np.minimum(t, table.n_steps)
-        stop = Coin(on_escalate=on_escalate)
-        stop.escalates = lambda states: [len(states[0].path) == t + 1]
-        stop.table_escalates = lambda table: np.arange(table.obs.shape[1]) == t + np.zeros((len(table), 1))
-        assert (escalation_times(stop, table) == at).all()
-        assert agree(replay(stop, table), walk(problems, stop, tree), tree.specs)
-        assert agree(table.outcome(at, on_escalate), walk(problems, stop, tree), tree.specs)
-    tree.store.close()
+def walk(o, i, doubt, kappa, unit, reading, thrown=0):
+    "(right, cost) of problem i: write a step, ask for the largest model first, hand over at most once."
+    T, larger = int(o.steps[i]), len(o.models) - 1
+    cost = 0.0
+    for t in range(T):
+        cost += price(o, 0, o.small[i, t], unit)
+        asked = doubt[i, t] if doubt.ndim == 3 else [np.nan] * (larger - 1) + [doubt[i, t]]
+        for k in reversed(range(larger)):
+            if asked[k] >= kappa:
+                is_last = t == T - 1
+                kept = t if is_last or reading == 'rewrite' else t + 1
+                cost += price(o, k + 1, o.large[i, kept, k], unit)
+                if not is_last:
+                    cost += price(o, 0, (thrown, 0, 0, 0), unit)
+                return o.right[i, kept, k], cost
+    return o.right[i, T, 0], cost
 
-def test_table_shapes_and_fill(tmp_path):
-    tree, problems = make_tree(tmp_path/'s.db'), toy_problems(30)
-    new = collect_rollouts(problems, tree)
-    assert new == len(tree.store) == tree.drawn and collect_rollouts(problems, tree) == 0
-    table = outcome_table(problems, tree, 'train')
-    n, S = len(problems), table.n_steps.max()
-    beyond = np.arange(S + 1) > table.n_steps[:, None]
-    assert table.obs.shape == (n, S, len(table.features)) and len(table) == n and table.split == 'train'
-    assert table.benchmark == 'toy'
-    assert (np.isnan(table.correct) == beyond).all() and np.isin(table.correct[~beyond], (0, 1)).all()
-    for k in ('large_tokens', 'large_prompt', 'large_steps'):
-        x = getattr(table, k)
-        assert x.shape == (n, S + 1) and x.dtype.kind == 'i'
-        assert ((x > 0) == (np.arange(S + 1) < table.n_steps[:, None])).all()
-    for k in ('small_tokens', 'small_prompt'):
-        assert (getattr(table, k)[beyond[:, 1:]] == 0).all() and getattr(table, k).shape == (n, S)
-    assert (table.small_prompt[:, 0] > 0).all() and (table.small_prompt[:, 1:] == 0).all()
-    assert (np.isnan(table.obs[..., 0]) == beyond[:, 1:]).all()
-    for bad in (-2, S + 1):
-        with pytest.raises(ValueError, match='-1 or T for never'): table.outcome(bad)
-    with pytest.raises(ValueError, match='choose one of: append, regenerate'): table.outcome(0, 'redo')
 
-def test_a_problem_has_a_row_a_draw_and_a_column_a_redraw(tmp_path):
-    tree, problems = make_tree(tmp_path/'s.db'), toy_problems(2)
-    collect_rollouts(problems, tree, samples=2, redraws=3)
-    table = outcome_table(problems, RoutingTree(None, tree.store, grade=tree.grade), 'test', samples=2, redraws=3)
-    assert table.problem_id.tolist() == [p.id for p in problems for _ in range(2)] and table.sample.tolist() == [0, 1]*2
-    assert table.large_redraws_right.shape == (4, 3)
+def coin(o):
+    "A doubt in each larger model, by chance."
+    doubt = np.random.default_rng(1).random((*o.inside.shape, len(o.models) - 1)).round(1)
+    return np.where(o.inside[..., None], doubt, np.nan)
 
-def test_a_summary_is_of_all_rows_and_says_how_sure_it_is():
-    table = toy_table()
-    told = summary(table)
-    assert told['n'] == 200 and told['small, % right'] == '53.5 [46.6, 60.3]'
-    assert told['edges'] == table.n_steps.sum() + table.large_steps.sum()
 
-def test_table_is_the_same_after_any_history(tmp_path):
-    problems = toy_problems(15)
-    def saved(name, draw):
-        tree = make_tree(tmp_path/f'{name}.db')
-        draw(tree)
-        outcome_table(problems, tree, 'test').save(tmp_path/'out'/f'{name}.npz')
-        return (tmp_path/'out'/f'{name}.npz').read_bytes()
-    def in_pieces(tree):
-        walk(problems[::-1], Coin(mode='per_step'), tree)
-        for p in problems[:7]: asyncio.run(tree.run(p, '', 0))
-        for p in problems[::-1]: collect_rollouts([p], tree)
-    whole = saved('whole', lambda tree: collect_rollouts(problems, tree))
-    assert whole == saved('pieces', in_pieces) and not list((tmp_path/'out').glob('*.part'))
-    table = OutcomeTable.load(tmp_path/'out'/'whole.npz')
-    table.save(tmp_path/'again.npz')
-    assert (tmp_path/'again.npz').read_bytes() == whole
-    with zipfile.ZipFile(tmp_path/'again.npz') as z:
-        assert {i.date_time for i in z.infolist()} == {(1980, 1, 1, 0, 0, 0)}
-    assert (type(table.split), type(table.models), type(table.params[0])) == (str, tuple, float)
-    assert table.features[0] == 'score_logit'
+def untrained(o):
+    policy = fresh_router(o.features, ('min_odds', 'step', 'final'), len(o.models), (4,), 3)
+    return replace(policy, theta=policy.theta * 3)(o.features)
 
-def test_cents_of_a_table_are_bills(tmp_path):
-    tree, problems = make_tree(tmp_path/'s.db', prices=('gpt-4o-mini', 'gpt-4.1-mini')), toy_problems(25)
-    collect_rollouts(problems, tree)
-    table = outcome_table(problems, tree, 'test')
-    price = lambda prompt, hit, made, new, old, out: ((prompt - hit)*new + hit*old + made*out)/1e4
-    for i, (p, T) in enumerate(zip(problems, table.n_steps)):
-        small = tree.steps(p, '0'*T)
-        want = [price(s.prompt, s.prompt//3, s.generated, .15, .075, .60) for s in small]   # a request a step
-        np.testing.assert_allclose(table.small_cents[i], want + [0.]*(table.obs.shape[1] - T), rtol=1e-12)
-        # one request for all it writes
-        for t in range(T):
-            rest = tree.steps(p, '0'*t + '1'*table.large_steps[i, t])[t:]
-            assert table.large_cents[i, t] == pytest.approx(price(rest[0].prompt, rest[0].prompt//3,
-                sum(s.generated for s in rest), .40, .10, 1.60), rel=1e-12)
-        assert (table.large_cents[i, T:] == 0).all()
-    np.testing.assert_allclose(table.large_only()['cents'], table.large_cents[:, 0])
-    never, first = table.outcome(-1), table.outcome(0, 'regenerate')
-    np.testing.assert_allclose(never['cents'], table.small_cents.sum(1))
-    np.testing.assert_allclose(first['cents'], table.small_cents[:, 0] + table.large_cents[:, 0])
-    assert (never['cents'] == never['small_cents']).all() and (never['large_cents'] == 0).all()
 
-def test_a_table_of_another_version_is_one_clear_line(tmp_path):
-    toy_table(3).save(tmp_path/'new.npz')
-    with np.load(tmp_path/'new.npz') as new: kept = {name: new[name] for name in new if name != 'large_cents'}
-    np.savez(tmp_path/'old.npz', **kept)
-    with pytest.raises(ValueError, match='old.npz has no large_cents: another version wrote it; collect again'):
-        OutcomeTable.load(tmp_path/'old.npz')
+ROUTERS = dict(
+    coin=coin,
+    low=lambda o: low('min_prob')(o.features),
+    high=lambda o: high('next_entropy')(o.features),
+    steer=lambda o: fit_steer(o)(o.features),
+    policy=untrained,
+)
 
-def test_a_missing_table_or_draw_is_one_clear_line(tmp_path):
-    tree, problems = make_tree(tmp_path/'s.db'), toy_problems(2)
-    with pytest.raises(ValueError, match='^an outcome table needs at least one problem$'):
-        outcome_table([], tree, 'test')
-    with pytest.raises(LookupError, match='does not hold step 0 of toy-0-0 by model 0'):
-        outcome_table(problems, RoutingTree(None, tree.store), 'test')
-    with pytest.raises(FileNotFoundError, match='run notebook 02b first'): OutcomeTable.load(tmp_path/'none.npz')
 
-# ---- the rules of choice
-numbers = st.integers(0, 6).map(lambda i: i/4)
+@both
+@pytest.mark.parametrize('router', ROUTERS)
+@pytest.mark.parametrize('reading', READINGS)
+def test_a_replay_is_a_walk_step_by_step(models, router, reading):
+    o = toy(40, models, seed=models)
+    doubt = ROUTERS[router](o)
+    seen = np.sort(doubt[np.isfinite(doubt)])
+    kappas = [seen[0], *seen[[5, len(seen) // 2, -8]], np.nextafter(seen[-8], 9), seen[-1] + 1]
+    for unit in UNITS:
+        for thrown in (0, 1):
+            got = replay(o, doubt, kappas, unit, reading, thrown)
+            for s, kappa in enumerate(kappas):
+                want = [walk(o, i, doubt, kappa, unit, reading, thrown) for i in range(len(o))]
+                right, cost = np.array(want).T
+                assert (got.right[s] == right).all(), (unit, kappa)
+                if unit == 'cents':
+                    np.testing.assert_allclose(got.cost[s], cost, rtol=1e-12, atol=1e-15)
+                else:
+                    assert (got.cost[s] == cost).all(), (unit, kappa)  # whole numbers: every bit
 
-@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6), st.data())
-def test_the_first_escalation_is_the_first_hit_inside_the_chain(hits, data):
-    lengths = data.draw(st.lists(st.integers(1, 4), min_size=len(hits), max_size=len(hits)))
-    inside = [[t < T for t in range(4)] for T in lengths]
-    want = [next((t for t in range(T) if row[t]), 4) for row, T in zip(hits, lengths)]
-    assert first_escalation(hits, inside).tolist() == want
 
-@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=9), numbers, st.sampled_from([0, .02, .25]))
-def test_the_cheapest_setting_that_keeps_the_accuracy_is_taken(settings, large, alpha):
-    accuracy, cost = zip(*settings)
-    kept = [i for i, x in enumerate(accuracy) if x > large - alpha - 1e-9]
-    assert keeps_accuracy(accuracy, large, alpha).tolist() == [i in kept for i in range(len(settings))]
-    if kept: assert cheapest_within(accuracy, cost, large, alpha) == min(kept, key=lambda i: (cost[i], i))
+def test_a_stake_regression_replays_as_it_walks():
+    o = toy(300, split='train')
+    doubt = fit_stakes(o, 'flops', 'continue')(o.features)
+    kappa = np.nanmedian(doubt)
+    got = replay(o, doubt, [kappa], 'flops', 'continue')
+    want = [walk(o, i, doubt, kappa, 'flops', 'continue') for i in range(len(o))]
+    assert (np.array(want).T == np.array([got.right[0], got.cost[0]])).all()
 
-def test_table_and_walk_agree_on_the_micro_models(tmp_path):
-    from stepwise_routing.data.benchmarks import load_problems
-    from stepwise_routing.models.hub import load_micro
-    backends, problems = [load_micro('small'), load_micro('large')], load_problems('micro-math', 'test', 6)
-    trees = [RoutingTree(backends, RolloutStore(tmp_path/f'{i}.db', tree_settings('micro-math', backends)))
-             for i in range(2)]
-    routers = [Coin(on_escalate=e, threshold=x) for e in ('append', 'regenerate') for x in (.3, .7)]
-    lives = [walk(problems, router, trees[0]) for router in routers]
-    collect_rollouts(problems[::-1], trees[1])             # the same draws, in other batches, into another store
-    table = outcome_table(problems, RoutingTree(None, trees[1].store), 'test')
-    for router, live in zip(routers, lives):
-        outcome = table.outcome(escalates_first(router, table, problems), router.on_escalate)
-        agree(outcome, live, trees[0].specs)
-        assert walk(problems, router, RoutingTree(None, trees[1].store)) == live
-    for p in problems[:3]:                                                # one call, or step by step
-        chain = trees[1].steps(p, '1'*int(table.large_steps[problems.index(p), 0]))
-        assert tuple(run_async(edge(trees[0], p, '1'*i, 1)) for i in range(len(chain))) == chain
+
+# ---- exits
+@both
+def test_exits_stand_in_the_order_in_which_they_are_asked_for(models):
+    o, larger = toy(30, models), models - 1
+    for unit in UNITS:
+        right, cost = exits(o, unit, 'continue')
+        assert right.shape == cost.shape == (30, o.small.shape[1] * larger + 1)
+        for i, T in enumerate(o.steps):
+            for t in range(T):
+                for place, k in enumerate(reversed(range(larger))):
+                    asked = np.full((30, o.small.shape[1], larger), -1.0)
+                    asked[i, t, k] = 1.0
+                    want = walk(o, i, asked, 1.0, unit, 'continue')
+                    got = right[i, t * larger + place], cost[i, t * larger + place]
+                    np.testing.assert_allclose(got, want, rtol=1e-12)
+            small_cost = sum(price(o, 0, tokens, unit) for tokens in o.small[i, :T])
+            np.testing.assert_allclose((right[i, -1], cost[i, -1]), (o.right[i, T, 0], small_cost))
+
+
+@both
+def test_the_large_model_alone(models):
+    o = toy(20, models)
+    for unit in UNITS:
+        right, cost = large_alone(o, unit)
+        want = [price(o, models - 1, o.large[i, 0, -1], unit) for i in range(20)]
+        assert (right == o.right[:, 0, -1]).all()
+        np.testing.assert_allclose(cost, want, rtol=1e-12)
+
+
+def test_prices_by_hand():
+    "GPT-4.1-mini at .40, .10 and 1.60 dollars a million tokens; the small model, 1M parameters, is free."
+    o = toy(3)
+    flops, full, cents = (o.prices(unit) for unit in UNITS)
+    assert flops.tolist() == [[2e6, 0, 0, 0], [1e7, 0, 0, 0]]
+    assert full.tolist() == [[2e6, 2e6, 0, 0], [1e7, 1e7, 0, 0]]
+    million = 1e6 * cents[1]
+    np.testing.assert_allclose(million, [160, 0, 40, -30])
+    assert not cents[0].any()
+
+
+def test_a_thrown_token_is_paid_where_a_next_step_was_begun():
+    "GlimpRouter has seen the first token of the next step: it is paid, unless there is no next step."
+    o = toy(60)
+    plain, glimpsed = (exits(o, 'flops', 'continue', thrown) for thrown in (0, 1))
+    extra = glimpsed.cost - plain.cost
+    token = 2 * o.params[0]
+    for i, T in enumerate(o.steps):
+        assert extra[i].tolist() == [token] * (T - 1) + [0] * (o.small.shape[1] + 1 - (T - 1))
+    assert (glimpsed.right == plain.right).all()
+
+
+# ---- doubts and thresholds
+def test_behind_its_end_a_chain_doubts_nothing():
+    doubt = np.array([[0.5, np.nan, np.nan], [0.1, 0.7, 0.3]])
+    assert highest_so_far(doubt).tolist() == [[0.5] * 3, [0.1, 0.7, 0.7]]
+    nobody = np.array([[np.nan, 0.2]])
+    assert highest_so_far(nobody).tolist() == [[-np.inf, 0.2]]
+
+
+def test_a_doubt_without_a_model_axis_asks_for_the_largest_model():
+    doubt = np.array([[0.4, 0.6]])
+    whole = np.stack([np.full((1, 2), np.nan), doubt], -1)
+    assert (
+        highest_so_far(doubt, 2).tolist()
+        == highest_so_far(whole).tolist()
+        == [[0.4, 0.4, 0.6, 0.6]]
+    )
+
+
+doubts = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=6)
+
+
+@given(doubts, st.integers(0, 2**32))
+def test_thresholds_are_those_that_make_a_difference(rows, seed):
+    "Neighbours differ, and no other kappa gives anything else."
+    o = toy(200, seed=seed % 7)
+    o = take(o, np.flatnonzero(o.steps == 3)[: len(rows)])
+    rows = np.array(rows, float)[: len(o)]
+    doubt = np.full(o.inside.shape, np.nan)
+    doubt[:, :3] = rows
+    highest = highest_so_far(doubt)
+
+    def exit_at(kappa):
+        return tuple((highest < kappa).sum(1))
+
+    kappas = thresholds(doubt)
+    seen = [exit_at(kappa) for kappa in kappas]
+    assert (np.diff(kappas) > 0).all() and len({*seen}) == len(seen)
+    assert {exit_at(kappa) for kappa in np.linspace(-1, 6, 71)} <= {*seen}
+    assert set(seen[0]) == {0} and set(seen[-1]) == {highest.shape[1]}
+
+
+def test_a_threshold_lies_one_float_above_a_doubt():
+    "A new chain between two doubts of calibration hands over at the lower one's threshold."
+    kappas = thresholds(np.array([[0.2], [0.6]]))
+    assert kappas.tolist() == [0.2, np.nextafter(0.2, 1), np.nextafter(0.6, 1)]
+    new = highest_so_far(np.array([[0.3]]))
+    assert [bool((new >= kappa).any()) for kappa in kappas] == [True, True, False]
+
+
+def test_no_more_thresholds_than_asked_for():
+    doubt = low('min_prob')(toy(300).features)
+    every, some = thresholds(doubt), thresholds(doubt, 50)
+    assert len(every) > 400 and len(some) == 51 and {*some} <= {*every}
+    assert (some[0], some[1], some[-1]) == (every[0], every[1], every[-1])
+
+
+# ---- rows and files
+@both
+def test_some_rows_replay_as_in_the_whole_table(models):
+    o, rows = toy(40, models), np.array([7, 3, 3, 39])
+    doubt = coin(o)
+    whole = replay(o, doubt, [0.3, 0.8], 'cents', 'rewrite')
+    some = replay(take(o, rows), doubt[rows], [0.3, 0.8], 'cents', 'rewrite')
+    for all_values, values in zip(whole, some):
+        assert (values == all_values[:, rows]).all()
+    assert take(o, rows).problem.tolist() == [f'test-{i}' for i in rows]
+    assert take(replace(o, step_right=None), rows).step_right is None
+
+
+def same(one, other):
+    "Are two tables equal, down to the kinds of their arrays?"
+    for field in fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        pairs = [(a[name], b[name]) for name in a] if field.name == 'features' else [(a, b)]
+        if field.name == 'features':
+            assert list(a) == list(b)
+        for x, y in pairs:
+            assert (x is None) == (y is None), field.name
+            if x is not None:
+                assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), field.name
+
+
+@both
+def test_what_is_saved_is_what_is_read(models, tmp_path):
+    tables = dict(whole=toy(10, models), unlabelled=replace(toy(10, models), step_right=None))
+    tables['walks'] = toy_walks(tables['whole'], 'RSD')
+    for name, table in tables.items():
+        paths = [tmp_path / f'{name}-{i}.npz' for i in (0, 1)]
+        save(table, paths[0])
+        read = load(paths[0])
+        assert type(read) is type(table)
+        same(read, table)
+        save(read, paths[1])
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        with zipfile.ZipFile(paths[0]) as file:
+            assert {info.date_time[:3] for info in file.infolist()} == {(1980, 1, 1)}
+
+
+def test_a_table_with_a_pickle_is_refused(tmp_path):
+    path = tmp_path / 'bad.npz'
+    np.savez(path, steps=np.array([dict(a=1)], object))
+    with pytest.raises(ValueError, match='allow_pickle=False'):
+        load(path)
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / 'none.npz')
+
+
+# ---- recorded walks
+def test_recorded_walks_cost_what_their_tokens_cost():
+    walks = toy_walks(toy(8), 'SpecReason')
+    for unit in UNITS:
+        right, cost = replay_walks(walks, unit)
+        assert (right == walks.right).all()
+        for s in range(len(walks.kappas)):
+            for i in range(8):
+                want = sum(price(walks, m, walks.tokens[s, i, m], unit) for m in range(3))
+                assert cost[s, i] == pytest.approx(want, rel=1e-12)

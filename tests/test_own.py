@@ -16,10 +16,10 @@ from toy_own import PAIR, Adder, ready, rows
 
 import stepwise_routing.models.pair as pair_module
 import stepwise_routing.own as own_module
-from stepwise_routing.base.records import ModelSpec, extract_boxed
-from stepwise_routing.base.settings import Policy
-from stepwise_routing.base.store import RolloutStore
-from stepwise_routing.base.tools import count_steps, gather_progress, run_async
+from stepwise_routing.records import ModelSpec, extract_boxed
+from stepwise_routing.settings import Policy
+from stepwise_routing.store import RolloutStore
+from stepwise_routing.util import count_steps, gather_progress, run_async
 from stepwise_routing.data.grading import is_equiv
 from stepwise_routing.data.questions import own_problems
 from stepwise_routing.method.candidates import Candidate, HeldOut, nested_classes, problems_worth
@@ -519,7 +519,7 @@ def half_minute(monkeypatch):
     def passes():
         now[0] += 30
         for action in timers: action()
-    monkeypatch.setattr('stepwise_routing.base.tools.repeating', repeating)
+    monkeypatch.setattr('stepwise_routing.util.repeating', repeating)
     monkeypatch.setattr('tqdm.std.time', lambda: now[0])
     monkeypatch.delenv('STEPWISE_PROGRESS', raising=False)
     return passes

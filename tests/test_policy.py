@@ -1,261 +1,404 @@
-"The pieces of a policy, against Monte-Carlo returns, definitions and simulation; and its files."
-import itertools
+"The network, the two thresholds of the paper, and the choice on calibration with its promise."
+
 import json
+import math
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from policies import f64, fitted_policy, hard_set, one_line, soft_set, tiny_policy, toy_env
+from hypothesis import given, strategies as st
+from scipy.stats import norm
+from toy import quick_methods, toy, toy_benchmark
 
-from stepwise_routing.base.settings import Policy
-from stepwise_routing.method.cpo import TableEnv
-from stepwise_routing.method.outcomes import escalation_times, toy_table
-from stepwise_routing.method.policy import *
+from stepwise_routing.method import policy as module
+from stepwise_routing.method.policy import (
+    CLASSES,
+    DELTA,
+    DTYPE,
+    FEW,
+    RULES,
+    Choice,
+    Curve,
+    Network,
+    capital,
+    choose,
+    fresh_policy,
+    fresh_router,
+    guaranteed,
+    load_policy,
+    log_odds,
+    log_pi,
+    means,
+    safe_by_normal,
+    save_policy,
+    settings_of,
+    simplest,
+    soft_choice,
+    tuned,
+    update_threshold,
+)
+from stepwise_routing.method.rollouts import Result
+from stepwise_routing.util import resamples
 
-torch.set_num_threads(1)
+COLUMNS = ('min_odds', 'step', 'final')
+both = pytest.mark.parametrize('models', [2, 3])
 
-# --- V-trace
-def slow_vtrace(values, rewards, rho, rho_bar, c_bar):
-    "Espeholt et al. 2018, equation 1, term by term, for one trajectory; the state after the last one is worth nothing."
-    T, after = len(values), np.r_[values, 0.]
-    clip = lambda bar: np.minimum(rho, np.inf if bar is None else bar)
-    def term(s, t):
-        gap = rewards[t] + after[t + 1] - values[t]
-        return np.prod(clip(c_bar)[s:t])*clip(rho_bar)[t]*gap
-    return np.array([values[s] + sum(term(s, t) for t in range(s, T)) for s in range(T)])
 
-@st.composite
-def trajectories(draw):
-    n, T = draw(st.integers(1, 4)), draw(st.integers(1, 7))
-    r = np.random.default_rng(draw(st.integers(0, 2**32)))
-    length = r.integers(1, T + 1, n)
-    rho = np.exp(r.normal(0, 1.5, (n, T)))*(r.random((n, T)) < .85)
-    return r.normal(0, 2, (n, T)), r.normal(0, 2, (n, T)), rho, np.arange(T) < length[:, None]
+# ---- the network
+@pytest.mark.parametrize('hidden', [(), (4,), (5, 3)])
+def test_a_network_is_linear_layers_with_tanh_between(hidden):
+    net = Network(3, 2, hidden)
+    theta, x = net.fresh(0), torch.randn(7, 3, dtype=DTYPE)
+    sizes, layers, start = (3, *hidden, 2), [], 0
+    for inputs, units in zip(sizes, sizes[1:]):
+        layer = torch.nn.Linear(inputs, units, dtype=DTYPE)
+        n = inputs * units
+        layer.weight.data = theta[start : start + n].view(units, inputs)
+        layer.bias.data = theta[start + n : start + n + units]
+        start += n + units
+        layers += [layer, torch.nn.Tanh()]
+    assert start == len(theta)
+    assert torch.allclose(net(theta, x), torch.nn.Sequential(*layers[:-1])(x), rtol=1e-12)
 
-bars = st.sampled_from([.3, 1., 2.])
 
-@given(trajectories(), bars, bars)
-@settings(max_examples=150, deadline=None)
-def test_vtrace_is_the_double_sum(trajectory, rho_bar, c_bar):
-    values, rewards, rho, inside = trajectory
-    vs, adv = vtrace(f64(values), f64(rewards), f64(rho), torch.as_tensor(inside), rho_bar, c_bar)
-    for i, T in enumerate(inside.sum(1)):
-        v, r, w = values[i, :T], rewards[i, :T], rho[i, :T]
-        want = slow_vtrace(v, r, w, rho_bar, c_bar)
-        assert np.allclose(vs[i, :T], want, rtol=1e-9, atol=1e-9)
-        assert np.allclose(adv[i, :T], r + np.r_[want[1:], 0.] - v, rtol=1e-9, atol=1e-9)
+@both
+def test_a_fresh_policy_hands_over_now_and_then(models):
+    net = Network(3, models)
+    theta = fresh_policy(net, 0)
+    x = torch.randn(100, 3, dtype=DTYPE, generator=torch.Generator().manual_seed(0))
+    pi = log_pi(log_odds(net(theta, x))).exp()
+    assert torch.allclose(pi.sum(-1), torch.ones(100, dtype=DTYPE))
+    assert torch.allclose(
+        pi[:, 1:].mean(0), torch.full((models - 1,), 0.1 / (models - 1), dtype=DTYPE), rtol=0.3
+    )
+    assert torch.equal(theta, fresh_policy(net, 0)) and not torch.equal(theta, fresh_policy(net, 1))
 
-def test_vtrace_by_hand():
-    """Two steps: V = (1, 2), r = (3, 4), rho = (.5, 3): delta_1 = 1*(4 + 0 - 2) = 2, vs_1 = 4; delta_0 = .5*(3 +
-    2 - 1) = 2, vs_0 = 1 + 2 + .5*(4 - 2) = 4."""
-    vs, adv = vtrace(f64([[1, 2]]), f64([[3, 4]]), f64([[.5, 3]]), torch.ones(1, 2, dtype=bool))
-    assert vs.tolist() == [[4., 4.]] and adv.tolist() == [[6., 2.]]
 
-@given(trajectories(), st.sampled_from([float('nan'), 1e300, -7.]))
-@settings(max_examples=50, deadline=None)
-def test_vtrace_never_looks_past_the_end(trajectory, junk):
-    values, rewards, rho, inside = trajectory
-    fill = lambda x, y: f64(np.where(inside, x, y))
-    clean = vtrace(fill(values, 0), fill(rewards, 0), fill(rho, 1), torch.as_tensor(inside))
-    dirty = vtrace(fill(values, junk), fill(rewards, junk), fill(rho, abs(junk)), torch.as_tensor(inside))
-    for a, b in zip(clean, dirty):
-        assert (a[inside] == b[inside]).all()
-        assert torch.isfinite(b).all(), 'finite everywhere: padding must not poison a sum'
+# ---- the soft choice
+probabilities = st.integers(2, 4).flatmap(
+    lambda k: st.lists(st.integers(1, 12), min_size=k, max_size=k)
+)
 
-def test_vtrace_off_policy_is_unbiased():
-    """With unclipped ratios, vs at the start averages to the target's value, whatever the critic says; two
-    steps, four paths, no sampling."""
-    mu, target, critic = np.array([.3, .6]), np.array([.8, .1]), f64([[5., -2.]])
-    r = np.random.default_rng(0).normal(size=(2, 2, 2)) # reward [step, action]: r[0, a0], r[1, a1] (+ a0)
-    total = want = 0.
-    for a in itertools.product((0, 1), repeat=2):
-        prob = lambda p: [p[t] if a[t] else 1 - p[t] for t in range(2)]
-        m, s, reward = prob(mu), prob(target), [r[0, 0, a[0]], r[1, a[0], a[1]]]
-        vs, _ = vtrace(critic, f64([reward]), f64([np.divide(s, m)]), torch.ones(1, 2, dtype=bool), 1e12, 1e12)
-        total += np.prod(m)*vs[0, 0].item(); want += np.prod(s)*sum(reward)
-    assert np.isclose(total, want)
 
-# --- sets and ratios
-weights = st.integers(2, 4).flatmap(lambda k: st.lists(st.integers(0, 12), min_size=k, max_size=k)).filter(any)
-probabilities = weights.map(lambda w: [x/sum(w) for x in w])
+@given(probabilities, st.floats(0, 0.5), st.sampled_from([0.1, 0.03]))
+def test_s_is_as_the_definition_has_it(weights, kappa, temperature):
+    pi = torch.tensor(weights, dtype=DTYPE)
+    pi = pi / pi.sum()
+    odds = log_odds(pi.log()[None])
+    assert torch.allclose(log_pi(odds).exp()[0], pi, rtol=1e-12)
+    allowed = torch.sigmoid((pi - kappa) / temperature)
+    S = soft_choice(odds, kappa, temperature).exp()[0]
+    assert torch.allclose(S, allowed / allowed.sum(), rtol=1e-9)
 
-@given(probabilities, st.one_of(st.floats(0, 1), st.sampled_from([.25, .5, 1/3])), st.booleans(), st.data())
-@settings(max_examples=300, deadline=None)
-def test_sets_as_the_definition_has_them(pi, kappa, tie, data):
-    if tie: kappa = data.draw(st.sampled_from(pi)) # a model exactly at the threshold belongs to the set
-    at = data.draw(st.integers(0, len(pi) - 1))
-    chosen = [a for a, p in enumerate(pi) if p >= kappa and p > 0]
-    assert escalate(pi, kappa, at) == (max(chosen) if chosen else at)
 
-@given(st.integers(2, 4), st.floats(.02, .5), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
-def test_the_soft_set_hardens(k, kappa, seed):
-    pi = f64(np.random.default_rng(seed).dirichlet(np.ones(k), 20))
-    away = ((pi - kappa).abs() > .01).all(-1) & (pi >= kappa).any(-1)
-    hard, gaps = hard_set(pi, kappa), []
-    for temp in (.1, .01, .001, .0001):
-        soft = log_threshold_probs(pi.log(), kappa, temp).exp()
-        assert torch.allclose(soft.sum(-1), torch.ones(20).double())
-        assert (temp < .001 or torch.allclose(soft, soft_set(pi, kappa, temp), rtol=1e-6, atol=1e-9))
-        gaps.append(float((soft - hard)[away].abs().max()) if away.any() else 0.)
-    assert gaps == sorted(gaps, reverse=True) and gaps[-1] < 1e-9
+def test_s_hardens_to_the_models_that_reach_kappa():
+    pi = torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.1, 0.2]], dtype=DTYPE)
+    hard = soft_choice(log_odds(pi.log()), 0.25, 1e-4).exp()
+    assert torch.allclose(hard, torch.tensor([[0.5, 0.5, 0], [1, 0, 0]], dtype=DTYPE), atol=1e-12)
 
-# --- kappa
-def miss_curve(kappa): return .12/(1 + np.exp(-(kappa - .3)/.06)) # rises with kappa: who escalates less, misses more
 
-def stream(seed, n=24_000):
-    "Kappa and misses of a stream of problems, one at a time."
-    draws, kappa, kappas, misses = np.random.default_rng(seed).random(n), .1, np.zeros(n), np.zeros(n)
-    for k, u in enumerate(draws):
-        misses[k] = u < miss_curve(kappa)
-        kappa = kappas[k] = update_threshold(kappa, misses[k], k + 1)
-    return kappas, misses
-
-@pytest.mark.parametrize('seed', range(2))
-def test_kappa_settles_where_the_misses_are_alpha(seed):
-    kappas, misses = stream(seed)
-    star = .3 - .06*np.log(.12/.02 - 1)
-    assert abs(misses[8000:].mean() - .02) < .005 and abs(kappas[8000:].mean() - star) < .02
-    assert abs(miss_curve(kappas[8000:]).mean() - .02) < .005, 'not only these draws: the chance of a miss'
-
-@pytest.mark.parametrize('start', [.1, .4])
-def test_the_printed_sign_runs_away(start, seed=0):
-    "A miss raises kappa, and a higher kappa misses more: one wall or the other, never alpha."
-    draws, kappa, tail = np.random.default_rng(seed).random(24_000), start, []
-    for k, u in enumerate(draws, 1):
-        tail.append(u < miss_curve(kappa))
-        kappa = update_threshold(kappa, tail[-1], k, Policy(sign='printed'))
-    assert min(kappa, .5 - kappa) < .1 and abs(np.mean(tail[8000:]) - .02) > .01
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.floats(.1, .6),
-       st.sampled_from(['corrected', 'printed']))
-@settings(max_examples=100, deadline=None)
-def test_kappa_keeps_its_bounds_and_moves_the_right_way(misses, high, sign):
-    kappa = high/2
-    for k, miss in enumerate(misses, 1):
-        new = update_threshold(kappa, miss, k, Policy(alpha=.1, kappa_step=1., sign=sign), high)
-        assert isinstance(new, float) and 0 <= new <= high
-        assert (new - kappa)*(miss - .1)*(1 if sign == 'printed' else -1) >= 0
-        kappa = new
-
+# ---- equation 5
 def test_kappa_by_hand():
-    assert np.isclose(update_threshold(.25, 1, 1), .25 - .1*.98)
-    assert np.isclose(update_threshold(.25, 0, 32), .25 + .1/8*.02)
-    assert np.isclose(update_threshold(.25, .4, 100, Policy(kappa_decay=0.)), .25 - .1*.38)
+    assert update_threshold(0.25, 1.0, 0.02, 0.1, 0.5) == pytest.approx(0.25 - 0.1 * 0.98)
+    assert update_threshold(0.25, 0.0, 0.02, 0.1, 0.5) == pytest.approx(0.25 + 0.1 * 0.02)
+    assert update_threshold(0.25, 1.0, 0.02, 0.1, 0.5, printed=True) == pytest.approx(0.348)
+    assert update_threshold(0.25, 0.0, 0.02, 0.1, 0.5, printed=True) == pytest.approx(0.248)
+    assert update_threshold(0.01, 1.0, 0.02, 0.1, 0.5) == 0
+    assert update_threshold(0.32, 0.0, 0.02, 9.0, 1 / 3) == 1 / 3
+    assert update_threshold(0.01, 0.0, 0.02, 9.0, 0.5, printed=True) == 0
 
-# --- files
-def saved(folder, **kw):
-    env = toy_env()
-    policy = fitted_policy(env)
-    save_policy(folder, policy, .1 + .2, models=env.models, alpha=.02, **kw)
-    return policy, env
 
-def test_a_saved_policy_comes_back_bit_by_bit(tmp_path):
-    policy, env = saved(tmp_path/'a', note='x')
-    back = load_policy(tmp_path/'a', models=env.models)
-    assert all(torch.equal(a, b) for a, b in zip(policy.state_dict().values(), back.state_dict().values()))
-    assert torch.equal(policy(env.x), back(env.x)) and back.kappa == .1 + .2
-    assert (back.features, back.scaler) == (policy.features, policy.scaler)
-    assert (back.n_models, back.hidden) == (2, (6,))
-    assert back.config['note'] == 'x' and tuple(back.config['models']) == env.models
-    table = toy_table(20)
-    assert np.array_equal(*(PolicyRouter(p, .3).decide(table.obs[:, 0]) for p in (policy, back)))
-    save_policy(tmp_path/'b', back, back.kappa, models=env.models, alpha=.02, note='x')
-    for name in ('model.safetensors', 'config.json'):
-        assert (tmp_path/'a'/name).read_bytes() == (tmp_path/'b'/name).read_bytes()
-    assert sorted(p.name for p in (tmp_path/'a').iterdir()) == ['config.json', 'model.safetensors']
+def lost_at(kappa):
+    "A router loses more at a higher kappa, as it hands over less often."
+    return 0.12 / (1 + math.exp(-(kappa - 0.3) / 0.06))
 
-def test_a_policy_for_others_is_refused(tmp_path):
-    saved(tmp_path)
-    with pytest.raises(ValueError, match='trained for the models toy small and toy large, not for a and b') as e:
-        load_policy(tmp_path, models=('a', 'b'))
-    one_line(e)
 
-def rewrite(change):
-    def damage(folder):
-        config = json.loads((folder/'config.json').read_text())
-        del config['checksum'] # as policies had it before: what it says is looked at
-        (folder/'config.json').write_text(json.dumps(change(config)))
-    return damage
+@pytest.mark.parametrize('start', [0.1, 0.45])
+def test_kappa_settles_where_the_loss_is_alpha_and_runs_away_with_the_printed_sign(start):
+    ends = []
+    for printed in (False, True):
+        kappa = start
+        for k in range(1, 3000):
+            kappa = update_threshold(kappa, lost_at(kappa), 0.02, 2 * k**-0.6, 0.5, printed)
+        ends.append(kappa)
+    assert lost_at(ends[0]) == pytest.approx(0.02, abs=1e-4)
+    assert ends[1] in (0, 0.5)
 
-def cut(name, share):
-    def damage(folder):
-        whole = (folder/name).read_bytes()
-        (folder/name).write_bytes(whole[:int(len(whole)*share)])
-    return damage
 
-def write(name, data): return lambda folder: (folder/name).write_bytes(data)
-def without(key): return rewrite(lambda c: {k: v for k, v in c.items() if k != key})
+# ---- a policy as a router
+@both
+def test_a_policy_doubts_as_much_as_pi_hands_over(models):
+    o = toy(30, models)
+    policy = fresh_router(o.features, COLUMNS, models, (4,), 0)
+    policy = replace(policy, theta=3 * policy.theta)
+    doubt = policy(o.features)
+    assert doubt.shape == (*o.inside.shape, models - 1)
+    assert (np.isnan(doubt) == ~o.inside[..., None]).all()
+    raw = {name: o.features[name][o.inside] for name in COLUMNS}
+    x = np.stack([(values - values.mean()) / values.std() for values in raw.values()], -1)
+    logits = policy.net(policy.theta, torch.tensor(x))
+    np.testing.assert_allclose(doubt[o.inside], logits.softmax(-1)[:, 1:].numpy(), rtol=1e-10)
 
-DAMAGE = dict(half=cut('model.safetensors', .5), half_config=cut('config.json', .5),
-              noise=write('model.safetensors', b'\xff'*100), array=write('config.json', b'[1, 2]'),
-              no_kappa=without('kappa'), other_layers=rewrite(lambda c: c | dict(hidden=[7])),
-              kappa_nan=rewrite(lambda c: c | dict(kappa=float('nan'))),
-              std_0=rewrite(lambda c: c | dict(std=[0.]*len(c['std']))),
-              unknown_feature=rewrite(lambda c: c | dict(features=['age']*len(c['features']))))
 
-def broken_weights(folder): # with the digest that belongs to them
-    policy = load_policy(folder)
-    next(policy.parameters()).data.view(-1)[0] = float('nan')
-    save_policy(folder, policy, .3)
+def test_a_feature_that_never_varies_is_no_division_by_nought():
+    o = toy(10)
+    features = o.features | dict(step=0 * o.features['step'] + 4)
+    policy = fresh_router(features, COLUMNS, 2, (), 0)
+    assert policy.std[1] == 1 and np.isfinite(policy(features)[o.inside]).all()
 
-DAMAGE |= dict(weight_nan=broken_weights)
 
-@pytest.mark.parametrize('damage', DAMAGE)
-def test_a_damaged_policy_says_so_in_one_line(tmp_path, damage):
-    saved(tmp_path)
-    DAMAGE[damage](tmp_path)
-    with pytest.raises(ValueError) as e: load_policy(tmp_path)
-    assert str(tmp_path) in one_line(e)
+@both
+def test_a_saved_policy_comes_back_bit_by_bit(models, tmp_path):
+    o = toy(20, models)
+    policy = fresh_router(o.features, COLUMNS, models, (6, 2), 0)
+    save_policy(policy, tmp_path / 'a', kappa=0.1 + 0.2, note='x')
+    back, facts = load_policy(tmp_path / 'a')
+    assert facts == dict(kappa=0.1 + 0.2, note='x')
+    assert back.theta.dtype == DTYPE and torch.equal(back.theta, policy.theta)
+    assert (back.columns, back.net) == (policy.columns, policy.net)
+    assert back(o.features).tobytes() == policy(o.features).tobytes()
+    save_policy(back, tmp_path / 'b', **facts)
+    for name in ('policy.json', 'theta.safetensors'):
+        assert (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes()
+    assert len([*(tmp_path / 'a').iterdir()]) == 2
+    assert json.loads((tmp_path / 'a' / 'policy.json').read_text())['columns'] == list(COLUMNS)
+    with pytest.raises(FileNotFoundError):
+        load_policy(tmp_path / 'none')
 
-@pytest.mark.parametrize('name', ['model.safetensors', 'config.json'])
-def test_a_missing_file_says_so_in_one_line(tmp_path, name):
-    saved(tmp_path)
-    (tmp_path/name).unlink()
-    with pytest.raises(FileNotFoundError, match=name) as e: load_policy(tmp_path)
-    one_line(e)
 
-def test_encoding_standardises_own_features_in_their_order():
-    table = toy_table(30, 'train')
-    env = TableEnv(table, ('final', 'score_logit'))
-    policy = fitted_policy(env)
-    x = policy.encode(table.obs, table.features).numpy()
-    inside = np.arange(table.obs.shape[1]) < table.n_steps[:, None]
-    assert x.dtype == np.float64 and (x[~inside] == 0).all()
-    assert np.allclose(x[inside].mean(0), 0) and np.allclose(x[inside].std(0), 1)
-    shuffled = table.obs[..., [2, 0, 1]]
-    assert (policy.encode(shuffled, [table.features[i] for i in (2, 0, 1)]).numpy() == x).all()
-    score = table.obs[..., 0][inside]
-    assert np.allclose(x[inside][:, 1], (score - score.mean())/score.std())
+# ---- tuned
+numbers = st.integers(0, 6).map(lambda i: i / 20)
+settings_list = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=9)
 
-@pytest.mark.parametrize('logit', [-60., -40., 40., 60.])
-def test_a_policy_that_is_very_sure_still_obeys_the_ends(logit):
-    "kappa = 0 escalates at once, however small pi is."
-    table = toy_table(10)
-    policy = fitted_policy(TableEnv(toy_table(60, 'train'), table.features))
-    policy.net[-1].weight.data.zero_()
-    policy.net[-1].bias.data = f64([0., logit])
-    router = PolicyRouter(policy, 0.)
-    assert (escalate(policy(policy.encode(table.obs, table.features)).exp().detach().numpy(), 0.) == 1).all()
-    assert (escalation_times(router, table) == 0).all()
 
-def test_local_verdicts_by_hand():
-    "Verified: every step after which the walk went on was judged correct."
-    verdicts = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]], bool)
-    went_on = np.array([[1, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0]], bool)
-    assert locally_verified(verdicts, went_on).tolist() == [True, True, False, True]
+@given(st.lists(settings_list, min_size=1, max_size=3), st.sampled_from([0.0, 0.05, 0.1]))
+def test_tuned_is_the_cheapest_setting_that_keeps_the_accuracy(rows, alpha):
+    width = min(len(row) for row in rows)
+    accuracy, cost = np.moveaxis(np.array([row[:width] for row in rows]), 2, 0)
+    for r, setting in enumerate(tuned(accuracy, cost, alpha)):
+        good = [i for i in range(width) if accuracy[r, i] > accuracy[r, 0] - alpha - 1e-9]
+        assert setting == min(good, key=lambda i: (cost[r, i], i))
 
-@pytest.mark.parametrize('p, seen', [(0., 1e-4), (.001, .001), (.5, .5), (.9995, .9995), (1., 1 - 1e-4)])
-def test_a_probability_is_seen_as_log_odds_between_one_in_ten_thousand_and_its_complement(p, seen):
-    assert np.allclose(policy_inputs([[p, 3.]], ('score_prob', 'index'), ('index', 'score_prob')),
-                       [[3., np.log(seen/(1 - seen))]])
 
-def test_a_walk_escalates_at_the_threshold_as_the_table_does(monkeypatch):
-    table, policy = toy_table(20), tiny_policy()
-    x = policy_inputs(table.obs[:, 0], table.features, policy.features)
-    monkeypatch.setattr(PolicyRouter, 'inputs', lambda self, states: x[states]) # of the first steps
-    router = PolicyRouter(policy, 0.)
-    pi = router.decide(x)[:, 1]
-    for i in range(20): assert router.at(pi[i]).escalates([i]).all() and router.at(pi[i]).table_escalates(table)[i, 0]
-    assert not any(router.at(np.nextafter(pi[i], 1)).escalates([i]).any() for i in range(20))
+# ---- guaranteed
+def safe(loss, alpha, delta=DELTA):
+    "Does `guaranteed` take a setting with these losses?"
+    n = len(loss)
+    two = np.stack([np.zeros(n), loss])
+    return bool(guaranteed(two, np.array([[1.0, 0.5]]), np.ones((1, n)), alpha, delta)[0])
+
+
+@pytest.mark.parametrize('n, alpha', [(100, 0.03), (300, 0.03), (600, 0.03), (600, 0.005)])
+def test_an_unsafe_setting_is_rarely_taken(n, alpha):
+    "2,000 simulated calibrations of a setting that loses alpha, and a little more."
+    rng = np.random.default_rng(n)
+    outcomes, chances = [1.0, 0.0, -1.0], [alpha + 0.031, 0.939 - alpha, 0.03]
+    if alpha < 0.01:
+        outcomes, chances = [1.0, 0.0], [alpha * 1.01, 1 - alpha * 1.01]
+    taken = [safe(rng.choice(outcomes, n, p=chances), alpha) for _ in range(2000)]
+    assert np.mean(taken) <= DELTA
+
+
+def test_one_of_three_fails_no_more_often_than_one():
+    "Whichever of three routers is taken: each may fail with a third of delta."
+    rng = np.random.default_rng(1)
+    n, alpha = 400, 0.03
+    loss = rng.choice([1.0, 0.0, -1.0], (2000, 3, n), p=[0.061, 0.909, 0.03])
+    fails = {
+        delta: np.mean([any(safe(x, alpha, delta) for x in case) for case in loss])
+        for delta in (DELTA, DELTA / CLASSES)
+    }
+    assert fails[DELTA / CLASSES] <= DELTA < fails[DELTA]
+
+
+def test_one_of_three_is_chosen_with_a_third_of_delta():
+    rng = np.random.default_rng(0)
+    loss = rng.choice([1.0, 0.0, -1.0], (30, 400), p=[0.03, 0.95, 0.02]).cumsum(0).clip(-1, 1)
+    right, cost = 1 - np.maximum(loss, 0), np.linspace(1, 0.2, 30)[:, None] + np.zeros((30, 400))
+    right[0] = 1
+    counts = resamples(400, 20)
+    calibration = Result(right, cost)
+    chosen = settings_of(Curve([None] * 30, calibration, None), counts, 0.1)
+    rest = right[0] - right, means(cost, counts), counts, 0.1
+    assert (chosen[RULES[1]] == guaranteed(*rest, DELTA)).all()
+    assert (chosen[RULES[2]] == guaranteed(*rest, DELTA / 3)).all()
+    assert (chosen[RULES[2]] < chosen[RULES[1]]).any()
+
+
+def test_the_walk_stops_at_the_first_setting_that_may_lose_too_much():
+    n = 1000
+    good, bad, counts = np.zeros(n), np.ones(n), np.ones((1, n))
+
+    def taken(losses, cost):
+        return guaranteed(np.stack(losses), np.array([cost]), counts, 0.02, DELTA)[0]
+
+    assert taken([good, good, good, bad, good], [5, 4, 3, 2, 1]) == 2
+    assert taken([good, bad, good], [3, 2, 1]) == 0
+    assert taken([good, good], [3, 3]) == 0, 'nothing is saved: the large model alone'
+
+
+def test_the_normal_bound_by_hand():
+    loss = np.array([[0.0, 1, 0, 0]])
+    bound = 0.25 + norm.ppf(0.9) * math.sqrt(0.75 / 3 / 4)
+    ones = np.ones((1, 4))
+    verdicts = [safe_by_normal(loss, ones, bound + x, 0.1)[0, 0] for x in (1e-9, -1e-9)]
+    assert verdicts == [True, False]
+
+
+@pytest.mark.parametrize('n, alpha', [(1, 0.3), (4, 0.1), (8, 0.02), (8, 0.3)])
+def test_the_bet_is_fair_by_counting_every_course_of_the_game(n, alpha):
+    "A loss of 1, 0 or -1, and of alpha in the mean: all 3^n courses, with their probabilities."
+    chance = {1.0: 0.25 + alpha / 2, -1.0: 0.25 - alpha / 2, 0.0: 0.5}
+    courses = np.array([*product(chance, repeat=n)])
+    probability = np.prod([[chance[x] for x in course] for course in courses], 1)
+    money = capital(courses, alpha, DELTA)
+    assert (money > 0).all() and probability @ money[:, -1] == pytest.approx(1)
+    assert probability @ (money.max(1) >= 1 / DELTA) <= DELTA
+
+
+def test_a_stake_knows_the_past_alone():
+    rows = np.stack([np.zeros(20), np.r_[np.zeros(15), np.ones(5)]])
+    one, other = capital(rows, 0.05, DELTA)
+    assert np.array_equal(one[:15], other[:15]) and not np.isclose(one[15], other[15])
+
+
+def test_few_problems_or_few_allowed_losses_are_tested_exactly():
+    "Nothing was lost on a few problems: that is no proof, whatever the normal bound says."
+    assert not safe(np.zeros(20), 0.02) and safe(np.zeros(FEW), 0.02)
+    assert not safe(np.zeros(60), 0.05) and safe(np.zeros(100), 0.05)
+    cases = product((20, 299, 300, 600, 3000), (1e-4, 0.002, 0.005, 0.01, 0.02, 0.05))
+    proofs = [(1 - alpha) ** n for n, alpha in cases if safe(np.zeros(n), alpha)]
+    assert proofs and max(proofs) <= DELTA
+
+
+def test_bets_on_a_resample_are_those_on_its_problems():
+    rng = np.random.default_rng(3)
+    loss = (rng.random((12, 200)) < 0.02).cumsum(0).clip(0, 1).astype(float)
+    loss[0] = 0
+    counts, cost = resamples(200, 8), np.linspace(1, 0.1, 12)
+    got = guaranteed(loss, np.tile(cost, (9, 1)), counts, 0.15, DELTA)
+    for r, row in enumerate(counts):
+        drawn = np.repeat(np.arange(200), row.astype(int))
+        wanted = 0
+        while wanted < 11 and safe(loss[wanted + 1, drawn], 0.15):
+            wanted += 1
+        assert got[r] == wanted
+    assert len({*got}) > 2
+
+
+# ---- the choice, again in each resample
+def random_curve(seed, n=310, settings=12):
+    "Settings from safe to cheap: each loses a few problems more."
+    rng = np.random.default_rng(seed)
+
+    def split(n):
+        right = (rng.random((settings, n)) < np.linspace(0.9, 0.8, settings)[:, None]).astype(float)
+        return Result(right, rng.random((settings, n)) * np.linspace(2, 0.5, settings)[:, None])
+
+    return Curve([None, *range(1, settings)], split(n), split(n - 20))
+
+
+def slow_choice(curve, counts, alpha, delta=None):
+    "A loop over the problems of one resample. delta None: tuned."
+    drawn = np.repeat(np.arange(len(counts)), counts.astype(int))
+    right, cost = (values[:, drawn] for values in curve.calibration)
+    best = 0
+    for setting in range(1, len(right)):
+        loss = right[0] - right[setting]
+        if delta is None:
+            keeps = right[setting].mean() >= right[0].mean() - alpha - 1e-12
+            if keeps and cost[setting].mean() < cost[best].mean():
+                best = setting
+            continue
+        if loss.mean() + norm.ppf(1 - delta) * loss.std(ddof=1) / math.sqrt(len(loss)) > alpha:
+            break
+        best = setting
+    return best if cost[best].mean() < cost[0].mean() else 0
+
+
+def test_every_resample_and_every_seed_chooses_for_itself():
+    curves, alpha = [random_curve(seed) for seed in (0, 1, 2)], 0.09
+    counts = resamples(310, 30, seed=5), resamples(290, 30, seed=6)
+    found = choose(curves, counts, alpha, seed=7)
+    shares = resamples(3, 30, seed=7) / 3
+    deltas = dict(zip(RULES, (None, DELTA, DELTA / 3)))
+    used = set()
+    for rule, delta in deltas.items():
+        for r in range(31):
+            want = np.zeros(3)
+            for curve, share in zip(curves, shares[r]):
+                at = slow_choice(curve, counts[0][r], alpha, delta)
+                used.add((rule, at))
+                cost = curve.calibration.cost @ counts[0][r]
+                on_test = [values[at] @ counts[1][r] / 290 for values in curve.test]
+                want += share * np.array([*on_test, cost[at] / cost[0]])
+            choice = found[rule]
+            got = choice.accuracy[r], choice.cost[r], choice.calibration_cost[r]
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+        for curve, (kappa, accuracy, cost) in zip(curves, choice.by_seed):
+            at = slow_choice(curve, np.ones(310), alpha, delta)
+            assert kappa == curve.kappas[at]
+            np.testing.assert_allclose((accuracy, cost), [v[at].mean() for v in curve.test])
+    assert len(used) > 10
+
+
+class Sealed:
+    "A test split: whoever looks at it fails."
+
+    def __getattribute__(self, name):
+        raise AssertionError(f'the test split was touched: {name}')
+
+    def __iter__(self):
+        raise AssertionError('the test split was touched')
+
+    __getitem__ = __len__ = __array__ = __iter__
+
+
+def test_nobody_looks_at_test_problems_while_choosing():
+    curve = random_curve(0)
+    counts = resamples(310, 5)
+    blind = settings_of(curve._replace(test=Sealed()), counts, 0.05)
+    seen = settings_of(curve, counts, 0.05)
+    assert all((blind[rule] == seen[rule]).all() for rule in RULES)
+
+
+def test_other_test_problems_change_no_threshold_and_no_choice():
+    "All methods at once: fitted, swept and chosen the same, whatever the test split is."
+    splits, other = toy_benchmark(80), toy_benchmark(80, seed=9)
+    of_test = 'test', ('SpecReason', 'test'), ('RSD', 'test')
+    swapped = splits | {key: other[key] for key in of_test}
+    counts = resamples(80, 3), resamples(80, 3)
+    for method in quick_methods():
+        found = []
+        for case in (splits, swapped):
+            curve = method.curves(case, ('flops', 'cents'), method.reading, 0)['cents']
+            kappas = [choice.by_seed[0][0] for choice in choose([curve], counts, 0.05).values()]
+            found.append((curve, kappas))
+        (one, chosen), (two, again) = found
+        assert [*one.kappas] == [*two.kappas] and chosen == again, method.name
+        for a, b in zip(one.calibration, two.calibration):
+            assert (a == b).all(), method.name
+        assert (one.test.right != two.test.right).any(), method.name
+
+
+# ---- the simplest of several
+@given(st.lists(st.lists(st.integers(1, 8), min_size=4, max_size=4), min_size=1, max_size=4))
+def test_the_simplest_that_is_nearly_the_cheapest_is_taken(costs):
+    costs = np.array(costs) / 8 * np.array([1, 1.04, 1.06, 1])[: len(costs), None]
+    choices = [
+        Choice(10 * i + np.arange(4.0), 100 * i + np.arange(4.0), cost, [(i, 0.0, 0.0)])
+        for i, cost in enumerate(costs)
+    ]
+    found = simplest(choices)
+    for r in range(4):
+        want = next(i for i in range(len(costs)) if costs[i, r] <= 1.05 * costs[:, r].min())
+        assert (found.accuracy[r], found.cost[r]) == (10 * want + r, 100 * want + r)
+        assert found.calibration_cost[r] == costs[want, r]
+        if r == 0:
+            assert found.by_seed == [(want, 0.0, 0.0)]
+
+
+def test_the_constants_of_the_promise():
+    assert (module.DELTA, module.CLASSES, module.NEARLY) == (0.1, 3, 0.05)

@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 from micro_world.drafts import micro_problems
 from micro_world.families import FAMILIES
 
-from stepwise_routing.base.records import Problem, edge_seed
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import Problem, edge_seed
+from stepwise_routing.util import run_async
 from stepwise_routing.data.steps import first_wrong
 from stepwise_routing.method.confidence import auroc
 from stepwise_routing.models import reward

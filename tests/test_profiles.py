@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwise_routing.base.settings import Policy
-from stepwise_routing.base.tools import Project
+from stepwise_routing.settings import Policy
+from stepwise_routing.util import Project
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.run.config import FOLDER_NAME, Data, Models, read_run
 

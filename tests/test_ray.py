@@ -10,7 +10,7 @@ import pytest
 
 ray = pytest.importorskip('ray')
 psutil = pytest.importorskip('psutil')
-from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.store import RolloutStore, tree_settings
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
@@ -116,7 +116,7 @@ os.environ['RAY_worker_niceness'] = '0'
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.names import open_models
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.base.store import RolloutStore, tree_settings
+from stepwise_routing.store import RolloutStore, tree_settings
 from stepwise_routing.models.ray import _start_ray
 for attempt in range(2):
     try: _start_ray(3); break

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from stepwise_routing.base.store import RolloutStore
-from stepwise_routing.base.tools import PACKAGE, run_async
+from stepwise_routing.store import RolloutStore
+from stepwise_routing.util import PACKAGE, run_async
 from stepwise_routing.data import recorded as records
 from stepwise_routing.data.benchmarks import find_benchmark
 from stepwise_routing.data.grading import is_right

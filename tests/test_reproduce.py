@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from toy_project import COUNT, OPEN, TOY, toy_project
 
-from stepwise_routing.base.tools import Project
+from stepwise_routing.util import Project
 from stepwise_routing.run import cli, config, notebooks, publish, runner
 from stepwise_routing.run.manifest import Manifest
 from stepwise_routing.run.runner import Options

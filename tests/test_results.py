@@ -1,224 +1,375 @@
-"Rows, intervals, metrics and loading: closed forms, and clear lines for bad input."
-from dataclasses import dataclass, replace
+"All methods on toy tables by one rule: rows, intervals, comparisons, gains; a router of one's own joins."
+
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given, settings, strategies as st
-from toy_runs import evaluated, frame, line, save_methods, settled, toy_run
+from sklearn.metrics import roc_auc_score
+from toy import quick_methods, toy_benchmark
 
-from stepwise_routing.base.statistics import resamples
-from stepwise_routing.method.comparison import COLUMNS, at_thresholds, grid_search, outcome_rows
-from stepwise_routing.method.outcomes import replay, toy_table, undominated
+from stepwise_routing.method.policy import Choice, simplest
 from stepwise_routing.method.results import (
-    METHOD_STYLE,
-    REWRITES,
-    cost_unit,
-    headline,
-    method_label,
-    method_rank,
-    read_rows,
-    with_intervals,
+    CHOSEN,
+    OF_CHOSEN,
+    OURS,
+    RIVALS,
+    Method,
+    Row,
+    all_methods,
+    at_grid,
+    at_thresholds,
+    compare,
+    comparison,
+    frame,
+    gain_frame,
+    interval,
+    of_walks,
+    seed_frame,
+    threshold_curves,
 )
-from stepwise_routing.method.routers import ThresholdRouter, score_thresholds
-from stepwise_routing.method.walks import SmallOnly
-from stepwise_routing.run.config import changed
-from stepwise_routing.run.own_routers import add_router
-from stepwise_routing.run.stages import load_benchmark, load_run, read_table
+from stepwise_routing.method.rollouts import exits, large_alone, replay, replay_walks, thresholds
+from stepwise_routing.settings import Training
+from stepwise_routing.util import resamples
+
+N, BOOT = 120, 40
+UNITS = 'flops', 'cents'
+METHODS = quick_methods(seeds=(0, 1))
+
+
+def without(splits, *columns):
+    "A benchmark without walks and without some columns."
+    return {
+        split: replace(o, features={k: v for k, v in o.features.items() if k not in columns})
+        for split, o in splits.items()
+        if isinstance(split, str)
+    }
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory):
-    run = toy_run(tmp_path_factory.mktemp('run'), 'gpt-4.1-mini')
-    save_methods(run)
-    return run
+def benchmarks():
+    return dict(one=toy_benchmark(N), bare=without(toy_benchmark(N, 7), 'mean_logit', 'reward'))
 
-# ---- intervals ------------------------------------------------------------------------------------------------------
-def ends(draws): return [with_intervals(dict(x=np.asarray(draws)))[f'x{end}'] for end in ('_low', '_high')]
 
-def test_interval_of_a_mean_is_the_normal_one():
-    x = np.random.default_rng(0).random(400) < .8
-    low, high = ends(resamples(400, 20_000) @ x / 400)
-    half = 1.96*x.std()/20
-    assert np.isclose(high - low, 2*half, rtol=.04) and np.isclose((low + high)/2, x.mean(), atol=.003)
+@pytest.fixture(scope='module')
+def results(benchmarks):
+    return compare(benchmarks, METHODS, UNITS, alpha=0.05, n_boot=BOOT, processes=1)
+
+
+def table_of(results, *args):
+    "A frame, and its rows by (unit, benchmark, method)."
+    table = frame(results, *args)
+    return table.set_index(['unit', 'benchmark', 'method'])
+
+
+# ---- which rows there are
+def test_every_method_gives_a_row_and_chosen_features_one_more(results):
+    names = [method.name for method in METHODS]
+    assert len({*names}) == len(names) == 23
+    for unit in UNITS:
+        found = [method for u, benchmark, method in results if (u, benchmark) == (unit, 'one')]
+        assert found == [*names, CHOSEN]
+
+
+def test_a_method_is_left_out_where_a_column_or_a_walk_is_missing(results):
+    found = {method for _, benchmark, method in results if benchmark == 'bare'}
+    left_out = {method.name for method in METHODS} - found
+    wanted = ['SpecReason', 'RSD', 'STEER', 'Ours (S^os)', 'Ours, as printed', 'Ours, all features']
+    wanted += [
+        'Stake regression',
+        'Mean-logit threshold',
+        'TRIM',
+        'STEER, rewrite',
+        'Ours (S^os), rewrite',
+    ]
+    assert left_out == {*wanted} and CHOSEN not in found
+
+
+def test_expected_values_are_not_guaranteed(results):
+    for rule in ('tuned', 'guaranteed'):
+        found = {*frame(results, rule)['method']}
+        assert ({'Random step', 'Random problem', 'Oracle'} <= found) == (rule == 'tuned')
+        assert {'Large only', 'RSD', 'Ours (S^API)', CHOSEN} <= found
+
+
+def test_two_processes_find_what_one_finds(benchmarks, results):
+    few = [method for method in METHODS if method.name in ('STEER', 'Large only', 'Ours, linear')]
+    options = dict(alpha=0.05, n_boot=BOOT)
+    one = dict(one=benchmarks['one'])
+    found = compare(one, few, UNITS, processes=2, **options)
+    for key, row in found.items():
+        for rule, choice in row.choices.items():
+            for a, b in zip(choice, results[key].choices[rule]):
+                assert np.array_equal(a, b), key
+
+
+# ---- what a row says
+def slow_row(splits, kappas, doubts, unit, alpha, reading='continue'):
+    "(kappa, accuracy, cost) on test of the cheapest threshold that keeps the accuracy on calibration."
+    calibration, test = splits['calibration'], splits['test']
+    large = large_alone(calibration, unit)
+    best = None, large.cost.mean()
+    for kappa in kappas:
+        right, cost = replay(calibration, doubts[0], [kappa], unit, reading)
+        if right.mean() >= large.right.mean() - alpha - 1e-12 and cost.mean() < best[1]:
+            best = kappa, cost.mean()
+    if best[0] is None:
+        on_test = large_alone(test, unit)
+    else:
+        on_test = replay(test, doubts[1], [best[0]], unit, reading)
+    return best[0], on_test.right.mean(), on_test.cost.mean()
+
+
+@pytest.mark.parametrize('unit', UNITS)
+@pytest.mark.parametrize('method', ['Min-prob threshold', 'Mean-logit threshold'])
+def test_a_row_is_what_a_loop_over_thresholds_finds(benchmarks, results, unit, method):
+    splits = benchmarks['one']
+    column = dict(zip(('Min-prob threshold', 'Mean-logit threshold'), ('min_prob', 'mean_logit')))
+    doubts = [-splits[split].features[column[method]] for split in ('calibration', 'test')]
+    kappas = thresholds(doubts[0], 500)
+    kappa, accuracy, cost = slow_row(splits, kappas, doubts, unit, 0.05)
+    row = table_of(results).loc[unit, 'one', method]
+    assert (
+        kappa is not None and results[unit, 'one', method].choices['tuned'].by_seed[0][0] == kappa
+    )
+    np.testing.assert_allclose([row['accuracy'], row['cost']], [100 * accuracy, cost])
+    large = large_alone(splits['test'], unit).cost.mean()
+    np.testing.assert_allclose(
+        [row['share'], row['per_cost']], [cost / large, 100 * accuracy / cost]
+    )
+
+
+def test_both_prices_are_paid_by_the_same_policy(results, benchmarks):
+    "A threshold is chosen in each unit, among the same."
+    curves = next(m for m in METHODS if m.name == 'Ours (S^API)').curves
+    flops, cents = curves(benchmarks['one'], UNITS, 'continue', 0).values()
+    assert flops.kappas == cents.kappas and (flops.test.right == cents.test.right).all()
+    assert (flops.test.cost != cents.test.cost).any()
+    alone = curves(benchmarks['one'], ('cents',), 'continue', 0)['cents']
+    assert alone.kappas != cents.kappas, 'trained in cents it is another policy'
+
+
+def test_a_line_goes_from_the_large_model_to_the_cheapest_setting(benchmarks, results):
+    o = benchmarks['one']['test']
+    large, small = large_alone(o, 'flops'), exits(o, 'flops', 'continue')
+    line = results['flops', 'one', 'Min-prob threshold'].line
+    assert line.shape == (40, 2)
+    assert line[0].tolist() == [large.cost.mean(), large.right.mean()]
+    assert line[-1].tolist() == [small.cost[:, -1].mean(), small.right[:, -1].mean()]
+
+
+def test_every_other_reading_is_another_row(benchmarks):
+    "Only how the larger model takes over differs."
+    by_name = {method.name: method for method in METHODS}
+    splits = benchmarks['one']
+    assert len([name for name in by_name if name.endswith(', rewrite')]) == 5
+    for reading, name in (
+        ('continue', 'Min-prob threshold'),
+        ('rewrite', 'Min-prob threshold, rewrite'),
+    ):
+        curve = by_name[name].curves(splits, ('flops',), by_name[name].reading, 0)['flops']
+        doubt = -splits['test'].features['min_prob']
+        want = replay(splits['test'], doubt, curve.kappas[1:], 'flops', reading)
+        assert by_name[name].reading == reading and (curve.test.cost[1:] == want.cost).all()
+
+
+# ---- as the paper prints it
+def test_a_grid_has_the_paper_s_eleven_scores(benchmarks):
+    splits = benchmarks['one']
+    curve = at_grid(lambda *case: lambda f: -f['reward'])(splits, ('flops',), 'continue', 0)[
+        'flops'
+    ]
+    assert curve.kappas[0] is None
+    np.testing.assert_allclose(curve.kappas[1:], -np.linspace(1, 0, 11))
+    o = splits['test']
+    want = replay(o, -o.features['reward'], [-0.6], 'flops', 'continue')
+    np.testing.assert_allclose(curve.test.cost[5], want.cost[0])
+
+
+def test_walks_are_rows_at_their_thresholds_or_on_the_grid(benchmarks):
+    splits = benchmarks['one']
+    walks = splits['RSD', 'test']
+    every, grid = (
+        of_walks('RSD', on)(splits, ('cents',), 'rewrite', 0)['cents'] for on in (False, True)
+    )
+    walked, large = replay_walks(walks, 'cents'), large_alone(splits['test'], 'cents')
+    assert (
+        every.kappas[1:] == [*walks.kappas] and len(every.kappas) == 13 and len(grid.kappas) == 12
+    )
+    assert (every.test.cost == np.vstack([large.cost, walked.cost])).all()
+    used = ~np.isclose(walks.kappas, -0.33)
+    assert (grid.test.right[1:] == walks.right[used]).all() and grid.kappas[1:] == [
+        *walks.kappas[used]
+    ]
+
+
+def test_as_printed_has_one_setting_of_its_own(benchmarks):
+    method = next(m for m in METHODS if m.name == 'Ours, as printed')
+    curve = method.curves(benchmarks['one'], ('flops',), 'continue', 0)['flops']
+    assert len(curve.kappas) == len(curve.test.cost) == 1 and 0 <= curve.kappas[0] <= 0.5
+
+
+def test_the_printed_profile_uses_grids_and_the_thresholds_of_training(benchmarks):
+    by_name = {
+        m.name: m for m in all_methods(Training(steps=2, batch=20, printed=True), seeds=(0,))
+    }
+    sizes = {}
+    for name in ('STEER', 'SpecReason', 'RSD', 'Ours (S^os)'):
+        curves = by_name[name].curves(benchmarks['one'], ('flops',), 'continue', 0)
+        sizes[name] = len(curves['flops'].kappas)
+    assert sizes == {'STEER': 12, 'SpecReason': 12, 'RSD': 12, 'Ours (S^os)': 1}
+
+
+# ---- chosen features
+def test_chosen_features_are_the_simplest_of_three(results):
+    of_rule = {'tuned': 'tuned', 'guaranteed': 'guaranteed, one of three'}
+    for unit in UNITS:
+        row = results[unit, 'one', CHOSEN]
+        assert row.line is None and {*row.choices} == {*of_rule}
+        for rule, used in of_rule.items():
+            three = [results[unit, 'one', name].choices[used] for name in OF_CHOSEN]
+            for got, want in zip(row.choices[rule], simplest(three)):
+                assert np.array_equal(got, want)
+    assert OF_CHOSEN == ('Min-prob threshold', 'Ours, linear', 'Ours, all features')
+
+
+# ---- a router of one's own
+def test_a_router_of_your_own_joins_in_ten_lines(benchmarks, results):
+    def patience(features):
+        return features['step']
+
+    mine = Method('Patience', threshold_curves(patience))
+    one = dict(one=benchmarks['one'])
+    few = [method for method in METHODS if method.name in ('Large only', 'Min-prob threshold')]
+    found = compare(one, [*few, mine], UNITS, alpha=0.05, n_boot=BOOT, processes=1)
+    table = table_of(found)
+    splits = benchmarks['one']
+    doubts = [splits[split].features['step'] for split in ('calibration', 'test')]
+    for unit in UNITS:
+        kappa, accuracy, cost = slow_row(splits, thresholds(doubts[0]), doubts, unit, 0.05)
+        assert found[unit, 'one', 'Patience'].choices['tuned'].by_seed == [
+            (kappa, pytest.approx(accuracy), pytest.approx(cost))
+        ]
+    others = table_of(results).loc[table.drop('Patience', level='method').index]
+    assert table.drop('Patience', level='method').equals(others), 'other rows stay as they are'
+    versus = comparison(found, ('Patience',), ('Min-prob threshold', 'Large only', 'RSD'))
+    assert versus['rival'].tolist() == ['Min-prob threshold', 'Large only'] * 2
+
+
+def test_a_router_may_be_fitted_on_training_problems(benchmarks):
+    seen = []
+
+    def fit(train, unit, reading, seed):
+        seen.append((str(train.split), unit, reading, seed))
+        return lambda features: -features['min_odds']
+
+    mine = Method('Fitted', at_thresholds(fit, most=7), seeds=(3, 4), reading='rewrite')
+    found = compare(dict(one=benchmarks['one']), [mine], UNITS, n_boot=3, processes=1)
+    assert seen == [('train', 'flops', 'rewrite', 3), ('train', 'flops', 'rewrite', 4)]
+    assert len(found['cents', 'one', 'Fitted'].choices['tuned'].by_seed) == 2
+
+
+# ---- tables by hand
+def choice(accuracy, cost, by_seed=((0.5, 0.0, 0.0),)):
+    return Choice(np.array(accuracy), np.array(cost), np.array(cost), list(by_seed))
+
+
+def row(*args, **more):
+    return Row(dict(tuned=choice(*args, **more)), None)
+
+
+SEEDS = (0.25, 0.8, 2.0), (None, 0.6, 6.0)
+BY_HAND = {
+    ('flops', 'toy', 'Large only'): row([0.9, 0.8, 1.0, 0.9], [8.0, 8.0, 10.0, 8.0]),
+    ('flops', 'toy', 'Ours (S^os)'): row([0.7, 0.6, 0.9, 0.8], [4.0, 2.0, 5.0, 8.0], by_seed=SEEDS),
+    ('cents', 'toy', 'Large only'): row([0.9, 0.8, 1.0, 0.9], [2.0, 2.0, 2.0, 2.0]),
+    ('cents', 'toy', 'Ours (S^os)'): row([0.7, 0.6, 0.9, 0.8], [1.0, 1.0, 3.0, 1.0]),
+}
+
+
+def test_an_interval_leaves_out_the_sample_itself():
+    assert interval(np.r_[9.0, np.arange(1000)]) == (9.0, 25.0, 974.0)
+    assert interval(np.array([5.0, np.inf, 1.0, 2.0])) == (5.0, 1.0, np.inf)
+
+
+def test_a_frame_by_hand():
+    table = frame(BY_HAND)
+    numbers = ['accuracy', 'cost', 'share', 'per_cost']
+    columns = [f'{name}{end}' for name in numbers for end in ('', '_low', '_high')]
+    assert list(table) == ['unit', 'benchmark', 'method', *columns] and len(table) == 4
+    ours = table.iloc[1]
+    assert (ours['unit'], ours['method']) == ('flops', 'Ours (S^os)')
+    want = dict(
+        accuracy=(70, 60, 90), cost=(4, 2, 8), share=(0.5, 0.25, 1), per_cost=(17.5, 10, 30)
+    )
+    for name, values in want.items():
+        np.testing.assert_allclose([ours[name], ours[f'{name}_low'], ours[f'{name}_high']], values)
+    assert len(frame(BY_HAND, 'guaranteed')) == 0
+
+
+def test_a_comparison_is_paired_by_hand():
+    "Ratios resample by resample: 2/8, 5/10, 8/8."
+    table = comparison(BY_HAND, ('Ours (S^os)',), ('Large only', 'RSD'))
+    columns = [f'{name}{end}' for name in ('ratio', 'points') for end in ('', '_low', '_high')]
+    assert list(table) == ['unit', 'benchmark', 'ours', 'rival', *columns]
+    assert table['unit'].tolist() == ['flops', 'cents'] and {*table['rival']} == {'Large only'}
+    np.testing.assert_allclose(table[columns[:3]], [[0.5, 0.25, 1], [0.5, 0.5, 1.5]])
+    np.testing.assert_allclose(table[columns[3:]], [[-20, -20, -10]] * 2)
+    assert (OURS[-1], len(OURS), len(RIVALS)) == (CHOSEN, 3, 5)
+
+
+def test_every_seed_is_a_row_by_hand(results):
+    table = seed_frame(BY_HAND)
+    columns = ['unit', 'benchmark', 'method', 'seed', 'kappa', 'accuracy', 'share']
+    assert list(table) == columns and table['seed'].tolist() == [0, 1]
+    np.testing.assert_allclose(table['accuracy'], [80, 60])
+    np.testing.assert_allclose(table['share'], [0.25, 0.75])
+    assert table['kappa'][0] == 0.25 and np.isnan(table['kappa'][1])
+    trained = {*seed_frame(results)['method']}
+    assert trained == {name for name in trained if 'Ours' in name} and 'Ours (S^API)' in trained
+    means = seed_frame(results).groupby(['unit', 'benchmark', 'method'])['accuracy'].mean()
+    both = table_of(results)['accuracy'].loc[means.index]
+    np.testing.assert_allclose(means, both, rtol=1e-12)
+
+
+# ---- resamples
+def test_resamples_are_a_multinomial_of_the_problems():
+    counts = resamples(7, 20_000)
+    assert (counts[0] == 1).all(), 'the sample itself stands first'
+    assert (counts.sum(1) == 7).all()
+    assert np.allclose(counts.mean(0), 1, atol=0.02) and np.allclose(
+        counts.var(0), 6 / 7, atol=0.03
+    )
+    assert (counts == resamples(7, 20_000)).all() and (counts != resamples(7, 20_000, 1)).any()
+
 
 def test_intervals_cover_95_percent():
-    r, W, hits = np.random.default_rng(1), resamples(150, 1000), 0
-    for _ in range(400):
-        low, high = ends(W @ r.normal(0, 1, 150) / 150)
+    rng, counts, hits = np.random.default_rng(1), resamples(150, 1000), 0
+    for _ in range(300):
+        _, low, high = interval(counts @ rng.normal(0, 1, 150) / 150)
         hits += low <= 0 <= high
-    assert .915 <= hits/400 <= .975
+    assert 0.91 <= hits / 300 <= 0.98
 
-def test_resamples_are_a_multinomial_of_the_problems():
-    W = resamples(7, 20_000)
-    assert (W[0] == 1).all(), 'the sample itself stands first'
-    assert (W.sum(1) == 7).all() and np.allclose(W.mean(0), 1, atol=.02) and np.allclose(W.var(0), 6/7, atol=.03)
-    assert (W == resamples(7, 20_000)).all() and (W != resamples(7, 20_000, seed=1)).any()
 
-def test_undefined_and_infinite_draws():
-    assert np.isnan(ends([1., 1., np.nan])).all()
-    assert ends([1.]*51 + [np.inf]*50) == [1., np.inf]
-
-# ---- evaluate -------------------------------------------------------------------------------------------------------
-def test_every_metric_by_hand():
-    rows = pd.concat([frame([1, 1, 0, 1], [1, 1, 0, 1], [4e6]*4, method='Large only'),
-                      frame([1, 0, 1, 0], [1, 1, 0, 1], [1e6, 1e6, 2e6, 2e6])])
-    r = evaluated(rows).iloc[1]
-    assert (r['accuracy'], r['coverage'], r['cost'], r['full_flops']) == (.5, .5, 1.5, 3.)
-    assert np.isclose(r['ac_percent'], 50/1.5) and np.isclose(r['ac_fraction'], .5/1.5)
-    assert np.isclose(r['large_share'], .4)
-    assert (r['steps'], r['small_tokens'], r['large_tokens'], r['n']) == (5, 3, 4, 4)
-    assert r['accuracy_vs_large'] == -.25 and r['cost_vs_large'] == -2.5
-    assert (r['cost_in'], r['unit'], r['cost_share']) == ('paper_flops', 1e6, 1.5/4)
-
-def test_misses_are_counted_against_other_draws():
-    "The large model, half right when drawn again, misses a quarter of that; a router that is right misses nothing."
-    large, again = [1, 1, 0, 0], [1., .5, .5, 0.]
-    rows = pd.concat([frame(large, large, [4e6]*4, method='Large only', large_again=again),
-                      frame([0]*4, large, [1e6]*4, method='Small only', large_again=again),
-                      frame([1]*4, large, [1e6]*4, large_again=again)])
-    r = evaluated(rows).set_index('method')
-    assert r['miss'].to_dict() == {'Large only': .125, 'Small only': .5, 'X': 0.}
-    assert r['excess'].to_dict() == {'Large only': 0., 'Small only': .375, 'X': -.125}
-    assert r['coverage'].to_dict() == {'Large only': 1., 'Small only': .5, 'X': 1.}
-    assert (r.loc['Large only', 'excess_low'], r.loc['Large only', 'excess_high']) == (0, 0), 'paired'
-
-def test_cost_is_a_choice():
-    "Every metric that knows a cost follows it; the others stay. Cents are never divided by the unit of FLOPs."
-    large = [1, 1, 0, 1]
-    rows = pd.concat([frame(large, large, [4e6]*4, method='Large only', cents=[.02, .02, .01, .03]),
-                      frame([0]*4, large, [5e5]*4, method='Small only', cents=[0.]*4),
-                      frame([1, 0, 1, 0], large, [1e6]*4, cents=[.01, 0., 0., .01])])
-    of = {c: evaluated(rows, cost=c).set_index('method') for c in ('paper_flops', 'full_flops', 'cents')}
-    c, flops = of['cents'].loc['X'], of['paper_flops']
-    numbers = c['cost'], c['cost_share'], c['cost_vs_large'], c['ac_fraction'], c['ac_percent']
-    assert np.allclose(numbers, [.005, .25, -.015, 100, 10_000])
-    full = of['full_flops'].loc['X']
-    assert full['cost'] == full['full_flops'] == 2*flops.loc['X', 'cost'] == c['full_flops'] == 2.
-    same = ['accuracy', 'coverage', 'full_flops', 'steps', 'large_share', 'accuracy_vs_large_low', 'coverage_high']
-    pd.testing.assert_frame_equal(flops[same], of['cents'][same])
-    free = of['cents'].loc['Small only']
-    assert (free['cost'], free['cost_low'], free['cost_high'], free['cost_share']) == (0, 0, 0, 0)
-    assert np.isnan(free[['ac_percent', 'ac_fraction', 'ac_percent_low', 'ac_fraction_high']].astype(float)).all()
-
-def test_costs_that_cannot_be_had_are_refused():
-    rows = pd.concat([frame([1], [1], [4e6], method='Large only'), frame([1], [1], [1e6])])
-    with pytest.raises(ValueError, match=r"unknown cost 'cent' \(did you mean 'cents'\?\)"):
-        evaluated(rows, cost='cent')
-    with pytest.raises(ValueError, match='the large model alone costs nothing'):
-        evaluated(rows.assign(cents=0.), cost='cents')
-
-def test_differences_are_paired():
-    "Two methods that differ on one problem in a hundred: the difference is known far better than either."
-    large = (np.random.default_rng(0).random(100) < .5).astype(int)
-    other = large.copy(); other[np.flatnonzero(large)[0]] = 0
-    rows = pd.concat([frame(large, large, np.full(100, 2e6), method='Large only'),
-                      frame(other, large, np.full(100, 1e6))])
-    r = evaluated(rows, 2000).iloc[1]
-    assert r['accuracy_high'] - r['accuracy_low'] > .15
-    assert r['accuracy_vs_large_low'] >= -.035 and r['accuracy_vs_large_high'] == 0
-    assert r['cost_vs_large_low'] == r['cost_vs_large_high'] == -1
-
-def test_row_order_changes_nothing(run):
-    rows = read_rows(run.files.methods('toy', 'paper_flops'))
-    a, b = evaluated(rows, 100), evaluated(rows.sample(frac=1, random_state=0), 100)
-    keys = ['method', 'on_escalate', 'threshold']
-    pd.testing.assert_frame_equal(*(x.sort_values(keys, ignore_index=True) for x in (a, b)))
-
-def test_several_samples_of_a_problem_are_one_problem():
-    rows = pd.concat([frame([1, 0, 1, 0], [1, 0, 1, 0], [1e6]*4, method='Large only'),
-                      frame([1, 1, 0, 0], [1, 0, 1, 0], [1e6]*4)])
-    rows['problem'], rows['sample'] = ['p0', 'p0', 'p1', 'p1']*2, [0, 1]*4
-    r = evaluated(rows, 500)
-    assert r['n'].tolist() == [2, 2]
-    assert r['accuracy_low'].tolist() == [.5, 0.] and r['accuracy_high'].tolist() == [.5, 1.]
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12))
-@settings(max_examples=200, deadline=None)
-def test_the_frontier_is_what_nothing_beats(points):
-    cost, accuracy = zip(*points)
-    best = undominated(cost, -np.asarray(accuracy))
-    beats = lambda a, b: a[0] <= b[0] and a[1] >= b[1] and a != b
-    assert {points[i] for i in best} == {p for p in points if not any(beats(q, p) for q in points)}
-    assert [cost[i] for i in best] == sorted({cost[i] for i in best})
-
-# ---- loading --------------------------------------------------------------------------------------------------------
-def test_a_run_has_one_unit_of_cost_or_two(run):
-    results = load_run(run)
-    assert list(results) == ['paper_flops', 'cents'] and results['cents'].large == 'toy large'
-    assert [r.suffix for r in results.values()] == ['', '_cents'] and cost_unit(toy_table(2)) == 1e6
-    for unit, r in results.items(): assert set(r.results['cost_in']) == {unit}
-    first = results['paper_flops'].parts['toy']
-    assert len(first.singles) == 0
-    assert first.table.problem_id.tolist() == sorted(first.table.problem_id), 'in the order of the resamples'
-    assert list(load_run(replace(run, config=changed(run.config, {'models.price': ''})))) == ['paper_flops']
-
-def test_settings_stand_beside_what_they_were_on_calibration(run):
-    part, keys = load_benchmark(run, 'toy', 'paper_flops'), ['method', 'on_escalate', 'threshold']
-    both = part.results.merge(part.grid, on=keys)
-    assert len(both) and (both['calibration_accuracy'] == both['accuracy_y']).all()
-    large = part.grid.loc[np.isinf(part.grid['threshold']), 'cost'].iloc[0]
-    assert np.allclose(both['calibration_cost_share'], both['cost_y']/large)
-    assert part.results.query('method == "Small only"')['calibration_accuracy'].isna().all()
-
-# ---- what Table 1 prints --------------------------------------------------------------------------------------------
-def family(*costs): # of (method, reading, cost of its chosen threshold)
-    rows = [line('Small only', [0, 1], [1, 1]), line('Large only', [1, 1], [10, 10])]
-    rows += [line(m, [1, 1], [cost, cost]).assign(on_escalate=e) for m, e, cost in costs]
-    return headline(settled(pd.concat(rows)).results)
-
-def test_the_cheapest_variant_on_calibration_is_printed():
-    rows = family(('STEER (rest)', 'append', 5), ('STEER (rest)', 'regenerate', 4), ('Ours', 'append', 7), ('Ours', 'regenerate', 2), ('Ours (nested)', 'append', 3), ('Ours (full)', 'append', 2))
-    assert rows == {'STEER': ('STEER (rest)', 'regenerate'), 'Ours': ('Ours', 'append'),
-                    'Ours, best': ('Ours (nested)', 'append')}
-    assert family(('Ours', 'append', 3), ('Ours (full)', 'append', 4)) == {'Ours': ('Ours', 'append')}
-    assert family(('short', 'append', 3)) == {}
-
-def test_rows_have_names_and_an_order():
-    assert sorted(['RSD', 'short', 'Random'], key=method_rank) == ['Random', 'RSD', 'short']
-    names = [('STEER (rest)', 'append'), ('STEER (rest)', 'regenerate'), ('RSD', 'regenerate')]
-    assert [method_label(*name) for name in names] == ['STEER (rest)', 'STEER (rest), regenerate', 'RSD']
-    assert [METHOD_STYLE[m]['external'] for m in REWRITES] == ['no', 'yes']
-
-def test_every_result_is_compared_with_the_large_model(run, tmp_path):
-    table = toy_table(20)
-    rows = outcome_rows(SmallOnly(), table, replay(SmallOnly(), table), 0.)
-    with pytest.raises(ValueError, match='no method "Large only"'): evaluated(pd.DataFrame(rows, columns=COLUMNS))
-    bare = toy_run(tmp_path)
-    table.save(bare.files.outcomes('toy', 'test'))
-    with pytest.raises(FileNotFoundError, match='run nbs/04b_comparison.ipynb first'): load_run(bare)
-
-# ---- a router of one's own ------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Patience(ThresholdRouter): # the one of CONTRIBUTING.md
-    threshold: float = .5
-    name = 'Patience'
-    def score(self, states): return np.array([1/len(s.steps) for s in states])
-    def table_score(self, table): return 1/(1 + table.obs[..., table.features.index('index')])
-
-def test_a_router_of_ones_own_gets_into_tables_and_figures_by_one_call(tmp_path):
-    run = toy_run(tmp_path, 'gpt-4.1-mini')
-    save_methods(run)
-    before = load_benchmark(run, 'toy', 'paper_flops').results
-    for _ in range(2): results = add_router(run, Patience()) # the second call replaces the first one's rows
-    after = results['paper_flops'].results
-    assert after[after['method'] != 'Patience'].reset_index(drop=True).equals(before)
-    rows = after[after['method'] == 'Patience']
-    assert rows['chosen'].sum() == 1 and len(rows) > 1
-    calibration = read_table(run, 'toy', 'calibration')
-    router = Patience()
-    want = grid_search(at_thresholds(router, score_thresholds(router, calibration)), calibration, .02)
-    assert rows.query('chosen == 1')['threshold'].tolist() == [want.threshold], 'by the rule that chose all others'
-    for file in ('full.md', 'certain.md', 'evaluation_cents.csv'): assert 'Patience' in (run.tables/file).read_text()
-    assert (run.figures/'accuracy_cents.pdf').is_file()
-
-def test_a_router_may_be_fitted_to_each_benchmark(tmp_path):
-    run = toy_run(tmp_path)
-    save_methods(run)
-    toy_table(60, 'train').save(run.files.outcomes('toy', 'train'))
-    splits = []
-    def fitted(table):
-        splits.append((table.benchmark, table.split))
-        return Patience()
-    results = add_router(run, fitted)
-    assert splits == [('toy', 'train')] and 'Patience' in set(results['paper_flops'].results['method'])
+# ---- gains
+def test_gains_are_counted_and_found_as_scikit_learn_finds_them(benchmarks):
+    splits = benchmarks['one']
+    (line,) = gain_frame(dict(one=splits)).to_dict('records')
+    wrong, gain, odds, logit = [], [], [], []
+    for split in ('train', 'calibration', 'test'):
+        o = splits[split]
+        for i, T in enumerate(o.steps):
+            wrong.append(not o.right[i, T, 0])
+            gain.append(wrong[-1] and o.right[i, 0, 0] == 1)
+            odds.append(-o.features['min_odds'][i, :T].min())
+            logit.append(-o.features['mean_logit'][i, :T].min())
+    assert (line['benchmark'], line['problems']) == ('one', 3 * N)
+    np.testing.assert_allclose([line['wrong'], line['gain']], [np.mean(wrong), np.mean(gain)])
+    for title, label, score in (
+        ('wrong by min-prob', wrong, odds),
+        ('wrong by S^os', wrong, logit),
+        ('gain by min-prob', gain, odds),
+        ('gain by S^os', gain, logit),
+    ):
+        assert line[title] == pytest.approx(roc_auc_score(label, score))
+        assert line[f'{title}, low'] < line[title] < line[f'{title}, high']
+    assert 0.5 < line['gain learnt'] < 1

@@ -12,12 +12,12 @@ import urllib.request
 
 import pytest
 from faulty import Faulty
-from toy import toy_problems
+from toy_models import toy_problems
 from toy_own import PAIR, Adder
 
 openai = pytest.importorskip('openai')
 import stepwise_routing.models.web as web
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.util import run_async
 from stepwise_routing.method.walks import LargeOnly, SmallOnly
 from stepwise_routing.models.answers import RouterService
 from stepwise_routing.models.chat import OpenAIBackend

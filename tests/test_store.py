@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from toy import f32
+from toy_models import f32
 
-from stepwise_routing.base.records import Step
-from stepwise_routing.base.store import Database, RolloutStore, settings_difference
+from stepwise_routing.records import Step
+from stepwise_routing.store import Database, RolloutStore, settings_difference
 
 HERE = Path(__file__).parent
 SETTINGS = dict(benchmark='toy', models=[dict(spec=dict(name='m', params=1, price=None), temperature=.7)])
@@ -136,7 +136,7 @@ def test_files_with_checksums_of_version_0_3_are_read_and_written(tmp_path):
 
 # ---- writers and readers
 
-OPEN = ('import sys; from stepwise_routing.base.store import RolloutStore; '
+OPEN = ('import sys; from stepwise_routing.store import RolloutStore; '
         's = RolloutStore(sys.argv[1], readonly=len(sys.argv) > 2); print(len(s))')
 
 def opened(*args): return subprocess.run([sys.executable, '-c', OPEN, *map(str, args)], capture_output=True, text=True)
@@ -188,7 +188,7 @@ def test_processes_write_side_by_side_to_a_store_that_was_lent_to_them(tmp_path)
         assert all(store.get(*key_of(i)) == step_of(i) for i in range(150))
 
 def test_threads_share_a_store_and_its_memory_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr('stepwise_routing.base.store.REMEMBERED', 3)
+    monkeypatch.setattr('stepwise_routing.store.REMEMBERED', 3)
     wrong, before = [], sys.getswitchinterval()
     monkeypatch.setattr(threading, 'excepthook', wrong.append)
     def work(store, start):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepwise_routing import __version__
-from stepwise_routing.base.tools import Project, install_line
+from stepwise_routing.util import Project, install_line
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location('write_readme', ROOT/'.ci'/'readme.py')

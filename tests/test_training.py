@@ -1,459 +1,633 @@
-"Environments, the loop, calibration and routers, against slow walks, simulation and a linear program."
-import warnings
-from dataclasses import asdict, replace
+"Equation 4 and the loop: against definitions, brute force over exits, autograd and a linear program."
+
+import itertools
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import tabular
 import torch
-from hypothesis import given, settings, strategies as st
-from policies import (
-    READINGS,
-    bits,
-    f64,
-    first,
-    fitted_policy,
-    one_line,
-    pi_escalate,
-    quick,
-    toy_env,
+from hypothesis import given, strategies as st
+from scipy.optimize import nnls
+from toy import toy
+
+from stepwise_routing.method import training
+from stepwise_routing.method.policy import (
+    DTYPE,
+    Network,
+    fresh_router,
+    log_odds,
+    soft_choice,
 )
-from toy import toy_backends, toy_problems
-
-from stepwise_routing.base.settings import Policy
-from stepwise_routing.base.store import RolloutStore, tree_settings
-from stepwise_routing.method.confidence import fit_scaler
-from stepwise_routing.method.cpo import TableEnv
-from stepwise_routing.method.outcomes import (
-    escalation_times,
-    outcome_table,
-    replay,
-    toy_table,
-    walk_outcome,
+from stepwise_routing.method.rollouts import exits, large_alone, replay, take
+from stepwise_routing.method.training import (
+    Critics,
+    best_step,
+    cooled,
+    deploy,
+    draw_rollouts,
+    exact,
+    fisher_solver,
+    policy_step,
+    sampled,
+    train,
+    training_problems,
+    vtrace,
 )
-from stepwise_routing.method.policy import *
-from stepwise_routing.method.training import *
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.method.walks import State, walk
+from stepwise_routing.settings import Training, as_printed
 
-torch.set_num_threads(1)
+COLUMNS = ('min_odds', 'step', 'final')
+QUICK = dict(steps=8, hidden=(8,), batch=60)
+both = pytest.mark.parametrize('models', [2, 3])
 
-# --- environments
-@pytest.mark.parametrize('on_escalate', READINGS)
-@pytest.mark.parametrize('unit', ['paper_flops', 'full_flops'])
-def test_deploying_is_escalating_step_by_step(on_escalate, unit):
-    table = toy_table(80, 'train')
-    env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate, unit)
-    policy = fitted_policy(env)
-    pi, share = pi_escalate(policy, table), table.large_only()[unit].mean()
-    assert len(env) == 80 and env.models == table.models
-    for kappa in (0., .1, .25, .5, .9, 1.):
-        stop = first([[escalate([1 - p, p], kappa) == 1 for p in row] for row in np.nan_to_num(pi)], table.n_steps)
-        want, got = table.outcome(stop, on_escalate), env.deploy(policy, kappa)
-        assert np.allclose(got['cost'], want[unit]/share, rtol=1e-12) and (got['right'] == want['correct']).all()
-        assert np.allclose(got['miss'], (want['correct'] == 0)*table.large_again)
-        rows = np.array([5, 5, 70, 0])
-        some = env.deploy(policy, kappa, rows)
-        assert all((some[k] == got[k][rows]).all() for k in ('cost', 'right', 'miss'))
 
-@pytest.mark.parametrize('on_escalate', READINGS)
-@pytest.mark.parametrize('unit', ['paper_flops', 'full_flops'])
-def test_rollouts_are_walks_whose_costs_add_up(on_escalate, unit):
-    table = toy_table(80, 'train')
-    env = TableEnv(table, ('score_logit', 'index', 'final'), on_escalate, unit)
-    policy, rows = fitted_policy(env), np.random.default_rng(0).integers(0, 80, 3000)
-    r, pi = env.sample(policy, rows, np.random.default_rng(1)), pi_escalate(policy, table)[rows]
-    T, inside, act = table.n_steps[rows], r.inside.numpy(), r.act.numpy()
-    stop = first(act == 1, T)
-    assert (inside == (np.arange(inside.shape[1]) <= np.minimum(stop, T - 1)[:, None])).all() and not act[~inside].any()
-    assert np.allclose(r.mu.numpy()[inside], np.where(act == 1, pi, 1 - pi)[inside])
-    outcomes = [{k: v[i] for k, v in table.outcome(np.minimum(t, table.n_steps), on_escalate).items()}
-                for i, t in zip(rows, stop)]
-    share = table.large_only()[unit].mean()
-    assert np.allclose((env.small_cost[rows, 0] + r.cost.sum(1)).numpy(), [o[unit]/share for o in outcomes])
-    assert not r.cost.numpy()[~inside].any() and (r.cost.numpy()[inside] >= 0).all()
-    right, large = np.array([o['correct'] for o in outcomes]), table.correct[rows, 0]
-    assert (r.right.numpy() == right).all() and (r.large_right.numpy() == large).all()
-    known = r.x.numpy()[inside]
-    assert np.allclose(known, policy.encode(table.obs[rows], table.features).numpy()[inside])
+def f64(x):
+    return torch.as_tensor(np.array(x, float))
 
-def test_actions_are_drawn_from_pi():
-    table = toy_table(6, 'train', seed=3)
-    env = TableEnv(table, ('score_logit', 'index', 'final'))
-    policy = fitted_policy(env)
-    pi, rows = np.nan_to_num(pi_escalate(policy, table)), np.repeat(np.arange(6), 20_000)
-    r = env.sample(policy, rows, np.random.default_rng(0))
-    stop = first(r.act.numpy() == 1, table.n_steps[rows])
-    for i, T in enumerate(table.n_steps):
-        want = np.array([pi[i, t]*np.prod(1 - pi[i, :t]) for t in range(T)] + [np.prod(1 - pi[i, :T])])
-        seen = np.bincount(stop[rows == i], minlength=T + 1)/20_000
-        assert (np.abs(seen - want) < 5*np.sqrt(want*(1 - want)/20_000) + 1e-9).all()
 
-# --- the chain whose optimum is known
-@pytest.mark.parametrize('on_escalate', READINGS)
-def test_the_table_is_the_chain(on_escalate):
-    "Any router that only looks at states costs and misses the same in the rows as in the chain."
-    table, r = tabular.chain_table(), np.random.default_rng(0)
-    for chances in (r.random(len(tabular.STATES)), np.zeros(len(tabular.STATES)), np.ones(len(tabular.STATES)),
-                    tabular.optimum(.1, on_escalate)[2]):
-        assert np.allclose(tabular.replay_hazard(table, tabular.state_hazard(table, chances), on_escalate),
-                           tabular.evaluate(chances, on_escalate), rtol=1e-12)
-
-@pytest.mark.parametrize('seeds', [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_training_finds_the_optimum(seeds):
-    """Median of the seeds with exact gradients: as deployed, and as S, within 3 % of the least cost, and misses within
-    a standard error of alpha."""
-    alpha, n = .11, len(tabular.chain_table())
-    # [seed, reading, number]
-    ends = np.array([tabular.train(seed, alpha, **tabular.RUNS['exact, all rows']) for seed in range(seeds)])
-    cost, miss, own = np.median(ends, 0).T
-    assert (cost <= .03).all() and (miss <= alpha + np.sqrt(alpha*(1 - alpha)/n)).all(), ends
-    assert (own <= .01).all(), 'nor is there a better router with as many misses'
-
-# --- calibration
-def chain_env(rows=None, on_escalate='regenerate'):
-    table = tabular.chain_table('calibration')
-    return TableEnv(table if rows is None else tabular.take(table, rows), tabular.FEATURES, on_escalate,
-                    scaler=CHAIN_SCALER)
-
-CHAIN_SCALER = fit_scaler(tabular.chain_table().obs, tabular.FEATURES)
-
-def chain_policy(seed=0, spread=.7):
-    policy = RoutingPolicy(CHAIN_SCALER, hidden=(6,), p_escalate=.3, seed=seed)
+def router_of(o, seed=0, spread=0.7, hidden=(6,), columns=COLUMNS):
+    "An untrained policy that tells states apart."
+    router = fresh_router(o.features, columns, len(o.models), hidden, seed)
     generator = torch.Generator().manual_seed(seed)
-    for p in policy.parameters(): p.data += spread*torch.randn(p.shape, generator=generator, dtype=p.dtype)
-    return policy
+    noise = torch.randn(router.theta.shape, generator=generator, dtype=DTYPE)
+    return replace(router, theta=router.theta + spread * noise)
 
-def true_miss(policy, kappas):
-    "Miss rates of Gamma on the chain itself."
-    with torch.no_grad(): pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))[:, 1].exp().numpy()
-    return tabular.evaluate(pi >= np.reshape(kappas, (-1, 1)), 'regenerate')[1]
 
-@pytest.mark.slow
-@pytest.mark.parametrize('alpha, n, seed', [(.1, 60, 0), (.05, 120, 1)])
-@pytest.mark.parametrize('learnt', [False, True])
-def test_calibrated_misses_stay_below_alpha_on_average(alpha, n, seed, learnt):
-    """Conformal risk control: over calibration sets and problems, the next problem is missed with probability at
-    most alpha."""
-    r, policy = np.random.default_rng(seed), chain_policy(seed)
-    path = threshold_path(policy, chain_env()) if learnt else None
-    found = [calibrate(policy, chain_env(r.integers(0, len(tabular.chain_table()), n)), 'miss', alpha, path)
-             for _ in range(1000)]
-    miss = true_miss(policy, [c.kappa for c in found])
-    assert all((c.met, c.n, c.target, c.alpha) == (True, n, 'miss', alpha) for c in found)
-    assert alpha/4 < miss.mean() <= alpha + 3*miss.std()/np.sqrt(1000), 'nor by escalating everything'
+def problems_of(o, router, unit='flops', reading='continue'):
+    return training_problems(o, router.states(o.features), unit, reading)
 
-def test_a_higher_accuracy_is_a_lower_threshold():
-    env, policy = chain_env(), chain_policy(2)
-    ends = env.deploy(policy, 1.)['right'].mean(), env.deploy(policy, 0.)['right'].mean()
-    wanted = np.linspace(ends[0], ends[1] - .01, 12)
-    found = [calibrate(policy, env, alpha=env.table.correct[:, 0].mean() - a) for a in wanted]
-    assert all(c.met and c.accuracy >= a - 1e-12 for c, a in zip(found, wanted))
-    kappas, cost = [c.kappa for c in found], [c.cost for c in found]
-    assert kappas == sorted(kappas, reverse=True) and len(set(kappas)) > 3 and cost == sorted(cost)
-    with pytest.raises(ValueError, match="did you mean 'accuracy'") as e: calibrate(policy, env, 'acuracy')
-    one_line(e)
 
-@pytest.mark.parametrize('target', ['certain', 'accuracy'])
-def test_a_single_calibration_problem_promises_nothing(target):
-    env = TableEnv(toy_table(1, 'calibration'), ('score_logit', 'index', 'final'), 'regenerate')
-    c = calibrate(fitted_policy(env), env, target, .02)
-    assert np.isfinite([*asdict(c).values()][3:]).all() and (target == 'accuracy' or c.kappa == LARGE_ONLY)
+# ---- V-trace
+@st.composite
+def trajectories(draw):
+    n, T = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+    r = np.random.default_rng(draw(st.integers(0, 2**32)))
+    length = r.integers(1, T + 1, n)
+    rho = np.exp(r.normal(0, 1.5, (n, T))) * (r.random((n, T)) < 0.85)
+    return r.normal(0, 2, (2, n, T)), r.normal(0, 2, (2, n, T)), rho, np.arange(T) < length[:, None]
 
-def test_calibration_takes_the_largest_threshold_with_only_safe_ones_below():
-    for seed in range(2):
-        policy, env = chain_policy(seed, 1.5), chain_env(np.random.default_rng(seed).integers(0, 200, 90))
-        c = calibrate(policy, env, 'miss', .08)
-        grid = np.linspace(0, 1, 2001)
-        bound = np.array([(90*env.deploy(policy, k)['miss'].mean() + 1)/91 for k in grid])
-        unsafe = grid[bound > .08]
-        assert c.met and c.bound <= .08 and np.isclose(c.bound, (90*c.miss + 1)/91)
-        assert not len(unsafe) or c.kappa < unsafe[0] + 1e-12, 'no smaller threshold is unsafe'
-        mine = {k: v.mean() for k, v in env.deploy(policy, c.kappa).items()  if k != 'stop'}
-        assert np.isclose(mine['miss'], c.miss) and np.isclose(mine['right'], c.accuracy)
-        assert np.isclose(mine['cost'], c.cost)
-        safe = grid[grid < (unsafe[0] if len(unsafe) else 2.)]
-        assert np.isclose(env.deploy(policy, safe[-1])['miss'].mean(), c.miss), 'nor is there a larger one'
 
-def test_nobody_pays_more_than_the_large_model():
-    "Whose escalations all go wrong falls back on it."
-    table = toy_table(60, 'calibration')
-    correct = np.where(np.arange(table.correct.shape[1]) == 0, 1., 0.)*np.ones((60, 1))
-    env = TableEnv(replace(table, correct=correct), ('score_logit', 'index', 'final'))
-    c = calibrate(fitted_policy(env), env)
-    assert (c.kappa, c.accuracy, c.cost, c.miss) == (LARGE_ONLY, 1., 1., 0.)
+def double_sum(values, rewards, rho):
+    "Espeholt et al. 2018, equation 1, term by term, for one trajectory; the state behind its end is worth nothing."
+    T, after, clipped = len(values), np.r_[values, 0.0], np.minimum(rho, 1)
+    gaps = [clipped[t] * (rewards[t] + after[t + 1] - values[t]) for t in range(T)]
+    terms = [[np.prod(clipped[s:t]) * gaps[t] for t in range(s, T)] for s in range(T)]
+    return np.array([values[s] + sum(terms[s]) for s in range(T)])
 
-def test_what_is_out_of_reach_is_said_once():
-    from stepwise_routing.run.sweep import out_of_reach
-    config = dict(benchmark='toy', on_escalate='append', alpha=.02, least=.05, n_train=9)
-    lines = out_of_reach([config | dict(seed=0), config | dict(seed=1), config | dict(least=.02)])
-    assert lines == ['toy, append: alpha=0.02 is out of reach on the 9 training problems; '
-                     'the best fixed time of escalating comes to 5.0 points']
 
-def test_a_path_goes_from_safe_to_cheap():
-    env, policy = chain_env(), chain_policy(1)
-    path = threshold_path(policy, env)
-    curve = env.risk_curve(policy, path)
-    assert len(path) > 3 and set(path) <= {*candidate_thresholds(policy, env)}
-    assert (np.diff(curve['miss']) > 0).all() and (np.diff(curve['cost']) < 0).all()
-    at = calibrate(policy, env, 'miss', curve['miss'][2] + 2/len(env), path).kappa
-    assert at in path and at != calibrate(policy, env, 'miss', .999).kappa
+@given(trajectories())
+def test_vtrace_is_the_double_sum(trajectory):
+    values, rewards, rho, inside = trajectory
+    clean = [f64(np.where(inside, x, 0)) for x in (values, rewards)]
+    vs, advantages = vtrace(*clean, f64(rho), torch.as_tensor(inside))
+    for critic in (0, 1):
+        for i, T in enumerate(inside.sum(1)):
+            v, r = values[critic, i, :T], rewards[critic, i, :T]
+            want = double_sum(v, r, rho[i, :T])
+            assert np.allclose(vs[critic, i, :T], want, rtol=1e-9, atol=1e-9)
+            assert np.allclose(advantages[critic, i, :T], r + np.r_[want[1:], 0.0] - v, atol=1e-9)
 
-@given(st.integers(1, 40), st.floats(.05, 3.), st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
-def test_one_sort_is_deploying_at_every_threshold(n, spread, seed):
-    "Also exactly at a value of pi, where the state escalates."
-    env = TableEnv(toy_table(n, seed=seed), ('score_logit', 'index', 'final'))
-    policy, r = fitted_policy(env, seed % 100, spread), np.random.default_rng(seed)
-    pi = policy(env.x[env.inside])[:, 1].exp().detach().numpy()
-    kappas = np.r_[0., 1., r.random(5), r.choice(pi, 5)]
-    curve = env.risk_curve(policy, kappas)
-    want = [env.deploy(policy, kappa) for kappa in kappas]
-    for k in curve: assert np.allclose(curve[k], [w[k].mean() for w in want], rtol=1e-12, atol=1e-12)
 
-def best_by_hand(policy, env, alpha):
-    "The least cost that keeps the accuracy: every threshold that matters, one by one, and the large model alone."
-    large, costs = env.table.correct[:, 0].mean(), [1.]
-    with torch.no_grad(): pi = policy(env.x[env.inside])[:, 1].exp().numpy()
-    for kappa in (0., 1.1, *pi):
-        for near in (kappa, kappa*(1 - 1e-9)):
-            o = env.deploy(policy, near)
-            if o['right'].mean() >= large - alpha - 1e-12: costs.append(o['cost'].mean())
-    return min(costs)
+@given(trajectories(), st.sampled_from([1e3, -7.0]))
+def test_vtrace_is_blind_to_padding(trajectory, junk):
+    "Ratios behind the end are whatever they are, and what comes out there is nought."
+    values, rewards, rho, inside = trajectory
+    clean = [f64(np.where(inside, x, 0)) for x in (values, rewards)]
+    results = [
+        vtrace(*clean, f64(np.where(inside, rho, x)), torch.as_tensor(inside)) for x in (1, junk)
+    ]
+    for one, other in zip(*results):
+        assert torch.equal(one, other) and not one[:, ~torch.as_tensor(inside)].any()
 
-@pytest.mark.parametrize('on_escalate', READINGS)
-@pytest.mark.parametrize('alpha', [.001, .02, .1])
-def test_the_criterion_is_the_cheapest_that_keeps_the_accuracy(on_escalate, alpha):
-    for seed in range(4):
-        env = toy_env(90, 'calibration', seed, on_escalate=on_escalate)
-        policy = fitted_policy(env, seed, 1.5)
-        c, large = calibrate(policy, env, alpha=alpha), env.table.correct[:, 0].mean()
-        assert c.met and c.accuracy >= large - alpha - 1e-12 and c.large == large and c.target == 'accuracy'
-        assert np.isclose(c.cost, best_by_hand(policy, env, alpha)) and c.cost <= 1
-        o = replay(PolicyRouter(policy, c.kappa, on_escalate), env.table) # the large model alone, too
-        assert np.isclose(o['correct'].mean(), c.accuracy)
-        assert np.isclose(o['paper_flops'].mean()/env.table.large_only()['paper_flops'].mean(), c.cost)
 
-@pytest.mark.parametrize('n', [30, 200])
-def test_a_sweep_spreads_over_the_chains_that_escalate(n):
-    env = toy_env(n, 'calibration')
-    policy = fitted_policy(env, 3, 1.5)
-    kappas = sweep_thresholds(policy, env, 10)
-    share = [(env.deploy(policy, k)['stop'].numpy() < env.table.n_steps).mean() for k in kappas]
-    assert len(kappas) == 12 and kappas[-1] == 0 and (env.deploy(policy, 0.)['stop'] == 0).all()
-    assert np.allclose(share, [*np.linspace(0, 1, 11), 1.], atol=.5/n + 1e-12) and share == sorted(share)
+def test_vtrace_by_hand():
+    "V = (1, 2), r = (3, 4), rho = (.5, 3): gap_1 = 2, vs_1 = 4; gap_0 = .5 (3 + 2 - 1) = 2, vs_0 = 1 + 2 + .5 2 = 4."
+    ones = torch.ones(1, 2, dtype=bool)
+    vs, advantages = vtrace(f64([[[1, 2]]]), f64([[[3, 4]]]), f64([[0.5, 3]]), ones)
+    assert vs.tolist() == [[[4, 4]]] and advantages.tolist() == [[[6, 2]]]
 
-def test_a_policy_is_saved_once_with_its_operating_points(tmp_path):
-    env, held_out = toy_env(100), toy_env(200, 'calibration')
-    s = Policy(alpha=.1, steps=3, hidden=(4,), estimator='exact', batch=None)
-    config = fit(env, held_out, tmp_path, s, 0, alpha=.05, key='x')
-    policy, trained = load_policy(tmp_path), train(env, s, 0)
-    own = calibrate(policy, held_out, alpha=.05)
-    assert config['calibration'] == asdict(own)
-    assert [config[k] for k in ('kappa', 'online', 'least')] == [own.kappa, trained.kappa, trained.least]
-    assert config['sweep'] == sweep_thresholds(policy, held_out).tolist() and len(config['sweep']) == 42
-    assert (config['seed'], config['key'], config['on_escalate'], config['n_train']) == (0, 'x', env.on_escalate, 100)
-    assert pd.read_csv(tmp_path/'log.csv')['step'].tolist() == [1, 2, 3]
-    assert fit(env, held_out, tmp_path, s, 0, alpha=.05, key='x') == config
-    assert fit(env, held_out, tmp_path, replace(s, steps=4), 0, alpha=.05, key='x') == config, 'the key decides'
-    assert fit(env, held_out, tmp_path, replace(s, steps=4), 0, alpha=.05, key='y') != config
-    keys = [training_key('a', 1), training_key('a', 1), training_key('a', 2)]
-    assert keys[0] == keys[1] != keys[2]
 
-# --- what cannot be kept
-def test_an_alpha_out_of_reach_is_said():
-    "The best fixed time of escalating, by replays, decides; a hair above it there is nothing to say."
-    env = toy_env(150)
-    table, large = env.table, env.table.correct[:, 0]
-    times = [np.minimum(t, table.n_steps) for t in range(table.obs.shape[1] + 1)]
-    env.right[:] -= .05 # on the toys some time is better than the large model
-    least = float(min((large - table.outcome(t)['correct']).mean() for t in times) + .05)
-    with pytest.warns(UserWarning, match=f'out of reach on these 150 problems.*{least:.4g}') as seen:
-        assert np.isclose(quick(env, alpha=least - .001, steps=1).least, least)
-    assert len(seen) == 1 and one_line(seen[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        quick(env, alpha=least + .001, steps=1)
+@pytest.mark.parametrize('target', [(0.3, 0.6), (0.8, 0.1)])
+def test_vtrace_finds_the_value_of_the_target_policy(target):
+    """Two steps, two actions, the second state after the first action. Actions are drawn by mu, and the critic takes
+    the expected target, by all four paths, again and again. It ends at the value of the policy min(mu, target)."""
+    mu = np.array([0.3, 0.6])
+    chance = np.array([1 - mu, mu]), np.array([1 - np.array(target), target])  # [action, step]
+    reward = np.random.default_rng(0).normal(size=(2, 2))  # of the first action, then of the second
+    second = np.random.default_rng(1).normal(size=(2, 2))  # [first action, action]
+    clipped = np.minimum(*chance)
+    clipped = clipped / clipped.sum(0)  # the policy that V-trace values, equation 5 of its paper
+    later = (second * clipped[:, 1]).sum(1)
+    want = clipped[:, 0] @ (reward[0] + later)
 
-def test_calibration_does_not_jump_over_unsafecandidate_thresholds():
-    """Here escalating after the second step goes wrong, after the first or the third one it does not: safe,
-    unsafe, safe. Only the first stretch counts."""
-    table = tabular.chain_table('calibration')
-    table = tabular.take(table, np.flatnonzero((table.n_steps == 3) & (table.correct[:, 0] == 1))[:120])
-    env = TableEnv(replace(table, correct=np.tile([1., 0., 1., 0.], (120, 1))), ('index',), 'regenerate')
-    policy = fitted_policy(env, hidden=())
-    # pi(escalate) rises with the index: .19, .5, .81
-    policy.net[0].weight.data, policy.net[0].bias.data = f64([[0.], [1.2]]), f64([0., 0.])
-    miss = [env.deploy(policy, kappa)['miss'].mean() for kappa in (.1, .3, .7, .9)]
-    c = calibrate(policy, env, 'miss', .1)
-    assert miss == [0, 1, 0, 1] and c.met and c.kappa < .19 and c.miss == 0
+    first, after = 5.0, np.array([-2.0, 3.0])  # the critic
+    ones = torch.ones(1, 2, dtype=bool)
+    for _ in range(200):
+        new_first, new_after = 0.0, np.zeros(2)
+        for a, b in itertools.product((0, 1), repeat=2):
+            rho = [chance[1][x, t] / chance[0][x, t] for t, x in enumerate((a, b))]
+            path = f64([[[first, after[a]]]]), f64([[[reward[0, a], second[a, b]]]]), f64([rho])
+            vs = vtrace(*path, ones)[0][0, 0]
+            new_first += chance[0][a, 0] * chance[0][b, 1] * float(vs[0])
+            new_after[a] += chance[0][b, 1] * float(vs[1])
+        first, after = new_first, new_after
+    assert np.allclose(after, later) and np.isclose(first, want)
+    if target == (0.3, 0.6):
+        assert np.isclose(want, chance[0][:, 0] @ (reward[0] + second @ chance[0][:, 1]))
 
-@pytest.mark.parametrize('n, alpha', [(60, .2), (400, .05), (400, .02)])
-def test_certain_is_the_last_threshold_of_a_walk_from_safe_to_cheap(n, alpha):
-    "Walked by hand, threshold by threshold; the large model alone where nothing passes or nothing is saved."
-    from stepwise_routing.method.certain import is_safe
-    env = TableEnv(toy_table(n, 'calibration'), ('score_logit', 'index', 'final'), 'regenerate')
-    policy, table = fitted_policy(env), env.table
-    share = (table.correct[:, 0] + table.large_redraws_right.sum(1))/(1 + table.large_redraws_right.shape[1])
-    want, cost = LARGE_ONLY, 1.
-    for kappa in candidate_thresholds(policy, env):
-        stop = first(np.nan_to_num(pi_escalate(policy, table)) >= kappa, table.n_steps)
-        outcome = table.outcome(stop, 'regenerate')
-        if not is_safe(share - outcome['correct'], alpha): break
-        want, cost = kappa, outcome['paper_flops'].mean()/table.large_only()['paper_flops'].mean()
-    c = calibrate(policy, env, 'certain', alpha)
-    assert (c.kappa, c.cost) == ((want, pytest.approx(cost)) if cost < 1 else (LARGE_ONLY, 1.))
 
-def test_a_bare_threshold_is_a_policy():
-    "Handing over where a score is low, or where the policy of this score wants to: the same steps for any threshold."
-    from stepwise_routing.method.routers import ScoreRouter, score_thresholds
-    table = toy_table(150, 'train')
-    env = TableEnv(table, ('score_logit',), 'regenerate')
-    policy = threshold_policy(env.scaler)
-    scores, pi = table.obs[..., 0][table.inside], pi_escalate(policy, table)[table.inside]
-    assert (np.diff(pi[scores.argsort()]) <= 0).all()
-    for threshold in score_thresholds(ScoreRouter(on_escalate='regenerate'), table, 10):
-        kappa = pi[scores < threshold].min() if (scores < threshold).any() else 1.
-        want = replay(ScoreRouter(on_escalate='regenerate', threshold=threshold), table)
-        assert (env.deploy(policy, kappa)['right'] == want['correct']).all()
+# ---- the best step of equation 4
+def step_problem(r, case):
+    "A random problem of one of CPO's five cases: (g, b, c, H, delta)."
+    d = r.integers(2, 9)
+    A = r.normal(size=(d, d))
+    H = A @ A.T / d + np.diag(10 ** r.uniform(-2, 1, d))
+    g, b = (r.normal(size=d) * 10 ** r.uniform(-2, 2) for _ in range(2))
+    delta = 10 ** r.uniform(-4, 0)
+    reach = np.sqrt(2 * delta * (b @ np.linalg.solve(H, b)))  # the most that the loss can change
+    near, far = 10 ** r.uniform(-3, -1e-3), 1 + 10 ** r.uniform(-3, 1)
+    c = dict(nothing_helps=far, repair=near, binds=-near, all_allowed=-far, flat=-(10**13.0))
+    return g, b, c[case] * reach, H, delta
 
-def test_too_few_problems_to_calibrate():
-    with pytest.warns(UserWarning, match='no threshold keeps the bound within 0.02 on 40 problems') as seen:
-        c = calibrate(chain_policy(), chain_env(np.arange(0, 280, 7)), 'miss', .02)
-    assert len(seen) == 1 and not c.met and c.miss == 0 and c.bound > .02, 'the safest, and not a promise'
 
-@pytest.mark.parametrize('seed, n',
-                         [(0, 77), (0, 101), (0, 280), *((s, n) for s in range(1, 6) for n in (40, 43, 100, 157))])
-def test_thresholds_fall_between_states(seed, n):
-    "And never between two roundings of the same state, where the last bit of a sum would decide who escalates."
-    policy, rows = RoutingPolicy(CHAIN_SCALER, p_escalate=.3, seed=seed), np.random.default_rng(n).integers(0, 280, n)
-    with torch.no_grad(): pi = policy(policy.encode(tabular.observations(), tabular.FEATURES))[:, 1].exp().numpy()
-    kappas, env = candidate_thresholds(policy, chain_env(rows)), chain_env(rows)
-    assert len(kappas) <= len(tabular.STATES) + 1 and np.abs(kappas[:, None] - pi).min() > 1e-12
-    for kappa in kappas:
-        times = escalation_times(PolicyRouter(policy, kappa, 'regenerate'), env.table)
-        assert (times == stopped(env, policy, kappa)).all()
+CASES = 'nothing_helps', 'repair', 'binds', 'all_allowed', 'flat'
 
-def stopped(env, policy, kappa): return np.minimum(env.deploy(policy, kappa)['stop'].numpy(), env.table.n_steps)
 
-# --- at work
-@pytest.fixture(scope='module')
-def world(tmp_path_factory):
-    "Toy problems, their outcome table and the tree they came from."
-    problems, backends = toy_problems(40), toy_backends(end=.15)
-    with RolloutStore(tmp_path_factory.mktemp('store')/'toy.db', tree_settings('toy', backends)) as store:
-        tree = RoutingTree(backends, store)
-        collect_rollouts(problems, tree)
-        yield problems, outcome_table(problems, tree, 'train'), tree
+def best(g, b, c, H, delta):
+    factor = torch.linalg.cholesky(f64(H))
 
-def chain_states(problem, tree):
-    "What a router sees of a problem's small chain, step by step."
-    steps = []
-    while not steps or not (steps[-1].final or len(steps) >= tree.max_steps):
-        steps.append(tree.stored(problem, '0'*len(steps), 0))
-        yield State(problem, 0, tuple(steps), '0'*len(steps), 2)
+    def solve(v):
+        return torch.cholesky_solve(v[:, None], factor)[:, 0]
 
-@pytest.mark.parametrize('features', [PAPER_FEATURES, ('final', 'model', 'score_prob')])
-def test_router_scores_states_and_tables_alike(world, features):
-    problems, table, tree = world
-    env = TableEnv(table, features)
-    policy = fitted_policy(env, spread=.4)
-    router, pi = PolicyRouter(policy, .3), pi_escalate(policy, table)
-    by_table = router.table_escalates(table)
-    assert by_table.shape == table.obs.shape[:2] and not by_table[~table.inside].any()
-    assert (by_table == (pi >= .3))[table.inside].all() and 0 < by_table.sum() < table.inside.sum()
-    assert (router.name, router.mode, router.start) == ('Ours', 'absorbing', 0)
-    for i, problem in enumerate(problems):
-        states = list(chain_states(problem, tree))
-        assert np.abs(router.decide(router.inputs(states))[:, 1] - pi[i, :len(states)]).max() < 1e-12
-        assert len(states) == table.n_steps[i]
-        assert router.escalates(states).tolist() == by_table[i, :len(states)].tolist()
-        assert [router.escalates([s])[0] for s in states[:2]] == by_table[i, :min(2, len(states))].tolist()
+    step, repairs = best_step(f64(g), f64(b), float(c), solve, delta)
+    return step.numpy(), repairs
 
-@pytest.mark.parametrize('on_escalate', READINGS)
-def test_replayed_times_are_gamma_step_by_step(world, on_escalate):
-    problems, table, tree = world
-    env = TableEnv(table, on_escalate=on_escalate)
-    policy = fitted_policy(env, spread=.4)
-    pi = np.nan_to_num(pi_escalate(policy, table))
-    for kappa in (0., .1, .2, .3, .5, .7, 1.):
-        router = PolicyRouter(policy, kappa, on_escalate)
-        want = first([[escalate([1 - p, p], kappa) == 1 for p in row] for row in pi], table.n_steps)
-        assert (escalation_times(router, table) == want).all()
-        got, walked = replay(router, table), walk_outcome(walk(problems, router, tree), tree.specs)
-        assert all((got[k] == walked[k]).all() for k in walked)
-        assert np.allclose(got['paper_flops']/table.large_only()['paper_flops'].mean(),
-                           env.deploy(policy, kappa)['cost'])
 
-# --- training
-@pytest.mark.parametrize('options',
-                         [dict(), dict(estimator='exact', batch=None), dict(estimator='exact', batch=20)])
-def test_same_seed_same_bits(options):
-    # more states than the Fisher matrix takes: some are drawn
-    env = toy_env(400 if options.get('batch', 5) is None else 60)
-    once = bits(quick(env, seed=3, **options))
-    torch.manual_seed(99); np.random.seed(99)
-    assert bits(quick(env, seed=3, **options)) == once, 'whatever the state of the global generators'
-    assert len({str(bits(quick(env, seed=s, **options))) for s in range(5)}) == 5
+@pytest.mark.parametrize('case', CASES)
+def test_best_steps_satisfy_the_kkt_conditions(case):
+    "The problem is convex, so these conditions prove the optimum. Where nothing helps, the step repairs all it can."
+    r = np.random.default_rng(CASES.index(case))
+    for _ in range(150):
+        g, b, c, H, delta = step_problem(r, case)
+        y, repairs = best(g, b, c, H, delta)
+        assert repairs == (c > 0)
+        size = y @ H @ y / 2
+        assert size <= delta * (1 + 1e-8), 'inside the trust region'
+        reach = np.sqrt(2 * delta * (b @ np.linalg.solve(H, b)))
+        if case == 'nothing_helps':
+            assert b @ y <= -reach * (1 - 1e-7)
+            continue
+        assert c + b @ y <= 1e-7 * (reach + abs(c)), 'keeps the constraint'
+        active = []  # gradients of the conditions that bind; the step is stationary with prices of 0 or more
+        if size >= delta * (1 - 1e-6):
+            active.append(H @ y)
+        if abs(c + b @ y) <= 1e-6 * (reach + abs(c)) and case != 'flat':
+            active.append(b)
+        scales = [np.abs(gradient).max() for gradient in active]
+        columns = np.stack([gradient / scale for gradient, scale in zip(active, scales)], 1)
+        assert nnls(columns, -g)[1] < 1e-5 * np.linalg.norm(g), 'stationary'
 
-def test_the_temperature_falls_over_half_the_steps():
-    temps = train(toy_env(), Policy(estimator='exact', steps=8, temp=(.4, .1)), 0).log['temp']
-    np.testing.assert_allclose(temps, [.4*.25**min(1, k/4) for k in range(1, 9)])
 
-def test_the_threshold_stays_below_one_action_in_two():
-    "Everybody loses less than half, so that it rises; pi of the likelier of two actions is .5 at least."
-    trained = train(toy_env(), Policy(estimator='exact', steps=4, alpha=.9, kappa_step=5., batch=None), 0)
-    assert trained.kappa == .5 == max(trained.log['kappa'])
+@pytest.mark.parametrize(
+    'g, b, c, want',
+    [
+        ([1, 0], [0, 1], -2.0, [-1, 0]),  # the whole disc is allowed
+        ([1, 0], [0, 1], 2.0, [0, -1]),  # none of it
+        ([1, 0], [0, 1], 0.6, [-0.8, -0.6]),  # repair
+        ([1, 0], [-1, 0], -0.5, [-0.5, None]),  # the constraint stops the best step
+        ([1, 0], [0, 1], 0.0, [-1, 0]),  # on the boundary, gradients orthogonal
+        ([1, 0], [-1, 1], 0.0, [-(0.5**0.5), -(0.5**0.5)]),  # on the boundary, gradients opposed
+        ([1, 0], [1, 0], 0.5, [-1, 0]),  # parallel: both ways down
+        ([1, 0], [0, 0], -0.5, [-1, 0]),  # a constraint without a gradient
+        ([1, 0], [0, 0], 0.5, [0, 0]),  # the same, and it is broken: nothing to do
+    ],
+)
+def test_best_steps_in_the_unit_disc(g, b, c, want):
+    y, _ = best(np.array(g, float), np.array(b, float), c, np.eye(2), 0.5)
+    assert all(w is None or abs(x - w) < 1e-6 for x, w in zip(y, want)), y
 
-def test_training_is_not_changed_by_the_number_of_threads():
-    env, before = toy_env(200), torch.get_num_threads()
-    once = bits(quick(env, estimator='exact', batch=None))
+
+@pytest.mark.parametrize(
+    'g, b, c', [([0, 0], [0, 1], -0.1), ([0, 0], [0, 1], 0.5), ([1, 0], [-2, 0], 0.0)]
+)
+def test_a_step_without_a_direction_is_finite_and_feasible(g, b, c):
+    y, _ = best(np.array(g, float), np.array(b, float), c, np.eye(2), 0.5)
+    assert np.isfinite(y).all() and y @ y / 2 <= 0.5 + 1e-9 and c + np.dot(b, y) <= 1e-6
+
+
+# ---- curvature
+@both
+@pytest.mark.parametrize('hidden', [(), (4,)])
+@pytest.mark.parametrize('damping', [1e-3, 0.1])
+def test_the_fisher_system_is_that_of_the_divergence(models, hidden, damping):
+    "H is the Hessian of the divergence of S, by autograd; the solver gives (H + damping I)^-1 v."
+    r = np.random.default_rng(0)
+    net, x, weight = (
+        Network(2, models, hidden),
+        f64(r.normal(size=(5, 2))),
+        f64(r.dirichlet(np.ones(5))),
+    )
+    theta = net.fresh(1)
+
+    def log_S(theta):
+        return soft_choice(log_odds(net(theta, x)), 0.25, 0.1)
+
+    old = log_S(theta).detach()
+
+    def divergence(theta):
+        return (weight * (old.exp() * (old - log_S(theta))).sum(-1)).sum()
+
+    H = torch.autograd.functional.hessian(divergence, theta)
+    assert H.abs().max() > 1e-2
+    solve = fisher_solver(net, theta, x, weight, 0.25, 0.1, damping)
+    for scale in (1e-3, 1e3):
+        v = f64(r.normal(size=len(theta)) * scale)
+        want = torch.linalg.solve(H + damping * torch.eye(len(H)), v)
+        assert (solve(v) - want).norm() < 1e-7 * want.norm()
+
+
+# ---- the exact estimator
+def brute(o, S, unit, reading):
+    "Cost, loss and visits of S [problem, step, model], exit by exit; differentiable."
+    (right, cost), large, K = exits(o, unit, reading), large_alone(o, unit), len(o.models)
+    total_cost, total_loss, visits = 0.0, 0.0, []
+    for i, T in enumerate(o.steps):
+        left = 1.0
+        for t in range(T):
+            visits.append(float(torch.as_tensor(left).detach()))
+            for place, k in enumerate(range(K - 1, 0, -1)):
+                exit = t * (K - 1) + place
+                chance = left * S[i, t, k]
+                total_cost = total_cost + chance * cost[i, exit] / large.cost.mean()
+                total_loss = total_loss + chance * (large.right[i] - right[i, exit])
+            left = left * S[i, t, 0]
+        total_cost = total_cost + left * cost[i, -1] / large.cost.mean()
+        total_loss = total_loss + left * (large.right[i] - right[i, -1])
+    return total_cost / len(o), total_loss / len(o), np.array(visits) / sum(visits)
+
+
+@both
+@pytest.mark.parametrize('reading', ['continue', 'rewrite'])
+def test_the_exact_estimator_sums_over_all_exits(models, reading):
+    "Values, visits and gradients, for a choice S near that of the policy, too."
+    o = toy(25, models, 'train')
+    router = router_of(o)
+    problems = problems_of(o, router, 'full_flops', reading)
+    net, evaluate = router.net, exact(problems)
+    for moved in (0.0, 0.3):
+        theta = (router.theta + moved).requires_grad_()
+        now = evaluate(soft_choice(log_odds(net(theta, problems.x[problems.inside])), 0.25, 0.1))
+        S = soft_choice(log_odds(net(theta, problems.x.flatten(0, 1))), 0.25, 0.1).exp()
+        cost, loss, visits = brute(o, S.view(*problems.inside.shape, -1), 'full_flops', reading)
+        assert np.isclose(now.cost.item(), cost.item(), rtol=1e-12)
+        assert np.isclose(now.loss.item(), loss.item(), rtol=1e-12) and now.lost == now.loss.item()
+        np.testing.assert_allclose(now.visits.numpy(), visits, rtol=1e-10)
+        for mine, slow in ((now.cost, cost), (now.loss, loss)):
+            gradients = [torch.autograd.grad(v, theta, retain_graph=True)[0] for v in (mine, slow)]
+            assert torch.allclose(*gradients, rtol=1e-9, atol=1e-14) and gradients[0].norm() > 1e-4
+
+
+# ---- sampled rollouts, all of them
+class Every:
+    "Instead of chance: all combinations of `cells` equally likely numbers, step by step."
+
+    def __init__(self, cells):
+        self.cells = cells
+
+    def random(self, shape):
+        n, steps = shape
+        numbers = (np.arange(self.cells) + 0.5) / self.cells
+        every = np.array([*itertools.product(numbers, repeat=steps)])
+        return np.tile(every, (n // len(every), 1))
+
+
+def constant(net, pi):
+    "A theta whose pi is the same in every state, and whose gradient is not nought."
+    theta = torch.zeros_like(net.fresh(0))
+    theta[-net.n_out :] = torch.tensor(pi, dtype=DTYPE).log()
+    return theta
+
+
+CHANCES = {2: (4, (0.75, 0.25)), 3: (4, (0.5, 0.25, 0.25))}  # models: (cells, pi)
+
+
+def all_rollouts(o, cells, pi):
+    "Every course of every problem, as often as a constant pi takes it: no chance is left."
+    router = fresh_router(o.features, COLUMNS, len(o.models), (), 0)
+    problems, theta = problems_of(o, router), constant(router.net, pi)
+    steps = problems.inside.shape[1]
+    copies = problems.take(np.repeat(np.arange(len(o)), cells**steps))
+    return (
+        router.net,
+        theta,
+        problems,
+        copies,
+        draw_rollouts(router.net, theta, copies, Every(cells)),
+    )
+
+
+def short(models, steps, n=3):
+    "Problems of so many steps at most."
+    o = toy(300, models, 'train', seed=2)
+    rows = np.flatnonzero(o.steps <= steps)[:n]
+    o = take(o, rows)
+    S = o.steps.max()
+    features = {name: values[:, :S] for name, values in o.features.items()}
+    cut = dict(small=o.small[:, :S], large=o.large[:, : S + 1], right=o.right[:, : S + 1])
+    return replace(o, features=features, step_right=None, **cut)
+
+
+def once(models, n=20):
+    "Problems that are decided once: after the first step, which is made the last."
+    o = toy(n, models, 'train')
+    last = o.right[np.arange(n), o.steps]
+    features = {name: values[:, :1] for name, values in o.features.items()}
+    right = np.stack([o.right[:, 0], last], 1)
+    large = np.stack([o.large[:, 0], 0 * o.large[:, 0]], 1)
+    one = dict(features=features, small=o.small[:, :1], large=large, right=right)
+    return replace(o, steps=np.ones(n, int), step_right=None, **one)
+
+
+@both
+def test_rollouts_are_walks_under_pi_and_their_costs_add_up(models):
+    cells, pi = CHANCES[models]
+    o = short(models, 3)
+    net, theta, problems, copies, r = all_rollouts(o, cells, pi)
+    larger, rows = models - 1, torch.arange(len(copies.inside))
+    act = torch.zeros(r.inside.shape, dtype=int)
+    act[r.inside] = r.act
+    stop = torch.nn.functional.pad(act > 0, (0, 1), value=True).int().argmax(1)
+    k = torch.nn.functional.pad(act, (0, 1))[rows, stop]
+    S = r.inside.shape[1]
+    exit = torch.where(stop < S, stop * larger + larger - k, S * larger)
+    assert torch.equal(r.inside.sum(1), torch.minimum(stop + 1, copies.inside.sum(1)))
+    assert torch.allclose(copies.spent[:, 0] + r.cost.sum(1), copies.cost[rows, exit])
+    assert torch.equal(r.right, copies.right[rows, exit])
+    assert torch.equal(r.large_right, copies.large_right)
+    assert torch.allclose(r.mu, torch.tensor(pi, dtype=DTYPE)[r.act])
+    per_problem = exit.view(len(o), -1)
+    for i, T in enumerate(o.steps):
+        for t in range(T):
+            for k in range(1, models):
+                seen = (per_problem[i] == t * larger + larger - k).double().mean().item()
+                assert seen == pytest.approx(pi[0] ** t * pi[k], rel=1e-12)
+
+
+UNCLIPPED = Training(rho_bar=1e12)
+
+
+def estimates(o, cells, pi, kappa, temperature):
+    "The sampled estimate over all courses, and the exact one, with their gradients."
+    net, theta, problems, _, r = all_rollouts(o, cells, pi)
+    critics = Critics(len(COLUMNS), 1e-3, 0)
+    found = []
+    for x, evaluate in (
+        (r.x, sampled(net, theta, r, critics, kappa, temperature, UNCLIPPED)),
+        (problems.x[problems.inside], exact(problems)),
+    ):
+        leaf = theta.clone().requires_grad_()
+        now = evaluate(soft_choice(log_odds(net(leaf, x)), kappa, temperature))
+        gradients = [torch.autograd.grad(v, leaf, retain_graph=True)[0] for v in now[:2]]
+        found.append((now.lost, *gradients))
+    return found
+
+
+@both
+def test_with_one_decision_the_sampled_gradient_averages_to_the_exact_one(models):
+    "Off policy, S is not pi, and whatever the critics say."
+    mine, want = estimates(once(models), *CHANCES[models], 0.3, 0.1)
+    assert mine[0] == pytest.approx(want[0], rel=1e-9)
+    for got, gradient in zip(mine[1:], want[1:]):
+        assert torch.allclose(got, gradient, rtol=1e-9, atol=1e-12) and gradient.norm() > 1e-3
+
+
+@both
+def test_on_policy_the_sampled_gradient_averages_to_the_exact_one(models):
+    "S is pi where both are even, over as many steps as there are."
+    mine, want = estimates(short(models, 3), models, (1 / models,) * models, 0.2, 0.1)
+    assert mine[0] == pytest.approx(want[0], rel=1e-9)
+    for got, gradient in zip(mine[1:], want[1:]):
+        assert torch.allclose(got, gradient, rtol=1e-9, atol=1e-12) and gradient.norm() > 1e-3
+
+
+@both
+def test_the_level_of_the_constraint_averages_to_the_expectation(models):
+    "Off policy over several steps, if the ratios are not clipped."
+    mine, want = estimates(short(models, 3), *CHANCES[models], 0.3, 0.1)
+    assert mine[0] == pytest.approx(want[0], rel=1e-9)
+
+
+def test_clipped_ratios_underrate_right_answers():
+    "So the clipped level of the constraint is on the safe side, as the paper's bound on J_C."
+    o = short(2, 3)
+    net, theta, problems, _, r = all_rollouts(o, *CHANCES[2])
+    levels = []
+    for rho_bar in (0.5, 1.0, 2.0, 1e12):
+        evaluate = sampled(net, theta, r, Critics(3, 1e-3, 0), 0.3, 0.1, Training(rho_bar=rho_bar))
+        levels.append(evaluate(soft_choice(log_odds(net(theta, r.x)), 0.3, 0.1)).lost)
+    assert levels == sorted(levels, reverse=True) and levels[0] > levels[-1] + 0.01
+
+
+def test_critics_learn_what_is_still_to_come():
+    critics, x = Critics(2, 1e-2, 0), f64(np.random.default_rng(0).normal(size=(50, 2)))
+    targets = torch.stack([x[:, 0], -x[:, 1]])
+    for _ in range(300):
+        values = critics(x)
+        critics.learn(values, targets)
+    assert (critics(x) - targets).square().mean() < 0.01
+    assert not torch.equal(critics.thetas[0], critics.thetas[1])
+
+
+# ---- the step of the policy
+@both
+@pytest.mark.parametrize('seed', range(3))
+def test_a_policy_step_stays_in_the_trust_region_and_helps(models, seed):
+    o = toy(60, models, 'train')
+    router = router_of(o, seed)
+    problems = problems_of(o, router)
+    x, evaluate, net = problems.x[problems.inside], exact(problems), router.net
+
+    def at(theta):
+        log_S = soft_choice(log_odds(net(theta, x)), 0.25, 0.1).detach()
+        return log_S, evaluate(log_S)
+
+    log_S, before = at(router.theta)
+    for alpha, repairs in ((before.lost - 0.02, True), (before.lost + 0.02, False)):
+        s = Training(alpha=max(alpha, 1e-4))
+        theta = policy_step(net, router.theta, x, evaluate, 0.25, 0.1, s, np.random.default_rng(0))
+        new_S, after = at(theta)
+        moved = float((before.visits * (new_S.exp() * (new_S - log_S)).sum(-1)).sum())
+        assert 0 < moved <= s.delta
+        if before.lost > s.alpha:
+            assert after.lost <= before.lost + s.slack * s.alpha
+        else:
+            assert after.cost < before.cost and after.lost <= s.alpha * (1 + s.slack) + 1e-12
+        if repairs and alpha > 1e-4:
+            assert after.lost < before.lost
+
+
+def test_a_step_that_keeps_no_condition_is_not_taken():
+    o = toy(60, split='train')
+    router = router_of(o)
+    problems = problems_of(o, router)
+    inner = exact(problems)
+    calls = []
+
+    def worse_wherever_it_goes(log_S):
+        now = inner(log_S)
+        calls.append(now)
+        return now if len(calls) == 1 else now._replace(cost=now.cost + 1, loss=now.loss + 1)
+
+    x = problems.x[problems.inside]
+    rest = 0.25, 0.1, Training(), np.random.default_rng(0)
+    theta = policy_step(router.net, router.theta, x, worse_wherever_it_goes, *rest)
+    assert torch.equal(theta, router.theta) and len(calls) == 1 + len(training.FRACTIONS)
+
+
+# ---- at work
+@both
+def test_deploying_is_replaying_at_kappa(models):
+    o = toy(80, models, 'train')
+    router = router_of(o)
+    problems, large = problems_of(o, router, 'flops', 'rewrite'), large_alone(o, 'flops')
+    for kappa in (0.0, 0.2, 0.4, 1.1):
+        want = replay(o, router(o.features), [kappa], 'flops', 'rewrite')
+        cost, lost = deploy(router.net, router.theta, kappa, problems)
+        assert cost == pytest.approx(want.cost.mean() / large.cost.mean(), rel=1e-12)
+        assert lost == pytest.approx((large.right - want.right[0]).mean(), abs=1e-12)
+
+
+def test_a_verifier_excuses_what_was_lost_without_a_wrong_step():
+    "A miss counts if the large model is right, the router is wrong, and a step that was kept is wrong."
+    o = toy(200, split='train')
+    router = router_of(o)
+    (right, _), large = exits(o, 'flops', 'continue'), large_alone(o, 'flops')
+    doubt = router(o.features)[..., 0]
+    for kappa in (0.1, 0.3, 0.5):
+        count = 0
+        for i, T in enumerate(o.steps):
+            stop = next((t for t in range(T) if doubt[i, t] >= kappa), None)
+            kept = range(T if stop is None else stop)
+            is_right = right[i, -1 if stop is None else stop]
+            count += large.right[i] and not is_right and not all(o.step_right[i, t] for t in kept)
+        got = deploy(router.net, router.theta, kappa, problems_of(o, router), verifier=True)[1]
+        assert got == pytest.approx(count / 200) and (count or kappa < 0.2)
+
+
+def test_the_temperature_falls_over_half_of_the_steps():
+    got = [cooled((0.4, 0.1), k / 8) for k in range(1, 9)]
+    np.testing.assert_allclose(got, [0.4 * 0.25 ** min(1, k / 4) for k in range(1, 9)])
+
+
+# ---- training
+@both
+def test_the_table_is_the_chain(models):
+    "Any router that looks at states alone costs and loses the same in the rows as in the chain."
+    o = tabular.chain_table(models)
+    router = fresh_router(o.features, tabular.COLUMNS, models, (), 0)
+    problems = problems_of(o, router)
+    states = o.features['step'] * tabular.LEVELS + (o.features['mean_logit'] - 14) / 2
+    states = states[o.inside].astype(int)
+    rng = np.random.default_rng(0)
+    for chances in (
+        *rng.dirichlet(np.ones(models), (3, len(tabular.STATES))),
+        tabular.optimum(0.1, models)[1],
+    ):
+        rows = torch.as_tensor(chances[states].clip(1e-300)).log()
+        now, scale = exact(problems)(rows), large_alone(o, 'flops').cost.mean()
+        np.testing.assert_allclose(
+            (now.cost * scale, now.loss), tabular.evaluate(chances, models), rtol=1e-9
+        )
+
+
+@both
+def test_training_finds_the_optimum_of_the_linear_program(models):
+    "With exact gradients, as deployed and as S: near the least cost, and little more is lost than alpha."
+    alpha, o = 0.11, tabular.chain_table(models)
+    best, _ = tabular.optimum(alpha, models)
+    s = Training(alpha=alpha, steps=150, hidden=(16, 16))
+    policy, kappa, _ = train(o, tabular.COLUMNS, s)
+    problems, scale = problems_of(o, policy), large_alone(o, 'flops').cost.mean()
+    log_S = soft_choice(
+        log_odds(policy.net(policy.theta, problems.x[problems.inside])), kappa, 0.03
+    )
+    soft = exact(problems)(log_S)
+    for cost, lost in (
+        deploy(policy.net, policy.theta, kappa, problems),
+        (soft.cost.item(), soft.lost),
+    ):
+        assert lost <= alpha + np.sqrt(alpha * (1 - alpha) / len(o))
+        assert cost * scale <= 1.04 * best
+        assert cost * scale <= 1.03 * tabular.optimum(lost + 1e-9, models)[0]
+
+
+def bits(trained):
+    policy, kappa, log = trained
+    return policy.theta.numpy().tobytes(), kappa, str(log)
+
+
+@pytest.mark.parametrize('estimator', ['exact', 'sampled'])
+def test_same_seed_same_bits(estimator):
+    o = toy(150, 3, 'train')
+    s = Training(estimator=estimator, **QUICK)
+    first = bits(train(o, COLUMNS, s, seed=3))
+    torch.manual_seed(99)
+    np.random.seed(99)
+    assert bits(train(o, COLUMNS, s, seed=3)) == first, 'whatever the global generators'
+    assert len({bits(train(o, COLUMNS, s, seed=seed))[0] for seed in range(4)}) == 4
+
+
+def test_the_number_of_threads_changes_nothing():
+    o, before = toy(150, split='train'), torch.get_num_threads()
+    runs = []
     try:
-        torch.set_num_threads(2)
-        assert bits(quick(env, estimator='exact', batch=None)) == once and torch.get_num_threads() == 2
-    finally: torch.set_num_threads(before)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            runs.append(bits(train(o, COLUMNS, Training(**QUICK))))
+    finally:
+        torch.set_num_threads(before)
+    assert runs[0] == runs[1]
 
-@pytest.mark.filterwarnings('ignore:alpha=')
-@pytest.mark.parametrize('estimator', ['sampled', 'exact'])
-@pytest.mark.parametrize('judged', [False, True])
-def test_every_estimator_runs(estimator, judged):
-    env = toy_env(on_escalate='regenerate', unit='full_flops')
-    verdicts = np.random.default_rng(0).random(env.inside.shape) < .7 if judged else None
-    trained = quick(env, estimator=estimator, verdicts=verdicts, batch=10)
-    assert 0 <= trained.kappa <= .5
-    assert all(len(v) == 10 and np.isfinite(np.asarray(v, float)).all() for v in trained.log.values())
-    assert (trained.log['kl'] <= .01 + 1e-12).all() and set(trained.log['optim_case']) <= set(range(5))
 
-def test_verdicts_only_excuse_what_is_lost():
-    "All verified: nothing counts as lost, so kappa only rises. Without a verifier, all that is lost counts."
-    env = toy_env()
-    free = quick(env, verdicts=np.ones(env.inside.shape, bool), batch=20, alpha=.2)
-    plain = quick(env, batch=None, alpha=.2)
-    assert (free.log['lost'] == 0).all() and free.kappa > .25
-    assert np.allclose(plain.log['lost'], float(env.large_right.mean()) - plain.log['accuracy'])
+@both
+@pytest.mark.parametrize('hidden', [(), (8, 8)])
+def test_training_saves_cost_and_keeps_the_constraint(models, hidden):
+    o = toy(300, models, 'train')
+    policy, kappa, log = train(o, COLUMNS, Training(steps=30, hidden=hidden, batch=300))
+    cost, lost, _ = log[-1]
+    assert cost < 0.9 and lost <= 0.04 and 0 <= kappa <= 1 / models
+    assert policy.net.hidden == hidden and len(log) == 30 and np.isfinite(log).all()
 
-def test_more_problems_a_step_than_there_are():
-    with pytest.raises(ValueError, match='batch is 61.*1 to 60'): quick(toy_env(), batch=61)
 
-def table_where(**change):
-    table = toy_table(60, 'train')
-    return replace(table, **{k: f(getattr(table, k).copy(), table) for k, f in change.items()})
+def test_the_log_holds_what_the_threshold_was_and_did():
+    "Equation 5 with a falling step: from each row to the next."
+    o, s = toy(100, split='train'), Training(alpha=0.05, **QUICK)
+    _, kappa, log = train(o, COLUMNS, s)
+    kappas = [row[2] for row in log] + [kappa]
+    assert kappas[0] == s.kappa and len({*kappas}) > 3
+    for k, (_, lost, now) in enumerate(log, 1):
+        assert kappas[k] == np.clip(now - s.eta * k**-s.decay * (lost - s.alpha), 0, 0.5)
 
-def put(index, value):
-    def change(x, table): x[index] = value; return x
-    return change
 
-def always(x, table, value=1.):
-    x[np.arange(len(x)), table.n_steps] = value
-    return x
+@both
+def test_as_printed_runs_with_five_problems_a_step(models):
+    s = as_printed(Training())
+    assert (s.estimator, s.steps, s.batch, s.decay, s.verifier) == ('sampled', 1000, 5, 0.0, True)
+    o = toy(200, models, 'train')
+    _, kappa, log = train(o, COLUMNS, replace(s, steps=40))
+    assert 0 <= kappa <= 1 / models and len(log) == 40 and np.isfinite(log).all()
+    changes = [b[2] - a[2] for a, b in zip(log, log[1:])]
+    wanted = [-0.1 * (lost - 0.02) for _, lost, _ in log[:-1]]
+    inside = [0 < b[2] < 1 / models for b in log[1:]]
+    np.testing.assert_allclose(np.array(changes)[inside], np.array(wanted)[inside], atol=1e-12)
 
-@pytest.mark.parametrize('table, error', [
-    (lambda: table_where(obs=put((3, 0, 0), np.nan)), "'score_logit' is nan at some steps"),
-    (lambda: table_where(correct=put((slice(None), 0), 0.)), 'large model solves none of the 60'),
-    (lambda: table_where(correct=always), 'small model solves all')])
-def test_a_table_that_teaches_nothing_is_refused(table, error):
-    with pytest.raises(ValueError, match=error): TableEnv(table(), ('score_logit', 'index', 'final'))
 
-def test_a_feature_that_nobody_looks_at_may_be_nan():
-    quick(TableEnv(table_where(obs=put((slice(None), slice(None), 0), np.nan)), ('index', 'final')))
+def test_the_verifier_is_asked_where_there_is_one():
+    "Without labels of steps, answers decide; with them, and all steps right, nothing counts as lost."
+    o = toy(100, split='train')
+    s = replace(as_printed(Training()), steps=15)
+    unlabelled = train(replace(o, step_right=None), COLUMNS, s)
+    plain = train(o, COLUMNS, replace(s, verifier=False))
+    assert bits(unlabelled) == bits(plain)
+    free = train(replace(o, step_right=np.ones_like(o.step_right)), COLUMNS, s)
+    assert [row[1] for row in free[2]] == [0] * 15 and free[1] > s.kappa

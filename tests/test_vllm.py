@@ -13,8 +13,8 @@ import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.base.records import Step, score_messages, verdict_messages
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import Step, score_messages, verdict_messages
+from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import vllm as models_vllm
 from stepwise_routing.models.hub import load_micro, micro_path

@@ -11,7 +11,7 @@ from faulty import Faulty, schedule, words
 from hypothesis import given, settings, strategies as st
 from judging import JUDGE_TEMPLATE
 
-from stepwise_routing.base.records import Problem
+from stepwise_routing.records import Problem
 from stepwise_routing.data.agreement import agreement
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.models import xverify as models_xverify

@@ -13,14 +13,7 @@ from pathlib import Path
 from ..records import chat_prompt, extract_boxed
 from ..util import digest, find_project, one_of
 from .questions import QuestionFile
-from .recorded import (
-    SUFFIX,
-    RecordedSet,
-    RecordedVerdict,
-    closes_the_block,
-    program_of,
-    recorded_names,
-)
+from .recorded import MAX_STEPS, SUFFIX, RecordedSet, RecordedVerdict
 from .sources import PUBLIC, SPLITS, ShippedSet
 
 MICRO = ('micro-gsm', 'micro-math', 'micro-omni')  # benchmarks that the package ships
@@ -33,12 +26,6 @@ def last_box(texts) -> str | None:  # texts of the steps of a chain
 
 def never(text: str) -> bool:
     return False
-
-
-def every_character(text: str):  # bool array [character]
-    import numpy as np
-
-    return np.ones(len(text), bool)
 
 
 SAMPLES = (  # texts of steps; what a user's rules say about them tells rules apart
@@ -154,22 +141,14 @@ for micro_name in MICRO:
     register(Benchmark(micro_name, ShippedSet(micro_name)))
 for public_name, public_set in PUBLIC.items():
     register(Benchmark(public_name, public_set))
-PROGRAMS = Benchmark(  # MBPP, whose verdicts are recorded: nothing runs a program
-    'programs',
-    separator='\n',
-    is_last=closes_the_block,
-    answer=program_of,
-    scored=every_character,
-)
-for recorded_name in recorded_names():
-    register(
-        replace(
-            REGISTERED.get(recorded_name, PROGRAMS),
-            name=recorded_name + SUFFIX,
-            source=RecordedSet(recorded_name),
-            right=RecordedVerdict(recorded_name),
-        )
+for recorded_name in MAX_STEPS:
+    record = replace(
+        REGISTERED[recorded_name],
+        name=recorded_name + SUFFIX,
+        source=RecordedSet(recorded_name),
+        right=RecordedVerdict(recorded_name),
     )
+    register(record)
 
 
 SHIPPED.update(REGISTERED)

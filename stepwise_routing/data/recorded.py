@@ -1,35 +1,44 @@
 """Recorded outcomes: the steps of a real pair of language models, replayed without the models.
 
-Here belong the files that the package ships: writing them, and reading problems, verdicts and steps from them.
-nbs/labs tells how the steps were drawn. The paper's method does not know that its steps were recorded.
+Here belongs reading the file that the package ships. nbs/labs/recorded_pair tells how it was made.
 """
 
 import json
-import lzma
-import re
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-from ..records import Problem, Step
-from ..store import RolloutStore
-from ..util import PACKAGE, write_file
+from ..records import ModelSpec, Problem, Step
+from ..store import Store
+from ..util import PACKAGE
 from .sources import SPLITS, unpacked_lines
 
 FOLDER = PACKAGE / 'recorded'
-MAX_STEPS = {'gsm8k': 16, 'mbpp': 40}  # most steps of a chain, the limit when it was drawn
+MAX_STEPS = {'gsm8k': 16}  # what is recorded -> most steps of a chain, the limit when it was drawn
 SUFFIX = '-recorded'  # end of the name of a recorded benchmark
-PUT_AT_ONCE = 500  # edges per transaction
 
 
-def recorded_file(name: str, folder: Path = FOLDER) -> Path:
-    "The file of a recorded benchmark, such as \"gsm8k\"."
-    return folder / f'{name}.jsonl.xz'
+@dataclass(frozen=True)
+class Replayed:
+    "A recorded model behind the contract of `models.base`: it looks up what it wrote."
 
+    spec: ModelSpec
+    index: int
+    edges: dict  # (problem id, sample, path, model) -> `Step`
 
-def recorded_names() -> list:
-    "The benchmarks that are recorded, such as \"gsm8k\"."
-    return sorted(path.name.removesuffix('.jsonl.xz') for path in FOLDER.glob('*.jsonl.xz'))
+    def steps(self, request):
+        "The steps that answer a request, one by one."
+        path = request.path
+        is_over = False
+        while not is_over:
+            step = self.edges[request.problem.id, request.sample, path, self.index]
+            yield step
+            path += str(self.index)
+            is_over = step.final or not request.to_end or len(path) >= request.max_steps
+
+    def write(self, requests, progress=None) -> list:
+        "A tuple of `Step`s per request. KeyError for a step that nobody drew."
+        return [tuple(self.steps(request)) for request in requests]
 
 
 @dataclass(frozen=True)
@@ -47,47 +56,28 @@ class Recorded:
         return self.about['settings'] | dict(benchmark=self.about['benchmark'] + SUFFIX)
 
     @property
-    def models(self) -> tuple:
-        "The names of the models that wrote the steps, small to large."
-        return tuple(model['spec']['name'] for model in self.about['settings']['models'])
+    def specs(self) -> list:
+        "The `ModelSpec`s of the models that wrote the steps, small to large."
+        return [ModelSpec(**model['spec']) for model in self.about['settings']['models']]
+
+    @cached_property
+    def models(self) -> list:
+        "These models, replayed."
+        edges = dict(self.edges)
+        return [Replayed(spec, index, edges) for index, spec in enumerate(self.specs)]
 
     def fill(self, path) -> None:
-        "Put the edges into a store, if they are not there yet."
-        if Path(path).exists():
-            with RolloutStore(path, readonly=True) as store:
-                if len(store) == len(self.edges) and store.settings == self.settings:
-                    return
-            Path(path).unlink()
-        with RolloutStore(path, self.settings) as store:
-            for first in range(0, len(self.edges), PUT_AT_ONCE):
-                store.put_many(self.edges[first : first + PUT_AT_ONCE])
+        "Put the edges into a store."
+        with Store(path, self.settings) as store:
+            store.put_many(self.edges)
 
 
-def read_edge(key: list, values: dict, record=Step) -> tuple:
-    "The key of an edge and its `Step`, read from a recorded line; or another record under such a key."
-    fields_of_record = {
+def read_edge(key: list, values: dict) -> tuple:
+    "The key of an edge and its `Step`, read from a recorded line."
+    as_tuples = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-    return tuple(key), record(**fields_of_record)
-
-
-def take_line(
-    line: str,
-    found,  # the `Recorded` that it is put into
-    benchmark: str,  # of the problems
-) -> None:
-    "Take up a line of a recorded file."
-    kind, *content = json.loads(line)
-    if kind == 'about':
-        found.about.update(*content)
-    elif kind == 'problem':
-        split, row = content
-        found.problems[split].append(Problem(**row | dict(benchmark=benchmark)))
-    elif kind == 'grade':
-        problem_id, answer, is_right = content
-        found.verdicts[problem_id, answer] = is_right
-    else:
-        found.edges.append(read_edge(*content))
+    return tuple(key), Step(**as_tuples)
 
 
 @lru_cache(4)
@@ -96,14 +86,20 @@ def read_recorded(
     folder: Path = FOLDER,
 ) -> Recorded:
     "Read a recorded benchmark. FileNotFoundError if there is no such file."
-    path = recorded_file(name, folder)
-    if not path.is_file():
-        there = ', '.join(recorded_names()) or 'none'
-        raise FileNotFoundError(f'{name} is not recorded; recorded benchmarks: {there}')
-    found = Recorded({}, {split: [] for split in SPLITS}, {}, [])
-    for line in unpacked_lines(path):
-        take_line(line, found, name + SUFFIX)
-    return replace(found, edges=tuple(found.edges))
+    about, problems, verdicts, edges = {}, {split: [] for split in SPLITS}, {}, []
+    for line in unpacked_lines(folder / f'{name}.jsonl.xz'):
+        kind, *content = json.loads(line)
+        if kind == 'about':
+            about.update(*content)
+        elif kind == 'problem':
+            split, row = content
+            problems[split].append(Problem(**row | dict(benchmark=name + SUFFIX)))
+        elif kind == 'grade':
+            problem_id, answer, is_right = content
+            verdicts[problem_id, answer] = is_right
+        else:
+            edges.append(read_edge(*content))
+    return Recorded(about, problems, verdicts, tuple(edges))
 
 
 @dataclass(frozen=True)
@@ -127,79 +123,8 @@ class RecordedVerdict:
     "Looks up the recorded verdict on an answer. It grades nothing."
 
     name: str  # such as "gsm8k"
+    folder: Path = FOLDER
 
     def __call__(self, problem: Problem, answer: str) -> bool:
-        verdicts = read_recorded(self.name).verdicts
-        if (problem.id, answer) not in verdicts:
-            raise LookupError(
-                f'the answer {answer!r:.60} of problem {problem.id} was not graded when '
-                f'{self.name} was recorded'
-            )
-        return verdicts[problem.id, answer]
-
-
-# ---- the chains of MBPP: a step is a line, and the answer is a program
-
-
-def code_of(text: str) -> str:
-    "The Python code in a reply: all its fenced blocks in order, or the whole reply if it has none."
-    begin = r'```(?:[Pp]ython(?:3(?:\.\d+)?)?|py)?[ \t]*\r?\n'
-    end = r'(?:\r?\n[ \t]*```|\Z)'
-    blocks = re.findall(f'{begin}(.*?){end}', text, re.S)
-    return '\n'.join(blocks) if blocks else text
-
-
-def program_of(texts) -> str | None:
-    "The program in the texts of a chain's steps, without tests. None if they hold no line of code."
-    code = code_of('\n'.join(text for text in texts if not text.startswith('assert ')))
-    return code if code.strip() else None
-
-
-def closes_the_block(line: str) -> bool:
-    "Does the program end here? It ends with its code block, or before the first test behind it."
-    return line.strip() == '```' or line.startswith('assert ')
-
-
-# ---- writing
-
-
-def recorded_fields(step: Step, keep_tokens: bool) -> dict:
-    """The fields of a step that are recorded: those that are not the default.
-
-    Confidences of tokens are kept for the small model only, as no router reads the others.
-    """
-    if not keep_tokens:
-        step = replace(step, ids=(), ends=(), prob=(), max_logit=None, entropy=None)
-    recorded = {}
-    for field in fields(step):
-        value = getattr(step, field.name)
-        if field.default is MISSING or value != field.default:
-            recorded[field.name] = value
-    return recorded
-
-
-def line(*content) -> str:
-    return json.dumps(content, ensure_ascii=False, separators=(',', ':')) + '\n'
-
-
-def write_recorded(
-    path,  # NAME.jsonl.xz
-    about: dict,  # benchmark, licence, receipt; also settings, if they differ from the store's
-    problems: dict,  # split -> `Problem`s
-    store: RolloutStore,  # holds all edges of these problems; it may hold others
-    verdicts: dict,  # (problem id, answer) -> bool
-) -> Path:
-    "Write a recorded benchmark: the edges of some problems. The same content gives the same bytes."
-    wanted = {problem.id for part in problems.values() for problem in part}
-    lines = [line('about', dict(settings=store.settings) | about)]
-    for split, part in problems.items():
-        lines += [line('problem', split, asdict(problem)) for problem in part]
-    for (problem_id, answer), is_right in sorted(verdicts.items(), key=str):
-        if problem_id in wanted:
-            lines.append(line('grade', problem_id, answer, bool(is_right)))
-    for key in sorted(store.keys(), key=str):
-        if key[0] in wanted:
-            step = store.get(*key)
-            lines.append(line('edge', key, recorded_fields(step, keep_tokens=key[3] == 0)))
-    data = ''.join(lines).encode()
-    return write_file(path, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+        "KeyError for an answer that was not graded when the benchmark was recorded."
+        return read_recorded(self.name, self.folder).verdicts[problem.id, answer]

@@ -99,11 +99,13 @@ def chain_features(
     steps,  # of a chain so far
     scored=None,  # which characters count, of a `Benchmark`; None: mathematics
 ) -> dict:  # name -> [step]
-    "What a router may see of a chain: a column per feature. `next_entropy` is known when the next step has begun."
+    """What a router may see of a chain: a column per feature, with the digits of float32, as files keep them.
+
+    `next_entropy` is known when the next step has begun."""
     sources = [last_scored(steps[: index + 1]) for index in range(len(steps))]
     min_prob = np.array([logprob_confidence(step, scored) for step in sources])
     entropy = [np.nan if step.entropy is None else step.entropy for step in steps]
-    return dict(
+    columns = dict(
         mean_logit=np.array([logit_confidence(step, scored) for step in sources]),
         min_prob=min_prob,
         min_odds=prob_odds(min_prob),
@@ -112,6 +114,7 @@ def chain_features(
         final=np.array([step.final for step in steps], float),
         next_entropy=np.array([*entropy[1:], 0.0]),
     )
+    return {name: column.astype(np.float32).astype(float) for name, column in columns.items()}
 
 
 # %% auroc

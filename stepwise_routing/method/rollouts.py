@@ -2,16 +2,16 @@
 
 # %% imports
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from ..data.benchmarks import find_benchmark
 from ..data.grading import grade_pairs, is_right
 from ..models.base import Request
 from ..records import find_price
-from ..util import npz_bytes, write_file
+from ..util import PACKAGE, npz_bytes, write_file
 from .confidence import chain_features
 
 # %% kinds
@@ -85,7 +85,8 @@ def save(table: Outcomes | Walks, path) -> None:
     for field in fields(table):
         value = getattr(table, field.name)
         if field.name == 'features':
-            arrays |= {f'feature {name}': values for name, values in value.items()}
+            columns = {f'feature {name}': values for name, values in value.items()}
+            arrays |= {name: values.astype(np.float32) for name, values in columns.items()}
         elif value is not None:
             arrays[field.name] = value
     write_file(path, npz_bytes(arrays))
@@ -100,6 +101,15 @@ def load(path) -> Outcomes | Walks:
         return Walks(**arrays)
     features = {name.removeprefix('feature '): arrays.pop(name).astype(float) for name in names}
     return Outcomes(features=features, **arrays)
+
+
+def shipped_outcomes(benchmark: str) -> dict:  # split -> `Outcomes`, (method, split) -> `Walks`
+    "The tables that the package ships, such as those of micro-gsm."
+    splits = {}
+    for path in sorted((PACKAGE / 'outcomes').glob(f'{benchmark}-*.npz')):
+        split, *method = path.stem.removeprefix(f'{benchmark}-').split('-')
+        splits[(method[0], split) if method else split] = load(path)
+    return splits
 
 
 def take(outcomes: Outcomes, rows) -> Outcomes:
@@ -193,3 +203,225 @@ def replay_walks(walks: Walks, unit: str) -> Result:  # [setting, problem]
     "The same for recorded walks."
     cost = np.einsum('spmx,mx->sp', walks.tokens, walks.prices(unit))
     return Result(walks.right.astype(float), cost)
+
+
+# %% kept
+BLOCK = 256  # requests that are drawn before their steps are on disk
+
+
+class Kept:
+    "A model whose steps are kept: each is on disk before it is used, and is never drawn again."
+
+    def __init__(self, model, store):
+        self.model = model
+        self.store = store  # `Store`
+        self.spec = model.spec
+        self.index = model.index
+
+    def keys(self, request: Request, n: int) -> list:
+        "The keys of the next n steps of a request."
+        start = request.problem.id, request.sample
+        paths = [request.path + str(self.index) * i for i in range(n)]
+        return [(*start, path, self.index) for path in paths]
+
+    def stored(self, request: Request) -> tuple | None:
+        "The steps that answer a request; None if one is missing."
+        most = request.max_steps - len(request.steps) if request.to_end else 1
+        steps = []
+        for key in self.keys(request, most):
+            step = self.store.get(*key)
+            if step is None:
+                return None
+            steps.append(step)
+            if step.final:
+                break
+        return tuple(steps)
+
+    def write(self, requests) -> list:
+        "A tuple of `Step`s per request, as of `models.base.Model`."
+        found = {i: self.stored(request) for i, request in enumerate(requests)}
+        missing = [i for i, steps in found.items() if steps is None]
+        parts = range(0, len(missing), BLOCK)
+        for first in tqdm(parts, self.spec.name, leave=False, disable=len(parts) < 2):
+            block = missing[first : first + BLOCK]
+            drawn = self.model.write([requests[i] for i in block])
+            pairs = []
+            for i, steps in zip(block, drawn):
+                pairs += zip(self.keys(requests[i], len(steps)), steps)
+                found[i] = steps
+            self.store.put_many(pairs)
+        return [found[i] for i in range(len(requests))]
+
+
+# %% draw-chains
+def draw_chains(problems, models, max_steps: int) -> tuple:
+    "(Small chains [problem], rests [k][problem][t]): each larger model goes on from every prefix of the small chain."
+    small, *larger = models
+    ask = dict(to_end=True, max_steps=max_steps)
+    chains = small.write([Request(problem, **ask) for problem in problems])
+    rests = []
+    for model in larger:
+        requests = []
+        for problem, chain in zip(problems, chains):
+            requests += [Request(problem, chain[:t], **ask) for t in range(len(chain))]
+        written = iter(model.write(requests))
+        rests.append([[next(written) for _ in chain] for chain in chains])
+    return chains, rests
+
+
+# %% tokens-of
+def tokens_of(steps, held: int = 0) -> tuple:  # [kind]
+    "The tokens of one call that wrote these steps; `held`: tokens of its prompt in an ideal cache."
+    prompt = steps[0].prompt
+    written = sum(step.generated for step in steps)
+    return written, prompt - min(held, prompt), prompt, steps[0].cached
+
+
+def small_tokens(chain) -> np.ndarray:  # [step, kind]
+    "The tokens of a small chain, one call a step: each finds the steps before it in the cache."
+    rows, held = [], 0
+    for step in chain:
+        rows.append(tokens_of([step], held))
+        held = step.prompt + step.generated
+    return np.array(rows)
+
+
+def was_cut(chain) -> bool:
+    "Did a limit end this chain, and no answer?"
+    return chain[-1].finish == 'length' or not chain[-1].final
+
+
+# %% outcome-table
+def padded(rows, width: int, fill=0) -> np.ndarray:  # [problem, width, ...]
+    "Rows of different lengths as one array."
+    first = np.asarray(rows[0])
+    table = np.full((len(rows), width, *first.shape[1:]), fill, first.dtype)
+    for line, row in zip(table, rows):
+        line[: len(row)] = row
+    return table
+
+
+def graded_exits(problems, chains, rests, grade) -> np.ndarray:  # uint8 [problem, t, k]
+    "Is the answer right if model k goes on behind t small steps? From t = T on: is that of the small chain?"
+    read = find_benchmark(problems[0].benchmark).read_answer
+    answers = []
+    for i, (problem, chain) in enumerate(zip(problems, chains)):
+        for of_model in rests:
+            answers += [(problem, read(steps)) for steps in (*of_model[i], chain)]
+    verdicts = dict(grade_pairs(grade, answers))
+    graded = iter([verdicts[problem.id, answer] for problem, answer in answers])
+    longest = max(map(len, chains))
+    right = np.zeros((len(problems), longest + 1, len(rests)), np.uint8)
+    for i, chain in enumerate(chains):
+        for k in range(len(rests)):
+            of_exits = [next(graded) for _ in range(len(chain) + 1)]
+            right[i, : len(chain) + 1, k] = of_exits
+            right[i, len(chain) :, k] = of_exits[-1]
+    return right
+
+
+def dollars_of(specs, price: str = '') -> np.ndarray:  # [model, 3]
+    "Prices of a million prompt, cached and generated tokens; `price`: what the largest model would cost."
+    names = [spec.price for spec in specs]
+    names[-1] = names[-1] or price or None
+    rows = [(0.0, 0.0, 0.0) if name is None else find_price(name)[:3] for name in names]
+    return np.array(rows)
+
+
+def outcome_table(
+    problems,  # of one benchmark
+    chains,  # small chains, see `draw_chains`
+    rests,
+    specs,  # the `ModelSpec`s, small to large
+    split: str = '',
+    grade=is_right,  # (`Problem`, parsed answer) -> bool
+    price: str = '',  # row of `PRICES`: what the largest model would cost behind an API
+    step_right=None,  # [problem][step], verdicts of a verifier
+) -> Outcomes:
+    "The table of what was drawn."
+    benchmark = find_benchmark(problems[0].benchmark)
+    longest = max(map(len, chains))
+    columns = [chain_features(chain, benchmark.scored) for chain in chains]
+    features = {
+        name: padded([row[name] for row in columns], longest, np.nan) for name in columns[0]
+    }
+    large = np.zeros((len(problems), longest + 1, len(rests), len(KINDS)), np.uint32)
+    for k, of_model in enumerate(rests):
+        tokens = [np.array([tokens_of(steps) for steps in row]) for row in of_model]
+        large[:, :, k] = padded(tokens, longest + 1)
+    alone = [chains, *([row[0] for row in of_model] for of_model in rests)]
+    return Outcomes(
+        benchmark=np.array(problems[0].benchmark),
+        split=np.array(split),
+        models=np.array([spec.name for spec in specs]),
+        params=np.array([float(spec.params) for spec in specs]),
+        dollars=dollars_of(specs, price),
+        problem=np.array([problem.id for problem in problems]),
+        features=features,
+        small=padded([small_tokens(chain) for chain in chains], longest).astype(np.uint32),
+        large=large,
+        right=graded_exits(problems, chains, rests, grade),
+        steps=np.array([len(chain) for chain in chains]),
+        cut=np.array([[was_cut(chain) for chain in of_model] for of_model in alone]).T,
+        step_right=None if step_right is None else padded(step_right, longest, False),
+    )
+
+
+# %% chain
+class Chain(NamedTuple):
+    "A finished chain. Its steps say who wrote them; its tokens were paid for, thrown steps included."
+
+    steps: tuple  # of `Step`s that were kept
+    tokens: np.ndarray  # [model, kind]; a judge or reward model that writes no steps comes last
+
+
+# %% walk
+def walk(
+    problem,
+    router,  # features -> doubt
+    kappa: float,
+    models: int = 2,  # how many there are
+    reading: str = 'continue',
+    **ask,  # of `Request`: sample, max_steps
+):
+    "A router at work, as a generator: it yields (model, `Request`), is sent the steps, and returns a `Chain`."
+    benchmark = find_benchmark(problem.benchmark)
+    steps, held = (), 0
+    tokens = np.zeros((models, len(KINDS)), int)
+    while True:
+        request = Request(problem, steps, **ask)
+        (step,) = yield 0, request
+        tokens[0] += tokens_of([step], held)
+        held = step.prompt + step.generated
+        steps += (step,)
+        is_last = step.final or len(steps) >= request.max_steps
+        columns = chain_features(steps, benchmark.scored)
+        doubt = router({name: column[None] for name, column in columns.items()})[0, -1]
+        asked_for = np.flatnonzero(np.atleast_1d(doubt) >= kappa)
+        if len(asked_for):
+            larger = asked_for[-1] + 1 if np.ndim(doubt) else models - 1
+            kept = steps[:-1] if is_last or reading == 'rewrite' else steps
+            rest = yield int(larger), replace(request, steps=kept, to_end=True)
+            tokens[larger] += tokens_of(rest)
+            return Chain(kept + rest, tokens)
+        if is_last:
+            return Chain(steps, tokens)
+
+
+# %% run-walks
+def run_walks(walks, models) -> list:  # what each walk returns
+    "Drive many walks in lock-step: one list a model and turn. `models`: each has `write(requests)`."
+    walks = list(walks)
+    returned = [None] * len(walks)
+    asked = {i: next(walk) for i, walk in enumerate(walks)}
+    while asked:
+        for k, model in enumerate(models):
+            mine = [i for i, (who, _) in asked.items() if who == k]
+            answers = model.write([asked[i][1] for i in mine]) if mine else []
+            for i, answer in zip(mine, answers):
+                try:
+                    asked[i] = walks[i].send(answer)
+                except StopIteration as end:
+                    returned[i] = end.value
+                    del asked[i]
+    return returned

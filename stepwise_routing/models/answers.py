@@ -1,7 +1,7 @@
 """A router's steps as an answer of the OpenAI protocol, whole or in chunks of a step.
 
 Here belong the fields of an answer: text, who wrote it, usage, finish. How steps are made belongs in
-`method.live`. The fields of a request belong in `models.chat_request`. Not here: text by token, stop
+`models.streams`. The fields of a request belong in `models.chat_request`. Not here: text by token, stop
 strings, log-probabilities.
 """
 
@@ -9,31 +9,54 @@ import contextlib
 import secrets
 import time
 
-from ..records import api_cost
+from ..records import token_cents
 from ..util import nearest
 from .chat_request import ChatRequest, read_request
+from .streams import LiveStep
 from .web import Refused
 
 
-def usage_of(calls, specs) -> dict:
-    "The bill of an answer: tokens of all calls, rejected drafts included. `cost` is in US dollars."
-    prompt = sum(call.prompt for call in calls)
-    completion = sum(call.generated for call in calls)
-    cached = sum(call.billed if specs[call.model].price else call.cached for call in calls)
-    rejected = sum(call.generated for call in calls if call.kind == 'draft')
+def cents_of(
+    tokens,  # [model, kind], see `method.rollouts.KINDS`
+    specs,  # of the models
+) -> float:
+    "What tokens cost in US cents. Open models are free."
+    cents = 0.0
+    for spec, (written, _, sent, cached) in zip(specs, tokens.tolist()):
+        if spec.price is not None:
+            cents += token_cents(spec.price, sent, cached, written)
+    return cents
+
+
+def usage_of(
+    tokens,  # [model, kind]
+    specs,
+    thrown: int = 0,  # tokens of steps that were thrown away
+) -> dict:
+    "The bill of an answer: tokens of all calls, thrown steps included. `cost` is in US dollars."
+    completion, _, prompt, _ = tokens.sum(0).tolist()
+    cached = 0
+    for spec, (_, read, sent, billed) in zip(specs, tokens.tolist()):
+        cached += billed if spec.price else sent - read
     return dict(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=dict(cached_tokens=cached),
-        completion_tokens_details=dict(rejected_prediction_tokens=rejected),
-        cost=api_cost(calls, specs) / 100,
+        completion_tokens_details=dict(rejected_prediction_tokens=thrown),
+        cost=cents_of(tokens, specs) / 100,
     )
 
 
-def step_note(live) -> dict:
+def step_note(live: LiveStep, specs) -> dict:
     "Who wrote a step, how many tokens it has, and whether it was kept or thrown away."
-    return dict(model=live.model, tokens=live.step.generated, kept=live.kept)
+    step = live.step
+    return dict(model=specs[step.model].name, tokens=step.generated, kept=live.kept)
+
+
+def thrown_tokens(steps) -> int:
+    "Tokens of the `LiveStep`s that were thrown away."
+    return sum(live.step.generated for live in steps if not live.kept)
 
 
 def finish_of(step) -> str:
@@ -46,7 +69,7 @@ class RouterService:
 
     def __init__(
         self,
-        owner,  # has stream(question, router, sample), check(question), specs and separator
+        owner,  # has stream(question, who, sample), check(question), specs and separator
         routers: dict,  # name -> who decides, for `owner.stream`
     ):
         self.owner = owner
@@ -86,15 +109,16 @@ class RouterService:
     async def complete(self, request: ChatRequest) -> dict:
         "The whole answer."
         async with self.steps(request) as source:
-            steps = [live async for live in source]
-        kept = [live.step for live in steps if live.kept]
-        text = self.owner.separator.join(step.text for step in kept if step.text)
+            *steps, chain = [item async for item in source]
+        text = self.owner.separator.join(step.text for step in chain.steps if step.text)
         message = dict(role='assistant', content=text, refusal=None)
-        choice = dict(index=0, message=message, finish_reason=finish_of(kept[-1]), logprobs=None)
+        choice = dict(
+            index=0, message=message, finish_reason=finish_of(chain.steps[-1]), logprobs=None
+        )
         return self.head('chat.completion', request) | dict(
             choices=[choice],
-            usage=usage_of(steps[-1].calls, self.owner.specs),
-            stepwise=[step_note(live) for live in steps],
+            usage=usage_of(chain.tokens, self.owner.specs, thrown_tokens(steps)),
+            stepwise=[step_note(live, self.owner.specs) for live in steps],
         )
 
     async def chunks(self, request: ChatRequest):
@@ -107,20 +131,23 @@ class RouterService:
             choice = dict(index=0, delta=delta, finish_reason=finish, logprobs=None)
             return head | dict(choices=[choice]) | more
 
-        last = None  # the last step that was kept
+        steps = []
         lead = ''  # what stands before the next text
         begin = [chunk(dict(role='assistant', content=''))]
-        async with self.steps(request) as steps:
-            async for live in steps:
+        async with self.steps(request) as source:
+            async for item in source:
+                if not isinstance(item, LiveStep):
+                    chain = item
+                    break
+                steps.append(item)
                 delta = {}
-                if live.kept:
-                    last = live
-                    if live.step.text:
-                        delta = dict(content=lead + live.step.text)
-                        lead = self.owner.separator
-                yield [*begin, chunk(delta, stepwise=[step_note(live)])]
+                if item.kept and item.step.text:
+                    delta = dict(content=lead + item.step.text)
+                    lead = self.owner.separator
+                yield [*begin, chunk(delta, stepwise=[step_note(item, self.owner.specs)])]
                 begin = []
-        end = [chunk({}, finish_of(last.step))]
+        end = [chunk({}, finish_of(chain.steps[-1]))]
         if request.include_usage:
-            end.append(head | dict(choices=[], usage=usage_of(last.calls, self.owner.specs)))
+            usage = usage_of(chain.tokens, self.owner.specs, thrown_tokens(steps))
+            end.append(head | dict(choices=[], usage=usage))
         yield end

@@ -10,7 +10,7 @@ import math
 import threading
 from fractions import Fraction
 
-from ..store import Database
+from .database import Database
 
 CENT = 10**10  # units in a US cent; amounts are whole units
 

@@ -1,387 +1,319 @@
-"""Figures of accuracy against cost, in the width in which they are printed
+"""Figures: accuracy against cost, training, what a policy thinks, and who gains
 
-Here belong the drawing of the main figures, their captions, and their files. The points that are
-drawn belong in `report.points`, fonts and formats in `report.style`, figures of training in
-`report.training`.
+A figure has the size in which it is printed. Its caption stands in captions.md and can stand alone.
 """
 
 from pathlib import Path
 
-from ..util import find_project, one_of
-from ..method.comparison import NESTED
-from ..method.results import REWRITES, method_rank, style_of
-from .points import drawn_methods, read_points, save_points, sweep_points
-from .style import new_figure, paper_style, preview, save_figure
-from .training import policy_figures
-from .writer import label
+import numpy as np
 
-# ---- one panel
+from ..method.results import Row, all_methods, interval
+from ..util import write_file
+from .style import GREY, LINES, legend_below, our_look, panels, save_figure
 
-COST_LABEL = "cost, % of the large model's"
-EDGE = 150  # % of the large model's cost; a dearer method stands at the edge
-NOT_DRAWN = ('Random', 'Oracle')  # they are drawn as frontiers instead
-FRONTIER_DASHES = {'small-large line': '-', 'random': ':', 'oracle': '--'}
+# ---- accuracy against cost
 
-
-def is_hollow(
-    row,  # of `evaluate`
-) -> bool:
-    "Is the marker hollow? Yes if the method regenerates the step, though it could also append."
-    return row['on_escalate'] == 'regenerate' and row['method'] not in REWRITES
-
-
-def _draw_frontiers(ax, curves):
-    for name, curve in curves.groupby('curve', sort=False):
-        ax.plot(
-            100 * curve['cost_share'],
-            100 * curve['accuracy'],
-            FRONTIER_DASHES[name],
-            color='#767676',
-            lw=0.8,
-            zorder=1,
-            label=name,
-        )
+SHOWN = (
+    'Small only',
+    'Large only',
+    'SpecReason',
+    'RSD',
+    'STEER',
+    'Min-prob threshold',
+    'Ours (S^os)',
+    'Ours (S^API)',
+)
+RIGHT_END = 135  # % of the large model's cost; what is dearer lies outside
+COARSE = (0, 1, 2, 5, 10, 20, 50, 100)  # ticks of a logarithmic axis that begins near 0
+FINE = (10, 20, 30, 40, 50, 60, 80, 100, 130)  # of one that does not
 
 
-def _draw_intervals(ax, row, color):
-    "Draw the intervals of a chosen point as a light cross."
-    cost = 100 * row['cost_share']
-    accuracy = 100 * row['accuracy']
-    costs = [100 * row['cost_share_low'], 100 * row['cost_share_high']]
-    accuracies = [100 * row['accuracy_low'], 100 * row['accuracy_high']]
-    ax.plot(costs, [accuracy, accuracy], color=color, lw=1.5, alpha=0.3, zorder=2)
-    ax.plot([cost, cost], accuracies, color=color, lw=1.5, alpha=0.3, zorder=2)
+def in_figures(name: str) -> str:
+    "The name of a method as matplotlib sets it: S^os becomes a formula."
+    return name.replace('S^os', r'$S^{\mathrm{os}}$').replace('S^API', r'$S^{\mathrm{API}}$')
 
 
-def _draw_seeds(ax, seeds, color):
-    cost = 100 * seeds['cost_share']
-    accuracy = 100 * seeds['accuracy']
-    ax.plot(cost, accuracy, '.', color=color, ms=3, mew=0, alpha=0.6, zorder=4)
+def line_of(row: Row, large_cost: float) -> np.ndarray:  # [point, 2]
+    """Cost (% of the large model's) and accuracy (%) of a method at all its thresholds, from strict to lax.
+
+    The large model alone comes first. It is left out if the strictest threshold is dearer."""
+    line = 100 * row.line / [large_cost, 1]
+    return line[1:] if line[1, 0] > line[0, 0] else line
 
 
-def _draw_arrow(ax, accuracy, color):
-    "Draw an arrow at the right edge: the cost of a point is higher than shown."
-    arrow = dict(arrowstyle='->', color=color)
-    ax.annotate('', (EDGE + 8, accuracy), (EDGE, accuracy), arrowprops=arrow)
+def draw_method(ax, method, row: Row, rule: str, large_cost: float) -> None:
+    "A line for all thresholds, and a marker with 95 % bars for the threshold that was chosen."
+    has_line = len(np.unique(row.line, axis=0)) > 1
+    if has_line:
+        ax.plot(*line_of(row, large_cost).T, color=method.colour, lw=0.9, alpha=0.8)
+    choice = row.choices[rule]
+    cost, *cost_ends = interval(100 * choice.cost / large_cost)
+    accuracy, *accuracy_ends = interval(100 * choice.accuracy)
+    ax.plot(cost_ends, [accuracy, accuracy], color=method.colour, lw=1.5, alpha=0.35)
+    ax.plot([cost, cost], accuracy_ends, color=method.colour, lw=1.5, alpha=0.35)
+    look = dict(color=method.colour, marker=method.marker, ls='-' if has_line else '')
+    edge = dict(mec='white', mew=0.4, ms=8 if method.marker == '*' else 6)
+    ax.plot(cost, accuracy, label=in_figures(method.name), zorder=5, **look, **edge)
 
 
-def _draw_curve(ax, points, style):
-    "Draw only the line of a method without a chosen point, such as one of `add_curve`."
-    sweep = points.sort_values('threshold')
-    costs = 100 * sweep['cost_share']
-    accuracies = 100 * sweep['accuracy']
-    for accuracy in accuracies[costs > EDGE]:
-        _draw_arrow(ax, accuracy, style['color'])
-    ax.plot(
-        costs,
-        accuracies,
-        color=style['color'],
-        marker=style['marker'],
-        ms=3,
-        mew=0.8,
-        label=style['label'],
-        zorder=3,
-    )
-
-
-def _draw_method(ax, points, seeds, style):
-    "Draw a method: its sweep, its chosen point with intervals, and its single seeds as dots."
-    if not points['chosen'].any():
-        _draw_curve(ax, points, style)
-        return
-    chosen = points[points['chosen'] == 1].iloc[0]
-    sweep = sweep_points(points).sort_values('threshold')
-    color = style['color']
-    is_main = chosen['method'] == NESTED
-    hollow = is_hollow(chosen)
-    width = 1.8 if is_main else 1.0
-    dash = (0, (4, 1.5)) if hollow else '-'
-    costs = 100 * sweep['cost_share']
-    ax.plot(costs, 100 * sweep['accuracy'], color=color, lw=width, ls=dash, zorder=3 + is_main)
-    _draw_intervals(ax, chosen, color)
-    _draw_seeds(ax, seeds, color)
-    cost = 100 * chosen['cost_share']
-    accuracy = 100 * chosen['accuracy']
-    if cost > EDGE:
-        _draw_arrow(ax, accuracy, color)
-    ax.plot(
-        [min(cost, EDGE)],
-        [accuracy],
-        color=color,
-        lw=width,
-        ls='none' if len(sweep) == 1 else dash,  # the legend shows a line if there is one
-        marker=style['marker'],
-        mfc='white' if hollow else color,
-        ms=6.5 if is_main else 4.5,
-        mew=0.8,
-        label=style['label'] + (', regen.' if hollow else ''),
-        zorder=5 + is_main,
-    )
-
-
-def _draw_panel(ax, points, curves, seeds, styles):
-    "Draw accuracy against cost on one benchmark."
-    drawn = points[~points['method'].isin(NOT_DRAWN)]
-    groups = dict(iter(drawn.groupby(['method', 'on_escalate'])))
-    for method, on_escalate in sorted(groups, key=lambda row: (method_rank(row[0]), row[1])):
-        own_seeds = seeds[(seeds['method'] == method) & (seeds['on_escalate'] == on_escalate)]
-        _draw_method(ax, groups[method, on_escalate], own_seeds, styles[method])
-    _draw_frontiers(ax, curves)
-    ax.margins(0.04, 0.08)
-    ax.locator_params('y', nbins=5)
-    ax.set_xlim(right=min(ax.get_xlim()[1], EDGE + 10))
-    ax.set_xlabel(COST_LABEL)
-    ax.set_title(points['benchmark'].iloc[0])
-
-
-# ---- whole figures
-
-LEGEND_COLUMN = 1.3  # inches for a column of names
-COST_TICKS = (0, 1, 2, 5, 10, 20, 50, 100)  # of a logarithmic axis
-
-
-def _scale_costs(ax):
-    "Make the axis logarithmic, but linear below 1 %, because a cost can be 0."
+def with_log_axis(ax) -> None:
+    "Costs on a logarithmic axis, which is linear below 1 %: the small model may be free."
     ax.set_xscale('symlog', linthresh=1)
-    left = ax.get_xlim()[0]
-    ax.set_xticks([tick for tick in COST_TICKS if tick >= left], minor=False)
+    left, right = ax.get_xlim()
+    ticks = COARSE if left < 5 else FINE
+    ax.set_xticks([tick for tick in ticks if left <= tick <= right])
     ax.xaxis.set_major_formatter('{x:g}')
     ax.minorticks_off()
 
 
-def _draw_legend(fig, axes, size, ncols):
-    handles = {}
-    for ax in axes.flat:
-        for handle, name in zip(*ax.get_legend_handles_labels()):
-            handles[name] = handle
-    fig.legend(
-        handles.values(),
-        handles,
-        loc='outside lower center',
-        ncols=ncols,
-        fontsize=size,
-        handlelength=2.4,
-        columnspacing=1.0,
-        labelspacing=0.3,
-    )
-
-
-def _share_cost_labels(fig, axes):
-    "If the label of costs is too wide to be below each panel, write it below the middle one only."
-    n_columns = axes.shape[1]
-    room = 0.85 * fig.bbox.width / n_columns
-    if axes[-1, 0].xaxis.label.get_window_extent().width <= room:
-        return
-    for ax in axes.flat:
-        ax.set_xlabel('')
-    axes[-1, n_columns // 2].set_xlabel(COST_LABEL)
-
-
-def _draw_panels(axes, methods, parts, frontiers, styles):
-    "Draw a panel per benchmark. `axes` are [benchmark]."
-    for ax, (benchmark, part, dots) in zip(axes, parts):
-        pairs = zip(part['method'], part['on_escalate'])
-        drawn = part[[pair in methods for pair in pairs]]
-        curves = frontiers[frontiers['benchmark'] == benchmark]
-        _draw_panel(ax, drawn, curves, dots, styles)
-
-
-def draw_accuracy_cost(
-    points,  # DataFrame of `evaluate`, one or several benchmarks
-    frontiers,  # DataFrame of their `frontiers`
-    methods=None,  # (method, on_escalate) pairs; None: those of `drawn_methods`
-    seeds=None,  # DataFrame of their `seed_points`: single seeds as dots
-    facts=None,  # of `read_points`; not drawn: `figure_caption` uses them
-    xscale: str = 'linear',  # or "log", which is linear below 1 %
-    legend: bool = True,  # names below the panels
-    size: float = 7,  # of the names, points
-    width: float = 5.5,  # inches: 2.7 for one panel, 5.5 for a row of them
-    height: float = 2.9,  # inches
-    style=None,  # method -> its color, marker and label, if they differ from the usual ones
-    stacked: bool = False,  # benchmarks one below the other, for a narrow column
-    font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
-    rc=None,  # name -> value: settings of matplotlib that replace ours; your rcParams are not used
+def accuracy_cost(
+    results: dict,  # of `compare`
+    unit: str = 'flops',  # of cost
+    shown: tuple = SHOWN,  # names of methods
+    methods: list | None = None,  # of `Method`s, with your own; None: `all_methods()`
+    rule: str = 'tuned',  # which choice has the marker
+    columns: int = 2,  # of the page: 1 is 2.7 inches wide, 2 are 5.5
+    log: bool = False,  # logarithmic costs
 ):  # matplotlib figure
-    """Draw accuracy against cost, a panel per benchmark. ValueError for an unknown method lists the known ones.
-
-    `draw_accuracy_cost(**read_points(folder))` draws the tables of a folder.
-    """
-    one_of('xscale', xscale, ('linear', 'log'))
-    rows = sorted({*zip(points['method'], points['on_escalate'])})
-    methods = methods or drawn_methods(points)
-    for row in methods:
-        one_of('method', row, rows)
-    style = style or {}
-    styles = {name: style_of(name) | style.get(name, {}) for name in points['method'].unique()}
-    seeds = points[:0] if seeds is None else seeds
-    parts = []
-    for benchmark, part in points.groupby('benchmark', sort=False):
-        parts.append((benchmark, part, seeds[seeds['benchmark'] == benchmark]))
-    shape = (len(parts), 1) if stacked else (1, len(parts))
-    fig, axes = new_figure(width, height, *shape, font=font, rc=rc)
-    with paper_style(font, rc):
-        _draw_panels(axes.flat, methods, parts, frontiers, styles)
-        for ax in axes[:, 0]:
-            ax.set_ylabel('accuracy, %')
-        if stacked:
-            for ax in axes[:-1].flat:
-                ax.set_xlabel('')
-        _share_cost_labels(fig, axes)
-        if xscale == 'log':
-            for ax in axes.flat:
-                _scale_costs(ax)
-        if legend:
-            _draw_legend(fig, axes, size, ncols=max(1, int(width / LEGEND_COLUMN)))
+    "A panel per benchmark. The grey line: chance picks the model for each problem."
+    methods = [method for method in methods or all_methods() if method.name in shown]
+    benchmarks = benchmarks_of(results, unit)
+    with our_look():
+        fig, axes = panels(len(benchmarks), columns, height=1.9)
+        for ax, benchmark in zip(axes, benchmarks):
+            large_cost = results[unit, benchmark, 'Large only'].choices['tuned'].cost[0]
+            chance = results[unit, benchmark, 'Random problem']
+            ax.plot(
+                *line_of(chance, large_cost).T, color='#b0b0b0', label='Random problem', zorder=0
+            )
+            for method in methods:
+                row = results.get((unit, benchmark, method.name))
+                if row:
+                    draw_method(ax, method, row, rule, large_cost)
+            ax.set_title(benchmark)
+            left, right = ax.get_xlim()
+            ax.set_xlim(max(left, -4), min(right, RIGHT_END))
+            if log:
+                with_log_axis(ax)
+        for ax in axes[-columns:]:
+            ax.set_xlabel("cost, % of the large model's")
+        for ax in axes[::columns]:
+            ax.set_ylabel('right, %')
+        legend_below(fig, axes[0], ncols=5 if columns == 2 else 2)
     return fig
 
 
-# ---- captions
+def benchmarks_of(results: dict, unit: str) -> list:
+    return list(dict.fromkeys(benchmark for u, benchmark, _ in results if u == unit))
 
 
-def _drawn_in_words(points, methods, rows):
-    if set(methods) == set(drawn_methods(points)):
-        words = 'Each method is drawn in the variant that was cheapest on calibration problems'
-        has_ours = any(row['method'] == 'Ours' for row in rows)
-        return f'{words}; Ours appends, as in the paper.' if has_ours else f'{words}.'
-    names = dict.fromkeys(map(label, rows))
-    return f'Drawn: {", ".join(names)}.'
+# ---- training
 
 
-def _cost_in_words(points, facts, xscale):
-    cost = 'in FLOPs: 2N a token for a model of N parameters.'
-    if points['cost_in'].iloc[0] == 'cents':
-        cost = f'in US cents: {facts["billing"]}. The small model costs nothing.'
-    words = f"Cost is a share of the large model's cost, {cost}"
-    if xscale == 'log':
-        words += ' Cost has a logarithmic axis, which is linear below 1 %.'
-    return words
+def training_curves(
+    logs: dict,  # benchmark -> a log of `train` per seed
+    alpha: float = 0.02,  # accuracy that may be lost
+    columns: int = 2,  # of the page
+):  # matplotlib figure
+    "Cost, accuracy lost and kappa after each step: a thin line per seed, a thick one for their mean."
+    titles = "cost, % of the large model's", 'accuracy lost, points', r'threshold $\kappa$'
+    with our_look():
+        fig, axes = panels(3, columns, height=1.8, in_a_row=3 if columns == 2 else 1)
+        for (benchmark, runs), (colour, dash) in zip(logs.items(), LINES):
+            numbers = np.array(runs) * [100, 100, 1]  # [seed, step, quantity]
+            steps = np.arange(numbers.shape[1]) + 1
+            for ax, of_seeds in zip(axes, np.moveaxis(numbers, 2, 0)):
+                ax.plot(steps, of_seeds.T, dash, color=colour, lw=0.4, alpha=0.5)
+                ax.plot(steps, of_seeds.mean(0), dash, color=colour, label=benchmark)
+        axes[1].axhline(100 * alpha, color=GREY, lw=0.6)
+        for ax, title in zip(axes, titles):
+            ax.set_title(title)
+            ax.set_xlabel('step')
+        legend_below(fig, axes[0], ncols=2 * columns)
+    return fig
 
 
-def _rewriting_in_words(rows):
-    "A sentence about the drawn methods that write a step again. '' if none does."
-    families = []
-    for family in ('SpecReason', 'RSD'):
-        if any(row['method'].startswith(family) for row in rows):
-            families.append(family)
-    rewriting = ' and '.join(families)
-    if any(map(is_hollow, rows)):
-        filled = f' So do {rewriting}, with filled markers.' if rewriting else ''
-        return f'Hollow markers: regenerate; the large model writes the last step again.{filled}'
-    return f'With {rewriting}, the large model writes the last step again.' if rewriting else ''
+# ---- what a policy thinks
+
+SCORES = dict(min_prob='min-prob', min_odds='log-odds of min-prob', mean_logit=r'$S^{\mathrm{os}}$')
 
 
-def figure_caption(
-    points,  # as drawn, as are methods, seeds and xscale
-    methods=None,
-    seeds=None,
-    facts=(),  # {"profile": ..., "billing": who was paid}
-    xscale: str = 'linear',
-) -> str:
-    "The caption of an accuracy-cost figure: what was drawn, sentence by sentence."
-    facts = dict(facts)
-    methods = methods or drawn_methods(points)
-    names = ['benchmark', 'method', 'on_escalate']
-    chosen = points.sort_values('chosen', ascending=False, kind='stable').drop_duplicates(names)
-    chosen = chosen.sort_index(kind='stable').to_dict('records')
-    rows = [row for row in chosen if (row['method'], row['on_escalate']) in methods]
-    cost = _cost_in_words(points, facts, xscale)
-    drawn = _drawn_in_words(points, methods, rows)
-    sizes = points.groupby('benchmark', sort=False)['n'].first()
-    counts = ', '.join(f'{benchmark} {n}' for benchmark, n in sizes.items())
+def doubts_of(policy, scores, steps, others: dict) -> np.ndarray:  # [step, score]
+    "What a policy doubts at each score (its first column) and step."
+    score, step = np.meshgrid(scores, steps)
+    values = dict(zip(policy.columns, policy.mean)) | dict(final=0) | others
+    features = {name: np.full(score.shape, float(value)) for name, value in values.items()}
+    features |= {policy.columns[0]: score, 'step': step.astype(float)}
+    return policy(features)[..., -1]
+
+
+def policy_map(
+    policy,  # a `Policy`; its first column is a score
+    kappa: float,
+    n_steps: int = 6,
+    **others: float,  # values of other features, such as length=20; else their means, and "not final"
+):  # matplotlib figure
+    "The doubt of a policy over score and step. White lines: here doubt is kappa, and it begins to hand over."
+    name = policy.columns[0]
+    spread = 2.5 * policy.std[0]
+    scores = np.linspace(policy.mean[0] - spread, policy.mean[0] + spread, 200)
+    if name == 'min_prob':
+        scores = np.linspace(0, 1, 200)
+    steps = np.arange(n_steps)
+    doubts = doubts_of(policy, scores, steps, others)
+    with our_look():
+        fig, (ax,) = panels(1, 1, height=2)
+        look = dict(cmap='viridis', vmin=0, vmax=1, rasterized=True)
+        image = ax.pcolormesh(scores, steps + 1, doubts, **look)
+        for row, step in zip(doubts >= kappa, steps + 1):
+            edges = np.flatnonzero(np.diff(row))
+            ax.vlines(scores[edges], step - 0.5, step + 0.5, color='white', lw=1.5)
+        ax.set(xlabel=SCORES.get(name, name), ylabel='step', yticks=steps + 1)
+        bar = fig.colorbar(image, label='doubt')
+        bar.ax.axhline(kappa, color='white', lw=1.5)
+    return fig
+
+
+# ---- who gains
+
+ASKED = dict(wrong='Is the small model wrong?', gain='Is only the large model right?')
+ANSWERS = {  # column of `gain_frame` -> its name, and the method that has its colour
+    'by min-prob': ('min-prob', 'Min-prob threshold'),
+    'by S^os': ('S^os', 'Ours (S^os)'),
+    'learnt': ('learnt from seven numbers', 'Small only'),
+}
+
+
+def gain_figure(gain, columns: int = 2):  # of `gain_frame` -> matplotlib figure
+    "How well the small model's numbers tell that it is wrong, and that the large model would be right instead."
+    looks = {method.name: method for method in all_methods()}
+    places = np.arange(len(gain))
+    with our_look():
+        fig, axes = panels(2, columns, height=1.9)
+        for ax, (asked, question) in zip(axes, ASKED.items()):
+            ax.axhline(0.5, color=GREY, lw=0.6)
+            for shift, (answer, (name, of)) in zip((-0.15, 0, 0.15), ANSWERS.items()):
+                column = f'{asked} {answer}'
+                if column not in gain:
+                    continue
+                ends = gain[f'{column}, low'], gain[f'{column}, high']
+                look = dict(color=looks[of].colour, label=in_figures(name))
+                ax.vlines(places + shift, *ends, color=looks[of].colour, lw=1)
+                ax.plot(places + shift, gain[column], looks[of].marker, **look)
+            ax.set_xticks(places, gain['benchmark'])
+            ax.set(title=question, ylim=(0.2, 1.02), xlim=(-0.5, len(gain) - 0.5))
+        for ax in axes[::columns]:
+            ax.set_ylabel('AUROC')
+        legend_below(fig, axes[1], ncols=3 if columns == 2 else 2)
+    return fig
+
+
+# ---- captions and files
+
+PRICES = dict(
+    flops='FLOPs (2N for each generated token of a model with N parameters)',
+    full_flops='FLOPs (2N for each token that a model with N parameters reads or writes)',
+    cents='US cents',
+)
+
+
+def where(cases: list) -> str:  # of (benchmark, method)
+    "In words, such as `RSD (micro-gsm, micro-math); STEER (micro-omni)`."
+    benchmarks = {}
+    for benchmark, method in cases:
+        benchmarks.setdefault(method, []).append(benchmark)
+    return '; '.join(f'{method} ({", ".join(names)})' for method, names in benchmarks.items())
+
+
+def flat_for(line: np.ndarray, little: float) -> float:  # of `line_of`; accuracy
+    "How much cost the lax end of a line spends for less than a little accuracy."
+    is_low = np.append(line[::-1, 1] < little, False)
+    cost = line[::-1, 0][: is_low.argmin()].clip(max=RIGHT_END)
+    return np.ptp(cost) if len(cost) else 0.0
+
+
+def remarkable(results: dict, unit: str, shown: tuple) -> list:  # of sentences
+    "What a reader of the figure will ask about."
+    alone, outside, flat = [], [], []
+    for benchmark in benchmarks_of(results, unit):
+        rows = {
+            name: results[unit, benchmark, name]
+            for name in shown
+            if (unit, benchmark, name) in results
+        }
+        small, large = (rows.pop(name).choices['tuned'] for name in ('Small only', 'Large only'))
+        little = 100 * (0.85 * small.accuracy[0] + 0.15 * large.accuracy[0])
+        for name, row in rows.items():
+            line = line_of(row, large.cost[0])
+            if all(kappa is None for kappa, _, _ in row.choices['tuned'].by_seed):
+                alone.append((benchmark, name))
+            if line[:, 0].min() > RIGHT_END:
+                outside.append((benchmark, name))
+            elif flat_for(line, little) > 30:
+                flat.append((benchmark, name))
+    sentences = []
+    if alone:
+        words = 'A marker on that of the large model: no threshold was both good enough and cheaper'
+        sentences.append(f'{words}. These are {where(alone)}.')
+    if outside:
+        words = f'Not in view, as every threshold costs more than {RIGHT_END} %'
+        sentences.append(f'{words}: {where(outside)}.')
+    if flat:
+        words = 'hand-overs there hardly mend a wrong answer, so they cost and gain little'
+        sentences.append(f'Lines that are flat on the left: {words}. These are {where(flat)}.')
+    return sentences
+
+
+def cost_caption(results: dict, unit: str, shown: tuple = SHOWN) -> str:
     sentences = [
-        f'Accuracy and cost of routers on the test problems of the profile {facts["profile"]} ({counts}).',
-        cost,
-        drawn,
-        'All methods see the same draws of both models.',
-        'A line shows one score or policy at all its thresholds.',
-        'A marker shows the threshold that was chosen on calibration problems.',
-        'Light crosses are 95% intervals: test problems, calibration problems and seeds are drawn again.',
+        f'Accuracy and cost on the test problems of {", ".join(benchmarks_of(results, unit))}.',
+        f'Cost is in {PRICES[unit]}, as a share of what the large model alone costs.',
+        'A line shows a method at all its thresholds, from strict (right) to lax (left).',
+        'It turns back where a stricter threshold is worse.',
+        'A line that is flat at the top has the accuracy of the large model, so more hand-overs only cost more.',
+        'A marker shows the tuned threshold, which was chosen on calibration problems.',
+        'Its bars are 95 % intervals: problems and seeds are drawn again, and the choice is made again.',
+        'The grey line: chance picks one of the two models for each problem.',
+        *remarkable(results, unit, shown),
     ]
-    has_seeds = seeds is not None and len(seeds)
-    if has_seeds and any(row['method'].startswith('Ours') for row in rows):
-        sentences.append('Ours is the mean over training seeds; small dots are single seeds.')
-    if any(100 * row['cost_share'] > EDGE for row in rows):
-        sentences.append('An arrow says that the cost is higher than shown.')
-    sentences.append(
-        'Grey lines: chance picks a model for each problem (solid); chance hands over after a step (dotted); '
-        'hindsight knows the answers (dashed). In the last two the large model appends.'
-    )
-    rewriting = _rewriting_in_words(rows)
-    if rewriting:
-        sentences.append(rewriting)
     return ' '.join(sentences)
 
 
-# ---- files
+TRAINING_CAPTION = (
+    'Training of {}, step by step: a thin line for each seed, a thick one for their mean. '
+    'Left and middle: cost, and accuracy lost against the large model, of the router at work (equation 6) on the '
+    'training problems of the step. The grey line is alpha, which may be lost. '
+    'Right: the threshold kappa (equation 5). It falls after a loss above alpha, and rises after a smaller one. '
+    'Its steps get smaller, so its line becomes flat.'
+)
+
+GAIN_CAPTION = (
+    "How well numbers of the small model's chain tell that its answer is wrong (left), and that only the large model's "
+    'answer is right (right). AUROC: 1 tells all, .5 (grey line) is chance, and below .5 the sign is reversed. '
+    "Bars: 95 % intervals over problems. Min-prob and S^os: the least value in the chain. Learnt: a logistic regression "
+    'on seven numbers of the chain, ten-fold. A hand-over pays only where the right side is well above .5.'
+)
 
 
-def accuracy_figures(
-    tables,  # folder
-    suffix: str = '',  # '_cents': in cents
-) -> dict:  # stem -> (figure, caption)
-    "The figure of one unit of cost, from its tables. {} if the tables hold no points."
-    names = f'evaluation{suffix}.csv', f'frontiers{suffix}.csv'
-    if not any((Path(tables) / name).is_file() for name in names):
-        return {}
-    data = read_points(tables, suffix)
-    points = data['points']
-    seeds = data['seeds']
-    name = 'accuracy_cents' if suffix else 'accuracy_cost'
-    fig = draw_accuracy_cost(points, data['frontiers'], seeds=seeds)
-    return {name: (fig, figure_caption(points, seeds=seeds, facts=data['facts']))}
-
-
-def redraw(
-    tables,  # folder to read
-    figures,  # folder to write
-) -> list:  # paths written
-    "Draw all figures, from the tables alone. FileNotFoundError if the tables hold no points."
-    if not list(Path(tables).glob('frontiers*.csv')):
-        raise FileNotFoundError(
-            f'{tables} has no frontiers*.csv: give the folder tables of a finished run'
-        )
-    drawn = accuracy_figures(tables) | accuracy_figures(tables, '_cents') | policy_figures(tables)
-    paths = []
-    for stem, (fig, caption) in drawn.items():
-        paths += save_figure(fig, Path(figures) / stem, caption)
-    return list(dict.fromkeys(paths))
-
-
-def tables_of(
-    run,  # `Run`
-) -> Path:
-    "The folder of a run's tables. If the run has none yet: the folder of the committed tables."
-    return run.tables if list(run.tables.glob('frontiers*.csv')) else find_project().root / 'tables'
-
-
-def previews(
-    drawn: dict,  # of `accuracy_figures` or `policy_figures`
-    dpi: float = 100,  # dots per inch
-) -> list:  # IPython Images
-    "Show figures."
-    return [preview(fig, dpi) for fig, _ in drawn.values()]
-
-
-def save_and_show(
-    drawn: dict,  # of `accuracy_figures` or `policy_figures`
-    figures: Path,  # folder
-    dpi: float = 100,  # dots per inch of the pictures shown
-) -> list:  # IPython Images
-    "Save figures, and show them."
-    for stem, (fig, caption) in drawn.items():
-        save_figure(fig, figures / stem, caption)
-    return previews(drawn, dpi)
-
-
-def committed_figures() -> list:  # IPython Images
-    "The main figures, drawn from the committed tables; nothing is written."
-    tables = find_project().root / 'tables'
-    return previews(accuracy_figures(tables) | accuracy_figures(tables, '_cents'), 130)
-
-
-def report_accuracy_cost(
-    r,  # `RunResults`
-) -> list:  # IPython Images
-    "Write the points and the figures, and show the main figure. Call `report_paper` first."
-    save_points(r)
-    return save_and_show(accuracy_figures(r.tables, r.suffix), r.figures, 130)
+def write_figures(
+    results: dict,  # of `compare`
+    gain,  # of `gain_frame`
+    logs: dict,  # of `training_curves`
+    folder,
+    notes: list,  # sentences about models and problems, such as those of `tables.describe`
+    alpha: float = 0.02,  # accuracy that may be lost
+    trained: str = 'Ours (S^os)',  # the method of the logs
+) -> None:
+    "Write accuracy_cost, accuracy_cents, training and gain as .pdf and .png, and captions.md."
+    units = {unit for unit, _, _ in results}
+    drawn = {}
+    for name, unit in dict(accuracy_cost='flops', accuracy_cents='cents').items():
+        if unit in units:
+            drawn[name] = accuracy_cost(results, unit), cost_caption(results, unit)
+    drawn['training'] = training_curves(logs, alpha), TRAINING_CAPTION.format(trained)
+    drawn['gain'] = gain_figure(gain), GAIN_CAPTION
+    captions = []
+    for name, (fig, caption) in drawn.items():
+        save_figure(fig, folder, name)
+        captions.append(f'**{name}.** {" ".join([caption, *notes])}')
+    write_file(Path(folder) / 'captions.md', '\n\n'.join(captions) + '\n')

@@ -1,15 +1,17 @@
-"""How every figure looks and is saved
-
-Here belongs all that figures share: fonts and sizes, files without a date, the picture for a
-notebook. The content of a figure belongs in `report.figures` and `report.training`.
-"""
+"""How every figure looks and is saved: sizes as printed, no dates in the files"""
 
 import io
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..util import write_file
 
-RC_PARAMETERS = {
+WIDTHS = {1: 2.7, 2: 5.5}  # columns of a page -> inches
+GREY = '#767676'
+# a colour and a dash for each benchmark; they differ in lightness, too
+LINES = (('#0072b2', '-'), ('#d55e00', '--'), ('#009e73', '-.'), ('#404040', ':'))
+
+LOOK = {
     'font.family': 'STIXGeneral',
     'mathtext.fontset': 'stix',
     'font.size': 8,
@@ -17,93 +19,72 @@ RC_PARAMETERS = {
     'axes.titlesize': 8,
     'xtick.labelsize': 7,
     'ytick.labelsize': 7,
+    'legend.fontsize': 7,
     'axes.linewidth': 0.5,
     'xtick.major.width': 0.5,
     'ytick.major.width': 0.5,
-    'xtick.minor.width': 0.3,
     'lines.linewidth': 1,
     'lines.markersize': 4,
     'axes.spines.top': False,
     'axes.spines.right': False,
     'legend.frameon': False,
+    'legend.columnspacing': 1.2,
+    'legend.handlelength': 2,
     'figure.constrained_layout.use': True,
     'savefig.dpi': 220,
-    'pdf.fonttype': 42,
+    'pdf.fonttype': 42,  # letters that a reader can search and an editor can change
 }
+WITHOUT = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  # dates and versions
 
-DATES = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  # entries left out
 
-
-def paper_style(
-    font: str = '',  # family, such as "serif" or "Times New Roman"; '': STIX
-    rc=None,  # name -> value: settings of matplotlib that replace ours
-):
-    "Matplotlib's settings for our figures, during a `with` block."
+@contextmanager
+def our_look():
+    "Matplotlib with our settings, during a `with` block. Those of the reader are back after it."
     import matplotlib
 
-    settings = dict(RC_PARAMETERS)
-    if font:
-        settings['font.family'] = font
-    return matplotlib.rc_context(settings | dict(rc or {}))
+    with matplotlib.rc_context(LOOK):
+        yield
 
 
-def new_figure(
-    width: float,  # inches
-    height: float,  # inches
-    nrows: int = 1,
-    ncols: int = 1,
-    sharex: bool = False,
-    font: str = '',  # of `paper_style`
-    rc=None,  # of `paper_style`
-):  # matplotlib figure, axes [row, column]
-    "An empty figure. It opens no window and leaves pyplot's state alone."
+def panels(
+    n: int,  # panels
+    columns: int,  # of the page: 1 or 2; as many panels stand in a row
+    height: float,  # inches of a row
+    in_a_row: int | None = None,  # panels, if not as many as columns
+):  # figure, list of axes
+    "An empty figure as wide as one or two columns of a page. It opens no window."
     from matplotlib.figure import Figure
 
-    with paper_style(font, rc):
-        fig = Figure(figsize=(width, height))
-        return fig, fig.subplots(nrows, ncols, sharex=sharex, squeeze=False)
+    across = min(n, in_a_row or columns)
+    rows = -(-n // across)
+    fig = Figure(figsize=(WIDTHS[columns], rows * height))
+    axes = list(fig.subplots(rows, across, squeeze=False).flat)
+    for empty in axes[n:]:
+        empty.set_axis_off()
+    return fig, axes[:n]
 
 
-def file_bytes(
-    fig,
-    kind: str,  # "pdf" or "png"
-    dpi: float | None = None,  # dots per inch; None: as for print
-) -> bytes:
-    "A figure as the bytes of a file without a date. The same figure gives the same bytes."
-    buffer = io.BytesIO()
-    with paper_style():
-        fig.savefig(buffer, format=kind, metadata=dict.fromkeys(DATES[kind]), dpi=dpi)
-    return buffer.getvalue()
+def legend_below(fig, ax, ncols: int) -> None:
+    "One legend for all panels, from the names in one of them."
+    fig.legend(*ax.get_legend_handles_labels(), loc='outside lower center', ncols=ncols)
 
 
-CAPTIONS = 'captions.md'  # the captions of all figures in a folder, by their names
+def picture(fig, kind: str) -> bytes:  # kind: "pdf" or "png"
+    "A figure as a file. The same figure gives the same bytes."
+    file = io.BytesIO()
+    with our_look():
+        fig.savefig(file, format=kind, metadata=dict.fromkeys(WITHOUT[kind]))
+    return file.getvalue()
 
 
-def save_figure(
-    fig,
-    stem,  # path without its ending
-    caption: str,
-) -> list:  # paths written
-    "Write the figure as .pdf and .png, and its caption into captions.md of its folder."
-    stem = Path(stem)
-    files = dict(pdf=file_bytes(fig, 'pdf'), png=file_bytes(fig, 'png'))
-    paths = [write_file(f'{stem}.{ending}', data) for ending, data in files.items()]
-    file = stem.parent / CAPTIONS
-    parts = file.read_text('utf-8').strip().split('\n\n') if file.is_file() else []
-    kept = [part for part in parts if not part.startswith(f'**{stem.name}.** ')]
-    captions = sorted([*kept, f'**{stem.name}.** {caption}'])
-    return [*paths, write_file(file, '\n\n'.join(captions) + '\n')]
+def save_figure(fig, folder, name: str) -> None:
+    "Write NAME.pdf for a paper and NAME.png for a page."
+    for kind in WITHOUT:
+        write_file(Path(folder) / f'{name}.{kind}', picture(fig, kind))
 
 
-def preview(
-    fig,
-    dpi: float = 100,
-):  # IPython Image
-    "The figure for a notebook, as it will be saved but with 64 colours: a quarter of the bytes."
+def preview(fig):  # IPython Image
+    "The figure for a notebook."
     from IPython.display import Image
-    from PIL import Image as Picture
 
-    picture = Picture.open(io.BytesIO(file_bytes(fig, 'png', dpi)))
-    small = io.BytesIO()
-    picture.convert('RGB').quantize(64).save(small, 'png', optimize=True)
-    return Image(small.getvalue())
+    return Image(picture(fig, 'png'), width=96 * fig.get_figwidth())

@@ -1,324 +1,331 @@
-"""All tables of a run but Tables 1 and 2: every method, certain settings, comparisons, and their files
+"""Tables: from the results of `compare` to .csv, .md and .tex
 
-Here belong these tables and their files. The form of Tables 1 and 2 belongs in `report.paper_tables`.
-Writing any table belongs in `report.writer`.
+A .csv file holds the numbers with six digits. The .md and .tex files show them rounded, as the paper does.
 """
 
-import shutil
+import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from ..util import one_of, write_file
-from ..data.benchmarks import MICRO
-from ..data.frozen import RECEIPT, read_frozen
-from ..method.results import METHOD_STYLE, evaluate, headline, method_label
-from .comparison import comparison_markdown, comparisons
-from .paper_tables import (
-    PAPER_TABLES,
-    paper_table,
-    printed_results,
-    ranked,
-    to_markdown,
-    to_tex,
-    unit_name,
-)
-from .shortfalls import listed, shortfalls
-from .writer import (
-    PERCENT,
-    POINTS,
-    Report,
-    committed,
-    in_points,
-    interval,
-    interval_table,
-    label,
-    markdown,
-    percent,
-    save_table,
-)
+from ..method.results import CHOSEN, Row, comparison, frame, seed_frame
+from ..util import write_file
 
-# ---- every method
+# rows of Tables 1 and 2
+MODELS = 'Small only', 'Large only'
+OURS = 'Ours (S^os)', 'Ours (S^API)', 'Ours, as printed'
+PRINTED = (*MODELS, 'SpecReason', 'RSD', 'STEER', *OURS, 'Min-prob threshold', CHOSEN)
+EXTERNAL = {'Small only': '–', 'Large only': '–', 'RSD': '✓', 'TRIM': '✓'}  # needs a third model?
+UNITS = {1: 'flops', 2: 'cents'}  # of cost, for each table of the paper
+PAPERS = {1: 'Ours (S^os)', 2: 'Ours (S^API)'}  # its policy: the score of its open and API settings
+MISSING = '–'
+ENDS = '', '_low', '_high'  # of the columns of a number with its interval
 
-DETAILS = (
-    'calibration_accuracy',
-    'calibration_cost_share',
-    'accuracy',
-    'accuracy_vs_large',
-    'miss',
-    'excess',
-    'coverage',
-    'cost',
-    'cost_share',
-    'full_flops',
-    'ac_percent',
-    'ac_fraction',
-    'steps',
-    'small_tokens',
-    'large_tokens',
-    'large_share',
-)
+# ---- numbers
 
 
-def _threshold_cell(row):
-    return 'large only' if np.isinf(row['threshold']) else f'{row["threshold"]:.2g}'
+def digits(number: float) -> str:
+    "Three significant digits without an exponent, such as 131, 61.4, 0.0205."
+    if not np.isfinite(number):
+        return MISSING
+    exponent = int(f'{number:.2e}'.split('e')[1])
+    return f'{number:.{max(0, 2 - exponent)}f}'
 
 
-def _kappa_cell(row):
-    if np.isnan(row['kappa']):
-        return '–'
-    text = f'{row["kappa"]:.2g}'
-    if row['kappa_min'] < row['kappa_max']:
-        text += f'<br><sub>{row["kappa_min"]:.2g}–{row["kappa_max"]:.2g}</sub>'
-    return text
+def rounded(decimals: int, sign: str = ''):  # -> function: number -> text; sign "+": always with it
+    return lambda number: f'{number:{sign}.{decimals}f}' if abs(number) < 1e9 else MISSING
 
 
-def details(
-    results,  # DataFrame of `evaluate`
-) -> str:
-    "Every row at its chosen setting, with the columns that Table 1 or 2 leaves out, as Markdown."
-    cells = dict(threshold=_threshold_cell, kappa=_kappa_cell)
-    for metric in DETAILS:
-        cells[metric] = interval(metric)
-    names = dict(benchmark='benchmark', method='label')
-    return markdown(interval_table(ranked(results), names, cells))
+def with_interval(line: dict, name: str, text, factor: float = 1) -> str:
+    "A number, and its 95 % interval below it."
+    number, low, high = (text(factor * line[name + end]) for end in ENDS)
+    return f'{number}<br><sub>[{low}, {high}]</sub>'
 
 
-METHOD_NOTES = """
-How to read a row:
-
-- Shares are fractions. *cost* is in {unit}. *large_share* is the share of steps that the large model wrote. *ac* is
-  accuracy per cost.
-- The setting of a row is the cheapest one that loses at most {points} to the large model on the calibration problems.
-  *large only* says that no cheaper setting did.
-- The *threshold* of ours is alpha. *kappa* follows from it: the mean over the training seeds, the least and the
-  largest. The *threshold* of TRIM-Agg is the number of a setting.
-- *Coverage* is one minus the share of problems that only the large model alone solves, in the draw that methods share.
-  A *miss* is counted against independent draws of the large model. Its *excess* is over the large model's own misses.
-- A row of ours is the mean over the training seeds, problem by problem.
-- Intervals hold 95 %: test problems, calibration problems with the choice, and training seeds are drawn again. For
-  *online kappa* and yardsticks only test problems are drawn again.
-
-The methods:
-
-- *Regenerate*: the large model writes the unsure step again. Without this word it goes on after that step.
-- *Bare threshold*: hand over when the probability of the step's least sure token is low.
-- *STEER (rest)* hands everything after the first unsure step to the large model.
-- *SpecReason*: the large model grades every step of the small one with a digit, and writes the step again where the
-  grade is low. The grade is the mean over all ten digits (*expected*).
-- *RSD* does the same with the rewards of a process reward model. It is also TRIM-Thr. *TRIM-Agg* (after TRIM) learns a
-  policy from these rewards.
-- *GlimpRouter* looks at the first token of a step.
-- *Ours* is the policy of chapter 03 on the paper's observation. *(full)* also sees the score from token probabilities.
-  *(probability)* sees this score alone. *(nested)* is the simplest of these, and of a policy on the mean top logit, that
-  is nearly the cheapest on calibration problems.
-- *Ours (as the paper trains it)* learns from sampled trajectories with V-trace, critics and clipped ratios, at the
-  smallest batch that was stable (50). The other rows of ours use exact gradients.
-- *Ours (online kappa)* keeps the threshold of training; it sees the paper's observation.
-- No methods, but yardsticks: *Random* escalates by chance, the *oracle* sees the answers.
-"""
-
-NOTES = dict(
-    paper_flops=METHOD_NOTES
-    + """
-*FLOPs* count generated tokens only, as the paper does. Of a grade of SpecReason they count the one token that says it,
-of RSD's reward model nothing. *Full FLOPs* also count prompt tokens that no cache holds, discarded drafts, and all that
-judge and reward model read.
-""",
-    cents=METHOD_NOTES
-    + """
-*Cost* is the price of the large model's tokens: input, cached input and output have prices of their own. Small model
-and reward model run on our own machine and cost nothing here. A grade of SpecReason costs its whole prompt and one
-token of output.
-""",
-)
+def scale(unit: str, large_cost: float) -> float:
+    "What a cost is divided by: 10^12 FLOPs as in the paper, or 10^6 for micro models."
+    if unit == 'cents':
+        return 1
+    return 1e12 if large_cost > 1e10 else 1e6
 
 
-# ---- certain settings
+# ---- text
 
 
-def certain_rows(
-    part,  # `BenchmarkResults`
-):  # DataFrame: a row of `evaluate` per method at its certain setting, with `needed` and `point`
-    "Every method at the setting that is certain on calibration. `point` is the cost of the chosen setting."
-    names = ['method', 'on_escalate']
-    certain = part.certain.rename(columns=dict(n='n_calibration'))
-    facts = certain[[*names, 'n_calibration', 'alpha', 'needed']]
-    chosen = part.results[part.results['chosen'] == 1]
-    point = chosen[[*names, 'cost_share']].rename(columns=dict(cost_share='point'))
-    rows = evaluate(part.at_points['certain']).merge(facts, on=names)
-    return rows.merge(point, on=names)
+def grid(lines: list, rows=None) -> pd.DataFrame:  # columns (group, heading)
+    "Cells in a grid, from (row, group, {heading: text}). What is not there is a dash."
+    texts = {}
+    for row, group, cells in lines:
+        named = {(group, heading): text for heading, text in cells.items()}
+        texts.setdefault(row, {}).update(named)
+    columns = dict.fromkeys(column for cells in texts.values() for column in cells)
+    rows = [row for row in rows or texts if row in texts]
+    table = pd.DataFrame([texts[row] for row in rows], index=rows)
+    return table.reindex(columns=pd.MultiIndex.from_tuples(columns)).fillna(MISSING)
 
 
-CERTAIN_NOTES = """
-We test settings from safe to cheap on {n} calibration problems. *Certain* is the last setting of which we are 90 %
-sure: it loses at most {points} of the large model's accuracy on new problems. Cost is in % of the large model's cost.
-Accuracy is in points above or below the large model's. Both are measured on test problems. In brackets: 95%
-intervals; each resample chooses the setting again.
-*Large alone* says that no setting is certain and cheaper. *Would do* then says about how many calibration problems
-would be enough (formula of chapter 02c); a dash says that no number would. *Cost, not certain* is the cost of the
-cheapest setting that kept the accuracy on the calibration problems. The table has one row for each family of methods;
-the CSV file has all rows.
-"""
+def markdown(table: pd.DataFrame) -> str:  # of `grid`
+    heads = ['', *(' '.join(column).strip() for column in table)]
+    lines = [heads, ['---'] + ['--:'] * table.shape[1]]
+    lines += [[row, *cells] for row, cells in zip(table.index, table.values)]
+    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
-def _needed_cell(row):
-    if not np.isinf(row['threshold']):
-        return ''
-    return f'{row["needed"]:,.0f}' if row['needed'] else '–'
+PLAIN = '% & # _ $ – ✓ ✗ ↑ ↓ † §'.split()
+IN_TEX = r'\% \& \# \_ \$ -- $\checkmark$ $\times$ $\uparrow$ $\downarrow$ $^\dagger$ $^\S$'.split()
+TEX = dict(zip(PLAIN, IN_TEX))
 
 
-def _certain_cell(row):
-    return 'large alone' if np.isinf(row['threshold']) else percent('cost_share')(row)
+def tex(text: str) -> str:
+    "A text for LaTeX: S^os and 10^6 are formulas."
+    text = ''.join(TEX.get(character, character) for character in text)
+    return re.sub(r'(S|10)\^(\w+)', r'$\1^{\\mathrm{\2}}$', text)
 
 
-def certain_markdown(
-    rows,  # of `certain_rows`
-) -> str:
-    "The certain settings as a Markdown table with notes."
-    names = dict(Benchmark='benchmark', Method=label)
-    cells = {
-        'Cost, certain': _certain_cell,
-        'Accuracy, points': interval('accuracy_vs_large', POINTS, 100),
-        'Would do': _needed_cell,
-        'Cost, not certain': lambda row: PERCENT(100 * row['point']),
-    }
-    n = ' / '.join(f'{n:g}' for n in rows['n_calibration'].unique())
-    notes = CERTAIN_NOTES.format(points=in_points(rows['alpha'].iloc[0]), n=n)
-    return markdown(interval_table(rows, names, cells)) + notes
+def latex(table: pd.DataFrame) -> str:  # of `grid`
+    r"A tabular as wide as the text, to be \input. It needs booktabs, amssymb and graphicx."
+    heads = pd.MultiIndex.from_tuples([tuple(map(tex, column)) for column in table])
+    texts = table.map(tex).set_axis(heads, axis=1).rename(tex)
+    columns = 'l' + 'r' * table.shape[1]
+    text = texts.style.to_latex(hrules=True, multicol_align='c', column_format=columns)
+    text = re.sub(r'(?m)^Large only.*', '\\g<0>\n\\\\midrule', text)
+    return f'\\resizebox{{\\linewidth}}{{!}}{{%\n{text.strip()}}}'
 
 
-# ---- what is written, and shown
+# ---- what all captions say
+
+REMARKS = dict(gsm8k='real models, whose replies were recorded at temperature .2')
 
 
-def _all_certain(r):
-    "The certain rows, with the column `shown`: one row per family, and your own routers."
-    rows = r.whole(certain_rows)
-    families = set(headline(r.results).values())
-    names = zip(rows['method'], rows['on_escalate']) if len(rows) else ()
-    return rows.assign(shown=[name in families or name[0] not in METHOD_STYLE for name in names])
+def describe(benchmarks: dict, alpha: float, *receipts: str) -> list:  # benchmarks as of `compare`
+    "Sentences about models, problems and alpha, for every caption."
+    names = {}
+    for name, splits in benchmarks.items():
+        pair = ' and '.join(map(str, splits['test'].models))
+        sizes = ' / '.join(f'{len(splits[split]):,}' for split in ('train', 'calibration', 'test'))
+        remark = f' ({REMARKS[name]})' if name in REMARKS else ''
+        words = f'{pair}{remark}, {sizes} training, calibration and test problems'
+        names.setdefault(words, []).append(name)
+    sentences = [f'{", ".join(of)}: {words}.' for words, of in names.items()]
+    if not any('Qwen2.5-Math' in words for words in names):
+        sentences.append("These are not the paper's models, Qwen2.5-Math and GPT-4.1-mini.")
+    tokens = 'prompt, cached and written tokens of the large model'
+    prices = dict.fromkeys(' / '.join(map(str, s['test'].dollars[-1])) for s in benchmarks.values())
+    sentences += [f'US dollars a million {tokens}: {price}.' for price in prices]
+    sentences.append(f'Alpha: {100 * alpha:g} points may be lost against the large model.')
+    return [*sentences, *receipts]
 
 
-REPORTS = {  # stem of the files -> (function that makes the rows, function that writes them)
-    'comparison': (comparisons, comparison_markdown),
-    'certain': (_all_certain, certain_markdown),
-}
+# ---- Tables 1 and 2
 
 
-def report(
-    results: dict,  # of `load_run`; empty: show the committed table
-    stem: str,  # one of `REPORTS`
-) -> Report:
-    "Write and show a table of a run, in its first unit of cost. One line if there is nothing to show."
-    one_of('table', stem, REPORTS)
-    if not results:
-        return committed(stem)
-    rows_of, to_text = REPORTS[stem]
-    r = next(iter(results.values()))
-    rows = rows_of(r)
-    if rows.empty:
-        return Report('Nothing to report: chapter 04 left no such rows.')
-    text = to_text(rows[rows['shown']] if 'shown' in rows else rows)
-    save_table(r.tables / f'{stem}{r.suffix}', rows, md=text)
-    return Report(text)
+def is_large_alone(row: Row) -> bool:
+    "Did a router find no threshold that is good enough and cheaper?"
+    is_router = row.line is None or len(np.unique(row.line, axis=0)) > 1
+    return is_router and all(kappa is None for kappa, _, _ in row.choices['tuned'].by_seed)
 
 
-def _report_paper_table(r) -> str:
-    "Write Table 1 or 2 of a run, and its rows. Returns the table as Markdown."
-    certain = r.whole(lambda part: evaluate(part.at_points['certain']))
-    rows = printed_results(r, r.results)
-    certain_rows = printed_results(r, certain)
-    table = paper_table(rows, r.profile, r.large, r.pair, certain_rows, r.price)
-    text = to_markdown(table)
-    save_table(r.tables / f'evaluation{r.suffix}', r.results)
-    stem = r.tables / PAPER_TABLES[r.unit]['name'].lower().replace(' ', '')
-    save_table(stem, table, tex=to_tex(table), md=f'{text}\n{listed(shortfalls(r))}')
-    return text
+def of_large(table: pd.DataFrame, column: str) -> pd.Series:  # [benchmark]
+    return table[table['method'] == 'Large only'].set_index('benchmark')[column]
 
 
-def _report_full(r) -> None:
-    "Write the table of all methods of a run."
-    unit = unit_name(r.unit, r.results['unit'].iloc[0])
-    notes = NOTES[r.unit].format(unit=unit, points=in_points(r.alpha))
-    full = ['**All methods**', '', details(r.results), notes, listed(shortfalls(r))]
-    frozen = read_frozen()
-    if frozen and set(r.parts) <= set(MICRO):
-        full.append(f'{frozen.sentence}\n')
-        shutil.copy(RECEIPT, r.tables / 'frozen.json')
-    write_file(r.tables / f'full{r.suffix}.md', '\n'.join(full))
+def paper_form(results: dict, number: int, rows: tuple = PRINTED) -> pd.DataFrame:
+    "Table 1 or 2, unrounded: the tuned choices with accuracy (%), cost, and accuracy (%) per cost."
+    table = frame(results)
+    table = table[(table['unit'] == UNITS[number]) & table['method'].isin(rows)]
+    table = table.sort_values('method', key=lambda names: names.map(rows.index), kind='stable')
+    names = ['unit', 'benchmark', 'method']
+    is_alone = [is_large_alone(results[key]) for key in table[names].itertuples(False, None)]
+    table = table[[*names, 'accuracy', 'cost', 'per_cost']].assign(large_alone=is_alone)
+    return table.replace(np.inf, np.nan).reset_index(drop=True)
 
 
-def report_paper(
-    results: dict,  # of `load_run`; empty: show the committed tables
-) -> Report:
-    "Write Tables 1 and 2 and the table of all methods. Show Tables 1 and 2."
-    if not results:
-        return committed('table1', 'table2')
-    texts = [_report_paper_table(r) for r in results.values()]
-    _report_full(next(iter(results.values())))
-    return Report('\n'.join(texts))
-
-
-def report_shortfalls(
-    results: dict,  # of `load_run`; empty: the committed tables say it themselves
-) -> Report:
-    "What falls short, as a folded list."
-    if not results:
-        return Report('It stands under Tables 1 and 2 above.')
-    sentences = []
-    for r in results.values():
-        sentences += shortfalls(r)
-    return Report(listed(dict.fromkeys(sentences)))
-
-
-# ---- the end of a run
-
-
-def _result_lines(results) -> list:
-    "A line each for both models and our best row, at their chosen settings."
-    chosen = results.query('chosen == 1').set_index(['method', 'on_escalate'])
-    families = headline(results)
-    ours = families.get('Ours, best', families.get('Ours', ('Small only', 'append')))
+def paper_grid(table: pd.DataFrame, number: int) -> pd.DataFrame:  # of `paper_form` -> of `grid`
+    "The same in the paper's units, with its columns."
+    large_cost = of_large(table, 'cost')
     lines = []
-    for row in dict.fromkeys([('Small only', 'append'), ('Large only', 'append'), ours]):
-        own = chosen.loc[[row]]
-        accuracy = ' / '.join(map(PERCENT, 100 * own['accuracy']))
-        cost = ' / '.join(map(PERCENT, 100 * own['cost_share']))
-        benchmarks = ' / '.join(own['benchmark'])
-        lines.append(
-            f'{method_label(*row)}: {accuracy} % right at {cost} % of the cost, {benchmarks}'
-        )
-    return lines
+    for line in table.to_dict('records'):
+        benchmark, method = line['benchmark'], line['method']
+        unit = scale(line['unit'], large_cost[benchmark])
+        row = f'{method} †' if method == PAPERS[number] else method
+        cells = {
+            'Acc ↑': rounded(1)(line['accuracy']) + ' §' * line['large_alone'],
+            'Cost ↓' if number == 2 else 'FLOPs ↓': digits(line['cost'] / unit),
+            'A/C ↑': digits(line['per_cost'] * (0.01 if number == 2 else unit)),
+        }
+        lines += [(row, '', {'Ext.': EXTERNAL.get(method, '✗')}), (row, benchmark, cells)]
+    return grid(lines)
 
 
-def _verdict_on_tables(comparison) -> str:  # of `publish.compared`
-    if not comparison:
-        return 'not compared: other settings or profile'
-    _, _, difference = comparison.partition('different from the committed tables: ')
-    if difference:
-        return f'no, differs by {difference}'
-    text = comparison.replace('identical to the committed tables', 'yes')
-    return text.replace('equal to the committed tables', 'yes,')
+def losses(table: pd.DataFrame) -> str:  # of `paper_form`
+    "How much tuned choices lose on problems that they were not chosen on."
+    routers = table[~table['method'].isin(MODELS)].groupby('benchmark', sort=False)
+    lost = (of_large(table, 'accuracy') - routers['accuracy'].min()).clip(lower=0)
+    return ', '.join(f'{points:.1f} on {benchmark}' for benchmark, points in lost.items())
 
 
-def _minutes(seconds):
-    return f'{seconds // 60:.0f} min {seconds % 60:.0f} s'
+def paper_caption(table: pd.DataFrame, number: int) -> str:  # of `paper_form`
+    exponents = {}
+    for name, cost in of_large(table, 'cost').items():
+        exponents.setdefault(f'10^{np.log10(scale("flops", cost)):.0f}', []).append(name)
+    scales = ', '.join(f'{exponent} ({", ".join(on)})' for exponent, on in exponents.items())
+    costs = {
+        1: f'FLOPs a problem: 2N for a generated token, in units of {scales}. A/C: accuracy (%) per unit of FLOPs.',
+        2: 'Cost: US cents a problem. A/C: accuracy (a share) per US cent.',
+    }
+    return (
+        f'**Table {number}. Accuracy (%) and {"cost" if number == 2 else "FLOPs"} on test problems.** The threshold of '
+        'each router is tuned: the cheapest one that loses at most alpha on calibration problems. '
+        f"{costs[number]} Ext.: does it need a third model? †: the paper's policy in this setting. "
+        '§: the large model alone, as no threshold was good enough and cheaper. A tuned choice promises nothing for new '
+        f'problems: on these the routers lose up to (points) {losses(table)}.'
+    )
 
 
-def summary(
-    tables,  # folder
-    seconds: tuple,  # (of this call, of all stages)
-    files: str,  # where the files are, in words
-    compared: str = '',  # of `publish.compared`; '': not compared
-) -> list:  # of lines
-    "Six lines about a finished run. Fewer if it made no tables."
-    import pandas as pd
+def paper_table(number: int) -> pd.DataFrame:  # 1: FLOPs (10^12); 2: US cents
+    "The numbers that the paper prints: accuracy (%), cost, and A/C as it stands there."
+    return pd.read_csv(Path(__file__).parent / f'paper_table{number}.csv')
 
-    now, all_stages = map(_minutes, seconds)
-    lines = [f'time: {now}; all stages {all_stages}']
-    paths = sorted(Path(tables).glob('evaluation*.csv'))
-    if paths:  # the table in FLOPs, if both are there
-        lines += _result_lines(pd.read_csv(paths[0]))
-    lines.append(f'written: {files}')
-    lines.append(f'identical to the committed tables: {_verdict_on_tables(compared)}')
-    return lines
+
+def beside_paper(results: dict, number: int, rows: tuple = PRINTED) -> pd.DataFrame:  # of text
+    "Cost in % of the large model's, and in brackets points of accuracy above it: the paper's numbers and ours."
+    sources = dict(paper=paper_table(number), here=paper_form(results, number, rows))
+    lines = []
+    for source, table in sources.items():
+        costs, accuracies = of_large(table, 'cost'), of_large(table, 'accuracy')
+        for line in table.to_dict('records'):
+            name = line['benchmark']
+            points = line['accuracy'] - accuracies[name]
+            text = f'{100 * line["cost"] / costs[name]:.0f} ({points:+.1f})'
+            lines.append((line['method'], source, {name: text}))
+    return grid(lines, rows)
+
+
+# ---- the other tables
+
+RULE_NAMES = dict(tuned='tuned', guaranteed='guaranteed (90 %)')
+UNIT_NAMES = dict(flops='FLOPs', full_flops='FLOPs, prompts included', cents='US cents')
+
+
+def sections(table: pd.DataFrame, cells) -> str:  # with columns title and row; cells: line -> texts
+    "A Markdown table for each title, a column for each benchmark."
+    parts = []
+    for title, part in table.groupby('title', sort=False):
+        lines = [(line['row'], line['benchmark'], cells(line)) for line in part.to_dict('records')]
+        parts.append(f'**{title}**\n\n{markdown(grid(lines))}')
+    return '\n'.join(parts)
+
+
+def methods_form(results: dict) -> pd.DataFrame:
+    "Every method, price and rule, with 95 % intervals."
+    parts = [frame(results, rule).assign(rule=rule) for rule in RULE_NAMES]
+    return pd.concat(parts, ignore_index=True).drop(columns=[f'per_cost{end}' for end in ENDS])
+
+
+def methods_text(table: pd.DataFrame) -> str:  # of `methods_form`
+    def cells(line):
+        accuracy = with_interval(line, 'accuracy', rounded(1))
+        return {'right, %': accuracy, 'cost, %': with_interval(line, 'share', rounded(0), 100)}
+
+    titles = table['unit'].map(UNIT_NAMES) + ', ' + table['rule'].map(RULE_NAMES)
+    return sections(table.assign(title=titles, row=table['method']), cells)
+
+
+def comparison_form(results: dict) -> pd.DataFrame:
+    "Ours against each rival; the verdict is about costs alone."
+    table = comparison(results)
+    is_decided = [table['ratio_high'] < 1, table['ratio_low'] > 1]
+    return table.assign(verdict=np.select(is_decided, ['cheaper', 'dearer'], 'undecided'))
+
+
+def comparison_text(table: pd.DataFrame) -> str:  # of `comparison_form`
+    def cells(line):
+        ratio = f'{with_interval(line, "ratio", rounded(2))} {line["verdict"]}'
+        return {'cost ratio': ratio, 'points': with_interval(line, 'points', rounded(1, '+'))}
+
+    pairs = table['ours'] + ' / ' + table['rival']
+    return sections(table.assign(title=table['unit'].map(UNIT_NAMES), row=pairs), cells)
+
+
+def curves_form(results: dict) -> pd.DataFrame:
+    "The lines of the figures: each method from strict thresholds to lax ones, mean over seeds."
+    parts = []
+    for (unit, benchmark, method), row in results.items():
+        if row.line is None:
+            continue
+        share = row.line[:, 0] / results[unit, benchmark, 'Large only'].choices['tuned'].cost[0]
+        points = pd.DataFrame(dict(share=share, accuracy=100 * row.line[:, 1])).drop_duplicates()
+        parts.append(points.assign(unit=unit, benchmark=benchmark, method=method))
+    names = ['unit', 'benchmark', 'method', 'share', 'accuracy']
+    return pd.concat(parts, ignore_index=True)[names]
+
+
+TOLD = dict(wrong='small model wrong', gain='only the large one right')
+
+
+def gain_text(gain: pd.DataFrame) -> str:  # of `gain_frame`
+    lines = []
+    for line in gain.to_dict('records'):
+        cells = {'problems': f'{line["problems"]:,}'}
+        for asked, title in TOLD.items():
+            cells[title] = f'{100 * line[asked]:.0f} %'
+            for name in (name for name in line if re.fullmatch(f'{asked} [^,]+', name)):
+                numbers = {name + end: line[name + end.replace('_', ', ')] for end in ENDS}
+                cells[name] = with_interval(numbers, name, rounded(2))
+        lines.append((line['benchmark'], '', cells))
+    return markdown(grid(lines))
+
+
+CAPTIONS = dict(
+    methods='**All methods on test problems.** For each price (FLOPs: 2N for a generated token; US '
+    "cents) and each rule. Tuned: the cheapest threshold that loses at most alpha on calibration "
+    'problems. Guaranteed (90 %): with probability .9 the threshold loses at most alpha on new problems. Cost is in % of '
+    "the large model's. In brackets: 95 % intervals; problems and seeds are drawn again, and the choice is made again. "
+    'Rewrite: the large model writes the doubted step again; else it continues after it.',
+    comparison='**Ours against each rival on the same test problems, both tuned.** Cost ratio: ours divided by the '
+    "rival's. Points: our accuracy minus the rival's. In brackets: paired 95 % intervals, not corrected for their "
+    'number. Cheaper, dearer: the whole interval of the ratio is below 1, above 1; it says nothing about accuracy. '
+    'A ratio of 1.00 [1.00, 1.00]: both are the large model alone.',
+    gain='**Can routing pay?** How often the small model is wrong, how often only the large model is right (the gain), '
+    "and how well numbers of the small model's chain tell it: AUROC with 95 % intervals; .5 is chance, below .5 the "
+    'sign is reversed. Min-prob, S^os: the least value in the chain. Learnt: a logistic regression on seven numbers, '
+    'ten-fold. All three splits. A hand-over pays where the gain is found, not where wrong answers are found.',
+)
+
+# ---- files
+
+
+def write_tables(
+    results: dict,  # of `compare`
+    gain: pd.DataFrame,  # of `gain_frame`
+    folder,
+    notes: list,  # sentences for every caption, see `describe`
+    rows: tuple = PRINTED,  # of Tables 1 and 2; add your own methods
+) -> None:
+    "Write Tables 1 and 2, all methods, comparisons, curves, seeds and gains. The same results give the same bytes."
+
+    def write(name, text):
+        write_file(Path(folder) / name, text)
+
+    def write_csv(name, table):
+        write(f'{name}.csv', table.to_csv(index=False, float_format='%.6g', lineterminator='\n'))
+
+    units = {unit for unit, _, _ in results}
+    for number in (number for number in UNITS if UNITS[number] in units):
+        table = paper_form(results, number, rows)
+        caption = ' '.join([paper_caption(table, number), *notes])
+        write_csv(f'table{number}', table)
+        write(f'table{number}.md', f'{caption}\n\n{markdown(paper_grid(table, number))}')
+        comment = caption.replace('**', '').replace('. ', '.\n% ')
+        write(f'table{number}.tex', f'% {comment}\n{latex(paper_grid(table, number))}\n')
+    made = dict(
+        methods=(methods_form(results), methods_text),
+        comparison=(comparison_form(results), comparison_text),
+        gain=(gain, gain_text),
+    )
+    for name, (table, to_text) in made.items():
+        write_csv(name, table)
+        write(f'{name}.md', f'{" ".join([CAPTIONS[name], *notes])}\n\n{to_text(table)}')
+    write_csv('curves', curves_form(results))
+    write_csv('seeds', seed_frame(results))

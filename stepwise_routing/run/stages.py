@@ -1,537 +1,397 @@
-"""The work of each stage of a run, from its settings: problems, models, draws, outcome tables, methods, results.
+"""What the chapters call for a whole run: its outcomes, the live check, all methods, tables and figures.
 
-Here belong the plain functions that a numbered notebook calls for a whole run. Only this module and `run.sweep` know
-both a `Run` and the method. The computations of a method belong in `method/`.
+Here belong the functions that know both a run's settings and the method. The method itself is in `method/`.
 """
 
 import json
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from ..base.statistics import resamples
-from ..store import RolloutStore, tree_settings
-from ..util import find_project, gather_progress, run_async, save_rows, write_file
-from ..data.agreement import agreement
-from ..data.benchmarks import find_benchmark, load_problems, step_limit
+from .. import __version__
+from ..data.benchmarks import MICRO, find_benchmark, load_problems
+from ..data.frozen import read_frozen
 from ..data.grading import is_right
-from ..data.recorded import SUFFIX, read_recorded
+from ..data.recorded import MAX_STEPS, read_recorded
 from ..data.sources import SPLITS
-from ..method.comparison import (
-    CERTAIN_COLUMNS,
-    COLUMNS,
-    GRID_COLUMNS,
-    KAPPA_COLUMNS,
-    ONLINE,
-    RECEIPT_COLUMNS,
-    SEED_COLUMNS,
-    WALKED,
-    Case,
-    Walker,
-    add_trim,
-    asked_scores,
-    at_thresholds,
-    grid_rows,
-    walk_methods,
+from ..data.steps import first_wrong
+from ..method.baselines import (
+    Grades,
+    Rewards,
+    draw_walks,
+    judged_chains,
+    walk_kappas,
 )
-from ..method.outcomes import OutcomeTable, check_problems, outcome_table, take_rows
-from ..method.results import (
-    RERUN,
-    BenchmarkResults,
-    RunResults,
-    at_point,
-    cost_unit,
-    evaluate_all,
-    read_csv,
-    read_rows,
-    resampled,
-    with_calibration,
-    with_kappas,
+from ..method.results import API, OS, all_methods, compare, gain_frame
+from ..method.rollouts import (
+    Kept,
+    Outcomes,
+    draw_chains,
+    load,
+    outcome_table,
+    padded,
+    save,
+    shipped_outcomes,
+    take,
 )
-from ..method.routers import (
-    POLICY_METHODS,
-    RSD,
-    SavedPolicy,
-    SpecReason,
-    asking_settings,
-    chain_thresholds,
-)
-from ..method.tree import RoutingTree
-from ..method.uncertainty import CHOICES, draw_samples, read_points, save_points
+from ..method.training import train
+from ..models.interface import Choice, Reward
+from ..models.lists import Listed, ListedRewards
 from ..models.model_name import ModelName
-from ..models.names import open_models
-from ..models.xverify import open_grader
-from .config import Run
-from .workers import side_by_side
+from ..records import ModelSpec, undated, verdict_messages
+from ..settings import Settings, read_profile
+from ..store import Store, draw_settings
+from ..util import find_project, write_file
+
+LIVE = 40  # problems a benchmark that every run draws live
 
 
-def read_problems(
-    run: Run,
-    benchmark: str,
-    split: str,  # "train", "calibration" or "test"
-    n: int | None = None,  # number of problems; None: the number in the run's settings
-) -> list:  # `Problem`s
-    "The problems of one split of a run. Errors as of `load_problems`."
-    folder = run.config.data.data_dir
-    if n is None:
-        n = run.n(split)
-    return load_problems(
-        benchmark, split, n, data_dir=find_project().nbs / folder if folder else None
+# ---- a run
+
+
+@dataclass(frozen=True)
+class Run:
+    "One run of a profile: its settings and its folders."
+
+    profile: str
+    settings: Settings
+    folder: Path  # runs/<id>: what this run makes
+    store: Path  # runs/store/<profile>: drawn steps and paid replies, kept across runs
+    draw: int = (
+        0  # problems a split of the micro benchmarks that are drawn again; 0: the shipped ones
     )
 
+    @property
+    def benchmarks(self) -> tuple:
+        return self.settings.data.benchmarks
 
-def model_options(run: Run) -> dict:
-    "The options of `open_models`: the limits in the profile."
-    limits = run.config.models
-    options = {}
-    for name in ('max_tokens', 'context', 'memory_shares'):
-        if getattr(limits, name):
-            options[name] = getattr(limits, name)
+    @property
+    def tables(self) -> Path:
+        return self.folder / 'tables'
+
+    @property
+    def figures(self) -> Path:
+        return self.folder / 'figures'
+
+    @property
+    def is_paid(self) -> bool:
+        "Is the large model behind an API that sends a bill?"
+        return ModelName.parse(self.settings.models.names[-1]).is_paid
+
+    @property
+    def price(self) -> str:
+        "The row of `PRICES` that the large model is billed by; '': it has no price."
+        large = ModelName.parse(self.settings.models.names[-1])
+        return undated(large.name) if self.is_paid else self.settings.models.price
+
+    @property
+    def units(self) -> tuple:
+        "Of cost. Policies are trained in the first one."
+        if self.is_paid:
+            return ('cents',)  # nobody knows how many parameters the large model has
+        return ('flops', 'cents') if self.price else ('flops',)
+
+    def is_drawn(self, benchmark: str) -> bool:
+        "Do models draw this benchmark, or is it shipped?"
+        return not self.settings.data.shipped or bool(self.draw and benchmark in MICRO)
+
+    def problems(self, benchmark: str, split: str) -> list:
+        data = self.settings.data
+        n = self.draw or getattr(data, f'n_{split}')
+        return load_problems(benchmark, split, n, data.data_dir or None)
+
+
+def open_run(
+    profile: str = 'micro',  # a name of nbs/params, or a .yaml file
+    folder='',  # of the run; '': runs/notebook
+    changes: dict | None = None,  # such as {"policy.alpha": 0.05}
+    draw: int = 0,  # problems a split that are drawn again
+) -> Run:
+    "A run for a chapter. ValueError or FileNotFoundError in one line for a bad profile or change."
+    settings = read_profile(profile, changes)
+    runs = find_project().runs
+    name = Path(profile).stem
+    return Run(name, settings, Path(folder or runs / 'notebook'), runs / 'store' / name, draw)
+
+
+# ---- models
+
+
+@contextmanager
+def open_pair(run: Run):  # the models, small to large; each takes lists
+    "Open the models of a run, for a `with` block."
+    from ..models.names import open_models
+
+    models = run.settings.models
+    options = dict(temperature=models.temperature, max_tokens=models.max_tokens)
+    options |= dict(context=models.context, memory_shares=models.memory_shares)
     if run.is_paid:
-        api = run.config.api
-        limits_of_calls = dict(
-            max_cents=api.max_cents, max_reply=api.max_reply, concurrency=api.concurrency
-        )
-        return options | limits_of_calls | dict(price=run.price, ledger=run.files.ledger())
-    if limits.ray_workers:
-        options |= dict(engine='ray', workers=limits.ray_workers, num_gpus=limits.ray_gpus)
-    return options
+        api = run.settings.api
+        options |= dict(max_cents=api.max_cents, max_reply=api.max_reply)
+        options |= dict(concurrency=api.concurrency, ledger=run.store / 'ledger.db')
+    with open_models(models.names, **options) as backends:
+        yield [Listed(backend) for backend in backends]
 
 
-def open_backends(run: Run):  # list of backends, index 0 up; None if all steps are recorded
-    "Open the models of a run, small to large, for a `with` block."
-    if run.is_recorded:
-        return nullcontext()
-    return open_models(run.models, **model_options(run))
+def open_grading(run: Run):
+    "Open the grader of a run, for a `with` block: (problem, answer) -> bool."
+    from ..models.xverify import open_grader
+
+    data = run.settings.data
+    return open_grader(data.grader, data.grader_memory, ledger=run.store / 'verdicts.db')
 
 
-def open_run_grader(run: Run):  # grade(problem, answer) -> bool
-    "Open the grader of a run, for a `with` block. Errors as of `open_grader`."
-    data = run.config.data
-    return open_grader(
-        data.grader,
-        data.grader_memory,
-        ledger=run.store / 'verdicts.db',
-    )
+# ---- drawing
 
 
-def check_recorded_models(run: Run, benchmark: str, wrote: tuple) -> None:
-    "ValueError if other models wrote a recorded benchmark than those that the profile names."
-    wanted = tuple(ModelName.parse(name).name for name in run.models)
-    if wanted != wrote:
-        raise ValueError(
-            f'{benchmark} was written by {" and ".join(wrote)}, not by {" and ".join(wanted)}: '
-            f'set models.names to [{", ".join(f"recorded:{name}" for name in wrote)}]'
-        )
+def verified(run: Run, problems, chains, models) -> list | None:  # [problem][step]
+    "Does a verifier accept each small step? By the program of a micro benchmark, or by the large model."
+    if problems[0].benchmark in MICRO:
+        wrong = [first_wrong(p, chain) for p, chain in zip(problems, chains)]
+        return [np.arange(len(c)) < (w if w >= 0 else len(c)) for c, w in zip(chains, wrong)]
+    if run.settings.models.verifier != 'large':
+        return None
+    prompts = []
+    for problem, chain in zip(problems, chains):
+        prompts += [verdict_messages(problem, chain[: t + 1]) for t in range(len(chain))]
+    choices = iter(models[-1].choose(prompts, ['correct', 'incorrect']))
+    verdicts = [[next(choices) for _ in chain] for chain in chains]
+    return [[c is not None and c.prob[0] >= c.prob[1] for c in row] for row in verdicts]
 
 
-@contextmanager
-def open_tree(
-    run: Run,
-    benchmark: str,
-    backends=None,  # models of `open_backends`; None: replay the steps in the store
-    grade=is_right,  # (`Problem`, parsed answer) -> bool
-    lent: bool = False,  # True: several processes write to the store, see `RolloutStore`
-):  # `RoutingTree`
-    "Open the routing trees of a benchmark on the run's store, for a `with` block."
-    settings = None
-    if backends:
-        settings = tree_settings(benchmark, backends, find_benchmark(benchmark).draws)
-    if run.is_recorded:
-        recorded = read_recorded(benchmark.removesuffix(SUFFIX))
-        check_recorded_models(run, benchmark, recorded.models)
-        recorded.fill(run.files.rollouts(benchmark))
-    limit = step_limit(run.config.data.max_steps, benchmark)
-    path = run.files.rollouts(benchmark)
-    with RolloutStore(path, settings, readonly=not backends, lent=lent) as store:
-        tree = RoutingTree(backends, store, max_steps=limit, grade=grade)
-        if run.price and not run.is_paid:  # a price list on the outcomes of open models
-            tree.specs[-1] = replace(tree.specs[-1], price=run.price)
-        yield tree
-
-
-def small_chains(
-    run: Run,  # its store keeps the chains
-    benchmark: str,  # whose training problems are solved
-    backends,  # the open models; the first one writes
-) -> list:  # (problem, steps) pairs
-    "The small model's chains. Chains that the store lacks are drawn."
-    problems = read_problems(run, benchmark, 'train')
-    with open_tree(run, benchmark, backends) as tree:
-        chains = run_async(gather_progress((tree.run(p, '', 0) for p in problems), benchmark))
-    return list(zip(problems, chains))
-
-
-def count_problems(run: Run, benchmark: str) -> int:
-    "The number of problems that a benchmark has in a run, over all splits."
-    return sum(len(read_problems(run, benchmark, split)) for split in SPLITS)
-
-
-def read_table(run: Run, benchmark: str, split: str) -> OutcomeTable:
-    "Read the outcome table that a run saved. FileNotFoundError in one line if it has none yet."
-    path = run.files.outcomes(benchmark, split)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f'run {run.folder.name} has no outcomes of {benchmark} yet: run all stages '
-            f'(stepwise-routing reproduce --profile {run.profile}), or the notebooks 02 and 02b, first'
-        )
-    return OutcomeTable.load(path)
-
-
-def read_tables(run: Run, benchmark: str, grade) -> tuple:  # `grade`: of `open_run_grader`
-    "Make and save a benchmark's outcome tables: ({split: table}, `Agreement` of grader and Math-Verify, or None)."
-    problems = {split: read_problems(run, benchmark, split) for split in SPLITS}
-    tables = {}
-    with open_tree(run, benchmark, grade=grade) as tree:
-        tables['train'] = outcome_table(problems['train'], tree, 'train', run.config.data.samples)
-        for split in SPLITS[1:]:
-            tables[split] = outcome_table(
-                problems[split], tree, split, redraws=run.config.data.redraws
-            )
-    for split, table in tables.items():
-        table.save(run.files.outcomes(benchmark, split))
-    if run.config.data.grader == 'math-verify':
-        return tables, None
-    by_id = {p.id: p for part in problems.values() for p in part}
-    graded_problems = [by_id[problem_id] for problem_id, _ in tree.grades]
-    answers = [answer for _, answer in tree.grades]
-    return tables, agreement(graded_problems, answers, grade, is_right)
-
-
-def read_all(run: Run) -> dict:  # benchmark -> what `read_tables` returns
-    "Make and save all outcome tables of a run."
-
-    def work(run, benchmarks):
-        with open_run_grader(run) as grade:
-            return [read_tables(run, b, grade) for b in benchmarks]
-
-    return dict(zip(run.benchmarks, side_by_side(run, work, 'outcome tables', count_problems)))
-
-
-def save_agreement(run: Run, agreements: dict):  # benchmark -> `Agreement` or None; the saved table
-    "Write grading/agreement.csv and disagreements.csv, if there is a second grader."
-    import pandas as pd
-
-    second = {key: each for key, each in agreements.items() if each}
-    if not second:
-        return pd.DataFrame()
-
-    def saved(name, frames):
-        rows = pd.concat(frames, names=['benchmark']).droplevel(-1)
-        write_file(run.folder / 'grading' / f'{name}.csv', rows.to_csv())
-        return rows
-
-    saved('disagreements', {key: each.disagreements() for key, each in second.items()})
-    return saved('agreement', {key: each.frame() for key, each in second.items()})
-
-
-def _saved_policy(folder, benchmark, models):
-    "Load the policy of one folder. Errors name the folder's whole path."
-    from ..method.policy import PolicyRouter, load_policy
-
-    policy = load_policy(folder, models=models)
-    variant = folder.parent.name
-    config = policy.config
-    if (config['benchmark'], config['variant']) != (benchmark, variant):
-        raise ValueError(f'{folder} is of {config["benchmark"]}, {config["variant"]}')
-    return SavedPolicy(
-        variant=variant,
-        seed=config['seed'],
-        router=PolicyRouter(policy, policy.kappa, config['on_escalate'], POLICY_METHODS[variant]),
-        online=config['online'],
-        sweep=tuple(config['sweep']),
-        calibration=config['calibration'],
-    )
-
-
-def _calibrated_in(saved: SavedPolicy, table: OutcomeTable, alpha, unit) -> SavedPolicy:
-    "A policy with its threshold chosen again, in another unit of cost than it was trained in."
-    from ..method.cpo import TableEnv
-    from ..method.training import calibrate
-
-    router = saved.router
-    policy = router.policy
-    env = TableEnv(table, policy.features, router.on_escalate, unit, policy.scaler)
-    calibration = calibrate(policy, env, 'accuracy', alpha)
-    return replace(saved, router=router.at(calibration.kappa), calibration=asdict(calibration))
-
-
-def load_policies(run: Run, benchmark: str, unit: str) -> list:
-    "The `SavedPolicy`s of a run, by variant and seed. ValueError names a policy that cannot be used."
-    folders = sorted(p for p in run.files.policies(benchmark).glob('*/*') if p.is_dir())
-    models = read_table(run, benchmark, 'test').models if folders else ()
-    policies = []
-    for folder in folders:
-        try:
-            policies.append(_saved_policy(folder, benchmark, models))
-        except (OSError, ValueError, KeyError) as e:
-            reason = (
-                f'{folder} has no {e} in its config.json' if isinstance(e, KeyError) else str(e)
-            )
-            name = '/'.join(folder.parts[-4:])
-            raise ValueError(
-                f'{reason.replace(str(folder), name)}: run nbs/03b_training.ipynb again'
-            ) from e
-    if policies and unit != run.units[0]:
-        table = read_table(run, benchmark, 'calibration')
-        alpha = run.config.policy.alpha
-        policies = [_calibrated_in(policy, table, alpha, unit) for policy in policies]
-    return sorted(policies, key=lambda p: (p.variant, p.seed))
-
-
-def open_case(run: Run, benchmark: str, unit: str) -> Case:
-    "Open a comparison on a benchmark: its outcome tables, our policies, and the rule that chooses settings."
-    tables = {split: read_table(run, benchmark, split) for split in SPLITS}
-    config = run.config
-    samples = draw_samples(
-        tables['calibration'], tables['test'], config.results.n_boot, config.seed
-    )
-    return Case(
-        benchmark,
-        tables,
-        load_policies(run, benchmark, unit),
-        alpha=config.policy.alpha,
-        unit=unit,
-        seed=config.seed,
-        samples=samples,
-    )
-
-
-def open_cases(run: Run, benchmark: str) -> list:  # a `Case` for each unit of cost
-    return [open_case(run, benchmark, unit) for unit in run.units]
-
-
-@contextmanager
-def reward_model(run: Run):
-    "Open the reward model of RSD and TRIM, for a `with` block. None if the run has none."
-    from ..models.reward import load_prm
-
-    name = run.config.baselines.reward_model
-    prm = load_prm(name) if name else None
-    try:
-        yield prm
-    finally:
-        if prm:
-            run_async(prm.close())
-
-
-def walking_routers(run: Run) -> list:
-    "The baselines that walk, RSD last. They get store and model from `with_answers`."
-    baselines = run.config.baselines
-    routers = []
-    if baselines.specreason:
-        routers.append(SpecReason(None))
-    if baselines.reward_model:
-        routers.append(RSD(None))
-    return routers
-
-
-def answer_stores(run: Run, benchmark: str, backends, prm) -> list:
-    "(Kind, model, path, settings, record) of each store of verdicts: the judge's, and the reward model's (`prm`)."
-    models = [(SpecReason, backends[1])] if run.config.baselines.specreason else []
-    models += [(RSD, prm)] if prm else []
-    stores = []
-    for router, model in models:
-        path = run.files.replies(benchmark, f'{router.kind}s')
-        settings = asking_settings(benchmark, model)
-        stores.append((router.kind, model, path, settings, router.record))
-    return stores
-
-
-@contextmanager
-def open_answers(
-    run: Run,
-    benchmark: str,
-    backends,  # the open models
-    prm,  # of `reward_model`
-    lent: bool = False,  # as of `open_tree`
-):  # kind of an `AskingRouter` -> its (store, model)
-    "Open the stores of verdicts of judge and reward model, for a `with` block."
-    answers = {}
+def draw_splits(run: Run, benchmark: str, models, grade=is_right, prm=None) -> dict:
+    "Draw all that the methods of a run need of a benchmark: outcomes, rewards, walks. Steps are kept in the store."
+    settings = draw_settings(benchmark, models, find_benchmark(benchmark).draws)
+    ask = dict(max_steps=run.settings.data.max_steps)
+    drawn, splits = {}, {}
     with ExitStack() as stack:
-        for kind, model, path, settings, record in answer_stores(run, benchmark, backends, prm):
-            store = stack.enter_context(RolloutStore(path, settings, record=record, lent=lent))
-            answers[kind] = store, model
-        yield answers
 
+        def opened(name, depends_on, record):
+            path = run.store / f'{benchmark}{name}.db'
+            return stack.enter_context(Store(path, depends_on, record))
 
-def with_answers(router, answers):  # of `open_answers`
-    "Give a router that asks its store and its model."
-    store, model = answers[router.kind]
-    return replace(router, store=store, model=model)
-
-
-def walking_methods(
-    routers: list,  # of `walking_routers`
-    asked: list,  # of each router, of `asked_scores`
-) -> list:
-    "All methods that walk. Their thresholds are 41 quantiles of their scores of small calibration steps."
-    return [
-        at_thresholds(router, chain_thresholds(chains, WALKED, router.mode))
-        for router, chains in zip(routers, asked)
-    ]
-
-
-def shows_curves(run: Run) -> bool:
-    "Are methods that walk also run at all their thresholds on test problems?"
-    return run.config.baselines.walk_thresholds == 'curve'
-
-
-def read_walked(run: Run, case: Case) -> dict:  # split -> `Problem`s
-    "The problems of all splits. ValueError if the outcome tables hold other problems."
-    problems = {split: read_problems(run, case.benchmark, split) for split in SPLITS}
-    for split in SPLITS[1:]:
-        check_problems(case.tables[split], problems[split])
-    return problems
-
-
-def compare_walks(
-    run: Run,
-    case: Case,  # of `replay_case`
-    methods: list,  # of `walking_methods`
-    walker: Walker,
-    rsd=None,  # the router RSD, which has the rewards or asks for them; None: leave TRIM out
-) -> None:
-    "Add all methods that walk to a case, on all calibration and test problems."
-    if rsd:
-        add_trim(case, walker.problems, walker.tree, rsd)
-    walk_methods(case, methods, walker, shows_curves(run))
-
-
-def walk_cases(
-    run: Run,
-    cases: list,  # of `replay_case`, one benchmark in all units of cost
-    backends,  # the open models
-    grade,  # of `open_run_grader`
-    prm=None,  # of `reward_model`
-) -> None:
-    "Add all methods that walk to the cases of a benchmark. The walks are the same in all units."
-    benchmark = cases[0].benchmark
-    problems = read_walked(run, cases[0])
-    with (
-        open_tree(run, benchmark, backends, grade) as tree,
-        open_answers(run, benchmark, backends, prm) as answers,
-    ):
-        routers = [with_answers(router, answers) for router in walking_routers(run)]
-        asked = [asked_scores(router, problems['calibration'], tree) for router in routers]
-        methods = walking_methods(routers, asked)
-        walker = Walker(problems, tree)
-        for case in cases:
-            compare_walks(run, case, methods, walker, routers[-1] if prm else None)
-
-
-HIDDEN = (
-    'Ours (logit)'  # one of the classes that *Ours (nested)* is chosen from, and no row of its own
-)
-
-
-def save_case(run: Run, case: Case) -> None:
-    "Write methods/: results, calibration grids, single seeds and receipts."
-    receipts = []
-    for p in case.policies:
-        facts = [p.calibration[k] for k in RECEIPT_COLUMNS[6:]]
-        receipts.append(
-            (
-                case.benchmark,
-                p.variant,
-                p.router.name,
-                p.router.on_escalate,
-                p.calibration['alpha'],
-                p.seed,
-                *facts,
+        steps = stack.enter_context(Store(run.store / f'{benchmark}.db', settings))
+        kept = [Kept(model, steps) for model in models]
+        judges = {}
+        if run.settings.baselines.specreason:
+            grading = dict(benchmark=benchmark, **asdict(models[-1].spec)) | models[-1].settings()
+            judges['SpecReason'] = Grades(models[-1], opened('-grades', grading, Choice))
+        if prm is not None:
+            rewarding = dict(benchmark=benchmark, **prm.settings())
+            judges['RSD'] = Rewards(prm, opened('-rewards', rewarding, Reward))
+        for split in SPLITS:
+            problems = run.problems(benchmark, split)
+            chains, rests = draw_chains(problems, kept, **ask)
+            step_right = verified(run, problems, chains, models) if split == 'train' else None
+            specs = [model.spec for model in models]
+            table = outcome_table(
+                problems, chains, rests, specs, split, grade, run.price, step_right
             )
+            if prm is not None:
+                rewards = judged_chains(judges['RSD'], problems, chains)
+                column = padded(rewards, table.small.shape[1], np.nan)
+                table = replace(table, features=table.features | dict(reward=column))
+            splits[split] = table
+            drawn[split] = problems, chains
+        for name, judge in judges.items():
+            scores = judged_chains(judge, *drawn['calibration'])
+            kappas = walk_kappas(np.concatenate(scores))
+            spec = prm.spec if name == 'RSD' else None
+            for split in SPLITS[1:]:
+                problems = drawn[split][0]
+                parts = splits[split], problems, (*kept, judge), kappas, spec, grade
+                splits[name, split] = draw_walks(name, *parts, **ask)
+    return splits
+
+
+def draw_all(run: Run) -> dict:  # benchmark -> splits
+    "Draw the benchmarks of a run that are not shipped, and keep their tables. It goes on where it was interrupted."
+    wanted = [benchmark for benchmark in run.benchmarks if run.is_drawn(benchmark)]
+    found = {}
+    if not wanted:
+        return found
+    with open_grading(run) as grade, open_pair(run) as models:
+        prm = None
+        if run.settings.baselines.reward_model:
+            from ..models.reward import load_prm
+
+            prm = ListedRewards(load_prm(run.settings.baselines.reward_model))
+        for benchmark in wanted:
+            found[benchmark] = draw_splits(run, benchmark, models, grade, prm)
+            for name, table in found[benchmark].items():
+                save(table, outcome_path(run, benchmark, name))
+    return found
+
+
+def outcome_path(run: Run, benchmark: str, name) -> Path:  # of a split, or (method, split)
+    stem = name if isinstance(name, str) else '-'.join(reversed(name))
+    return run.folder / 'outcomes' / f'{benchmark}-{stem}.npz'
+
+
+# ---- outcomes of a run
+
+
+def drawn_outcomes(run: Run, benchmark: str) -> dict:
+    "What `draw_all` kept. FileNotFoundError: nothing was drawn in this run."
+    splits = {}
+    for path in sorted((run.folder / 'outcomes').glob(f'{benchmark}-*.npz')):
+        split, *method = path.stem.removeprefix(f'{benchmark}-').split('-')
+        splits[(method[0], split) if method else split] = load(path)
+    if not splits:
+        raise FileNotFoundError(
+            f'{run.folder} holds no outcomes of {benchmark}: run chapter 02 first'
         )
-
-    def save(part, rows, columns):
-        rows = [row for row in rows if row[1] != HIDDEN]
-        save_rows(run.files.methods(case.benchmark, case.unit, part), rows, columns)
-
-    save('', case.rows, COLUMNS)
-    save('-grid', grid_rows(case.grids), GRID_COLUMNS)
-    save('-seeds', case.singles, SEED_COLUMNS)
-    save('-policies', receipts, RECEIPT_COLUMNS)
-    save('-kappas', case.kappas, KAPPA_COLUMNS)
-    certain = [grid.certain_row() for grid in case.grids if grid.method != ONLINE]
-    save('-certain', certain, CERTAIN_COLUMNS)
-    points = [point for point in case.points if point.method != HIDDEN]
-    save_points(run.files.points(case.benchmark, case.unit), points)
+    return splits
 
 
-def kept_given_up(run: Run) -> set:
-    "The (problem, answer) pairs that grading gave up on, in all stages of a run so far."
-    files = (run.folder / 'grading').glob('given-up-*.json')
-    return {tuple(pair) for file in files for pair in json.loads(file.read_text('utf-8'))}
-
-
-def with_own(read, columns, path, own_path):
-    "The rows of chapter 04b, followed by those of `run.own_routers`, if there are any."
-    import pandas as pd
-
-    frame = read(path, columns)
-    own = read(own_path, columns)
-    return pd.concat([frame, own], ignore_index=True) if len(own) else frame
-
-
-def load_benchmark(run: Run, benchmark: str, unit: str) -> BenchmarkResults:
-    "Load all results on a benchmark in a unit of cost. One-line error if a file is missing or files do not fit together."
-    table = read_table(run, benchmark, 'test')
-    table = take_rows(table, np.argsort(table.problem_id, kind='stable'))
-
-    def file(part):
-        return run.files.methods(benchmark, unit, part)
-
-    rows = with_own(read_rows, COLUMNS, file(''), file('-own'))
-    singles = read_rows(file('-seeds'), SEED_COLUMNS)
-    grid = with_own(read_csv, GRID_COLUMNS, file('-grid'), file('-own-grid'))
-    for part, frame in {'': rows, '-grid': grid}.items():
-        if frame.empty:
+def read_benchmarks(run: Run) -> dict:  # name -> {split: `Outcomes`, (method, split): `Walks`}
+    "The outcomes of a run, drawn or shipped."
+    found = {}
+    for benchmark in run.benchmarks:
+        if run.is_drawn(benchmark):
+            found[benchmark] = drawn_outcomes(run, benchmark)
+            continue
+        found[benchmark] = shipped_outcomes(benchmark)
+        if not found[benchmark]:
             raise FileNotFoundError(
-                f'no results at {file(part)}: run nbs/04b_comparison.ipynb first'
+                f'no outcomes of {benchmark} are shipped: set data.shipped to false'
             )
-    for frame in (rows, singles):
-        if len(frame) and set(frame['problem']) != set(table.problem_id):
-            raise ValueError(
-                f'methods/ and outcomes/ hold different problems of {benchmark}: {RERUN}'
-            )
-    config = run.config
-    counts = resamples(len(table), config.results.n_boot, config.seed)
-    means = resampled(rows, counts, cost_unit(table), unit)
-    points = read_points(run.files.points(benchmark, unit), config.results.n_boot)
-    points |= read_points(run.files.points(benchmark, unit, '-own'), config.results.n_boot)
-    at_points = {target: at_point(means, points, target) for target in CHOICES}
-    calibration = read_table(run, benchmark, 'calibration')
-    large_cost = calibration.large_only()[unit].mean()
-    kappas = read_csv(file('-kappas'), KAPPA_COLUMNS)
-    results = evaluate_all(means, at_points['accuracy'])
-    results = with_kappas(with_calibration(results, grid, large_cost), kappas)
-    return BenchmarkResults(
-        table=table,
-        rows=rows,
-        grid=grid,
-        singles=singles,
-        means=means,
-        at_points=at_points,
-        results=results,
-        certain=with_own(read_csv, CERTAIN_COLUMNS, file('-certain'), file('-own-certain')),
-    )
+    return found
 
 
-def load_results(run: Run, unit: str) -> RunResults:
-    "Load the results of a run in one unit of cost, from its files alone."
-    return RunResults(
-        profile=run.profile,
-        unit=unit,
-        alpha=run.config.policy.alpha,
-        tables=run.tables,
-        figures=run.figures,
-        given_up=len(kept_given_up(run)),
-        is_recorded=run.is_recorded,
-        price=run.price,
-        parts={b: load_benchmark(run, b, unit) for b in run.benchmarks},
-    )
+# ---- the live check
 
 
-def load_run(run: Run) -> dict:  # unit of cost -> `RunResults`
-    "Load all results of a run, from its files alone. One-line error if a file is missing."
-    return {unit: load_results(run, unit) for unit in run.units}
+def live_table(benchmark: str, models, problems) -> Outcomes:
+    "Outcomes of some test problems, drawn now; of the real pair, read off its recorded steps."
+    if benchmark in MICRO:
+        chains, rests = draw_chains(problems, models, Settings().data.max_steps)
+        specs = [model.spec for model in models]
+        return outcome_table(problems, chains, rests, specs, 'test')
+    recorded = read_recorded(benchmark)
+    chains = [recorded_chain(recorded, problem, 0) for problem in problems]
+    rests = []
+    for problem, chain in zip(problems, chains):
+        rests.append([recorded_chain(recorded, problem, 1, t) for t in range(len(chain))])
+    specs = [ModelSpec(**model['spec']) for model in recorded.settings['models']]
+    return outcome_table(problems, chains, [rests], specs, 'test')
+
+
+def recorded_chain(recorded, problem, model: int, t: int = 0) -> tuple:  # of `Step`s
+    "What a recorded model writes behind t small steps."
+    edges = recorded_edges(recorded.about['benchmark'])
+    path, steps = '0' * t, []
+    while not steps or not steps[-1].final and len(path) < MAX_STEPS['gsm8k']:
+        steps.append(edges[problem.id, 0, path, model])
+        path += str(model)
+    return tuple(steps)
+
+
+@lru_cache
+def recorded_edges(benchmark: str) -> dict:  # (problem id, sample, path, model) -> `Step`
+    return dict(read_recorded(benchmark).edges)
+
+
+def check_live(run: Run, n: int = LIVE) -> pd.DataFrame:
+    "Draw n test problems of each shipped benchmark again, and compare them with what is shipped."
+    rows = []
+    with open_pair(replace(run, settings=Settings())) as models:
+        for benchmark in run.benchmarks:
+            if run.is_drawn(benchmark):
+                continue
+            if benchmark in MICRO:
+                problems = load_problems(benchmark, 'test', n)
+            else:
+                problems = read_recorded(benchmark).problems['test'][:n]
+            new = live_table(benchmark, models, problems)
+            old = take(shipped_outcomes(benchmark)['test'], slice(n))
+            rows.append(dict(benchmark=benchmark) | differences(new, old))
+    return pd.DataFrame(rows)
+
+
+def differences(new: Outcomes, old: Outcomes) -> dict:
+    "How far two tables of the same problems differ."
+    steps, both = new.small.shape[1], range(len(new))
+    same_tokens = [
+        np.array_equal(new.small[i], old.small[i, :steps])
+        and np.array_equal(new.large[i], old.large[i, : steps + 1])
+        for i in both
+    ]
+    same_right = [np.array_equal(new.right[i], old.right[i, : steps + 1]) for i in both]
+    line = dict(problems=len(new), same_tokens=sum(same_tokens), same_verdicts=sum(same_right))
+    for name in ('min_prob', 'mean_logit'):
+        gap = np.abs(new.features[name] - old.features[name][:, :steps])
+        line[f'largest gap of {name}'] = float(np.nanmax(gap))
+    return line
+
+
+# ---- results of a run
+
+
+def compare_all(run: Run, benchmarks: dict, more=()) -> dict:  # see `results.compare`
+    "All methods of a run on all its benchmarks; `more`: your own `Method`s."
+    s = run.settings
+    methods = [*all_methods(s.policy, tuple(range(s.results.seeds))), *more]
+    parts = run.units, s.policy.alpha, s.results.n_boot, s.results.processes
+    return compare(benchmarks, methods, *parts)
+
+
+def notes_of(run: Run, benchmarks: dict) -> list:  # of sentences
+    "What every caption says: models, problems, alpha, and when the problems were drawn."
+    from ..report.tables import describe
+
+    is_shipped = run.settings.data.shipped and not run.draw
+    receipts = [read_frozen().sentence] if is_shipped else []
+    return describe(benchmarks, run.settings.policy.alpha, *receipts)
+
+
+def training_logs(run: Run, benchmarks: dict) -> dict:  # benchmark -> a log per seed
+    "How the paper's policy learns on each benchmark, with the first seed."
+    from joblib import Parallel, delayed
+
+    s = run.settings
+    columns = API if run.is_paid else OS
+    work = [
+        delayed(train)(splits['train'], columns, s.policy, run.units[0])
+        for splits in benchmarks.values()
+    ]
+    trained = Parallel(s.results.processes)(work)
+    return {name: [log] for name, (_, _, log) in zip(benchmarks, trained)}
+
+
+def report(run: Run, benchmarks: dict, results: dict) -> list:  # names of files
+    "Write tables and figures of a run, and keep its results for `redraw`."
+    import joblib
+
+    from ..report.figures import write_figures
+    from ..report.tables import write_tables
+
+    notes = notes_of(run, benchmarks)
+    gain = gain_frame(benchmarks)
+    write_tables(results, gain, run.tables, notes)
+    facts = dict(profile=run.profile, draw=run.draw, version=__version__)
+    facts |= dict(settings=asdict(run.settings))
+    write_file(run.tables / 'provenance.json', json.dumps(facts, indent=1) + '\n')
+    parts = dict(results=results, gain=gain, logs=training_logs(run, benchmarks), notes=notes)
+    parts |= dict(alpha=run.settings.policy.alpha)
+    write_figures(folder=run.figures, **parts)
+    joblib.dump(parts, run.folder / 'results.joblib')
+    return sorted(path.name for path in [*run.tables.iterdir(), *run.figures.iterdir()])
+
+
+def redraw() -> list:  # paths
+    "Draw the figures of the newest run again. FileNotFoundError: there is no run."
+    import joblib
+
+    from ..report.figures import write_figures
+
+    found = sorted(find_project().runs.glob('*/results.joblib'), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise FileNotFoundError('no run has results yet: stepwise-routing reproduce')
+    folder = found[-1].parent / 'figures'
+    write_figures(folder=folder, **joblib.load(found[-1]))
+    return sorted(folder.iterdir())

@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from stepwise_routing.base.records import score_messages, verdict_messages
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import score_messages, verdict_messages
+from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.confidence import logit_confidence, logprob_confidence
 from stepwise_routing.models.hub import load_micro

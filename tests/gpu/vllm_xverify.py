@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 from judging import JUDGE_TEMPLATE
 
-from stepwise_routing.base.records import Problem
+from stepwise_routing.records import Problem
 from stepwise_routing.data.agreement import agreement
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.models.xverify import XVerify, open_grader

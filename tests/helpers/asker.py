@@ -4,8 +4,8 @@ import json
 import resource
 import sys
 
-from stepwise_routing.base.records import Problem
-from stepwise_routing.base.tools import run_async
+from stepwise_routing.records import Problem
+from stepwise_routing.util import run_async
 from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.interface import Request
 

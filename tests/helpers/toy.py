@@ -1,107 +1,110 @@
-"""A pair (or more) of toy models in pure Python: every draw follows from its seed and its prefix alone, so walks and
-tables can be checked exactly."""
-import asyncio
-import hashlib
-import random
-import struct
+"""Toy outcome tables and walks of any number of models: random numbers, no language models."""
 
-from stepwise_routing.base.records import ModelSpec, Problem, Step
-from stepwise_routing.models.interface import Choice
+from dataclasses import replace
+
+import numpy as np
+
+from stepwise_routing.method.results import OS, all_methods, policy_curves
+from stepwise_routing.method.rollouts import Outcomes, Walks
+from stepwise_routing.settings import Training, as_printed
+
+CENTS = (
+    0.4,
+    0.1,
+    1.6,
+)  # dollars a million prompt, cached and generated tokens of the largest model
 
 
-def f32(x): return struct.unpack('<f', struct.pack('<f', x))[0]
+def as_in_files(values):
+    "With the digits of float32, as tables have them."
+    return values.astype(np.float32).astype(float)
 
-def toy_problems(n, seed=0, benchmark='toy'):
-    "n problems `a + b`, each with its own difficulty (how often a step goes wrong)."
-    r, out = random.Random(f'{benchmark}-{seed}'), []
-    for i in range(n):
-        a, b = r.randint(2, 99), r.randint(2, 99)
-        out.append(Problem(benchmark, f'{benchmark}-{seed}-{i}', f'What is {a} + {b}?', str(a + b),
-                           difficulty=round(r.random(), 2)))
-    return out
 
-class ToyBackend:
-    """A toy model that writes short steps. A wrong step says so (`slip`), and the chain stays wrong until a step
-    repairs it (`check`).
-    slip: chance of a wrong step (scaled by the difficulty); repair: chance of noticing; end: chance that a step is
-    the last;
-    cut: chance that the chain is cut off by length; empty: chance of an empty step; shy: largest number of loop
-    turns before it answers; prices: rows of the price table by model, which then reports cached tokens."""
-    def __init__(self, index=0, slip=None, repair=None, end=.25, cut=.03, empty=.05, shy=3, has_logits=True,
-                 params=None, prices=()):
-        self.index, self.has_logits, self.end, self.cut, self.empty, self.shy = index, has_logits, end, cut, empty, shy
-        self.slip, self.repair = slip if slip is not None else .4/(1 +
-            2*index), repair if repair is not None else .1 + .5*(index > 0)
-        self.spec = ModelSpec(f'toy-{index}', params or 10**6 * 5**index,
-                              prices[index] if index < len(prices) else None)
-        self.calls, self.steps_written = 0, 0
+def toy(n: int = 200, models: int = 2, split: str = 'test', seed: int = 0) -> Outcomes:
+    "A small chain slips now and then, and its score drops; larger models repair more, for more."
+    rng = np.random.default_rng(seed)
+    steps = rng.integers(2, 7, n)
+    S, larger = steps.max(), models - 1
+    t = np.arange(S + 1)
+    inside = t[:-1] < steps[:, None]
+    slips = inside & (rng.random((n, S)) < rng.beta(1, 6, (n, 1)))
+    wrong = np.c_[np.zeros(n, bool), np.logical_or.accumulate(slips, 1)]  # [problem, t]
+    repairs = 0.75 + 0.2 * np.arange(1, models) / larger  # [k]
+    chance = np.where(wrong[..., None], repairs, 0.96)
+    right = rng.random((n, S + 1, larger)) < chance
+    last = ~wrong[np.arange(n), steps]
+    right = np.where(t[:, None] < steps[:, None, None], right, last[:, None, None])
 
-    def settings(self):
-        return dict(name=self.spec.name, weights=f'toy:{self.slip}:{self.repair}:{self.end}:{self.cut}:{self.empty}',
-                    temperature=0.7)
+    small = rng.integers(5, 15, (n, S)) * inside
+    large = np.maximum(steps[:, None] - t, 0)[..., None] * rng.integers(8, 12, (n, 1, larger))
+    before = np.pad(small.cumsum(1), ((0, 0), (1, 0)))  # [problem, t]
+    prompt = (40 + before[..., None]) * (large > 0)
+    sent = (40 + before[:, :-1]) * inside
+    odds = np.where(slips, rng.normal(0, 1, (n, S)), rng.normal(2.5, 1, (n, S)))
+    features = dict(
+        min_odds=odds,
+        min_prob=1 / (1 + np.exp(-odds)),
+        mean_logit=odds + rng.normal(18, 2, (n, S)),
+        step=t[:-1] + 0.0 * odds,
+        length=small + 0.0,
+        final=t[1:] == steps[:, None],
+        next_entropy=rng.random((n, S)),
+        reward=np.where(slips, rng.random((n, S)), rng.beta(6, 1, (n, S))),
+    )
+    return Outcomes(
+        benchmark=np.array('toy'),
+        split=np.array(split),
+        models=np.array([f'toy-{k}' for k in range(models)]),
+        params=1e6 * 5.0 ** np.arange(models),
+        dollars=np.outer(np.arange(models) / larger, CENTS),
+        problem=np.array([f'{split}-{i}' for i in range(n)]),
+        features={name: as_in_files(np.where(inside, x, np.nan)) for name, x in features.items()},
+        small=np.stack([small, 40 * (t[:-1] == 0) * inside, sent, sent // 3], -1),
+        large=np.stack([large, prompt, prompt, prompt // 4], -1),
+        right=right.astype(np.uint8),
+        steps=steps,
+        cut=rng.random((n, models)) < 0.1,
+        step_right=~np.logical_or.accumulate(slips, 1),
+    )
 
-    def _random(self, *key):
-        return random.Random(hashlib.blake2b('\x1f'.join(map(str, key)).encode(), digest_size=8).digest())
 
-    def _tokens(self, r, text, confident):
-        "Fake tokens of 1 to 4 characters, the last one the separator."
-        ends, end = [], 0
-        while end < len(text):
-            end = min(len(text), end + r.randint(1, 4))
-            ends.append(end)
-        ends.append(len(text))
-        n = len(ends)
-        prob = tuple(f32(min(1., max(1e-4, r.gauss(.9 if confident else .6, .1)))) for _ in range(n))
-        logit = tuple(f32(r.gauss(20 if confident else 15, 2)) for _ in range(n)) if self.has_logits else None
-        return dict(ids=tuple(r.randrange(50_000) for _ in range(n)), ends=tuple(ends), prob=prob, max_logit=logit)
+def toy_walks(o: Outcomes, method: str, seed: int = 0) -> Walks:
+    "Recorded walks of a router that asks a reward model about every step: the safer, the dearer."
+    rng = np.random.default_rng(seed)
+    kappas = -np.unique(np.r_[np.linspace(1, 0, 11), 0.33])[::-1]
+    tokens = rng.integers(1, 60, (len(kappas), len(o), 3, 4))
+    tokens[:, :, 1] += np.linspace(60, 0, len(kappas)).astype(int)[:, None, None]
+    tokens[..., 3] = tokens[..., 2] // 2
+    chance = np.linspace(0.95, 0.7, len(kappas))[:, None]
+    return Walks(
+        benchmark=o.benchmark,
+        split=o.split,
+        models=np.append(o.models, 'toy-reward'),
+        params=np.append(o.params, 2e6),
+        dollars=np.vstack([o.dollars, np.zeros(3)]),
+        problem=o.problem,
+        method=np.array(method),
+        kappas=kappas,
+        tokens=tokens,
+        right=(rng.random((len(kappas), len(o))) < chance).astype(np.uint8),
+    )
 
-    def _prompt(self, problem, prefix): return len(problem.question) + sum(len(s.ids) for s in prefix)
 
-    def _step(self, problem, prefix, seed, last):
-        r = self._random(seed, self.index, problem.question, *(s.text for s in prefix))
-        wrong = any('slip' in s.text for s in prefix[self._checked(prefix):])
-        finish, text = 'step', ''
-        if wrong and r.random() < self.repair: text, wrong = f'Let me check $x_{len(prefix)}$ again. ', False
-        slipped = r.random() < self.slip*(.5 + (problem.difficulty or 0))
-        wrong = wrong or slipped
-        v = r.randint(2, 99)
-        text += f'So {v} + 1 = {v + 1 + slipped}' + (' slip' if slipped else '')
-        if r.random() < self.empty: text, slipped = '', False
-        if r.random() < self.cut: finish, text = 'length', text[:r.randint(0, len(text))]
-        elif r.random() < self.end:
-            finish = r.choice(['step', 'stop'])
-            answer = int(problem.answer) + (r.choice([-1, 1]) if wrong else 0)
-            text += rf' The answer is \boxed{{{answer}}}'
-        tokens = self._tokens(r, text, not slipped and r.random() < .8)
-        return Step(text.strip(), self.index, finish, generated=len(tokens['ids']),
-                    prompt=self._prompt(problem, prefix),
-                    cached=self._prompt(problem, prefix)//3 if self.spec.price else 0,
-                    **{**tokens, 'ends': tuple(min(e, len(text.strip())) for e in tokens['ends'])})
+def toy_benchmark(n: int = 150, seed: int = 0) -> dict:
+    "Three splits and the walks of two methods, as `compare` takes them."
+    names = 'train', 'calibration', 'test'
+    splits = {name: toy(n, split=name, seed=seed + i) for i, name in enumerate(names)}
+    for i, method in enumerate(('SpecReason', 'RSD')):
+        for j, name in enumerate(names[1:]):
+            splits[method, name] = toy_walks(splits[name], method, seed + 2 * i + j)
+    return splits
 
-    def _checked(self, prefix): return max([i for i, s in enumerate(prefix) if 'check' in s.text], default=0)
 
-    async def write(self, request):
-        self.calls += 1
-        for _ in range(random.Random(request.seed(0)).randint(0, self.shy)): await asyncio.sleep(0)
-        prefix, out = list(request.steps), []
-        while True:
-            step = self._step(request.problem, prefix, request.seed(len(out)), len(prefix) + 1 >= request.max_steps)
-            out.append(step); prefix.append(step); self.steps_written += 1
-            if not request.to_end or step.final or len(prefix) >= request.max_steps: return tuple(out)
-
-    async def score(self, request, step):
-        r = self._random('score', self.index, request.problem.question, *(s.text for s in request.steps), step.text)
-        n, tokens = len(step.ids), self._tokens(r, step.text, 'slip' not in step.text)
-        pad = lambda xs: tuple((xs*n)[:n]) if xs else xs
-        return Step(step.text, step.model, step.finish, step.ids, step.ends, pad(tokens['prob']),
-                    pad(tokens['max_logit']), generated=0, prompt=self._prompt(request.problem, request.steps) + n)
-
-    async def choose(self, messages, options):
-        r = self._random('choose', self.index, str(messages))
-        p = [r.random() + .01 for _ in options]
-        read = [len(m['content']) for m in messages]
-        return Choice(tuple(x/sum(p) for x in p), sum(read), 1, shared=sum(read[:-1]))
-
-    async def close(self): pass
-
-def toy_backends(k=2, **kwargs): return [ToyBackend(i, **kwargs) for i in range(k)]
+def quick_methods(seeds: tuple = (0,)) -> list:
+    "All methods with short trainings."
+    s = Training(steps=4, batch=50)
+    printed = policy_curves(OS, replace(as_printed(s), steps=10))
+    return [
+        replace(method, curves=printed) if method.name == 'Ours, as printed' else method
+        for method in all_methods(s, seeds)
+    ]

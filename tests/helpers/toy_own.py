@@ -3,7 +3,7 @@ import contextlib
 import re
 from dataclasses import replace
 
-from toy import ToyBackend, toy_problems
+from toy_models import ToyBackend, toy_problems
 
 import stepwise_routing.models.pair as pair_module  # noqa: F401
 from stepwise_routing.own import calibrate, collect, train

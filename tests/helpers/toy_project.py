@@ -3,7 +3,7 @@ the next makes a table of it."""
 import json
 from pathlib import Path
 
-from stepwise_routing.base.tools import Project
+from stepwise_routing.util import Project
 
 PARAMETERS = '''profile: str = "smoke"  # name of a file in nbs/params, or a .yaml file of yours
 run_dir: str = ""  # folder of the run; "" is the newest run of the profile

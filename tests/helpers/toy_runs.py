@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stepwise_routing.base.statistics import resamples
+from stepwise_routing.util import resamples
 from stepwise_routing.method.comparison import COLUMNS, Case, replay_methods, table_methods
 from stepwise_routing.method.outcomes import toy_table
 from stepwise_routing.method.results import (

@@ -1,71 +1,65 @@
-"""Draws what SpecReason writes and asks, at every digit: `python -m recorded_pair.judge --help`, in nbs/labs.
+"""Draws SpecReason's walks at every digit: `python -m recorded_pair.judge --help`, in nbs/labs.
 
-The large model grades each draft with a digit from 0 to 9. SpecReason keeps a draft whose digit is high enough, so it
-takes at most eleven different walks. With `--digits 0` only the first one is drawn. It keeps every draft, so each step
-of the small model's own chain gets a grade. Steps of the walks go into the store of the rollouts, grades into a store
-of their own. Steps that were drawn before, by whatever engine, are taken from pieces. Answers are not graded here.
+The large model grades each draft with a digit from 0 to 9. SpecReason keeps a draft whose digit is high enough. Steps
+that are recorded are not drawn again. A walk that throws every draft away is not drawn: it is the large model alone.
 """
 
-from stepwise_routing.store import RolloutStore
-from stepwise_routing.method.outcomes import walk_outcomes
-from stepwise_routing.method.routers import Grade, SpecReason, asking_settings
+from dataclasses import replace
+from pathlib import Path
 
-from .draw import drawing_parser, open_drawing
-from .pieces import read_piece
+import numpy as np
 
-DIGITS = range(11)  # a draft below this digit is thrown away: 0 keeps every draft, 10 keeps none
+from stepwise_routing.data.recorded import read_recorded
+from stepwise_routing.method.baselines import Grades, draw_walks, judged_chains
+from stepwise_routing.method.rollouts import padded, save, shipped_outcomes, take
+from stepwise_routing.models.base import Request
+from stepwise_routing.models.interface import Choice
+from stepwise_routing.store import Store, draw_settings
+from stepwise_routing.util import npz_bytes, write_file
+
+from .draw import ASK, new_parser, open_pair
+
+FOLDER = Path(__file__).parent / 'judged'
+DIGITS = range(9, -1, -1)  # a draft below the digit is thrown away: from safe to cheap
+KAPPAS = np.array([(1 - digit) / 9 for digit in DIGITS])  # doubt is minus a ninth of the digit
 
 
-def judged_problems(turns: list) -> list:
-    "The calibration and test problems of some turns. SpecReason is not trained."
-    return [problem for turn in turns for split, problem in turn if split != 'train']
-
-
-def not_graded(problem, answer) -> bool:
-    return False
-
-
-class LikeliestDigit(SpecReason):
+class LikeliestDigit(Grades):
     "The score is the likeliest digit, as in the authors' code, not the mean."
 
-    def judged(self, grade, state):
-        _, call = super().judged(grade, state)
-        return grade.prob.index(max(grade.prob)) / 9, call
+    def verdict(self, choice, request):
+        digit = int(np.argmax(choice.prob))
+        return super().verdict(choice, request)._replace(score=digit / 9)
+
+
+def write_judged(split: str, small, large, grades: Store, n: int | None, folder: Path) -> None:
+    "The digits of the small chains, and the walks, on the first n problems of a split."
+    problems = read_recorded('gsm8k').problems[split][:n]
+    problems = [replace(problem, benchmark='gsm8k') for problem in problems]  # answers are graded
+    judge = LikeliestDigit(large.model, grades)
+    chains = small.write([Request(problem, **ASK) for problem in problems])
+    digits = [np.rint(9 * np.array(row)) for row in judged_chains(judge, problems, chains)]
+    arrays = dict(problem=np.array([problem.id for problem in problems]))
+    arrays['digit'] = padded(digits, max(map(len, chains)), np.nan).astype(np.float32)
+    write_file(folder / f'gsm8k-{split}.npz', npz_bytes(arrays))
+    outcomes = take(shipped_outcomes('gsm8k')[split], slice(n))
+    models = small, large, judge
+    walks = draw_walks('SpecReason', outcomes, problems, models, KAPPAS, max_steps=ASK['max_steps'])
+    save(walks, folder / f'gsm8k-{split}-SpecReason.npz')
 
 
 def main() -> None:
-    parser = drawing_parser(__doc__)
+    parser = new_parser(__doc__)
     parser.add_argument('grades', help='file of the grades')
-    parser.add_argument('--digits', type=int, nargs='+', default=DIGITS, help='0 to 10; all')
-    parser.add_argument('--block', type=int, default=4, help='turns that are walked at once')
-    parser.add_argument(
-        '--taken',
-        nargs='*',
-        default=[],
-        metavar='PIECE',
-        help='pieces whose steps are not drawn again',
-    )
+    parser.add_argument('--problems', type=int, help='the first ones of a split; all')
+    parser.add_argument('--out', type=Path, default=FOLDER, help='folder of the tables')
     args = parser.parse_args()
-    thresholds = [digit / 9 for digit in args.digits]
-    with open_drawing(args) as (tree, turns):
-        for piece in args.taken:
-            _, edges = read_piece(piece)
-            tree.store.put_many(edges)
-        tree.grade = not_graded
-        judge = tree.backends[1]
-        settings = asking_settings(args.benchmark, judge)
-        with RolloutStore(args.grades, settings, record=Grade) as grades:
-            specreason = LikeliestDigit(grades, judge)
-            for start in range(0, len(turns), args.block):
-                problems = judged_problems(turns[start : start + args.block])
-                wanted = [(specreason.at(threshold), problems) for threshold in thresholds]
-                walk_outcomes(wanted, tree)
-                done = min(start + args.block, len(turns))
-                print(
-                    f'{tree.drawn} edges, {tree.tokens} tokens, {done} of {len(turns)} turns, '
-                    f'{len(grades)} grades',
-                    flush=True,
-                )
+    with open_pair(args) as (small, large):
+        small.store.put_many(read_recorded('gsm8k').edges)
+        settings = draw_settings('gsm8k', [large.model])
+        with Store(args.grades, settings, record=Choice) as grades:
+            for split in ('calibration', 'test'):
+                write_judged(split, small, large, grades, args.problems, args.out)
 
 
 if __name__ == '__main__':

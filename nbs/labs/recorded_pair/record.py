@@ -1,144 +1,115 @@
-"""Writes what was drawn as a recorded benchmark: `python -m recorded_pair.record gsm8k STORE --help`, in nbs/labs.
+"""Writes what was drawn as a recorded benchmark: `python -m recorded_pair.record STORES --help`, in nbs/labs.
 
-The first turns are recorded whose rollouts and further draws are complete. A turn comes whole from one store: from the
-first one up to its first gap, then from the next one. Every answer that a replay can need is graded.
+The first turns are recorded whose chains are complete: behind a gap the short chains end first, so the sample would
+not be fair. A turn comes whole from one store: from the first one up to its first gap, then from the next one.
 """
 
-import asyncio
+import argparse
 import json
+import lzma
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
-from stepwise_routing.store import RolloutStore
 from stepwise_routing.data.benchmarks import find_benchmark
 from stepwise_routing.data.grading import grade_pairs, is_right
-from stepwise_routing.data.recorded import FOLDER, recorded_file, write_recorded
+from stepwise_routing.data.recorded import FOLDER
 from stepwise_routing.data.sources import SPLITS
-from stepwise_routing.method.tree import RoutingTree
+from stepwise_routing.method.rollouts import Kept
+from stepwise_routing.models.base import Request
+from stepwise_routing.store import Store
+from stepwise_routing.util import write_file
 
-from .draw import PAIR, PLANS, store_parser, turns_of
-
-MOST_TURNS = 1000
-
-
-async def chains_of(tree: RoutingTree, problem, redraws: int) -> list:  # of `Step`s
-    "All chains of a problem. LookupError if one was not drawn to its end."
-    small, continuations = await tree.rollouts(problem)
-    again = await tree.redraws(problem, redraws)
-    return [small, *continuations, *again]
+from .draw import ASK, PAIR, of_large, turns_of
 
 
-async def chains_of_turn(
-    tree: RoutingTree, turn: list, redraws: int
-) -> list:  # (split, problem, chains)
-    "All chains of the problems of a turn. LookupError if one was not drawn to its end."
-    found = []
-    for split, problem in turn:
-        chains = await chains_of(tree, problem, 0 if split == 'train' else redraws)
-        found.append((split, problem, chains))
+def whole_chains(store: Store, split: str, problem) -> list | None:
+    "All chains of a problem; None if one was not drawn to its end."
+    small, large = (Kept(SimpleNamespace(spec=None, index=k), store) for k in (0, 1))
+    chain = small.stored(Request(problem, **ASK))
+    if chain is None:
+        return None
+    chains = [chain, *map(large.stored, of_large(split, problem, chain))]
+    return None if None in chains else chains
+
+
+def whole_problems(stores: list, turns: list) -> list:  # of (store, split, problem, chains)
+    "The problems of the first turns that are complete."
+    found, stores = [], list(stores)
+    for turn in turns:
+        while stores:
+            rows = [(stores[0], *pair, whole_chains(stores[0], *pair)) for pair in turn]
+            if all(chains for *_, chains in rows):
+                found += rows
+                break
+            stores.pop(0)
     return found
 
 
-def find_turn(trees: list, turn: list, redraws: int) -> list:  # (split, problem, chains)
-    """The chains of a turn, from the first tree. A tree that does not have it whole is taken off the list.
-
-    LookupError if none is left.
-    """
-    while trees:
-        try:
-            return asyncio.run(chains_of_turn(trees[0], turn, redraws))
-        except LookupError:
-            trees.pop(0)
-    raise LookupError('no store has this turn whole')
-
-
-@dataclass
-class Drawn:
-    "The first turns that are complete."
-
-    problems: dict  # split -> problems
-    pairs: list  # (problem, answer) of all their chains
-    sources: dict  # problem id -> the store that it comes from
-
-
-def drawn_problems(trees: list, benchmark: str, data_dir) -> Drawn:
-    """The first turns that are complete.
-
-    Nothing behind the first gap of a store is taken: there, short chains end first, so the sample would not be fair.
-    """
-    read_answer = find_benchmark(benchmark).read_answer
-    trees = list(trees)
-    drawn = Drawn({split: [] for split in SPLITS}, [], {})
-    for turn in turns_of(benchmark, MOST_TURNS, data_dir):
-        try:
-            found = find_turn(trees, turn, PLANS[benchmark].redraws)
-        except LookupError:
-            break
-        for split, problem, chains in found:
-            drawn.problems[split].append(problem)
-            drawn.pairs += [(problem, read_answer(chain)) for chain in chains]
-            drawn.sources[problem.id] = trees[0].store
-    return drawn
-
-
-def merge(drawn: Drawn, stores: list, target: RolloutStore) -> None:
-    "Put the edges of the problems into one store, each problem's from the store that it comes from."
-    for store in stores:
-        keys = [key for key in store.keys() if drawn.sources.get(key[0]) is store]
-        target.put_many([(key, store.get(*key)) for key in keys])
-
-
-def with_names(settings: dict, names: tuple) -> dict:
-    "The settings of a store whose models are called by these names, small to large."
+def with_names(settings: dict) -> dict:
+    "The settings of a store whose models have the names of the tables."
     models = []
-    for model, name in zip(settings['models'], names, strict=True):
-        spec = model['spec'] | dict(name=name)
-        models.append(model | dict(name=name, spec=spec))
+    for model, name in zip(settings['models'], PAIR):
+        models.append(model | dict(name=name, spec=model['spec'] | dict(name=name)))
     return settings | dict(models=models)
 
 
-def record(benchmark: str, stores: list, data_dir, receipt: dict, folder: Path) -> str:
-    "Write the recorded file of a benchmark; returns a line about it."
-    max_steps = PLANS[benchmark].max_steps
-    trees = [RoutingTree(None, store, max_steps=max_steps) for store in stores]
-    drawn = drawn_problems(trees, benchmark, data_dir)
+def recorded_fields(step) -> dict:
+    "The fields of a step that are not the default. Confidences of the large model are read by nobody."
+    if step.model:
+        step = replace(step, ids=(), ends=(), prob=(), max_logit=None, entropy=None)
+    recorded = {}
+    for field in fields(step):
+        value = getattr(step, field.name)
+        if field.default is MISSING or value != field.default:
+            recorded[field.name] = value
+    return recorded
 
-    verdicts = dict(grade_pairs(is_right, drawn.pairs))
-    settings, *further = [with_names(store.settings, PAIR) for store in stores]
+
+def line(*content) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(',', ':')) + '\n'
+
+
+def recorded_file(stores: list, turns: list, receipt: dict) -> bytes:
+    "The same draws give the same bytes."
+    whole = whole_problems(stores, turns)
+    benchmark = find_benchmark('gsm8k')
+    settings, *further = [with_names(store.settings) for store in stores]
     about = dict(
-        benchmark=benchmark,
-        licence=find_benchmark(benchmark).source.licence,
-        receipt=receipt,
-        settings=settings,
+        settings=settings, benchmark='gsm8k', licence=benchmark.source.licence, receipt=receipt
     )
     if further:
-        about |= dict(further_settings=further)  # of the later turns
-    with TemporaryDirectory() as temporary:
-        with RolloutStore(Path(temporary) / 'merged.db', stores[0].settings) as merged:
-            merge(drawn, stores, merged)
-            out = recorded_file(benchmark, folder)
-            path = write_recorded(out, about, drawn.problems, merged, verdicts)
-    counts = ', '.join(f'{len(part)} {split}' for split, part in drawn.problems.items())
-    right = sum(verdicts.values())
-    size = path.stat().st_size
-    return (
-        f'{path.name}: {counts} problems, {right} of {len(verdicts)} answers right, {size:,} bytes'
-    )
+        about['further_settings'] = further  # of the later turns
+    lines = [line('about', about)]
+    for wanted in SPLITS:
+        lines += [line('problem', s, asdict(problem)) for _, s, problem, _ in whole if s == wanted]
+    pairs = []
+    for _, _, problem, chains in whole:
+        pairs += [(problem, benchmark.read_answer(chain)) for chain in chains]
+    verdicts = dict(grade_pairs(is_right, pairs))
+    for (problem_id, answer), right in sorted(verdicts.items(), key=str):
+        lines.append(line('grade', problem_id, answer, right))
+    source = {problem.id: store for store, _, problem, _ in whole}
+    keys = [(key, store) for store in stores for key in store.keys() if source.get(key[0]) is store]
+    for key, store in sorted(keys, key=lambda pair: str(pair[0])):
+        lines.append(line('edge', key, recorded_fields(store.get(*key))))
+    return lzma.compress(''.join(lines).encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
 def main() -> None:
-    parser = store_parser(__doc__)
-    parser.add_argument('--also', nargs='*', default=[], help='further stores: later turns')
-    parser.add_argument('--receipt', help='JSON file: how it was drawn')
-    parser.add_argument('--out', default=str(FOLDER), help='folder of the recorded benchmarks')
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('stores', nargs='+', help='files of the drawn steps, earlier turns first')
+    parser.add_argument('--data', help='folder with a copy of GSM8K; without it, the Hub')
+    parser.add_argument('--turns', type=int, default=100, help='at most')
+    parser.add_argument('--receipt', required=True, help='JSON file: how it was drawn')
+    parser.add_argument('--out', default=FOLDER / 'gsm8k.jsonl.xz', help='the recorded file')
     args = parser.parse_args()
-    receipt = json.loads(Path(args.receipt).read_text('utf-8')) if args.receipt else {}
+    receipt = json.loads(Path(args.receipt).read_text('utf-8'))
     with ExitStack() as stack:
-        files = [args.store, *args.also]
-        stores = [stack.enter_context(RolloutStore(file, readonly=True)) for file in files]
-        print(record(args.benchmark, stores, args.data, receipt, Path(args.out)))
+        stores = [stack.enter_context(Store(file)) for file in args.stores]
+        data = recorded_file(stores, turns_of(args.turns, args.data), receipt)
+    print(f'{write_file(args.out, data)}: {len(data):,} bytes')
 
 
 if __name__ == '__main__':
