@@ -1,4 +1,4 @@
-"""A calibrated router with its models. Any thread and task may ask it.
+"""A calibrated router: what it promises, and its models. Any thread and task may ask it.
 
 Here belongs asking it, for whole answers and for single steps. How a walk goes belongs in
 `method.rollouts`; opening a router from a folder belongs in `own`.
@@ -18,6 +18,47 @@ from .models.base import Request
 from .models.lists import Listed, all_of
 from .models.pair import check_questions
 from .models.streams import live_steps
+from .settings import Count, NotNegative, Number, Probability, Section, Text
+
+LARGE = 'the large model alone'
+LATER = (
+    'We are 90 % sure: on questions like these {n}, the accuracy is at most {points:g} points below the '
+    "large model's alone. This holds although one of three routers was chosen on them."
+)
+HERE = (
+    "On these {n} questions the accuracy is at most {points:g} points below the large model's alone. "
+    'Nothing is promised for new questions.'
+)
+ALONE = (
+    'No router saves cost and keeps the promise: collect more questions, or allow more. The large model '
+    'answers everything: nothing is lost against it, and nothing is saved.'
+)
+
+
+class Promise(Section):
+    "A router with its threshold, and what it promises. All shares are of the calibration problems."
+
+    router: Text  # one of `own.CLASSES`, or `LARGE`
+    kappa: Number | None  # None: the large model alone
+    reading: Text  # "continue" or "rewrite"
+    unit: Text  # of cost: "cents" or "flops"
+    alpha: Probability  # accuracy that may be lost
+    guarantee: bool  # for new questions, too, with 90 %?
+    n: Count  # calibration problems
+    right: NotNegative  # share of right answers
+    large_right: NotNegative  # of the large model alone
+    costs: dict[str, float]  # router -> share of the large model's cost
+
+    def __str__(self):
+        words = LATER if self.guarantee else HERE
+        costs = ', '.join(f'{name} {share:.1%}' for name, share in self.costs.items())
+        lines = [
+            f'Router: {self.router} (kappa = {self.kappa}).',
+            f"Cost, of the large model's: {costs}.",
+            f'Right: {self.right:.1%}; the large model alone: {self.large_right:.1%}.',
+            ALONE if self.kappa is None else words.format(n=self.n, points=100 * self.alpha),
+        ]
+        return '\n'.join(lines)
 
 
 @dataclass(frozen=True)
@@ -59,8 +100,11 @@ class _InLoop(Listed):
         super().__init__(backend)
         self.loop = loop
 
+    async def write_all(self, requests) -> list:
+        return await all_of([self.write_one(request) for request in requests])
+
     def write(self, requests) -> list:
-        return self.loop.result(all_of([self.write_one(request) for request in requests]))
+        return self.loop.result(self.write_all(requests))
 
 
 class OwnRouter:
@@ -70,7 +114,7 @@ class OwnRouter:
         self,
         backends,  # the models, small to large
         router,  # features -> doubt
-        promise,  # an `own.Promise`: kappa, reading and unit
+        promise: Promise,
         own,  # an `own.Own`: name of the problems, most steps
     ):
         self.backends = backends

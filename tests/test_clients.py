@@ -32,9 +32,9 @@ def needs(package):
     if done.returncode: pytest.skip(f'{package} is not installed: make clients')
 
 @pytest.fixture(scope='module')
-def router(tmp_path_factory):
+def router():
     torch.set_num_threads(1)
-    with micro_router(tmp_path_factory.mktemp('policy')/'p') as router: yield router
+    with micro_router() as router: yield router
 
 @pytest.fixture(scope='module')
 def url(router):
@@ -45,7 +45,7 @@ def answers(router): return router.route(QUESTIONS)
 
 def user(text): return [dict(role='user', content=text)]
 
-def test_the_router_has_something_to_decide(answers): assert 0 < sum('1' in a.path for a in answers) < len(answers)
+def test_the_router_has_something_to_decide(answers): assert 0 < sum(len(set(a.models)) > 1 for a in answers) < len(answers)
 
 def test_openai_sync_and_streaming(url, answers):
     with openai.OpenAI(base_url=url, api_key='x', max_retries=0) as c:

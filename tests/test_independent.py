@@ -1,42 +1,59 @@
-"""Results of a toy run are what tests/independent.py computes by other code, and a changed number is noticed."""
+"The tables of toy outcomes are what tests/independent.py finds by other code, and a changed number is noticed."
+
 import shutil
 
 import pandas as pd
 import pytest
-from independent import check_run
-from toy_runs import save_policies, toy_run
+from independent import check_tables
+from toy import quick_methods, toy_benchmark
 
-from stepwise_routing.report.tables import report, report_paper
-from stepwise_routing.run.stages import load_run
+from stepwise_routing.method.results import compare, gain_frame
+from stepwise_routing.method.rollouts import save
+from stepwise_routing.report.tables import write_tables
+
+ALPHA, BOOT = 0.05, 60
 
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-    "A toy run with tables: 60 problems, so certain settings are found by a bet, which is not repeated."
-    run = save_policies(toy_run(tmp_path_factory.mktemp('run'), 'gpt-4.1-mini'))
-    results = load_run(run)
-    report_paper(results)
-    report(results, 'comparison')
-    return run.folder
+    "Outcomes and tables of a toy benchmark: 320 problems a split, so the normal bound decides."
+    folder = tmp_path_factory.mktemp('run')
+    benchmarks = dict(toy=toy_benchmark(320))
+    for name, table in benchmarks['toy'].items():
+        stem = name if isinstance(name, str) else '-'.join(reversed(name))
+        save(table, folder / 'outcomes' / f'toy-{stem}.npz')
+    results = compare(benchmarks, quick_methods((0, 1)), alpha=ALPHA, n_boot=BOOT, processes=1)
+    write_tables(results, gain_frame(benchmarks), folder / 'tables', [])
+    return folder
+
 
 def test_other_code_finds_the_same(finished):
-    checks = check_run(finished, n_boot=100)
-    assert not checks.wrong
-    assert {'accuracy', 'cost', 'choice', 'interval', 'win', 'ratio'} <= {*checks.counts}
-    assert min(checks.counts.values()) > 0
+    checks = check_tables(finished / 'tables', finished / 'outcomes', ALPHA, BOOT)
+    assert checks.wrong == []
+    wanted = {'accuracy, tuned', 'cost interval, guaranteed', 'table1', 'table2', 'line', 'seeds'}
+    assert wanted | {'verdict', 'chosen features', 'gain', 'AUROC'} <= {*checks.counts}
 
-@pytest.mark.parametrize('file, column, change, kind', [
-    ('evaluation', 'accuracy', lambda x: float(x)*.9, 'accuracy'),
-    ('evaluation', 'cost', lambda x: float(x)*1.001, 'cost'),
-    ('comparison', 'cost_ratio_high', lambda x: float(x) + 1e-3, 'ratio'),
-    ('comparison', 'win', lambda x: not x, 'win'),
-])
-def test_a_changed_number_is_noticed(finished, tmp_path, file, column, change, kind):
-    folder = tmp_path/'run'
-    shutil.copytree(finished, folder)
-    path = folder/'tables'/f'{file}.csv'
-    table = pd.read_csv(path)
-    table[column] = table[column].map(change)
-    table.to_csv(path, index=False)
-    wrong = check_run(folder, n_boot=100).wrong
-    assert wrong and {line.split(':')[0] for line in wrong} <= {kind, 'win'}
+
+def test_a_changed_number_is_noticed_wherever_it_stands(finished, tmp_path):
+    "One number in each place, all at once, and each of them is named."
+    shutil.copytree(finished / 'tables', tmp_path / 'tables')
+    changes = [
+        ('table1', 'accuracy', 'table1'),
+        ('table2', 'per_cost', 'table2'),
+        ('methods', 'cost', 'cost, tuned'),
+        ('methods', 'share_high', 'share interval, tuned'),
+        ('curves', 'share', 'line'),
+        ('seeds', 'accuracy', 'seeds'),
+        ('comparison', 'ratio', 'ratio'),
+        ('comparison', 'verdict', 'verdict'),
+        ('gain', 'gain by S^os', 'AUROC'),
+    ]
+    for file, column, _ in changes:
+        path = tmp_path / 'tables' / f'{file}.csv'
+        table = pd.read_csv(path)
+        row = 0 if file == 'gain' else 3
+        is_text = isinstance(table.loc[row, column], str)
+        table.loc[row, column] = 'sure' if is_text else 1.001 * table.loc[row, column]
+        table.to_csv(path, index=False)
+    wrong = check_tables(tmp_path / 'tables', finished / 'outcomes', ALPHA, BOOT).wrong
+    assert {line.split(': ')[0] for line in wrong} == {kind for _, _, kind in changes}

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from micro_world import drafts, families as data_families
 from micro_world.programs import solve
-from micro_world.ship import SHIPPED, benchmark_file, drawn_problems
+from micro_world.ship import SIZES, benchmark_file, drawn_problems, earlier_questions, level_counts
 from slips import corrupt
 
+from stepwise_routing.data import steps as data_steps
+from stepwise_routing.data.benchmarks import MICRO, load_problems
+from stepwise_routing.data.frozen import read_frozen
+from stepwise_routing.models import hub as models_transformers
 from stepwise_routing.records import extract_boxed
 from stepwise_routing.util import PACKAGE
-from stepwise_routing.data import steps as data_steps
-from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models import hub as models_transformers
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
 names = [f.__name__ for _, f in EVERY]
@@ -151,14 +152,44 @@ def test_a_check_puts_right_what_it_states_and_nothing_else(pick, level, seed):
     assert data_steps.first_wrong(problem, sound) == -1
     if at: assert data_steps.first_wrong(problem, right[:at] + right[at - 1:]) == -1 # word for word, again
 
-def test_the_package_ships_what_the_generator_draws():
-    for b in data_families.FAMILIES:
-        for split in SHIPPED: assert load_problems(b, split, n=1000) == drawn_problems(b, split)
+# The shipped problems
+SHIPPED = {b: {split: load_problems(b, split) for split in SIZES} for b in MICRO}
+
+@pytest.mark.parametrize('benchmark', MICRO)
+def test_there_are_2000_problems_a_split_and_none_stands_in_two(benchmark):
+    splits = SHIPPED[benchmark]
+    assert {split: len(problems) for split, problems in splits.items()} == SIZES == dict.fromkeys(SIZES, 2000)
+    for part in ('id', 'question'):
+        assert len({getattr(p, part) for problems in splits.values() for p in problems}) == 6000
+
+@pytest.mark.parametrize('benchmark', MICRO)
+def test_every_level_has_its_declared_share_in_every_split(benchmark):
+    for split, problems in SHIPPED[benchmark].items():
+        levels = [p.difficulty for p in problems]
+        assert {level: levels.count(level) for level in {*levels}} == level_counts(benchmark, 2000), split
+
+def test_a_share_in_whole_problems_by_hand():
+    weights = data_families.LEVELS['micro-gsm']
+    counts = level_counts('micro-gsm', 1000)
+    assert sum(counts.values()) == 1000 and {*counts} == {i for i, w in enumerate(weights, 1) if w}
+    for level, n in counts.items(): assert abs(n - 1000*weights[level - 1]/sum(weights)) < 1
+
+def test_the_problems_are_new_and_drawn_after_everything_was_fixed():
+    "No question of an earlier seed; a receipt names the commit that fixed rules and rows."
+    frozen = read_frozen()
+    assert re.fullmatch('[0-9a-f]{40}', frozen.commit)
+    assert frozen.test_seed > max(receipt['test_seed'] for receipt in frozen.earlier) >= 3
+    assert frozen.commit[:9] in frozen.sentence and str(frozen.test_seed) in frozen.sentence
+    earlier = earlier_questions('micro-gsm')
+    assert len(earlier) > 5000
+    assert not earlier & {p.question for problems in SHIPPED['micro-gsm'].values() for p in problems}
 
 @pytest.mark.slow
 def test_the_shipped_files_are_made_by_the_lab():
-    for b in data_families.FAMILIES:
-        assert benchmark_file(b) == (PACKAGE/'micro_problems'/f'{b}.jsonl.xz').read_bytes()
+    seed = read_frozen().test_seed
+    for b in MICRO:
+        assert drawn_problems(b, seed) == SHIPPED[b]
+        assert benchmark_file(b, seed) == (PACKAGE/'micro_problems'/f'{b}.jsonl.xz').read_bytes()
 
 # The shipped weights
 @pytest.mark.parametrize('which', ['small', 'large'])

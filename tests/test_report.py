@@ -1,134 +1,150 @@
-"Comparisons by hand, and pages on which what models write stays text."
+"Tables, figures and transcripts of toy results: cells by hand, the same bytes twice, sizes, nothing that models write is obeyed."
 import re
 from html import unescape
-from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
 import pytest
-from toy_runs import frame, line, means_of, settled
+from matplotlib.text import Text
 
-from stepwise_routing.method.results import at_point
-from stepwise_routing.report.comparison import compare, comparison_markdown, comparisons, judged
-from stepwise_routing.report.routed import Routed
-from stepwise_routing.report.transcripts import Line, Transcript
+from stepwise_routing.method.policy import RULES, Choice, fresh_router
+from stepwise_routing.method.results import CHOSEN, Row
+from stepwise_routing.records import Problem, Step
+from stepwise_routing.report import figures, tables
+from stepwise_routing.report.style import our_look
+from stepwise_routing.report.transcripts import transcript
 
-# ---- ours against the others ----------------------------------------------------------------------------------------
-OURS, STEER = ('Ours', 'append'), ('STEER (rest)', 'append')
+NAMES = (*tables.PRINTED, 'Random problem', 'Oracle')
+LARGE_COST = dict(flops=2e8, cents=.0293)
 
-def two(ours, flops, **others):
-    "Two problems; STEER goes from (cost 1, accuracy 0) over (4, .5), its choice, to (6, 1); the large model costs 10."
-    return pd.concat([
-        line('Small only', [0, 0], [1, 1]), line('Large only', [1, 1], [10, 10]),
-        line('STEER (rest)', [0, 0], [1, 1], 0., 0), line('STEER (rest)', [.5, .5], [4, 4], .5),
-        line('STEER (rest)', [1, 1], [6, 6], 1., 0), line('Ours', ours, flops),
-        *(line(m, *of) for m, of in others.items())])
+def toy_row(name, unit, i):
+    "Method number i costs 1 / i of the large model and has 90 - i % right; SpecReason is the large model alone."
+    is_alone = name in ('Large only', 'SpecReason')
+    share = 1 if is_alone else 0 if (name, unit) == ('Small only', 'cents') else 1/(i + 1)
+    accuracy, n = .9 if is_alone else .9 - i/100, 1 if name in tables.MODELS else 2
+    spread = np.r_[1, np.linspace(.9, 1.1, 40)]
+    choice = Choice(accuracy*spread, LARGE_COST[unit]*share*spread, share*spread,
+                    [(None if is_alone else .5, accuracy, LARGE_COST[unit]*share)]*n)
+    points = np.linspace([LARGE_COST[unit], .9], [.2*LARGE_COST[unit], .5], 40)
+    if name in (*tables.MODELS, 'Oracle'): points = np.tile(points[:1], (40, 1))
+    return Row(dict.fromkeys(RULES[:2], choice), None if name == CHOSEN else points)
 
-def compared(rows, cost='paper_flops', ours=OURS, other=STEER):
-    means = means_of(rows, 20, cost=cost)
-    return compare(at_point(means, {}, 'accuracy'), ours, other)
+@pytest.fixture(scope='module')
+def results():
+    "Two benchmarks; the second one has no SpecReason."
+    return {(unit, benchmark, name): toy_row(name, unit, i) for unit in LARGE_COST for benchmark in ('toy', 'gsm8k')
+            for i, name in enumerate(NAMES) if (benchmark, name) != ('gsm8k', 'SpecReason')}
 
-@pytest.mark.parametrize('ours, flops', [([.75, .75], [2, 2]), ([.5, .5], [4, 4]), ([1, 1], [8, 8]), ([0, 0], [1, 1])])
-def test_comparisons_by_hand(ours, flops):
-    got = compared(two(ours, flops))
-    for k in ('', '_low', '_high'): # both problems are the same: every resample is
-        assert np.isclose(got[f'cost_ratio{k}'], flops[0]/4)
-        assert np.isclose(got[f'accuracy_difference{k}'], ours[0] - .5)
-    assert got['n'] == 2
-    with pytest.raises(ValueError, match=r'no rows of Ours \(full\)'):
-        compared(two(ours, flops), ours=('Ours (full)', 'append'))
+@pytest.fixture(scope='module')
+def gain():
+    line = dict(benchmark='toy', problems=1500, wrong=.151, gain=.144)
+    for name in ('wrong by min-prob', 'wrong by S^os', 'gain by min-prob', 'gain by S^os', 'gain learnt'):
+        line |= {name: .9, f'{name}, low': .85, f'{name}, high': .95}
+    return pd.DataFrame([line])
 
-def test_comparisons_are_paired():
-    "Ours costs half of STEER on every problem, however much problems differ: the ratio is known exactly."
-    r = np.random.default_rng(0)
-    flops, right = np.exp(r.normal(0, 2, 50)), (r.random(50) < .7).astype(int)
-    of = lambda m, c, f: frame(c, [1]*50, 1e6*f, method=m)
-    got = compared(pd.concat([of('Small only', [0]*50, .01*flops), of('Large only', [1]*50, 9*flops),
-                              of('STEER (rest)', right, flops), of('Ours', right, .5*flops)]))
-    assert np.isclose(got['cost_ratio_low'], .5) and np.isclose(got['cost_ratio_high'], .5)
-    assert got['accuracy_difference_low'] == got['accuracy_difference_high'] == 0
+LOGS = dict(toy=[[(1., .2, .25), (.6, .03, .24), (.5, .02, .24)]]*2)
+NOTES = ['A note.', 'Drawn on a day with seed 4.']
+def written(folder): return {path.name: path.read_bytes() for path in folder.iterdir()}
+# ---- tables and figures
+def test_the_same_results_give_the_same_bytes(results, gain, tmp_path):
+    for name in 'ab':
+        tables.write_tables(results, gain, tmp_path/name/'tables', NOTES)
+        figures.write_figures(results, gain, LOGS, tmp_path/name/'figures', NOTES)
+    for kind in ('tables', 'figures'): assert written(tmp_path/'a'/kind) == written(tmp_path/'b'/kind)
+    stems = [stem for stem in ('table1', 'table2') for _ in range(3)] + ['methods', 'comparison', 'gain']*2 + ['curves', 'seeds']
+    assert sorted(name.split('.')[0] for name in written(tmp_path/'a'/'tables')) == sorted(stems)
+    drawn = written(tmp_path/'a'/'figures')
+    stems = 'accuracy_cost', 'accuracy_cents', 'training', 'gain'
+    assert set(drawn) == {f'{stem}.{kind}' for stem in stems for kind in ('pdf', 'png')} | {'captions.md'}
+    for pdf in (drawn[f'{stem}.pdf'] for stem in stems): # letters that can be searched, no date
+        assert b'CreationDate' not in pdf and b'/FontFile2' in pdf and b'/Type3' not in pdf
+    captions = drawn['captions.md'].decode().strip().split('\n\n')
+    assert [c.split('**')[1] for c in captions] == [f'{stem}.' for stem in stems]
+    assert all(c.endswith('A note. Drawn on a day with seed 4.') for c in captions)
+    assert 'no threshold was both good enough and cheaper. These are SpecReason (toy).' in captions[0]
+    for page in (tmp_path/'a'/'tables').glob('*.md'): assert re.match(r'\*\*.* A note. Drawn on a day', page.read_text('utf-8'))
 
-def test_nothing_for_nothing_is_a_tie_and_something_for_nothing_is_not():
-    rows = two([0, 0], [1, 1])
-    rows['cents'] = rows['paper_flops'].map({1e6: 0., 10e6: .9, 4e6: 0., 6e6: .5})
-    got = compared(rows, cost='cents')
-    assert got['cost_ratio'] == 1
-    rows.loc[rows['method'] == 'Ours', 'cents'] = .3
-    got = compared(rows, cost='cents')
-    assert got['cost_ratio'] == got['cost_ratio_low'] == np.inf
+def test_cells_by_hand(results):
+    table = tables.paper_form(results, 1)
+    text = tables.markdown(tables.paper_grid(table, 1))
+    rows = {line.split(' | ')[0].strip('| '): line.strip('| \n').split(' | ')[1:] for line in text.splitlines()}
+    assert rows['Large only'] == ['–', '90.0', '200', '0.450', '90.0', '200', '0.450']
+    assert rows['SpecReason'] == ['✗', '90.0 §', '200', '0.450', '–', '–', '–']
+    assert rows['RSD'][:4] == ['✓', '87.0', '50.0', '1.74'] and 'Ours (S^os) †' in rows and 'Oracle' not in rows
+    assert table.loc[(table['method'] == 'RSD') & (table['benchmark'] == 'toy'), 'per_cost'].item() == pytest.approx(87/5e7)
+    cents = tables.paper_grid(tables.paper_form(results, 2), 2)
+    assert cents.loc['Small only', 'toy'].tolist() == ['90.0', '0.00', '–'] and 'Ours (S^API) †' in cents.index
+    assert cents.loc['Large only', 'toy'].tolist() == ['90.0', '0.0293', '30.7']
+    assert tables.losses(table) == '9.0 on toy, 9.0 on gsm8k'
+    verdicts = tables.comparison_form(results) # need the whole interval
+    assert (verdicts['verdict'] == 'dearer').equals(verdicts['ratio_low'] > 1)
+    assert (verdicts['verdict'] == 'cheaper').equals(verdicts['ratio_high'] < 1) and (verdicts['ratio_high'] < 1).any()
+    numbers = 131.4, 61.42, .0205, 1234., 0., np.nan, np.inf
+    assert [*map(tables.digits, numbers)] == ['131', '61.4', '0.0205', '1234', '0.00', '–', '–']
+    assert tables.rounded(1, '+')(.26) == '+0.3' and tables.rounded(2)(1e290) == '–'
 
-def many(n=100, **costs):
-    "Rows of methods with these costs and a right answer in nine of ten, noise in both."
-    r = np.random.default_rng(0)
-    def of(m, cost, right): return frame(right, [1]*n, 1e6*cost*r.uniform(.8, 1.2, n), method=m)
-    rows = [of('Small only', 1, r.random(n) < .6), of('Large only', 10, np.ones(n))]
-    return pd.concat(rows + [of(m, cost, r.random(n) < .9) for m, cost in costs.items()])
+def test_latex_has_formulas_and_no_bare_characters(results):
+    text = tables.latex(tables.paper_grid(tables.paper_form(results, 1), 1))
+    assert r'Ours ($S^{\mathrm{os}}$) $^\dagger$ & $\times$ & 85.0' in text and r'\multicolumn{3}{c}{gsm8k}' in text
+    assert re.search(r'Large only[^\n]*\\\\\n\\midrule\nSpecReason', text) and text.count('{') == text.count('}')
+    assert tables.tex('50 % of a_b & $5') == r'50 \% of a\_b \& \$5' and not re.search('[–✓✗↑↓†§]', text)
 
-def test_ours_is_compared_with_each_family():
-    r = settled(many(**{'Ours': 4, 'Ours (nested)': 3, 'STEER (rest)': 5, 'RSD': 3.02, 'short': 1}), n_boot=500)
-    pairs = comparisons(r)
-    assert pairs[['ours', 'other']].values.tolist() == [
-        ['Ours', 'RSD'], ['Ours', 'STEER (rest)'], ['Ours (nested)', 'RSD'], ['Ours (nested)', 'STEER (rest)']]
-    assert pairs['cheaper'].tolist() == [False, True, False, True] and pairs['counted'].all()
-    md = comparison_markdown(pairs)
-    assert ', 4 comparisons' in md and md.count('**0.') == pairs['win'].sum()
-    assert '- against STEER (rest): 2 comparisons; ours wins ' in md
+@pytest.mark.parametrize('number, factor', [(1, 1), (2, 100)])
+def test_the_papers_accuracy_per_cost_follows_from_its_columns(number, factor):
+    "Every printed A/C but the one misprint; Table 1 is in percent, Table 2 a share."
+    table = tables.paper_table(number)
+    paid = table[table['cost'] > 0]
+    odd = paid[(paid['accuracy']/factor/paid['cost'] - paid['per_cost']).abs() >= .02*paid['per_cost']]
+    assert len(table) == 18 and len(paid) == (18 if number == 1 else 15)
+    assert odd[['method', 'benchmark']].values.tolist() == ([['RSD', 'OmniMath']] if number == 2 else [])
 
-def pair(other, ratio, spread, low, alone=False):
-    return dict(benchmark='toy', ours='Ours', on_escalate='append', other=other, other_on_escalate='append', n=9,
-                ours_alone=False, large_alone=alone, accuracy_difference_low=low, accuracy_difference_high=.1,
-                accuracy_difference=low, cost_ratio=ratio, cost_ratio_low=ratio - spread, cost_ratio_high=ratio + spread)
+def test_ours_stands_beside_the_paper(results):
+    table = tables.beside_paper(results, 1)
+    assert table.loc['Ours (S^os)', ('paper', 'GSM8K')] == '46 (-0.1)' and table.loc['RSD', ('here', 'toy')] == '25 (-3.0)'
+    assert table.loc[CHOSEN, ('paper', 'GSM8K')] == '–' and table.index.tolist() == list(tables.PRINTED)
 
-def test_a_win_is_cheaper_and_keeps_the_accuracy():
-    "An interval that reaches below -alpha is no proof that the accuracy is kept, however wide it is."
-    rows = [pair('a', .5, .1, -.02), pair('b', .5, .1, -.021), pair('c', .5, .6, .01), pair('d', 1.5, .1, .01)]
-    got = judged(pd.DataFrame(rows), .02)
-    assert got['win'].tolist() == [True, False, False, False] and got['keeps'].tolist() == [True, False, True, True]
-    assert got['cheaper'].tolist() == [True, True, False, False] and got['dearer'].tolist() == [False]*3 + [True]
+def test_captions_say_whose_models_these_are():
+    def benchmark(model):
+        class Table(list): models, dollars = np.array([model, 'l']), np.array([[0, 0, 0], [.4, .1, 1.6]])
+        return dict.fromkeys(('train', 'calibration', 'test'), Table([0]*2000))
+    said = tables.describe(dict(a=benchmark('s'), b=benchmark('s')), .02, 'Receipt.')
+    assert said[0] == 'a, b: s and l, 2,000 / 2,000 / 2,000 training, calibration and test problems.'
+    assert "not the paper's models" in said[1] and '0.4 / 0.1 / 1.6' in said[2] and 'Alpha: 2 points' in said[3]
+    assert not any('not the paper' in s for s in tables.describe(dict(a=benchmark('Qwen2.5-Math-1.5B')), .02))
 
-def test_the_large_model_is_counted_once_however_many_it_stands_in_for():
-    rows = [pair('a', .5, .1, 0, alone=True), pair('b', .6, .1, 0), pair('c', .5, .1, 0, alone=True)]
-    got = judged(pd.DataFrame(rows), .02).assign(target='accuracy')
-    assert got['counted'].tolist() == [True, True, False]
-    md = comparison_markdown(got)
-    assert 'Large alone (a; c)' in md and 'against the large model alone: 1 comparisons; ours wins 1' in md
+@pytest.mark.parametrize('columns, width', [(1, 2.7), (2, 5.5)])
+@pytest.mark.parametrize('log', [False, True])
+def test_figures_have_their_size_and_no_text_overlaps(results, gain, columns, width, log):
+    drawn = [figures.accuracy_cost(results, 'cents', columns=columns, log=log), figures.gain_figure(gain, columns),
+             figures.training_curves(LOGS, columns=columns)]
+    for fig in drawn:
+        with our_look(): fig.draw_without_rendering()
+        assert fig.get_figwidth() == width
+        assert min(text.get_fontsize() for text in fig.findobj(Text) if text.get_text()) >= 6.5
+        boxes = [text.get_window_extent() for text in fig.legends[0].get_texts()]
+        lowest = min(ax.get_tightbbox().y0 for ax in fig.axes)
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+        assert all(fig.bbox.x0 <= box.x0 and box.x1 <= fig.bbox.x1 and box.y1 <= lowest for box in boxes)
+        for ax in fig.axes:
+            ticks = [tick.get_window_extent() for tick in ax.get_xticklabels() if tick.get_text()]
+            assert not any(a.overlaps(b) for a, b in zip(ticks, ticks[1:]))
+    assert len(drawn[0].legends[0].get_texts()) == 1 + len(figures.SHOWN)
+    assert not log or len(drawn[0].axes[0].get_xticks()) > 3
+    x = np.random.default_rng(0).random((30, 4))
+    policy = fresh_router(dict(min_prob=x, step=x, length=x), ('min_prob', 'step', 'length'), 2, (4,), 0)
+    assert figures.policy_map(policy, .1, length=.5).get_figwidth() == 2.7
 
-def test_no_comparisons_without_ours(): assert comparisons(settled(many(**{'STEER (rest)': 5}))).empty
+HOSTILE = '</p><script>alert(1)</script><img src=x onerror="alert(2)"> pays $5 and then $10 \\(x\\)\nlarge  2 = 3\x1b[2J\x9b31m\u202e'
 
-# ---- pages
-HOSTILE = '</p><script>alert(1)</script><img src=x onerror="alert(2)">\'"&{{7*7}}{% raw %}'
-
-def tags(html):
-    "The tags of a page, and the attributes that run or load something."
-    class Page(HTMLParser):
-        names, bad = set(), []
-        def handle_starttag(self, tag, attributes):
-            self.names.add(tag)
-            self.bad += [k for k, _ in attributes if k != 'style']
-    page = Page()
-    page.feed(html)
-    return page.names, page.bad
-
-def test_what_models_and_askers_write_stays_text_in_a_notebook():
-    "Questions, steps, answers and names of models are shown as they are and never become part of the page."
-    routed = Routed(HOSTILE, HOSTILE, (HOSTILE, HOSTILE), '01', (HOSTILE, 'b'), (1, 1), .5, 'cents')
-    transcript = Transcript(HOSTILE, [Line('small', HOSTILE, HOSTILE, True)], HOSTILE)
-    for page, places in ((routed, 5), (transcript, 4)):
-        html = page._repr_html_()
-        assert tags(html) == ({'div', 'p', 'b', 's', 'small', 'br'} & tags(html)[0], [])
-        assert unescape(html).count(HOSTILE) == places and '49' not in html
-        assert 'small' in html
-
-def test_a_routed_answer_says_who_wrote_what_and_what_it_cost():
-    html = Routed('2+2?', None, ('one', 'two'), '01', ('tiny', 'huge'), (3, 4), 2.5e9, 'paper_flops')._repr_html_()
-    assert re.findall(r'<b>(small|large)</b> <small>(\w+)</small>', html) == [('small', 'tiny'), ('large', 'huge')]
-    assert 'Answer: None; 2.5e+09 FLOPs' in html
-
-FORGED = 'a\x1b]0;title\x07\x1b[2J\rb\nlarge  2 + 2 = 5\x9b31m\u202e'
-
-def test_what_models_write_stays_in_its_lines_on_a_terminal():
-    "No escape code of theirs arrives, and no line of theirs can pass for one of ours."
-    transcript = Transcript(FORGED, [Line('small', FORGED, FORGED, True), Line('large', 'ours', '', False)], FORGED)
-    for text in (str(transcript), re.sub(r'\x1b\[[\d;]*m', '', transcript.coloured())):
+def test_a_transcript_says_who_wrote_what_and_obeys_nobody():
+    steps = [Step(HOSTILE, 0, 'step', generated=9), Step('5+5=12', 0, 'step', generated=4), Step('ours', 1, 'stop', generated=2)]
+    shown = transcript(Problem('toy', 'a', HOSTILE, '1'), steps, ['small', 'large'], [.1, .7, np.nan], .5, (1,), 'right')
+    for text in (str(shown), re.sub(r'\x1b\[\d+m', '', shown.coloured())):
         assert all(line.isprintable() for line in text.split('\n'))
-        assert [line.split()[:2] for line in text.split('\n') if line.startswith('large')] == [['large', 'ours']]
+        assert [line.split()[1] for line in text.split('\n') if line.startswith('large')] == ['ours']
+        assert 'doubt 0.10, below 0.50' in text and '5+5=12 (thrown away)' in text and 'doubt 0.70: hands over' in text
+        assert text.endswith('right') and '2 tokens' in text
+    page = shown._repr_html_()
+    assert set(re.findall(r'<(\w+)', page)) == {'div', 'p', 'b', 'small', 's', 'br', 'span'} and '<s>5+5=12</s>' in page
+    assert page.count('<span>$</span>5') == 2 and page.count('$') == page.count('<span>$</span>')
+    assert '<script>' in unescape(page)

@@ -91,6 +91,7 @@ def test_expected_values_are_not_guaranteed(results):
         assert {'Large only', 'RSD', 'Ours (S^API)', CHOSEN} <= found
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(benchmarks, results):
     few = [method for method in METHODS if method.name in ('STEER', 'Large only', 'Ours, linear')]
     options = dict(alpha=0.05, n_boot=BOOT)
@@ -144,8 +145,6 @@ def test_both_prices_are_paid_by_the_same_policy(results, benchmarks):
     flops, cents = curves(benchmarks['one'], UNITS, 'continue', 0).values()
     assert flops.kappas == cents.kappas and (flops.test.right == cents.test.right).all()
     assert (flops.test.cost != cents.test.cost).any()
-    alone = curves(benchmarks['one'], ('cents',), 'continue', 0)['cents']
-    assert alone.kappas != cents.kappas, 'trained in cents it is another policy'
 
 
 def test_a_line_goes_from_the_large_model_to_the_cheapest_setting(benchmarks, results):

@@ -10,12 +10,12 @@ import numpy as np
 from ..method.results import Row, all_methods, interval
 from ..util import write_file
 from .style import GREY, LINES, legend_below, our_look, panels, save_figure
+from .tables import MODELS
 
 # ---- accuracy against cost
 
 SHOWN = (
-    'Small only',
-    'Large only',
+    *MODELS,
     'SpecReason',
     'RSD',
     'STEER',
@@ -61,6 +61,8 @@ def with_log_axis(ax) -> None:
     ax.set_xscale('symlog', linthresh=1)
     left, right = ax.get_xlim()
     ticks = COARSE if left < 5 else FINE
+    left, right = max(left, -0.2), 1.08 * right
+    ax.set_xlim(left, right)
     ax.set_xticks([tick for tick in ticks if left <= tick <= right])
     ax.xaxis.set_major_formatter('{x:g}')
     ax.minorticks_off()
@@ -236,14 +238,12 @@ def remarkable(results: dict, unit: str, shown: tuple) -> list:  # of sentences
     "What a reader of the figure will ask about."
     alone, outside, flat = [], [], []
     for benchmark in benchmarks_of(results, unit):
-        rows = {
-            name: results[unit, benchmark, name]
-            for name in shown
-            if (unit, benchmark, name) in results
-        }
-        small, large = (rows.pop(name).choices['tuned'] for name in ('Small only', 'Large only'))
+        rows = {name: results.get((unit, benchmark, name)) for name in shown if name not in MODELS}
+        small, large = (results[unit, benchmark, name].choices['tuned'] for name in MODELS)
         little = 100 * (0.85 * small.accuracy[0] + 0.15 * large.accuracy[0])
         for name, row in rows.items():
+            if row is None:
+                continue
             line = line_of(row, large.cost[0])
             if all(kappa is None for kappa, _, _ in row.choices['tuned'].by_seed):
                 alone.append((benchmark, name))
@@ -280,7 +280,7 @@ def cost_caption(results: dict, unit: str, shown: tuple = SHOWN) -> str:
 
 
 TRAINING_CAPTION = (
-    'Training of {}, step by step: a thin line for each seed, a thick one for their mean. '
+    'Training of {}, step by step: a thin line for each seed ({}), a thick one for their mean. '
     'Left and middle: cost, and accuracy lost against the large model, of the router at work (equation 6) on the '
     'training problems of the step. The grey line is alpha, which may be lost. '
     'Right: the threshold kappa (equation 5). It falls after a loss above alpha, and rises after a smaller one. '
@@ -302,7 +302,6 @@ def write_figures(
     folder,
     notes: list,  # sentences about models and problems, such as those of `tables.describe`
     alpha: float = 0.02,  # accuracy that may be lost
-    trained: str = 'Ours (S^os)',  # the method of the logs
 ) -> None:
     "Write accuracy_cost, accuracy_cents, training and gain as .pdf and .png, and captions.md."
     units = {unit for unit, _, _ in results}
@@ -310,7 +309,9 @@ def write_figures(
     for name, unit in dict(accuracy_cost='flops', accuracy_cents='cents').items():
         if unit in units:
             drawn[name] = accuracy_cost(results, unit), cost_caption(results, unit)
-    drawn['training'] = training_curves(logs, alpha), TRAINING_CAPTION.format(trained)
+    trained = 'Ours (S^os)' if 'flops' in units else 'Ours (S^API)'
+    n_seeds = len(next(iter(logs.values())))
+    drawn['training'] = training_curves(logs, alpha), TRAINING_CAPTION.format(trained, n_seeds)
     drawn['gain'] = gain_figure(gain), GAIN_CAPTION
     captions = []
     for name, (fig, caption) in drawn.items():

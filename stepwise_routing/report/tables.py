@@ -12,7 +12,6 @@ import pandas as pd
 from ..method.results import CHOSEN, Row, comparison, frame, seed_frame
 from ..util import write_file
 
-# rows of Tables 1 and 2
 MODELS = 'Small only', 'Large only'
 OURS = 'Ours (S^os)', 'Ours (S^API)', 'Ours, as printed'
 PRINTED = (*MODELS, 'SpecReason', 'RSD', 'STEER', *OURS, 'Min-prob threshold', CHOSEN)
@@ -89,13 +88,13 @@ def latex(table: pd.DataFrame) -> str:  # of `grid`
     texts = table.map(tex).set_axis(heads, axis=1).rename(tex)
     columns = 'l' + 'r' * table.shape[1]
     text = texts.style.to_latex(hrules=True, multicol_align='c', column_format=columns)
-    text = re.sub(r'(?m)^Large only.*', '\\g<0>\n\\\\midrule', text)
-    return f'\\resizebox{{\\linewidth}}{{!}}{{%\n{text.strip()}}}'
+    ruled = re.sub(r'(?m)^Large only.*', '\\g<0>\n\\\\midrule', text).strip()
+    return f'\\resizebox{{\\linewidth}}{{!}}{{%\n{ruled}}}'
 
 
 # ---- what all captions say
 
-REMARKS = dict(gsm8k='real models, whose replies were recorded at temperature .2')
+RECORDED = 'Qwen2.5-Coder'  # the real pair, whose replies the package ships
 
 
 def describe(benchmarks: dict, alpha: float, *receipts: str) -> list:  # benchmarks as of `compare`
@@ -104,7 +103,7 @@ def describe(benchmarks: dict, alpha: float, *receipts: str) -> list:  # benchma
     for name, splits in benchmarks.items():
         pair = ' and '.join(map(str, splits['test'].models))
         sizes = ' / '.join(f'{len(splits[split]):,}' for split in ('train', 'calibration', 'test'))
-        remark = f' ({REMARKS[name]})' if name in REMARKS else ''
+        remark = ' (real models, recorded at temperature .2)' if RECORDED in pair else ''
         words = f'{pair}{remark}, {sizes} training, calibration and test problems'
         names.setdefault(words, []).append(name)
     sentences = [f'{", ".join(of)}: {words}.' for words, of in names.items()]
@@ -137,8 +136,8 @@ def paper_form(results: dict, number: int, rows: tuple = PRINTED) -> pd.DataFram
     table = table.sort_values('method', key=lambda names: names.map(rows.index), kind='stable')
     names = ['unit', 'benchmark', 'method']
     is_alone = [is_large_alone(results[key]) for key in table[names].itertuples(False, None)]
-    table = table[[*names, 'accuracy', 'cost', 'per_cost']].assign(large_alone=is_alone)
-    return table.replace(np.inf, np.nan).reset_index(drop=True)
+    table = table[[*names, 'accuracy', 'cost', 'per_cost']].replace(np.inf, np.nan)
+    return table.assign(large_alone=is_alone).reset_index(drop=True)
 
 
 def paper_grid(table: pd.DataFrame, number: int) -> pd.DataFrame:  # of `paper_form` -> of `grid`

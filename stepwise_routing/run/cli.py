@@ -6,7 +6,6 @@ The work of a command is in the modules that it calls; they are imported when it
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 from .. import __version__
@@ -59,7 +58,11 @@ def reproduce(
     "Run the chapters: tables, figures and a receipt. Drawn steps and paid replies are kept."
     from . import reproduce as chapters
 
-    chapters.reproduce(profile, as_changes(parameter), draw, keep_outputs)
+    try:
+        chapters.reproduce(profile, as_changes(parameter), draw, keep_outputs)
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on: what was drawn is kept', file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -131,18 +134,11 @@ def serve(
 def main(argv=None) -> None:  # words of the command line; None: those of this process
     "The console command. It ends the process with a non-zero status after an error."
     try:
-        app(args=argv, prog_name='stepwise-routing', standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        raise SystemExit(error.exit_code) from None
-    except (click.Abort, KeyboardInterrupt):
-        line, status = 'interrupted; the same command goes on: what was drawn is kept', 130
+        app(args=argv, prog_name='stepwise-routing')
     except (ValueError, FileNotFoundError) as error:
         line, status = str(error), 2
     except (RuntimeError, ImportError, OSError) as error:
         line, status = str(error), 1
-    else:
-        return
     print(f'stepwise-routing: {one_line(line)}', file=sys.stderr)
     raise SystemExit(status)
 

@@ -27,7 +27,7 @@ from ..util import resamples
 from .stages import open_pair, open_run
 
 BENCHMARK = 'micro-gsm'
-READING = 'rewrite'
+READING = 'continue'
 
 
 def tuned_kappa(router) -> float:

@@ -105,3 +105,26 @@ class ToyBackend:
     async def close(self): pass
 
 def toy_backends(k=2, **kwargs): return [ToyBackend(i, **kwargs) for i in range(k)]
+
+
+class ToyModel(ToyBackend):
+    "The same behind the contract of `models.base`: it takes lists."
+
+    def write(self, requests):
+        self.calls += len(requests)
+        return [self.write_one(request) for request in requests]
+
+    def write_one(self, request):
+        prefix, out = list(request.steps), []
+        while True:
+            last = len(prefix) + 1 >= request.max_steps
+            step = self._step(request.problem, prefix, request.seed(len(out), self.index), last)
+            out.append(step)
+            prefix.append(step)
+            if not request.to_end or step.final or last:
+                self.steps_written += len(out)
+                return tuple(out)
+
+
+def toy_models(k=2, **options):
+    return [ToyModel(i, **options) for i in range(k)]
