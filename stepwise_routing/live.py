@@ -50,10 +50,11 @@ class Promise(Section):
     costs: dict[str, float]  # router -> share of the large model's cost
 
     def __str__(self):
+        kappa = 'none' if self.kappa is None else f'{self.kappa:.4g}'
         words = LATER if self.guarantee else HERE
         costs = ', '.join(f'{name} {share:.1%}' for name, share in self.costs.items())
         lines = [
-            f'Router: {self.router} (kappa = {self.kappa}).',
+            f'Router: {self.router} (kappa: {kappa}).',
             f"Cost, of the large model's: {costs}.",
             f'Right: {self.right:.1%}; the large model alone: {self.large_right:.1%}.',
             ALONE if self.kappa is None else words.format(n=self.n, points=100 * self.alpha),

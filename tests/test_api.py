@@ -18,8 +18,6 @@ from asker import ask
 from faulty import FREE, RETRIED, Faulty, chain, schedule
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from stepwise_routing.records import Step, chat_prompt, extract_boxed, split_steps
-from stepwise_routing.util import run_async
 from stepwise_routing.method.confidence import logprob_confidence
 from stepwise_routing.models import replies
 from stepwise_routing.models.chat import OpenAIBackend, api_client, price_row
@@ -27,6 +25,8 @@ from stepwise_routing.models.interface import step_text
 from stepwise_routing.models.ledger import CENT, Ledger
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.replies import option_probs, read_reply, reply_steps
+from stepwise_routing.records import Step, chat_prompt, extract_boxed, split_steps
+from stepwise_routing.util import run_async
 
 KEY = 'sk-test-0123456789abcdef'
 

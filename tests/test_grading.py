@@ -6,10 +6,10 @@ import sys
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.records import extract_boxed, split_steps
 from stepwise_routing.data import algebra
 from stepwise_routing.data.answers import plain_verdict, read_number
 from stepwise_routing.data.grading import Grader, is_equiv
+from stepwise_routing.records import extract_boxed, split_steps
 
 EQUAL = [
     ('5', 'x=5'), ('5', 'x = 5'), (r'\frac12', '0.5'), ('1/2', r'\frac{1}{2}'), ('50', '50%'), ('0.5', r'50\%'),

@@ -1,21 +1,21 @@
-"The micro world: problems that are right, pools that are disjoint, weights that load."
+"The micro world: problems that are right, pools that are disjoint, documents and training, weights that load."
 import random
 import re
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings, strategies as st
-from micro_world import drafts, families as data_families
+from micro_world import documents, drafts, families as data_families, training
 from micro_world.programs import solve
 from micro_world.ship import SIZES, benchmark_file, drawn_problems, earlier_questions, level_counts
-from slips import corrupt
+from micro_world.slips import corrupt
 
 from stepwise_routing.data import steps as data_steps
 from stepwise_routing.data.benchmarks import MICRO, load_problems
 from stepwise_routing.data.frozen import read_frozen
-from stepwise_routing.models import hub as models_transformers
-from stepwise_routing.records import extract_boxed
+from stepwise_routing.records import chat_prompt, extract_boxed
 from stepwise_routing.util import PACKAGE
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
@@ -191,20 +191,60 @@ def test_the_shipped_files_are_made_by_the_lab():
         assert drawn_problems(b, seed) == SHIPPED[b]
         assert benchmark_file(b, seed) == (PACKAGE/'micro_problems'/f'{b}.jsonl.xz').read_bytes()
 
+# What the models learn from
+@pytest.mark.parametrize('judged', [documents.judged_steps, documents.judged_turns])
+def test_a_judged_step_has_the_grade_that_a_program_gives_it(judged):
+    "9: right; 0: the first mistake; 3: a step behind a mistake."
+    family = data_families.FAMILIES['micro-gsm'][1]
+    for seed in range(100):
+        draft = family(random.Random(seed), seed % 3 + 1)
+        case = documents.slipped_case(draft, random.Random(seed))
+        steps, grade = judged(case, random.Random(seed))
+        *before, right = data_steps.right_steps(drafts.as_problem('micro-gsm', draft), steps)
+        assert grade == (9 if right else 0 if all(before[-1:]) else 3)
+
+def test_the_shipped_models_have_the_tokenizer_and_the_template_of_the_lab():
+    from transformers import AutoTokenizer
+    folder = PACKAGE/'micro_models'/'large'
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.get_vocab() == training.micro_tokenizer().get_vocab()
+    assert (folder/'chat_template.jinja').read_text() == documents.CHAT_TEMPLATE
+    messages = chat_prompt('What is 6 times 7?')
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert rendered == documents.with_chat_template(messages)
+
+def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path):
+    tokenizer, shape = training.micro_tokenizer(), (32, 1, 2, 1, 64)
+    run = dict(steps=6, muon_lr=.01, adam_lr=3e-3, weight_decay=.01, warmup=2)
+
+    def draw(chunk):
+        rng = random.Random(chunk)
+        stream = documents.documents(rng, documents.MIXES['small'])
+        rows = training.encode_documents(tokenizer, [next(stream) for _ in range(60)])
+        return training.batches(rows, 512, rng)[:2]
+
+    def opened(name): return training.Trainer(run, tmp_path/name, training.new_model(shape, tokenizer), draw)
+
+    once, first = opened('once'), opened('twice')
+    training.train(once)
+    for _ in range(3): first.train_step()
+    first.save()
+    second = opened('twice')
+    training.train(second)
+    assert second.step == 6
+    for a, b in zip(once.model.parameters(), second.model.parameters()): assert torch.equal(a, b)
+    with pytest.raises(ValueError, match='use another folder'): training.keep_settings(run | dict(steps=7), tmp_path/'once')
+
 # The shipped weights
 @pytest.mark.parametrize('which', ['small', 'large'])
 def test_shipped_models_solve_problems_greedily(which):
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stepwise_routing.records import chat_prompt
     torch.set_num_threads(1)
-    model, tok = AutoModelForCausalLM.from_pretrained(models_transformers.micro_path(
-        which)), AutoTokenizer.from_pretrained(models_transformers.micro_path(which))
-    problems, right = drafts.micro_problems('micro-gsm', 'train', 10), 0
-    for p in problems:
-        text = tok.apply_chat_template(chat_prompt(p.question), tokenize=False, add_generation_prompt=True)
-        ids = torch.tensor([tok.encode(text)])
+    folder = PACKAGE/'micro_models'/which
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    right = 0
+    for p in drafts.micro_problems('micro-gsm', 'train', 10):
+        ids = torch.tensor([tokenizer.encode(documents.with_chat_template(chat_prompt(p.question)))])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False)
-        right += extract_boxed(tok.decode(out[0, ids.shape[1]:])) == p.answer
+        right += extract_boxed(tokenizer.decode(out[0, ids.shape[1]:])) == p.answer
     assert right >= (5 if which == 'small' else 8)

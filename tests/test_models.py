@@ -7,8 +7,6 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
-from stepwise_routing.records import Problem, Step, chat_prompt, edge_seed
-from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models.hub import TransformersBackend, micro_path, weights_sha256
 from stepwise_routing.models.interface import (
@@ -20,6 +18,8 @@ from stepwise_routing.models.interface import (
     step_text,
 )
 from stepwise_routing.models.model_name import ModelName
+from stepwise_routing.records import Problem, Step, chat_prompt, edge_seed
+from stepwise_routing.util import run_async
 
 torch.set_num_threads(1)
 PROBLEM = Problem('toy', '1', 'How many?', '7')
@@ -351,8 +351,9 @@ def test_settings_name_what_draws_depend_on_and_nothing_else(engines):
 # by name
 
 def test_the_models_of_a_run_get_the_limits_of_its_profile(tmp_path):
-    from stepwise_routing.models.names import check_shares
     from stepwise_routing.run.config import open_run
+
+    from stepwise_routing.models.names import check_shares
     from stepwise_routing.run.stages import model_options
     changes = {'models.max_tokens': 60, 'models.ray_workers': 3, 'models.memory_shares': [.6]}
     limits = dict(max_tokens=60, memory_shares=(.6,))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import papermill
 import pytest
+from stepwise_routing.run.notebooks import notebook_cells, stage_names
 
 from stepwise_routing.util import Project
-from stepwise_routing.run.notebooks import notebook_cells, stage_names
 
 NBS = Path(__file__).resolve().parents[1]/'nbs'
 NOTEBOOKS = sorted(p for p in NBS.rglob('*.ipynb')

@@ -288,7 +288,7 @@ def test_the_simplest_router_that_is_nearly_the_cheapest(tmp_path, toys, capsys,
     assert (taken > 0) == (where == 'length') and costs[taken] < 0.9
     assert costs[taken] <= 1.05 * min(costs) < min([*costs[:taken], 9])
     said = capsys.readouterr().out
-    assert said.endswith(f'{promise}\n') and f'Router: {promise.router} (kappa = ' in said
+    assert said.endswith(f'{promise}\n') and f'Router: {promise.router} (kappa: ' in said
     assert '90 % sure: on questions like these 500, the accuracy is at most 1 points below' in said
     names = {path.name for path in (tmp_path / 'router').iterdir()}
     assert names == ({'policy.json'} if taken == 0 else {'policy.json', 'theta.safetensors'})

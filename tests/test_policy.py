@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 from scipy.stats import norm
 from toy import quick_methods, toy, toy_benchmark
 
-from stepwise_routing.method import policy as module
 from stepwise_routing.method.policy import (
     CLASSES,
     DELTA,
@@ -30,7 +29,6 @@ from stepwise_routing.method.policy import (
     load_policy,
     log_odds,
     log_pi,
-    means,
     safe_by_normal,
     save_policy,
     settings_of,
@@ -213,20 +211,6 @@ def test_one_of_three_fails_no_more_often_than_one():
     assert fails[DELTA / CLASSES] <= DELTA < fails[DELTA]
 
 
-def test_one_of_three_is_chosen_with_a_third_of_delta():
-    rng = np.random.default_rng(0)
-    loss = rng.choice([1.0, 0.0, -1.0], (30, 400), p=[0.03, 0.95, 0.02]).cumsum(0).clip(-1, 1)
-    right, cost = 1 - np.maximum(loss, 0), np.linspace(1, 0.2, 30)[:, None] + np.zeros((30, 400))
-    right[0] = 1
-    counts = resamples(400, 20)
-    calibration = Result(right, cost)
-    chosen = settings_of(Curve([None] * 30, calibration, None), counts, 0.1)
-    rest = right[0] - right, means(cost, counts), counts, 0.1
-    assert (chosen[RULES[1]] == guaranteed(*rest, DELTA)).all()
-    assert (chosen[RULES[2]] == guaranteed(*rest, DELTA / 3)).all()
-    assert (chosen[RULES[2]] < chosen[RULES[1]]).any()
-
-
 def test_the_walk_stops_at_the_first_setting_that_may_lose_too_much():
     n = 1000
     good, bad, counts = np.zeros(n), np.ones(n), np.ones((1, n))
@@ -344,23 +328,10 @@ def test_every_resample_and_every_seed_chooses_for_itself():
     assert len(used) > 10
 
 
-class Sealed:
-    "A test split: whoever looks at it fails."
-
-    def __getattribute__(self, name):
-        raise AssertionError(f'the test split was touched: {name}')
-
-    def __iter__(self):
-        raise AssertionError('the test split was touched')
-
-    __getitem__ = __len__ = __array__ = __iter__
-
-
 def test_nobody_looks_at_test_problems_while_choosing():
-    curve = random_curve(0)
-    counts = resamples(310, 5)
-    blind = settings_of(curve._replace(test=Sealed()), counts, 0.05)
-    seen = settings_of(curve, counts, 0.05)
+    "Whoever touches None fails."
+    curve, counts = random_curve(0), resamples(310, 5)
+    blind, seen = (settings_of(c, counts, 0.05) for c in (curve._replace(test=None), curve))
     assert all((blind[rule] == seen[rule]).all() for rule in RULES)
 
 
@@ -398,7 +369,3 @@ def test_the_simplest_that_is_nearly_the_cheapest_is_taken(costs):
         assert found.calibration_cost[r] == costs[want, r]
         if r == 0:
             assert found.by_seed == [(want, 0.0, 0.0)]
-
-
-def test_the_constants_of_the_promise():
-    assert (module.DELTA, module.CLASSES, module.NEARLY) == (0.1, 3, 0.05)

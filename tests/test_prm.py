@@ -9,13 +9,13 @@ from hypothesis import given, settings, strategies as st
 from micro_world.drafts import micro_problems
 from micro_world.families import FAMILIES
 
-from stepwise_routing.records import Problem, edge_seed
-from stepwise_routing.util import run_async
 from stepwise_routing.data.steps import first_wrong
 from stepwise_routing.method.confidence import auroc
 from stepwise_routing.models import reward
 from stepwise_routing.models.hub import load_micro, load_tokenizer, micro_path
 from stepwise_routing.models.interface import Request
+from stepwise_routing.records import Problem, edge_seed
+from stepwise_routing.util import run_async
 
 torch = pytest.importorskip('torch')
 def micro_tokenizer(): return load_tokenizer(micro_path('small'))

@@ -11,11 +11,11 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
+from stepwise_routing.run.config import FOLDER_NAME, Data, Models, read_run
 
+from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.settings import Policy
 from stepwise_routing.util import Project
-from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.run.config import FOLDER_NAME, Data, Models, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = Project(ROOT)

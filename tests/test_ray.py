@@ -10,14 +10,15 @@ import pytest
 
 ray = pytest.importorskip('ray')
 psutil = pytest.importorskip('psutil')
-from stepwise_routing.store import RolloutStore, tree_settings
-from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.outcomes import outcome_table
 from stepwise_routing.method.tree import RoutingTree, collect_rollouts
+
+from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import ray as models_ray
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.ray import _start_ray, ray_models
+from stepwise_routing.store import RolloutStore, tree_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == 'win32', reason='kills processes by signal')]
 NAMES = ['micro-small', 'micro-large']

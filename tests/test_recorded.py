@@ -1,160 +1,204 @@
-"What the package ships of real models: complete, graded as it would be today, and of these models alone."
+"What is shipped of the real pair: complete, graded as it would be today; and the lab that draws such a pair."
+
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from recorded_pair import draw, judge, programs, read_along, record
 
-from stepwise_routing.store import RolloutStore
-from stepwise_routing.util import PACKAGE, run_async
-from stepwise_routing.data import recorded as records
 from stepwise_routing.data.benchmarks import find_benchmark
 from stepwise_routing.data.grading import is_right
-from stepwise_routing.data.recorded import FOLDER, SUFFIX, read_recorded, recorded_names
+from stepwise_routing.data.recorded import FOLDER, MAX_STEPS, RecordedVerdict, read_recorded
 from stepwise_routing.data.sources import SPLITS
-from stepwise_routing.method.outcomes import outcome_table, walk_outcomes
-from stepwise_routing.method.routers import Grade
-from stepwise_routing.method.tree import RoutingTree
-from stepwise_routing.report.example import recorded_tree
-from stepwise_routing.run.config import read_run
-from stepwise_routing.run.stages import open_tree
+from stepwise_routing.method import rollouts
+from stepwise_routing.method.baselines import small_alone
+from stepwise_routing.models.base import Request
+from stepwise_routing.models.hub import micro_path
+from stepwise_routing.store import Store
+from stepwise_routing.util import PACKAGE
 
-NAMES = recorded_names()
-MAX_STEPS = {'gsm8k': 16, 'mbpp': 40}  # of a chain, as they were drawn
+RECORDED = read_recorded('gsm8k')
+TABLES = rollouts.shipped_outcomes('gsm8k')
+PAIR = 'micro-small', 'micro-large'
 
-@pytest.fixture(params=NAMES)
-def recorded(request): return read_recorded(request.param)
 
-def test_it_is_small_and_says_whose_it_is():
-    assert NAMES and sum(path.stat().st_size for path in FOLDER.iterdir()) < 12e6
-    for name in NAMES:
-        about = read_recorded(name).about
-        assert about['licence']
-        assert {'date', 'seconds', 'engine', 'command'} <= set(about['receipt'])
-        for model in about['settings']['models']: assert len(model['weights']) == 64 and model['temperature'] == .2
-        assert str(PACKAGE.parent) not in json.dumps(about) and '/work' not in json.dumps(about)
+def as_gsm8k(problem):
+    "The problem as GSM8K has it, so that its answers are graded and not looked up."
+    return replace(problem, benchmark='gsm8k')
 
-def test_no_problem_is_in_two_splits(recorded):
-    ids = [p.id for part in recorded.problems.values() for p in part]
-    assert len(ids) == len(set(ids)) and all(recorded.problems[split] for split in SPLITS)
 
-def test_every_hand_over_was_drawn_to_its_end_and_graded(recorded, tmp_path):
-    "A replay needs no model: of every problem all continuations and further draws are there, and their verdicts."
-    recorded.fill(tmp_path/'draws.db')
-    name = recorded.about['benchmark']
-    record = find_benchmark(name + SUFFIX)
-    with RolloutStore(tmp_path/'draws.db', readonly=True) as store:
-        tree = RoutingTree(None, store, max_steps=MAX_STEPS[name])
-        for split, problems in recorded.problems.items():
-            for problem in problems:
-                small, continuations = run_async(tree.rollouts(problem))
-                again = run_async(tree.redraws(problem, 0 if split == 'train' else 2))
-                chains = [small, *continuations, *again]
-                starts = [0, *range(len(continuations)), *[0] * len(again)]
-                assert len(continuations) == len(small)
-                for start, chain in zip(starts, chains, strict=True):
-                    assert chain[-1].final or start + len(chain) == MAX_STEPS[name], (problem.id, start)
-                answers = {record.read_answer(chain) for chain in chains}
-                assert all((problem.id, answer) in recorded.verdicts for answer in answers)
+# ---- what is shipped
+
+
+def test_the_package_ships_one_recorded_benchmark_and_says_whose_it_is():
+    assert [path.name for path in FOLDER.iterdir()] == [f'{name}.jsonl.xz' for name in MAX_STEPS]
+    about = RECORDED.about
+    assert about['licence'] and {'date', 'seconds', 'engine', 'command'} <= set(about['receipt'])
+    for model in about['settings']['models']:
+        assert len(model['weights']) == 64 and model['temperature'] == 0.2
+    assert str(PACKAGE.parent) not in json.dumps(about)
+
+
+def test_no_problem_is_in_two_splits():
+    ids = [problem.id for split in SPLITS for problem in RECORDED.problems[split]]
+    assert len(ids) == len(set(ids)) == 800
+
+
+@pytest.mark.parametrize('split', SPLITS)
+def test_the_table_of_outcomes_follows_from_the_recorded_steps(split):
+    problems = RECORDED.problems[split]
+    drawn = rollouts.draw_chains(problems, RECORDED.models, MAX_STEPS['gsm8k'])
+    parts = RECORDED.specs, split, RecordedVerdict('gsm8k'), 'gpt-4.1-mini'
+    made, shipped = rollouts.outcome_table(problems, *drawn, *parts), TABLES[split]
+    for name in ('small', 'large', 'right', 'steps', 'cut', 'problem', 'params', 'dollars'):
+        assert np.array_equal(getattr(made, name), getattr(shipped, name)), name
+    for name, values in made.features.items():
+        assert np.array_equal(values, shipped.features[name], equal_nan=True), name
+
+
+def test_the_further_draws_are_complete_and_graded():
+    read = find_benchmark('gsm8k').read_answer
+    for problem in RECORDED.problems['calibration'] + RECORDED.problems['test']:
+        for sample in (1, 2):
+            request = Request(problem, sample=sample, to_end=True, max_steps=MAX_STEPS['gsm8k'])
+            (chain,) = RECORDED.models[1].write([request])
+            assert (problem.id, read(chain)) in RECORDED.verdicts
+
 
 def test_the_verdicts_are_those_of_today():
-    "Of questions with one answer; no program is run."
-    problems = {p.id: p for part in read_recorded('gsm8k').problems.values() for p in part}
-    for (problem_id, answer), right in read_recorded('gsm8k').verdicts.items():
-        problem = problems[problem_id]
-        assert find_benchmark('gsm8k').right is None and is_right(replaced(problem), answer) == right, answer
+    problems = {p.id: as_gsm8k(p) for split in SPLITS for p in RECORDED.problems[split]}
+    for (problem_id, answer), right in RECORDED.verdicts.items():
+        assert is_right(problems[problem_id], answer) == right, answer
 
-def replaced(problem):
-    "The problem as its own benchmark has it, so that it is graded and not looked up."
-    from dataclasses import replace
-    return replace(problem, benchmark=problem.benchmark.removesuffix(SUFFIX))
 
-def test_other_models_are_refused_in_one_line(tmp_path):
-    run = read_run('recorded', tmp_path, {'models.names': ['recorded:a', 'recorded:b']})
-    with pytest.raises(ValueError, match=r'was written by Qwen2.5-Coder-0.5B-Instruct and .* not by a and b: set models.names'):
-        with open_tree(run, 'gsm8k-recorded'): pass
-
-def test_a_step_that_nobody_drew_is_named(recorded, tmp_path):
+def test_a_step_that_nobody_drew_is_an_error():
     "A walk that comes back to the small model needs a step that was not recorded."
-    recorded.fill(tmp_path/'draws.db')
-    problem = recorded.problems['test'][0]
-    with RolloutStore(tmp_path/'draws.db', readonly=True) as store:
-        tree = RoutingTree(None, store, max_steps=100)
-        with pytest.raises(LookupError, match=problem.id) as e: tree.stored(problem, '1', 0)
-    assert '\n' not in str(e.value)
+    problem = RECORDED.problems['test'][0]
+    first = RECORDED.models[1].write([Request(problem)])[0]
+    with pytest.raises(KeyError, match=problem.id):
+        RECORDED.models[0].write([Request(problem, first)])
+
+
+# ---- the columns and walks of the lab
+
+
+@pytest.mark.parametrize('split', SPLITS)
+def test_the_large_model_has_read_every_step(split):
+    table = TABLES[split]
+    with np.load(read_along.FOLDER / f'gsm8k-{split}.npz') as file:
+        assert np.array_equal(file['problem'], table.problem)
+        for name in read_along.COLUMNS:
+            assert np.array_equal(~np.isnan(file[name]), table.inside)
+
+
+@pytest.mark.parametrize('split', ['calibration', 'test'])
+def test_specreason_that_keeps_every_draft_is_the_small_model(split):
+    table = TABLES[split]
+    walks = rollouts.load(judge.FOLDER / f'gsm8k-{split}-SpecReason.npz')
+    assert np.array_equal(walks.kappas, judge.KAPPAS) and list(judge.DIGITS)[-1] == 0
+    assert np.array_equal(walks.right[-1], small_alone(table, 'flops').right)
+    assert np.array_equal(walks.tokens[-1, :, 0, 0], table.small[..., 0].sum(1))
+    with np.load(judge.FOLDER / f'gsm8k-{split}.npz') as file:
+        assert np.array_equal(~np.isnan(file['digit']), table.inside)
+
+
+def test_programs_are_recorded_and_never_run():
+    mbpp = read_recorded('mbpp', programs.FOLDER)
+    problems = mbpp.problems['test']
+    drawn = rollouts.draw_chains(problems, mbpp.models, programs.MAX_STEPS)
+    table = rollouts.outcome_table(problems, *drawn, mbpp.specs, 'test')
+    assert small_alone(table, 'flops').right.sum() == 45
+    text = 'Here:\n```python\ndef f(x):\n    return x\n\nassert f(1) == 1\n```\n'
+    assert programs.program_of(text.splitlines()) == 'def f(x):\n    return x\n'
+    assert programs.closes_the_block('```') and programs.closes_the_block('assert f(1)')
+    assert not programs.closes_the_block('    assert x') and programs.program_of(['']) is None
+
+
+# ---- the lab draws and records
+
 
 @pytest.fixture
-def lab(monkeypatch):
-    "The lab that draws and records."
-    monkeypatch.syspath_prepend(PACKAGE.parent/'nbs'/'labs')
-    import recorded_pair.judge
-    import recorded_pair.pieces
-    import recorded_pair.record
-    return recorded_pair
+def turns(monkeypatch):
+    "Turns of the first recorded problems, in place of all of GSM8K."
 
-@pytest.fixture
-def two_turns(lab, monkeypatch):
-    "Turns of the first GSM8K problems that are recorded, in place of all of GSM8K."
-    problems = read_recorded('gsm8k').problems
-    turns = [[(split, replaced(problems[split][i])) for split in SPLITS] for i in range(2)]
-    monkeypatch.setattr(lab.draw, 'turns_of', lambda *_: turns)
-    return turns
+    def turns_of(n, data_dir):
+        return [
+            [(split, as_gsm8k(RECORDED.problems[split][i])) for split in SPLITS] for i in range(n)
+        ]
 
-def run_main(module, monkeypatch, *words):
+    for module in (draw, record):
+        monkeypatch.setattr(module, 'turns_of', turns_of)
+    return turns_of
+
+
+def run(module, monkeypatch, *words):
     monkeypatch.setattr('sys.argv', ['lab', *map(str, words)])
     module.main()
 
-def test_pieces_take_a_drawing_to_another_machine(lab, two_turns, monkeypatch, tmp_path, capsys):
-    "What one piece holds is left out of the next. With all pieces nothing is drawn or asked again."
-    pair, first_turn = ('micro-small', 'micro-large'), ('--every', 0, 2)
-    draws, drawn, walked, grades = (tmp_path/name for name in ('draws.db', 'drawn.xz', 'walked.xz', 'grades.xz'))
-    run_main(lab.draw, monkeypatch, 'gsm8k', draws, *pair, *first_turn)
-    run_main(lab.pieces, monkeypatch, 'save', draws, drawn)
-    run_main(lab.judge, monkeypatch, 'gsm8k', draws, *pair, tmp_path/'grades.db', *first_turn)
-    run_main(lab.pieces, monkeypatch, 'save', draws, walked, '--without', drawn)
-    run_main(lab.pieces, monkeypatch, 'save', tmp_path/'grades.db', grades, '--grades')
-    keys = [{key for key, _ in lab.pieces.read_piece(piece)[1]} for piece in (drawn, walked)]
-    assert keys[0] and keys[1] and not keys[0] & keys[1]
-    run_main(lab.pieces, monkeypatch, 'load', grades, tmp_path/'asked.db', '--grades')
-    capsys.readouterr()
-    run_main(lab.judge, monkeypatch, 'gsm8k', tmp_path/'new.db', *pair, tmp_path/'asked.db', *first_turn,
-             '--taken', drawn, walked)
-    assert '\n0 edges, 0 tokens, 1 of 1 turns' in '\n' + capsys.readouterr().out
 
-def test_what_specreason_may_ask_is_drawn_and_nothing_twice(lab, two_turns, monkeypatch, tmp_path, capsys):
-    "After the drawing, SpecReason walks at every threshold without a model."
-    words = ['gsm8k', tmp_path/'draws.db', 'micro-small', 'micro-large', tmp_path/'grades.db', '--every', 0, 2]
-    run_main(lab.judge, monkeypatch, *words)
-    run_main(lab.judge, monkeypatch, *words)
-    first, second = (line for line in capsys.readouterr().out.splitlines() if line.endswith(' grades'))
-    assert not first.startswith('0 edges') and second.startswith('0 edges, 0 tokens')
-    with RolloutStore(tmp_path/'draws.db', readonly=True) as draws, \
-            RolloutStore(tmp_path/'grades.db', readonly=True, record=Grade) as grades:
-        tree = RoutingTree(None, draws, max_steps=MAX_STEPS['gsm8k'], grade=lambda *_: False)
-        problems = [problem for split, problem in two_turns[0] if split != 'train']
-        routers = [lab.judge.LikeliestDigit(grades, threshold=x) for x in (0, .05, .5, .95, 1.05)]
-        walked = walk_outcomes([(router, problems) for router in routers], tree)
-    assert walked[0]['large_steps'].sum() == 0 < walked[-1]['large_steps'].sum()
-
-def test_two_stores_become_one_record(lab, monkeypatch, tmp_path):
-    shipped = read_recorded('gsm8k')
-    turns = [[(split, replaced(shipped.problems[split][i])) for split in SPLITS] for i in range(4)]
-    monkeypatch.setattr(lab.record, 'turns_of', lambda *_: turns)
-    stores = []
-    for name, part in (('first', turns[:1] + turns[2:3]), ('second', turns[1:3])): # the first one has a gap
-        ids = {problem.id for turn in part for _, problem in turn}
-        stores.append(RolloutStore(tmp_path/f'{name}.db', shipped.about['settings']))
-        stores[-1].put_many([edge for edge in shipped.edges if edge[0][0] in ids])
-    line = lab.record.record('gsm8k', stores, None, {}, tmp_path)
-    for store in stores: store.close()
-    assert '3 train, 3 calibration, 3 test problems' in line
+def test_what_is_drawn_is_recorded_and_nothing_is_drawn_twice(turns, monkeypatch, tmp_path):
+    steps, out = tmp_path / 'steps.db', tmp_path / 'gsm8k.jsonl.xz'
+    words = steps, *PAIR, '--turns', 2, '--block', 1
+    run(draw, monkeypatch, *words)
+    with Store(steps) as store:
+        first = store.keys()
+    run(draw, monkeypatch, *words)
+    with Store(steps) as store:
+        assert store.keys() == first
+    receipt = tmp_path / 'receipt.json'
+    receipt.write_text('{}')
+    run(record, monkeypatch, steps, '--turns', 4, '--receipt', receipt, '--out', out)
     made = read_recorded('gsm8k', tmp_path)
-    wanted = {problem.id for turn in turns[:3] for _, problem in turn}
-    assert made.edges == tuple(edge for edge in shipped.edges if edge[0][0] in wanted)
-    assert made.verdicts == {key: right for key, right in shipped.verdicts.items() if key[0] in wanted}
-    assert len(made.about['further_settings']) == 1
+    assert {split: len(problems) for split, problems in made.problems.items()} == dict.fromkeys(
+        SPLITS, 2
+    )
+    assert {key for key, _ in made.edges} == set(first)
 
-@pytest.mark.parametrize('name', NAMES)
-def test_every_recorded_benchmark_is_replayed_up_to_the_limit_of_its_drawing(name):
-    assert records.MAX_STEPS == MAX_STEPS
-    assert read_run('recorded').config.data.max_steps == MAX_STEPS['gsm8k']
-    with recorded_tree(name) as (problems, tree):
-        assert len(outcome_table(problems, tree, 'train')) == len(problems)
+
+def test_two_stores_become_one_record_up_to_the_first_gap(turns, tmp_path):
+    first_turns, stores = turns(4, None), []
+    for name, part in (('first', [0, 2]), ('second', [1, 2])):  # turn 2 comes from the second store
+        ids = {problem.id for i in part for _, problem in first_turns[i]}
+        stores.append(Store(tmp_path / f'{name}.db', RECORDED.about['settings']))
+        stores[-1].put_many([edge for edge in RECORDED.edges if edge[0][0] in ids])
+    (tmp_path / 'gsm8k.jsonl.xz').write_bytes(record.recorded_file(stores, first_turns, {}))
+    for store in stores:
+        store.close()
+    made = read_recorded('gsm8k', tmp_path)
+    wanted = {problem.id for turn in first_turns[:3] for _, problem in turn}
+    assert made.edges == tuple(edge for edge in RECORDED.edges if edge[0][0] in wanted)
+    verdicts = {key: right for key, right in RECORDED.verdicts.items() if key[0] in wanted}
+    assert made.verdicts == verdicts and len(made.about['further_settings']) == 1
+
+
+def test_the_judge_is_asked_once_about_each_step(monkeypatch, tmp_path):
+    words = tmp_path / 'steps.db', *PAIR, tmp_path / 'grades.db', '--problems', 2, '--out', tmp_path
+    run(judge, monkeypatch, *words)
+    with Store(tmp_path / 'grades.db', record=judge.Choice) as grades:
+        asked = grades.keys()
+    walks = rollouts.load(tmp_path / 'gsm8k-test-SpecReason.npz')
+    assert walks.right.shape == (len(judge.KAPPAS), 2)
+    run(judge, monkeypatch, *words)
+    with Store(tmp_path / 'grades.db', record=judge.Choice) as grades:
+        assert grades.keys() == asked
+
+
+def test_a_model_that_reads_its_own_steps_gives_its_own_probabilities():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stepwise_routing.data.benchmarks import load_problems
+    from stepwise_routing.models.lists import Listed
+    from stepwise_routing.models.names import open_models
+
+    problems = load_problems('micro-gsm', 'test', 3)
+    with open_models(['micro-small']) as (small,):
+        chains = Listed(small).write([Request(problem, to_end=True) for problem in problems])
+    folder = micro_path('small')
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32').eval()
+    rows = read_along.read(model, AutoTokenizer.from_pretrained(folder), problems, chains)
+    for of_steps, chain in zip(rows, chains, strict=True):
+        logs = [np.log(step.prob) for step in chain]
+        numbers = [(log.mean(), log.min(), np.mean(s.max_logit)) for log, s in zip(logs, chain)]
+        assert of_steps[:, :3] == pytest.approx(np.array(numbers), abs=1e-3)
+        assert (of_steps[:, 3] > 0).all()

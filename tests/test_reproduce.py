@@ -17,12 +17,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
-from toy_project import COUNT, OPEN, TOY, toy_project
-
-from stepwise_routing.util import Project
-from stepwise_routing.run import cli, config, notebooks, publish, runner
 from stepwise_routing.run.manifest import Manifest
 from stepwise_routing.run.runner import Options
+from toy_project import COUNT, OPEN, TOY, toy_project
+
+from stepwise_routing.run import cli, config, notebooks, publish, runner
+from stepwise_routing.util import Project
 
 N, PAUSE = 20, .1 # the toy's first notebook takes about N * PAUSE seconds
 MAIN = ('import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n'

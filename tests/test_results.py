@@ -16,7 +16,6 @@ from stepwise_routing.method.results import (
     Method,
     Row,
     all_methods,
-    at_grid,
     at_thresholds,
     compare,
     comparison,
@@ -103,6 +102,19 @@ def test_two_processes_find_what_one_finds(benchmarks, results):
                 assert np.array_equal(a, b), key
 
 
+def test_three_models_need_no_other_code():
+    "Every method but the regression on stakes, which knows two models. Nobody is right where the oracle is not."
+    methods = [method for method in quick_methods() if method.name != 'Stake regression']
+    splits = toy_benchmark(60, models=3)
+    found = compare(dict(three=splits), methods, UNITS, alpha=0.1, n_boot=3, processes=1)
+    table = frame(found)
+    assert len(table) == 2 * (len(methods) + 1) and np.isfinite(table['share']).all()
+    for _, part in table.groupby('unit'):
+        best = part.set_index('method')['accuracy']['Oracle']
+        is_routed = ~part['method'].isin(['SpecReason', 'RSD']) & (part['share'] != 1)
+        assert (part['accuracy'][is_routed] <= best).all()
+
+
 # ---- what a row says
 def slow_row(splits, kappas, doubts, unit, alpha, reading='continue'):
     "(kappa, accuracy, cost) on test of the cheapest threshold that keeps the accuracy on calibration."
@@ -172,18 +184,6 @@ def test_every_other_reading_is_another_row(benchmarks):
 
 
 # ---- as the paper prints it
-def test_a_grid_has_the_paper_s_eleven_scores(benchmarks):
-    splits = benchmarks['one']
-    curve = at_grid(lambda *case: lambda f: -f['reward'])(splits, ('flops',), 'continue', 0)[
-        'flops'
-    ]
-    assert curve.kappas[0] is None
-    np.testing.assert_allclose(curve.kappas[1:], -np.linspace(1, 0, 11))
-    o = splits['test']
-    want = replay(o, -o.features['reward'], [-0.6], 'flops', 'continue')
-    np.testing.assert_allclose(curve.test.cost[5], want.cost[0])
-
-
 def test_walks_are_rows_at_their_thresholds_or_on_the_grid(benchmarks):
     splits = benchmarks['one']
     walks = splits['RSD', 'test']
@@ -201,21 +201,16 @@ def test_walks_are_rows_at_their_thresholds_or_on_the_grid(benchmarks):
     ]
 
 
-def test_as_printed_has_one_setting_of_its_own(benchmarks):
-    method = next(m for m in METHODS if m.name == 'Ours, as printed')
-    curve = method.curves(benchmarks['one'], ('flops',), 'continue', 0)['flops']
-    assert len(curve.kappas) == len(curve.test.cost) == 1 and 0 <= curve.kappas[0] <= 0.5
-
-
 def test_the_printed_profile_uses_grids_and_the_thresholds_of_training(benchmarks):
     by_name = {
         m.name: m for m in all_methods(Training(steps=2, batch=20, printed=True), seeds=(0,))
     }
-    sizes = {}
     for name in ('STEER', 'SpecReason', 'RSD', 'Ours (S^os)'):
-        curves = by_name[name].curves(benchmarks['one'], ('flops',), 'continue', 0)
-        sizes[name] = len(curves['flops'].kappas)
-    assert sizes == {'STEER': 12, 'SpecReason': 12, 'RSD': 12, 'Ours (S^os)': 1}
+        curve = by_name[name].curves(benchmarks['one'], ('flops',), 'continue', 0)['flops']
+        if name == 'Ours (S^os)':
+            assert len(curve.kappas) == len(curve.test.cost) == 1 and 0 <= curve.kappas[0] <= 0.5
+        else:
+            np.testing.assert_allclose(curve.kappas[1:], -np.linspace(1, 0, 11), atol=1e-12)
 
 
 # ---- chosen features
@@ -339,14 +334,6 @@ def test_resamples_are_a_multinomial_of_the_problems():
         counts.var(0), 6 / 7, atol=0.03
     )
     assert (counts == resamples(7, 20_000)).all() and (counts != resamples(7, 20_000, 1)).any()
-
-
-def test_intervals_cover_95_percent():
-    rng, counts, hits = np.random.default_rng(1), resamples(150, 1000), 0
-    for _ in range(300):
-        _, low, high = interval(counts @ rng.normal(0, 1, 150) / 150)
-        hits += low <= 0 <= high
-    assert 0.91 <= hits / 300 <= 0.98
 
 
 # ---- gains

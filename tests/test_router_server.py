@@ -246,10 +246,11 @@ def test_another_address_takes_a_key(opened, monkeypatch):
 class Slow(Adder):
     "Takes its time, and counts the calls that are under way."
 
-    busy = 0
+    busy, seen = 0, set()
 
     async def write(self, request):
         Slow.busy += 1
+        Slow.seen.add(request.problem.question)
         try:
             await asyncio.sleep(0.1)
             return await super().write(request)
@@ -304,6 +305,7 @@ def test_a_model_that_dies():
 def test_shut_down_under_load(monkeypatch):
     "Whoever is being answered gets an end or an error, and it does not take for ever."
     monkeypatch.setattr(web, 'GRACE', 0.1)
+    Slow.seen.clear()
     ends = []
 
     async def all_at_once(served):
@@ -314,11 +316,12 @@ def test_shut_down_under_load(monkeypatch):
             writer.close()
 
         tasks = [asyncio.ensure_future(one(i)) for i in range(20)]
-        await asyncio.sleep(0.25)
+        while not Slow.seen >= set(QUESTIONS[:20]):  # all are being answered
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(served.__exit__)
         await asyncio.gather(*tasks)
 
-    with toy_router(Slow(0, end=0.1), Slow(1)) as router:
+    with toy_router(Slow(0, end=0.05, cut=0), Slow(1)) as router:
         run_async(all_at_once(Served(router).__enter__()))
     assert all(b'data: [DONE]' in end or b'being shut down' in end for end in ends)
     assert any(b'being shut down' in end for end in ends) and Slow.busy == 0

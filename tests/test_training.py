@@ -100,13 +100,6 @@ def test_vtrace_is_blind_to_padding(trajectory, junk):
         assert torch.equal(one, other) and not one[:, ~torch.as_tensor(inside)].any()
 
 
-def test_vtrace_by_hand():
-    "V = (1, 2), r = (3, 4), rho = (.5, 3): gap_1 = 2, vs_1 = 4; gap_0 = .5 (3 + 2 - 1) = 2, vs_0 = 1 + 2 + .5 2 = 4."
-    ones = torch.ones(1, 2, dtype=bool)
-    vs, advantages = vtrace(f64([[[1, 2]]]), f64([[[3, 4]]]), f64([[0.5, 3]]), ones)
-    assert vs.tolist() == [[[4, 4]]] and advantages.tolist() == [[[6, 2]]]
-
-
 @pytest.mark.parametrize('target', [(0.3, 0.6), (0.8, 0.1)])
 def test_vtrace_finds_the_value_of_the_target_policy(target):
     """Two steps, two actions, the second state after the first action. Actions are drawn by mu, and the critic takes
@@ -393,18 +386,13 @@ def estimates(o, cells, pi, kappa, temperature):
 
 
 @both
-def test_with_one_decision_the_sampled_gradient_averages_to_the_exact_one(models):
-    "Off policy, S is not pi, and whatever the critics say."
-    mine, want = estimates(once(models), *CHANCES[models], 0.3, 0.1)
-    assert mine[0] == pytest.approx(want[0], rel=1e-9)
-    for got, gradient in zip(mine[1:], want[1:]):
-        assert torch.allclose(got, gradient, rtol=1e-9, atol=1e-12) and gradient.norm() > 1e-3
-
-
-@both
-def test_on_policy_the_sampled_gradient_averages_to_the_exact_one(models):
-    "S is pi where both are even, over as many steps as there are."
-    mine, want = estimates(short(models, 3), models, (1 / models,) * models, 0.2, 0.1)
+@pytest.mark.parametrize('case', ['one decision, off policy', 'on policy'])
+def test_the_sampled_gradient_averages_to_the_exact_one(models, case):
+    "With one decision S need not be pi; over several steps it is, where both are even. Whatever the critics say."
+    if case == 'on policy':
+        mine, want = estimates(short(models, 3), models, (1 / models,) * models, 0.2, 0.1)
+    else:
+        mine, want = estimates(once(models), *CHANCES[models], 0.3, 0.1)
     assert mine[0] == pytest.approx(want[0], rel=1e-9)
     for got, gradient in zip(mine[1:], want[1:]):
         assert torch.allclose(got, gradient, rtol=1e-9, atol=1e-12) and gradient.norm() > 1e-3
@@ -415,17 +403,6 @@ def test_the_level_of_the_constraint_averages_to_the_expectation(models):
     "Off policy over several steps, if the ratios are not clipped."
     mine, want = estimates(short(models, 3), *CHANCES[models], 0.3, 0.1)
     assert mine[0] == pytest.approx(want[0], rel=1e-9)
-
-
-def test_clipped_ratios_underrate_right_answers():
-    "So the clipped level of the constraint is on the safe side, as the paper's bound on J_C."
-    o = short(2, 3)
-    net, theta, problems, _, r = all_rollouts(o, *CHANCES[2])
-    levels = []
-    for rho_bar in (0.5, 1.0, 2.0, 1e12):
-        evaluate = sampled(net, theta, r, Critics(3, 1e-3, 0), 0.3, 0.1, Training(rho_bar=rho_bar))
-        levels.append(evaluate(soft_choice(log_odds(net(theta, r.x)), 0.3, 0.1)).lost)
-    assert levels == sorted(levels, reverse=True) and levels[0] > levels[-1] + 0.01
 
 
 def test_critics_learn_what_is_still_to_come():
@@ -599,16 +576,6 @@ def test_training_saves_cost_and_keeps_the_constraint(models, hidden):
     assert policy.net.hidden == hidden and len(log) == 30 and np.isfinite(log).all()
 
 
-def test_the_log_holds_what_the_threshold_was_and_did():
-    "Equation 5 with a falling step: from each row to the next."
-    o, s = toy(100, split='train'), Training(alpha=0.05, **QUICK)
-    _, kappa, log = train(o, COLUMNS, s)
-    kappas = [row[2] for row in log] + [kappa]
-    assert kappas[0] == s.kappa and len({*kappas}) > 3
-    for k, (_, lost, now) in enumerate(log, 1):
-        assert kappas[k] == np.clip(now - s.eta * k**-s.decay * (lost - s.alpha), 0, 0.5)
-
-
 @both
 def test_as_printed_runs_with_five_problems_a_step(models):
     s = as_printed(Training())
@@ -616,10 +583,18 @@ def test_as_printed_runs_with_five_problems_a_step(models):
     o = toy(200, models, 'train')
     _, kappa, log = train(o, COLUMNS, replace(s, steps=40))
     assert 0 <= kappa <= 1 / models and len(log) == 40 and np.isfinite(log).all()
-    changes = [b[2] - a[2] for a, b in zip(log, log[1:])]
-    wanted = [-0.1 * (lost - 0.02) for _, lost, _ in log[:-1]]
-    inside = [0 < b[2] < 1 / models for b in log[1:]]
-    np.testing.assert_allclose(np.array(changes)[inside], np.array(wanted)[inside], atol=1e-12)
+
+
+@pytest.mark.parametrize('printed', [False, True])
+def test_the_threshold_moves_by_equation_5(printed):
+    "From each row of the log to the next: by a falling step, or by a constant one as printed."
+    s = replace(as_printed(Training()), steps=30) if printed else Training(alpha=0.05, **QUICK)
+    _, kappa, log = train(toy(200, split='train'), COLUMNS, s)
+    kappas = [row[2] for row in log] + [kappa]
+    assert kappas[0] == s.kappa and len({*kappas}) > 3
+    for k, (_, lost, now) in enumerate(log, 1):
+        eta = 0.1 if printed else 0.1 * k**-0.6
+        assert kappas[k] == pytest.approx(np.clip(now - eta * (lost - s.alpha), 0, 0.5), abs=1e-12)
 
 
 def test_the_verifier_is_asked_where_there_is_one():

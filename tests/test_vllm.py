@@ -13,14 +13,14 @@ import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from stepwise_routing.records import Step, score_messages, verdict_messages
-from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.models import vllm as models_vllm
 from stepwise_routing.models.hub import load_micro, micro_path
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.vllm import VLLMBackend, serve_vllm, shown_confidences
+from stepwise_routing.records import Step, score_messages, verdict_messages
+from stepwise_routing.util import run_async
 
 FAKE, SMALL = str(Path(__file__).parent/'fake'), micro_path('small')
 PROBLEMS = load_problems('micro-gsm', 'test', n=2) + load_problems('micro-math', 'test', n=1)

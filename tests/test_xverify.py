@@ -10,13 +10,13 @@ import pytest
 from faulty import Faulty, schedule, words
 from hypothesis import given, settings, strategies as st
 from judging import JUDGE_TEMPLATE
-
-from stepwise_routing.records import Problem
 from stepwise_routing.data.agreement import agreement
+from stepwise_routing.run.config import Data
+
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.models import xverify as models_xverify
 from stepwise_routing.models.xverify import XVerify, _xverify_template, open_grader, read_verdict
-from stepwise_routing.run.config import Data
+from stepwise_routing.records import Problem
 
 PARTS = re.compile(r'Question: (.*?)\n\nGiven answer: (.*?)\n\nReference answer: (.*?)\n\nReply with', re.S)
 

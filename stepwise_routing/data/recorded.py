@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ..records import ModelSpec, Problem, Step
-from ..store import Store
 from ..util import PACKAGE
 from .sources import SPLITS, unpacked_lines
 
@@ -52,24 +51,18 @@ class Recorded:
 
     @property
     def settings(self) -> dict:
-        "The settings of a store with these edges."
-        return self.about['settings'] | dict(benchmark=self.about['benchmark'] + SUFFIX)
-
-    @property
-    def specs(self) -> list:
-        "The `ModelSpec`s of the models that wrote the steps, small to large."
-        return [ModelSpec(**model['spec']) for model in self.about['settings']['models']]
+        "The settings of the store that these edges come from."
+        return self.about['settings']
 
     @cached_property
     def models(self) -> list:
-        "These models, replayed."
+        "The models that wrote the steps, small to large, replayed."
         edges = dict(self.edges)
         return [Replayed(spec, index, edges) for index, spec in enumerate(self.specs)]
 
-    def fill(self, path) -> None:
-        "Put the edges into a store."
-        with Store(path, self.settings) as store:
-            store.put_many(self.edges)
+    @property
+    def specs(self) -> list:  # of `ModelSpec`s
+        return [ModelSpec(**model['spec']) for model in self.settings['models']]
 
 
 def read_edge(key: list, values: dict) -> tuple:

@@ -107,7 +107,7 @@ class Method:
     reading: str = 'continue'
     seeds: tuple = (0,)
     needs: tuple = ()  # columns or walks that a benchmark must have
-    rules: tuple = RULES  # expected values cannot be guaranteed
+    rules: tuple = RULES[:2]  # expected values cannot be guaranteed
     colour: str = '#9a9a9a'
     marker: str = 'p'
 
@@ -264,11 +264,12 @@ def all_methods(s: Training = Training(), seeds: tuple = SEEDS) -> list:  # of `
     trim = threshold_curves(low('reward'))
     chance = RULES[:1]
 
-    def ours(name, columns, s=s, seeds=seeds, **look):
-        return Method(name, policy_curves(columns, s), seeds=seeds, needs=columns, **look)
-
     def other(name, curves, needs=(), **more):
-        return Method(name, curves, needs=needs, **more)
+        rules = RULES if name in OF_CHOSEN else RULES[:2]
+        return Method(name, curves, needs=needs, **dict(rules=rules) | more)
+
+    def ours(name, columns, s=s, seeds=seeds, **look):
+        return other(name, policy_curves(columns, s), columns, seeds=seeds, **look)
 
     methods = [
         other('Small only', as_it_is(small_alone), colour='#404040', marker='s'),
@@ -327,9 +328,9 @@ def evaluate(method: Method, splits: dict, units: tuple, alpha: float, n_boot: i
     rows = {}
     for unit in units:
         curves = [curves[unit] for curves in by_seed]
-        choices = choose(curves, (calibration, test), alpha, seed=2)
+        choices = choose(curves, (calibration, test), alpha, seed=2, rules=method.rules)
         line = np.mean([points(curve) for curve in curves], 0)
-        rows[unit] = Row({rule: choices[rule] for rule in method.rules}, line)
+        rows[unit] = Row(choices, line)
     return rows
 
 # %% ../../nbs/05_results.ipynb #compare

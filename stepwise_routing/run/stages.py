@@ -6,7 +6,6 @@ Here belong the functions that know both a run's settings and the method. The me
 import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +41,7 @@ from ..method.training import train
 from ..models.interface import Choice, Reward
 from ..models.lists import Listed, ListedRewards
 from ..models.model_name import ModelName
-from ..records import ModelSpec, undated, verdict_messages
+from ..records import undated, verdict_messages
 from ..settings import Settings, read_profile
 from ..store import Store, draw_settings
 from ..util import find_project, write_file
@@ -273,27 +272,9 @@ def live_table(benchmark: str, models, problems) -> Outcomes:
         specs = [model.spec for model in models]
         return outcome_table(problems, chains, rests, specs, 'test')
     recorded = read_recorded(benchmark)
-    chains = [recorded_chain(recorded, problem, 0) for problem in problems]
-    rests = []
-    for problem, chain in zip(problems, chains):
-        rests.append([recorded_chain(recorded, problem, 1, t) for t in range(len(chain))])
-    specs = [ModelSpec(**model['spec']) for model in recorded.settings['models']]
-    return outcome_table(problems, chains, [rests], specs, 'test')
-
-
-def recorded_chain(recorded, problem, model: int, t: int = 0) -> tuple:  # of `Step`s
-    "What a recorded model writes behind t small steps."
-    edges = recorded_edges(recorded.about['benchmark'])
-    path, steps = '0' * t, []
-    while not steps or not steps[-1].final and len(path) < MAX_STEPS['gsm8k']:
-        steps.append(edges[problem.id, 0, path, model])
-        path += str(model)
-    return tuple(steps)
-
-
-@lru_cache
-def recorded_edges(benchmark: str) -> dict:  # (problem id, sample, path, model) -> `Step`
-    return dict(read_recorded(benchmark).edges)
+    chains, rests = draw_chains(problems, recorded.models, MAX_STEPS[benchmark])
+    specs = [model.spec for model in recorded.models]
+    return outcome_table(problems, chains, rests, specs, 'test')
 
 
 def check_live(run: Run, n: int = LIVE) -> pd.DataFrame:

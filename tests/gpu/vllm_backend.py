@@ -11,13 +11,13 @@ import time
 
 import numpy as np
 
-from stepwise_routing.records import score_messages, verdict_messages
-from stepwise_routing.util import run_async
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.confidence import logit_confidence, logprob_confidence
 from stepwise_routing.models.hub import load_micro
 from stepwise_routing.models.interface import Request
 from stepwise_routing.models.names import open_models
+from stepwise_routing.records import score_messages, verdict_messages
+from stepwise_routing.util import run_async
 
 KW = dict(temperature=0., context=2048)
 

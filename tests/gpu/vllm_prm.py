@@ -11,12 +11,12 @@ import numpy as np
 from micro_world.drafts import as_problem, micro_drafts
 from micro_world.families import FAMILIES
 from micro_world.programs import solve
+from micro_world.slips import corrupt
 
 from stepwise_routing.models.hub import micro_path
 from stepwise_routing.models.reward import load_prm, step_rewards
 
 sys.path.insert(0, str(Path(__file__).parents[1]/'helpers'))
-from slips import corrupt
 
 TOLERANCE = .05  # of a reward; bfloat16 keeps 8 bits of every activation
 

@@ -18,11 +18,11 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1]/'helpers')]
 
 from judging import JUDGE_TEMPLATE
-
-from stepwise_routing.records import Problem
 from stepwise_routing.data.agreement import agreement
+
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.models.xverify import XVerify, open_grader
+from stepwise_routing.records import Problem
 
 SLOW = dict(timeout=3000, workers=2) # a CPU that others use as well
 

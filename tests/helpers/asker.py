@@ -4,10 +4,10 @@ import json
 import resource
 import sys
 
-from stepwise_routing.records import Problem
-from stepwise_routing.util import run_async
 from stepwise_routing.models.chat import OpenAIBackend
 from stepwise_routing.models.interface import Request
+from stepwise_routing.records import Problem
+from stepwise_routing.util import run_async
 
 P = Problem('toy', '1', 'How many?', '7')
 OPTIONS = dict(price='gpt-4.1-mini', key_env='TOY_KEY', pause=0, timeout=5, identity=dict(toy=1))

@@ -72,7 +72,7 @@ def toy_walks(o: Outcomes, method: str, seed: int = 0) -> Walks:
     "Recorded walks of a router that asks a reward model about every step: the safer, the dearer."
     rng = np.random.default_rng(seed)
     kappas = -np.unique(np.r_[np.linspace(1, 0, 11), 0.33])[::-1]
-    tokens = rng.integers(1, 60, (len(kappas), len(o), 3, 4))
+    tokens = rng.integers(1, 60, (len(kappas), len(o), len(o.models) + 1, 4))
     tokens[:, :, 1] += np.linspace(60, 0, len(kappas)).astype(int)[:, None, None]
     tokens[..., 3] = tokens[..., 2] // 2
     chance = np.linspace(0.95, 0.7, len(kappas))[:, None]
@@ -90,10 +90,10 @@ def toy_walks(o: Outcomes, method: str, seed: int = 0) -> Walks:
     )
 
 
-def toy_benchmark(n: int = 150, seed: int = 0) -> dict:
+def toy_benchmark(n: int = 150, seed: int = 0, models: int = 2) -> dict:
     "Three splits and the walks of two methods, as `compare` takes them."
     names = 'train', 'calibration', 'test'
-    splits = {name: toy(n, split=name, seed=seed + i) for i, name in enumerate(names)}
+    splits = {name: toy(n, models, name, seed + i) for i, name in enumerate(names)}
     for i, method in enumerate(('SpecReason', 'RSD')):
         for j, name in enumerate(names[1:]):
             splits[method, name] = toy_walks(splits[name], method, seed + 2 * i + j)

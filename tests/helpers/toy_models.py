@@ -5,8 +5,8 @@ import hashlib
 import random
 import struct
 
-from stepwise_routing.records import ModelSpec, Problem, Step
 from stepwise_routing.models.interface import Choice
+from stepwise_routing.records import ModelSpec, Problem, Step
 
 
 def f32(x): return struct.unpack('<f', struct.pack('<f', x))[0]
