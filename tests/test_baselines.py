@@ -12,8 +12,8 @@ from toy import quick_methods, toy, toy_benchmark
 from stepwise_routing.method.baselines import (
     LEAST,
     STAKE_RULES,
-    Steer,
     _Mixture,
+    _Steer,
     fit_mixture,
     fit_rule,
     fit_stakes,
@@ -97,7 +97,7 @@ def test_degenerate_fits_fall_back_on_the_pooled_one():
         False,
         True,
     ]
-    beyond = Steer(steer.mixtures, steer.pooled)(dict(mean_logit=np.full((4, 9), 17.0)))
+    beyond = _Steer(steer.mixtures, steer.pooled)(dict(mean_logit=np.full((4, 9), 17.0)))
     mixtures = [mixture or steer.pooled for mixture in [*steer.mixtures, None, None, None]]
     assert np.allclose(beyond, [[-mixture.sure(17.0) for mixture in mixtures]] * 4)
 

@@ -350,17 +350,8 @@ def test_settings_name_what_draws_depend_on_and_nothing_else(engines):
 
 # by name
 
-def test_the_models_of_a_run_get_the_limits_of_its_profile(tmp_path):
-    from stepwise_routing.run.config import open_run
-
+def test_shares_of_the_gpu_are_one_per_model():
     from stepwise_routing.models.names import check_shares
-    from stepwise_routing.run.stages import model_options
-    changes = {'models.max_tokens': 60, 'models.ray_workers': 3, 'models.memory_shares': [.6]}
-    limits = dict(max_tokens=60, memory_shares=(.6,))
-    assert model_options(open_run('smoke', tmp_path, changes)) == limits | dict(engine='ray', workers=3, num_gpus=0.)
-    api = open_run('smoke', tmp_path, changes | {'models.names': ['micro-small', 'openai:gpt-4.1-mini']})
-    paid = dict(price='gpt-4.1-mini', ledger=api.files.ledger(), max_cents=100., max_reply=512, concurrency=32)
-    assert model_options(api) == limits | paid
     assert check_shares(['vllm:a/b', 'openai:gpt-4.1-mini'], (.6,)) == [.6, None]
     assert check_shares(['micro-small', 'vllm:a/b'], ()) == [None, .9]
     cases = (['vllm:a/b'], (.5, .5), r'one per model, 1 in all'), (['vllm:a/b', 'vllm:a/c'], (.5,), 'above 0')

@@ -137,7 +137,11 @@ def test_a_policy_doubts_as_much_as_pi_hands_over(models):
     raw = {name: o.features[name][o.inside] for name in COLUMNS}
     x = np.stack([(values - values.mean()) / values.std() for values in raw.values()], -1)
     logits = policy.net(policy.theta, torch.tensor(x))
-    np.testing.assert_allclose(doubt[o.inside], logits.softmax(-1)[:, 1:].numpy(), rtol=1e-10)
+    np.testing.assert_allclose(doubt[o.inside], logits.softmax(-1)[:, 1:].numpy(), atol=1e-9)
+    for i in range(30):  # alone and step by step, as at work: the same to the last bit
+        for T in range(1, o.steps[i] + 1):
+            seen = {name: values[i : i + 1, :T] for name, values in o.features.items()}
+            assert (policy(seen)[0] == doubt[i, :T]).all()
 
 
 def test_a_feature_that_never_varies_is_no_division_by_nought():

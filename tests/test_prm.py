@@ -204,7 +204,7 @@ def test_the_shipped_model_knows_right_steps_from_wrong_ones_on_problems_it_neve
             labels += right
     values = np.concatenate(reward.step_rewards(prm, cases))
     # its report measures .74 to .81 on first wrong steps (the least on micro-omni, half of which is beyond it)
-    assert auroc(values, labels, n_boot=10)[0] > .7 and min(labels.count(True), labels.count(False)) > 10
+    assert auroc(labels, values, n_boot=10)[0] > .7 and min(labels.count(True), labels.count(False)) > 10
 
 def test_the_shipped_model_is_small_and_reported():
     folder = micro_path('small').parent/'prm'

@@ -1,131 +1,185 @@
-"The committed profiles: what they say, and that open.yaml runs as it is written."
-import ast
-import csv
-import json
+"Settings, profiles and the command line: what they hold, and mistakes in one line that names field, file and nearest name."
+
 import re
-import shutil
-import subprocess
-import sys
-import textwrap
-from dataclasses import FrozenInstanceError
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from stepwise_routing.run.config import FOLDER_NAME, Data, Models, read_run
 
-from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.settings import Policy
+from stepwise_routing import __version__
+from stepwise_routing.run import reproduce, stages
+from stepwise_routing.run.cli import as_changes, main
+from stepwise_routing.settings import (
+    SECTIONS,
+    Settings,
+    Training,
+    as_printed,
+    changed,
+    read_profile,
+)
 from stepwise_routing.util import Project
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = Project(ROOT)
-PROFILES = sorted(p.stem for p in PROJECT.params.glob('*.yaml'))
+PROFILES = sorted(path.stem for path in Project(ROOT).params.glob('*.yaml'))
 
-def test_a_section_takes_what_yaml_reads_and_is_frozen():
-    policy = Policy(delta='1e-5', temp=[1, .5], hidden=[8], batch=None)
-    assert (policy.delta, policy.temp, policy.hidden, policy.batch) == (1e-5, (1., .5), (8,), None)
-    assert Data(max_steps=dict(default=30)).max_steps == dict(default=30)
-    with pytest.raises(FrozenInstanceError): policy.delta = 1.
-    assert '| n_test | `24` | problems per benchmark that are reported |' in Data()._repr_markdown_()
 
-@pytest.mark.parametrize('make, message', [
-    (lambda: Policy(alpa=.1), "unknown setting 'alpa' (did you mean 'alpha'?)"),
-    (lambda: Policy(temp=(.1, 0)), 'temp is (0.1, 0): 0 should be greater than 0'),
-    (lambda: Policy(sign='corected'),
-     "sign is 'corected' (did you mean 'corrected'?): it should be 'corrected' or 'printed'"),
-    (lambda: Models(names=('micro-small',)),
-     "names is ('micro-small',): it should be a list of a small and a large model")])
-def test_a_section_refuses_a_wrong_value_in_one_line(make, message):
-    with pytest.raises(ValueError) as e: make()
-    assert str(e.value) == message
+# ---- profiles
+@pytest.mark.parametrize('profile', PROFILES)
+def test_every_profile_reads_and_sets_what_its_file_says(profile):
+    settings = read_profile(profile)
+    assert settings != Settings() or profile == 'micro'
+    path = Project(ROOT).params / f'{profile}.yaml'
+    assert read_profile(str(path)) == settings
+    assert stages.open_run(profile).units
+    for name in settings.models.names + (settings.data.grader,):
+        if '/' in name:  # a model of the Hub: by commit
+            assert re.search('@[0-9a-f]{40}$', name)
 
-def test_every_profile_can_be_read():
-    for profile in PROFILES: assert read_run(profile, project=PROJECT).units
 
-@pytest.mark.parametrize('profile', ('open', 'open-lite', 'api'))
-def test_the_papers_settings(profile):
-    c = read_run(profile, project=PROJECT).config
-    assert c.data.benchmarks == ('gsm8k', 'math500', 'omnimath') and c.policy.alpha == .02
-    assert (c.models.context, c.data.max_steps) == (4096, dict(default=30, omnimath=100))
-    names = [m for m in (*c.models.names, c.data.grader) if not m.startswith('openai:')]
-    assert names and all(re.search('@([0-9a-f]{40})$', m) for m in names)
-    if profile != 'open-lite': assert (c.policy.steps, c.policy.batch) == (1000, 50)
+def test_every_setting_is_read_by_the_library():
+    files = [path for path in (ROOT / 'stepwise_routing').rglob('*.py')]
+    code = ''.join(path.read_text() for path in files if path.name != 'settings.py')
+    known = [(section, field.name) for section, kind in SECTIONS.items() for field in fields(kind)]
+    never = [f'{section}.{name}' for section, name in known if not re.search(rf'\.{name}\b', code)]
+    assert never == [] and len(known) > 30
 
-def test_units_of_cost_follow_from_the_models():
-    "A paid model is billed by its own row; a price list on local models makes a second table."
-    def of(**names): return read_run('smoke', changes={f'models.{k}': v for k, v in names.items()}, project=PROJECT)
-    paid = of(names=['micro-small', 'openai:gpt-4o-mini-2024-07-18'], price='')
-    assert (paid.price, paid.units) == ('gpt-4o-mini', ('cents',))
-    assert of().units == ('paper_flops', 'cents') and of(price='').units == ('paper_flops',)
 
-@pytest.mark.parametrize('text, said', [
-    ('policy:\n  alpha: .1\npolicy:\n  steps: 2\n', "'policy' occurs twice"),
-    ('policy.alpha: .3\npolicy: {alpha: .1}\n', "'policy.alpha' stands there twice"),
-    ('policy: {steps: 010}', '010: write a number without'),
-    ('data: {grader: "xverify:http://judge.example/v1#m"}', 'data.grader is'),
-    ('data: {benchmarks: [micro-gsm, micro-gsm]}', 'benchmarks is')])
-def test_a_profile_that_cannot_work_is_one_short_line(tmp_path, text, said):
-    (tmp_path/'bad.yaml').write_text(text)
-    with pytest.raises(ValueError, match=said) as e: read_run(tmp_path/'bad.yaml', project=PROJECT)
-    assert 'bad.yaml' in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 400
+@pytest.mark.parametrize(
+    'changes, units, price',
+    [
+        ({}, ('flops', 'cents'), 'gpt-4.1-mini'),
+        ({'models.price': ''}, ('flops',), ''),
+        (
+            {'models.names': ['micro-small', 'openai:gpt-4o-mini-2024-07-18']},
+            ('cents',),
+            'gpt-4o-mini',
+        ),
+    ],
+)
+def test_units_follow_from_the_large_model(changes, units, price):
+    run = stages.open_run('micro', changes=changes)
+    assert (run.units, run.price) == (units, price)
 
-def test_a_profile_of_any_name_has_runs_that_can_be_named(tmp_path):
-    for name in ('my profile', "a; 'b'", '.-x', '-', 'x'*240):
-        (tmp_path/f'{name}.yaml').write_text('data:\n  n_test: 4\n')
-        run = read_run(tmp_path/f'{name}.yaml', project=PROJECT)
-        assert FOLDER_NAME.fullmatch(run.profile) and run.folder.name == run.profile
 
-# ---- as written, with other models (slow: a minute or two each)
+def test_the_papers_settings_have_its_benchmarks_and_pay_for_the_api_alone():
+    runs = {profile: stages.open_run(profile) for profile in ('open', 'open-lite', 'api')}
+    for run in runs.values():
+        assert run.benchmarks == ('gsm8k', 'math500', 'omnimath')
+        assert all(run.is_drawn(benchmark) for benchmark in run.benchmarks)
+    paid = {profile: (run.is_paid, run.units[0]) for profile, run in runs.items()}
+    assert paid == dict(
+        [('open', (False, 'flops')), ('open-lite', (False, 'flops')), ('api', (True, 'cents'))]
+    )
 
-def defines(node): return isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
 
-def slim(notebook):
-    "A notebook without its examples: what is exported, imported or defined stays, and so does all of 'Run it'."
-    data, running = json.loads(notebook.read_text('utf-8')), False
-    for c in data['cells']:
-        source = ''.join(c['source'])
-        running = running or c['cell_type'] == 'markdown' and source.startswith('## Run it')
-        needed = running or source.startswith('#| export') or 'open_run(' in source or c['metadata'].get('tags')
-        if c['cell_type'] == 'markdown' or needed: continue
-        nodes = [textwrap.indent(ast.unparse(n), ' ') for n in ast.parse(source).body if defines(n)]
-        c['source'] = '\n'.join(f'try:\n{n}\nexcept NameError: pass # built on an example' for n in nodes)
-    notebook.write_text(json.dumps(data), 'utf-8')
+def test_a_change_of_the_command_line_reaches_training():
+    pairs = ['policy.alpha=.05', 'policy.hidden=[8]', 'policy.delta=1e-5', 'data.n_test=7']
+    settings = read_profile('micro', as_changes(pairs))
+    assert settings.policy == replace(Training(), alpha=0.05, hidden=(8,), delta=1e-5)
+    assert settings.data.n_test == 7
 
-def benchmark_files(data):
-    "A folder of benchmark files with problems that the micro models can solve."
-    data.mkdir()
-    def put(name, rows): (data/f'{name}.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in rows))
-    def gsm(p): return dict(question=p.question, answer=p.solution.replace('\n\n', '\n') + f'\n#### {p.answer}')
-    def math(p): return dict(problem=p.question, solution=p.solution, answer=p.answer)
-    for name, split, n in (('gsm8k_train', 'train', 60), ('gsm8k_test', 'test', 8)):
-        put(name, [gsm(p) for p in load_problems('micro-gsm', split, n)])
-    for name, split, n in (('math_train', 'train', 60), ('math500', 'test', 8)):
-        put(name, [dict(math(p), level='Level 3') for p in load_problems('micro-math', split, n)])
-    omni = load_problems('micro-omni', 'train', 30)
-    put('omni_math', [dict(math(p), difficulty=1 + i % 5) for i, p in enumerate(omni)])
 
-# Models and what hangs on them; problem counts; fewer policies, policy steps and resamples: nothing else.
-FEW = {'baselines.reward_model': 'micro-prm', 'data.grader': 'math-verify', 'models.context': 2048,
-       'policy.steps': 3, 'sweep.most_steps': 3, 'policy.batch': 5, 'results.n_boot': 50}
-@pytest.mark.slow
-@pytest.mark.timeout(1900)
-def test_the_profile_open_runs_as_written(tmp_path, profile='open', table='table1'):
-    for name in ('nbs', 'tests/data'):
-        shutil.copytree(ROOT/name, tmp_path/'clone'/name, ignore=shutil.ignore_patterns('.*'))
-    for path in (tmp_path/'clone'/'nbs').glob('0[1-5]*_*.ipynb'): slim(path)
-    benchmark_files(tmp_path/'data')
-    changes = FEW | {'data.data_dir': str(tmp_path/'data'), 'models.names': ['micro-small', 'micro-large']}
-    changes |= {'sweep.seeds': 1, 'data.n_train': 8, 'data.n_calibration': 5, 'data.n_test': 4}
-    flags = [x for k, v in changes.items() for x in ('-p', f'{k}={json.dumps(v)}')]
-    code = 'from stepwise_routing.run.cli import main; main()'
-    command = [sys.executable, '-c', code, 'reproduce', '--project', str(tmp_path/'clone'), '--profile', profile,
-               '--run-id', 'as-written', *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr[-3000:]
-    tables = tmp_path/'clone'/'runs'/'as-written'/'tables'
-    with open(tables/f'{table}.csv') as f: rows = [r for r in csv.DictReader(f) if r['source'] == 'this run']
-    assert {r['profile'] for r in rows} == {profile}
-    assert {r['benchmark'] for r in rows} == {'gsm8k', 'math500', 'omnimath'}
-    assert {'Small only', 'Large only', 'STEER', 'SpecReason', 'RSD'} <= {r['method'].split(' (')[0] for r in rows}
-    assert sorted(path.stem for path in tables.glob('table?.md')) == [table]
-    assert any(float(r['cost']) > 0 for r in rows)
+@pytest.mark.parametrize('sign', [False, True])
+def test_printed_switches_everything_on_that_the_paper_prints_but_the_sign(sign):
+    by_profile = read_profile('printed', {'policy.printed_sign': sign}).policy
+    changes = {'policy.printed_sign': sign, 'policy.printed': True}
+    in_either_order = [
+        changed(Settings(), dict(order)) for order in (changes, [*changes.items()][::-1])
+    ]
+    assert [settings.policy for settings in in_either_order] == [by_profile] * 2
+    s = by_profile
+    assert (s.estimator, s.steps, s.batch, s.decay, s.verifier) == ('sampled', 1000, 5, 0, True)
+    assert s == replace(as_printed(Training()), printed_sign=sign)
+
+
+@pytest.mark.parametrize(
+    'text, said',
+    [
+        ('policy: {alpah: .1}', r"bad.yaml: unknown setting 'policy.alpah' \(.*'policy.alpha'\?\)"),
+        ('policy: {alpha: 2}', 'bad.yaml: policy.alpha is 2: it should be less than 1'),
+        (
+            'policy: {hidden: [8, x]}',
+            "bad.yaml: policy.hidden is .*: 'x' should be a valid integer",
+        ),
+        ('policy: {estimator: exat}', r"policy.estimator is 'exat' \(did you mean 'exact'\?\)"),
+        ('models: {names: [micro-small]}', 'bad.yaml: models.names is .* a list of 2'),
+        ('data: 1', "bad.yaml: 'data' must be one of data, models"),
+        ('polcy: {alpha: .1}', "bad.yaml: 'polcy' must be one of"),
+        ('data: [1', 'bad.yaml is not valid YAML'),
+    ],
+)
+def test_a_bad_profile_is_one_line(tmp_path, text, said):
+    (tmp_path / 'bad.yaml').write_text(text)
+    with pytest.raises(ValueError, match=said) as error:
+        read_profile(str(tmp_path / 'bad.yaml'))
+    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+
+
+# ---- the command line
+@pytest.mark.parametrize(
+    'words, said',
+    [
+        ('reprodcue', 'reprodcue.*reproduce'),
+        ('reproduce --parm x=1', 'parm.*parameter'),
+        ('reproduce --draw -1', 'draw.*0'),
+        (
+            'reproduce --profile micr',
+            r"^stepwise-routing: no profile 'micr' \(.* 'micro'\?\); .*\n$",
+        ),
+        (
+            'reproduce -p policy.alpha',
+            '^stepwise-routing: -p policy.alpha: write -p NAME=VALUE.*\n$',
+        ),
+        (
+            'reproduce -p policy.alpah=1',
+            "^stepwise-routing: -p: .*'policy.alpah'.*'policy.alpha'.*\n$",
+        ),
+        ('reproduce -p alpha=.1', "^stepwise-routing: -p: .*did you mean 'policy.alpha'.*\n$"),
+        (
+            'reproduce -p policy.alpha=2',
+            '^stepwise-routing: -p: policy.alpha is 2: .*less than 1\n$',
+        ),
+        ('reproduce -p policy.alpha=[1', '^stepwise-routing: policy.alpha is not valid YAML.*\n$'),
+        ('figures', '^stepwise-routing: no run has results yet: .*\n$'),
+    ],
+)
+def test_a_mistake_ends_with_status_2_before_anything_is_written(
+    tmp_path, monkeypatch, capsys, words, said
+):
+    (tmp_path / 'nbs' / 'params').mkdir(parents=True)
+    (tmp_path / 'nbs' / 'params' / 'micro.yaml').touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out == '' and re.search(said, err), err
+    assert [path.name for path in tmp_path.iterdir()] == ['nbs']
+
+
+def test_version_help_and_an_interruption(monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, 'reproduce', interrupted)
+    cases = [
+        (['--version'], 0, f'^stepwise-routing {re.escape(__version__)}\n$'),
+        (['--help'], 0, '(?s)reproduce.*figures.*demo.*lab.*serve'),
+        (['reproduce'], 130, 'the same command goes on'),
+    ]
+    for words, status, said in cases:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == status and re.search(said, ''.join(capsys.readouterr()))
+
+
+def test_the_demo_shows_a_routed_chain_and_what_the_shipped_outcomes_say(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(['demo'])
+    out = capsys.readouterr().out
+    first_twenty = stages.take(stages.shipped_outcomes('micro-gsm')['test'], slice(20))
+    never = first_twenty.right[range(20), first_twenty.steps.astype(int), 0].sum()
+    rows = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
+    assert end.value.code == 0 and 'micro-small' in out and 'micro-large' in out
+    assert int(rows['Small only'][0]) == never
+    assert int(rows['Large only'][0]) == first_twenty.right[:, 0, 0].sum()
+    assert float(rows['Min-prob threshold'][1]) < float(rows['Large only'][1])

@@ -115,6 +115,21 @@ def test_a_table_is_made_of_the_steps_that_were_drawn(models):
     assert (large.cost == 2 * o.params[-1] * o.large[:, 0, -1, 0]).all()
 
 
+def test_a_model_without_a_price_is_free_and_the_largest_may_be_given_one():
+    problems = toy_problems(2)
+    for prices, price, want in (
+        ((None, 'gpt-4.1-mini'), '', [[0, 0, 0], [0.4, 0.1, 1.6]]),
+        ((), 'gpt-4o-mini', [[0, 0, 0], [0.15, 0.075, 0.6]]),
+        ((), '', [[0, 0, 0], [0, 0, 0]]),
+    ):
+        pair = toy_models(prices=prices)
+        specs = [model.spec for model in pair]
+        drawn = draw_chains(problems, pair, 30)
+        o = outcome_table(problems, *drawn, specs, 'train', is_answer, price, [[True]] * 2)
+        assert o.dollars.tolist() == want
+        assert o.step_right[:, 0].all() and not o.step_right[:, 1:].any()
+
+
 # ---- every step is drawn once
 def stored(tmp_path, name, pair):
     store = Store(tmp_path / f'{name}.db', dict(of='toys'))

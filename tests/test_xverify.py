@@ -1,17 +1,13 @@
-"A language model as grader: every reply is a verdict or counted, nothing is asked twice; agreement is computed right."
+"A language model as grader: every reply is a verdict or counted, nothing is asked twice."
 import contextlib
 import re
 import threading
-import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import pytest
 from faulty import Faulty, schedule, words
 from hypothesis import given, settings, strategies as st
 from judging import JUDGE_TEMPLATE
-from stepwise_routing.data.agreement import agreement
-from stepwise_routing.run.config import Data
 
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.models import xverify as models_xverify
@@ -157,9 +153,8 @@ def test_a_judge_elsewhere_gets_no_key_in_the_open_and_has_a_cap(monkeypatch, ch
     monkeypatch.setenv('XVERIFY_API_KEY', 'sk-judge-0123456789')
     there = dict(base_url='https://judge.invalid/v1', max_cents=5, price='gpt-4.1-mini') | change
     fails(lambda: XVerify('judge', template=JUDGE_TEMPLATE, **there), said, 'another machine', error=ValueError)
-    url = there['base_url']
-    with pytest.raises(ValueError, match='a judge on this machine'): Data(grader=f'xverify:{url}#judge')
     if said == 'over https': # a default price is none
+        url = there['base_url']
         fails(lambda: open_grader(f'xverify:{url}#judge', template=JUDGE_TEMPLATE).__enter__(), said, error=ValueError)
 
 def test_the_key_is_sent_and_never_written(monkeypatch, tmp_path):
@@ -197,29 +192,3 @@ def test_the_rules_by_name_are_the_default_grader():
         assert [grade(p, a) for p, a in zip(problems, ('0.5', None, '1+x'))] == [True, False, True]
 
 # ---- in a tree
-# ---- agreement
-def listed(problems, answers, *verdicts):
-    "A grader of each list of verdicts on answers to problems."
-    tables = [{(p.id, a): bool(v) for p, a, v in zip(problems, answers, vs)} for vs in verdicts]
-    return [lambda p, a, t=t: t[p.id, a] for t in tables]
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from('abcde'), st.booleans(), st.booleans()), min_size=1,
-                max_size=40, unique_by=lambda r: r[:2]))
-def test_agreement_is_what_others_compute(rows):
-    from scipy.stats import binomtest
-    from sklearn.metrics import cohen_kappa_score
-    problems = [Problem('t', str(r[0]), '?', 'z') for r in rows]
-    agreed = agreement(problems, [r[1] for r in rows], *listed(problems, *zip(*[r[1:] for r in rows])))
-    same, numbers = sum(r[2] == r[3] for r in rows), agreed.numbers
-    assert numbers['n'] == len(rows) and numbers['share'] == same/len(rows)
-    ci = binomtest(same, len(rows)).proportion_ci(method='wilson')
-    assert np.allclose([numbers['share_low'], numbers['share_high']], [ci.low, ci.high])
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        theirs = cohen_kappa_score([r[2] for r in rows], [r[3] for r in rows], labels=[False, True])
-    assert np.isclose(numbers['kappa'], theirs, equal_nan=True)
-    differing = [(str(p), a, u, v) for p, a, u, v in rows if u != v]
-    assert [(d['problem'], d['answer'], d['first'], d['second']) for d in agreed.rows] == differing
-    assert agreed.frame().to_dict('records')[0].keys() == numbers.keys() and agreed.frame().n.item() == len(rows)
-    assert len(agreed.disagreements()) == len(agreed.rows) == numbers['only_first'] + numbers['only_second']

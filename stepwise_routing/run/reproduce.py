@@ -7,6 +7,7 @@ paid replies are kept in runs/store, and that is the resume that matters.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,14 @@ def run_chapter(nbs: Path, name: str, folder: Path, parameters: dict) -> float: 
     seconds = time.time() - start
     print(f'{name}: {seconds:.0f} s', flush=True)
     return seconds
+
+
+def interrupt_kernels() -> None:
+    "Stop the cells that run now. The terminal's Ctrl-C does not reach a kernel."
+    import psutil
+
+    for kernel in psutil.Process().children():
+        kernel.send_signal(signal.SIGINT)
 
 
 # ---- outputs back into the chapters
@@ -148,8 +157,12 @@ def reproduce(
 
     first = STAGES[0], *LESSONS  # the draws begin first
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        seconds = dict(zip(first, pool.map(chapter, first)))
-    seconds[STAGES[1]] = chapter(STAGES[1])
+        try:
+            seconds = dict(zip(first, pool.map(chapter, first)))
+            seconds[STAGES[1]] = pool.submit(chapter, STAGES[1]).result()
+        except KeyboardInterrupt:
+            interrupt_kernels()
+            raise
 
     is_default = profile == 'micro' and not changes and not draw
     note = compared(run.tables, project.root / 'tables')

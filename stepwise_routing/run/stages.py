@@ -279,11 +279,12 @@ def live_table(benchmark: str, models, problems) -> Outcomes:
 
 def check_live(run: Run, n: int = LIVE) -> pd.DataFrame:
     "Draw n test problems of each shipped benchmark again, and compare them with what is shipped."
+    shipped = [benchmark for benchmark in run.benchmarks if not run.is_drawn(benchmark)]
+    if not shipped:
+        return pd.DataFrame(columns=['benchmark'])
     rows = []
     with open_pair(replace(run, settings=Settings())) as models:
-        for benchmark in run.benchmarks:
-            if run.is_drawn(benchmark):
-                continue
+        for benchmark in shipped:
             if benchmark in MICRO:
                 problems = load_problems(benchmark, 'test', n)
             else:
