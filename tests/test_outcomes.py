@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from toy import toy, toy_walks
 
+from stepwise_routing.data.benchmarks import MICRO, load_problems
 from stepwise_routing.method.baselines import fit_stakes, fit_steer, high, low
 from stepwise_routing.method.policy import fresh_router
 from stepwise_routing.method.rollouts import (
@@ -20,6 +21,7 @@ from stepwise_routing.method.rollouts import (
     replay,
     replay_walks,
     save,
+    shipped_outcomes,
     take,
     thresholds,
 )
@@ -276,3 +278,24 @@ def test_recorded_walks_cost_what_their_tokens_cost():
             for i in range(8):
                 want = sum(price(walks, m, walks.tokens[s, i, m], unit) for m in range(3))
                 assert cost[s, i] == pytest.approx(want, rel=1e-12)
+
+
+# ---- what the package ships
+@pytest.mark.parametrize('benchmark', MICRO)
+def test_shipped_outcomes_are_of_the_shipped_problems(benchmark):
+    "Row by row, with finite features inside of each chain and none behind it; walks are of the same problems."
+    splits = shipped_outcomes(benchmark)
+    names = ['train', 'calibration', 'test']
+    walks = [(method, name) for method in ('SpecReason', 'RSD') for name in names[1:]]
+    assert {*splits} == {*names, *walks}
+    for name in names:
+        o = splits[name]
+        assert o.problem.tolist() == [p.id for p in load_problems(benchmark, name)]
+        assert all((np.isfinite(values) == o.inside).all() for values in o.features.values())
+        assert ((o.small[..., 0] > 0) <= o.inside).all() and set(np.unique(o.right)) == {0, 1}
+        behind = np.arange(o.right.shape[1]) >= o.steps[:, None]
+        assert not o.large[behind].any() and (o.step_right is None) == (name != 'train')
+    for method, name in walks:
+        w = splits[method, name]
+        assert (w.problem == splits[name].problem).all() and str(w.method) == method
+        assert (np.diff(w.kappas) > 0).all() and w.tokens.shape == (*w.right.shape, 3, 4)

@@ -2,23 +2,20 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 ray = pytest.importorskip('ray')
 psutil = pytest.importorskip('psutil')
-from stepwise_routing.method.outcomes import outcome_table
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.method import rollouts
 from stepwise_routing.models import ray as models_ray
 from stepwise_routing.models.interface import Request
+from stepwise_routing.models.lists import Listed
 from stepwise_routing.models.names import open_models
 from stepwise_routing.models.ray import _start_ray, ray_models
-from stepwise_routing.store import RolloutStore, tree_settings
+from stepwise_routing.store import Store, draw_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == 'win32', reason='kills processes by signal')]
 NAMES = ['micro-small', 'micro-large']
@@ -66,90 +63,48 @@ def remote(running):
         workers = [psutil.Process(pid) for pid in pids(models)]
     assert gone(workers)
 
-def draw(models, path, problems, then=lambda edges: None, start=()):
-    "Draw into a store: what it then holds, by edge; none is drawn twice. `then` is called after each write."
-    edges = dict(start)
-    with RolloutStore(path, tree_settings('micro-math', models)) as store:
-        put, before = store.put_many, len(store)
-        def put_many(rows):
-            rows = list(rows)
-            assert not any(key in store for key, _ in rows), 'drawn again'
-            put(rows)
-            edges.update(rows)
-            then(edges)
+def draw(models, path, problems, then=lambda n: None):
+    "Draw into a store, and read off what it then holds. `then` is called after each write, with the number of steps."
+    listed = [Listed(model) for model in models]
+    with Store(path, draw_settings('micro-math', listed)) as store:
+        put = store.put_many
+
+        def put_many(records):
+            put(records)
+            then(len(store))
+
         store.put_many = put_many
-        assert collect_rollouts(problems, RoutingTree(models, store)) == len(edges) - before
-    with RolloutStore(path, readonly=True) as store:
-        assert len(store) == len(edges)
-        return {key: store.get(*key) for key in edges}
+        rollouts.draw_chains(problems, [rollouts.Kept(model, store) for model in listed], 30)
+        return {key: store.get(*key) for key in store.keys()}
+
 
 @pytest.fixture(scope='module')
 def alone(tmp_path_factory):
-    "Problems, a store of their rollouts made by one process, and its edges."
-    path, problems = tmp_path_factory.mktemp('ray')/'alone.db', load_problems('micro-math', 'train', 12)
-    with open_models(NAMES) as models: return path, problems, draw(models, path, problems)
+    "Problems, and the steps that one process draws."
+    problems = load_problems('micro-math', 'train', 12)
+    with open_models(NAMES) as models:
+        return problems, draw(models, tmp_path_factory.mktemp('ray') / 'alone.db', problems)
 
-def test_same_store_with_one_worker_killed_midway(alone, remote, tmp_path):
-    path, problems, expected = alone
+
+def test_same_store_with_one_worker_killed_midway(alone, remote, tmp_path, monkeypatch):
+    problems, expected = alone
+    monkeypatch.setattr(rollouts, 'BLOCK', 4)
     before = pids(remote)
     victims = before[:1]
     assert len({*before, os.getpid()}) == 3
-    def kill(edges):
-        if victims and len(edges) > len(expected)//3: os.kill(victims.pop(), signal.SIGKILL)
-    assert draw(remote, tmp_path/'two.db', problems, kill) == expected
+
+    def kill(drawn):
+        if victims and drawn > len(expected) // 3:
+            os.kill(victims.pop(), signal.SIGKILL)
+
+    assert draw(remote, tmp_path / 'two.db', problems, kill) == expected
     assert victims == [] and [a == b for a, b in zip(before, pids(remote))] == [False, True]
-    with RolloutStore(tmp_path/'two.db', readonly=True) as two, RolloutStore(path, readonly=True) as one:
-        tables = [outcome_table(problems, RoutingTree(None, store), 'train') for store in (two, one)]
-    for name in ('correct', 'obs', 'large_tokens'): np.testing.assert_array_equal(*(getattr(t, name) for t in tables))
+
 
 def test_score_and_choose_travel(alone, remote):
-    problem, messages = alone[1][0], [dict(role='user', content='1+1=?')]
+    problem, messages = alone[0][0], [dict(role='user', content='1+1=?')]
     async def answers(models):
         step, = await models[0].write(Request(problem, seed=lambda i: 5))
         return await models[1].score(Request(problem), step), await models[1].choose(messages, ('2', '3'))
     there = asyncio.run(answers(remote))
     with open_models(NAMES) as models: assert asyncio.run(answers(models)) == there
-
-DRIVER = '''
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler) # a job in the background is started deaf to it
-os.environ['RAY_worker_niceness'] = '0'
-from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.names import open_models
-from stepwise_routing.method.tree import RoutingTree, collect_rollouts
-from stepwise_routing.store import RolloutStore, tree_settings
-from stepwise_routing.models.ray import _start_ray
-for attempt in range(2):
-    try: _start_ray(3); break
-    except ConnectionError: pass # on a busy machine
-with open_models(['micro-small', 'micro-large'], engine='ray', workers=2) as models:
-    with RolloutStore(sys.argv[1], tree_settings('micro-math', models)) as store:
-        put = store.put_many
-        def slowly(edges): put(edges); print(len(store), flush=True); sys.stdin.readline()
-        store.put_many = slowly
-        collect_rollouts(load_problems('micro-math', 'train', 12), RoutingTree(models, store))
-'''
-
-@pytest.mark.parametrize('by', [signal.SIGKILL, signal.SIGINT])
-def test_the_process_with_the_store_dies(alone, remote, tmp_path, by):
-    _, problems, expected = alone
-    pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
-    child = subprocess.Popen([sys.executable, '-c', DRIVER, str(tmp_path/'s.db')], text=True, **pipes)
-    try:
-        for _ in range(6):
-            assert child.stdout.readline(), child.stderr.read()
-            child.stdin.write('\n')
-            child.stdin.flush()
-        started = psutil.Process(child.pid).children(recursive=True)
-        workers = [p for p in started if 'ray::Worker' in ' '.join(p.cmdline())]
-        assert len(workers) == 2
-        child.send_signal(by)
-        errors = child.communicate(timeout=60)[1]
-    finally: child.kill()
-    assert child.returncode == -9 if by == signal.SIGKILL else errors.rstrip().endswith('KeyboardInterrupt')
-    assert gone(workers if by == signal.SIGKILL else started, 30) # after a kill Ray's own agents need a minute or so
-    for p in started: p.is_running() and p.kill()
-    with RolloutStore(tmp_path/'s.db', readonly=True) as store:
-        left = {key: store.get(*key) for key in expected if key in store}
-        assert 6 <= len(left) == len(store) < len(expected)
-    assert draw(remote, tmp_path/'s.db', problems, start=left) == expected # and what it left is continued

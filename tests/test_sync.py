@@ -1,73 +1,80 @@
-"README and index say the same; versions and pins agree; the code in CONTRIBUTING runs."
-import importlib.util
+"Notebooks, modules and README are in step; links lead somewhere; outputs name no machine."
+
 import json
-import os
 import re
+import runpy
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import papermill
 import pytest
 
-from stepwise_routing import __version__
-from stepwise_routing.util import Project, install_line
+from stepwise_routing.run.reproduce import LESSONS, STAGES, parameters_of
+from stepwise_routing.run.stages import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
-spec = importlib.util.spec_from_file_location('write_readme', ROOT/'.ci'/'readme.py')
-spec.loader.exec_module(writer := importlib.util.module_from_spec(spec))
+NOTEBOOKS = sorted(path.relative_to(ROOT) for path in ROOT.glob('nbs/**/[!.]*.ipynb'))
+PRIVATE = r'/(home|root|Users|tmp|var|private|work|mnt)/\w|[A-Z]:\\\\|site-packages'
 
-def test_readme_and_its_picture_are_those_of_the_notebooks():
-    assert (ROOT/'README.md').read_text('utf-8') == writer.readme(Project(ROOT))
-    assert (ROOT/'docs'/'method.svg').read_text('utf-8') == writer.method_picture(Project(ROOT))
+
+def cells(path) -> list:
+    return json.loads((ROOT / path).read_text('utf-8'))['cells']
+
+
+@pytest.fixture(scope='module')
+def copy(tmp_path_factory):
+    "A copy of what is committed, without exported modules and README; these are made again."
+    root = tmp_path_factory.mktemp('copy')
+    shutil.copytree(ROOT / 'nbs', root / 'nbs')
+    shutil.copy(ROOT / 'pyproject.toml', root)
+    shutil.copy(ROOT / 'settings.ini', root)
+    (root / 'stepwise_routing').mkdir()
+    shutil.copy(ROOT / 'stepwise_routing' / '__init__.py', root / 'stepwise_routing')
+    subprocess.run(['nbdev_export'], cwd=root, check=True)
+    with pytest.MonkeyPatch.context() as m:
+        m.chdir(root)
+        runpy.run_path(str(ROOT / '.ci' / 'readme.py'))
+    return root
+
+
+def test_modules_and_readme_are_those_of_the_notebooks(copy):
+    made = {path.relative_to(copy) for path in copy.rglob('*.py')} | {Path('README.md')}
+    assert len(made) > 8
+    differ = [path for path in made if (copy / path).read_bytes() != (ROOT / path).read_bytes()]
+    assert differ == []
+
 
 def test_every_link_leads_somewhere():
-    pages = {p: p.read_text('utf-8') for p in ROOT.glob('*.md')}
-    for path in (ROOT/'nbs').rglob('*.ipynb'):
-        if not re.search(r'/[._]', path.relative_to(ROOT).as_posix()):
-            cells = json.loads(path.read_text('utf-8'))['cells']
-            pages[path] = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
+    pages = {path: path.read_text('utf-8') for path in ROOT.glob('*.md')}
+    for path in NOTEBOOKS:
+        texts = [''.join(cell['source']) for cell in cells(path) if cell['cell_type'] == 'markdown']
+        pages[ROOT / path] = '\n'.join(texts)
     dead = []
     for path, text in pages.items():
         prose = re.sub(r'```.*?```|`[^`\n]*`|\$[^$\n]+\$', '', text, flags=re.S)
-        links = [m for m in re.findall(r'\]\(([^)\s]+)\)', prose) if not re.match(r'https?:|mailto:|#', m)]
-        dead += [(path.name, link) for link in links if not (path.parent/link.split('#')[0]).exists()]
-    assert dead == []
+        links = re.findall(r'\]\(([^)\s#]+)|src="([^"]+)"', prose)
+        local = [link for pair in links for link in pair if link and ':' not in link]
+        dead += [(path.name, link) for link in local if not (path.parent / link).exists()]
+    assert dead == [] and (ROOT / 'docs' / 'method.svg').is_file()
 
-@pytest.mark.slow
-def test_the_code_of_contributing_runs(tmp_path):
-    shutil.copytree(ROOT/'tables', tmp_path/'tables')
-    table = 'from stepwise_routing.method.outcomes import toy_table\ntable = toy_table(100, "calibration")\n'
-    contributing = (ROOT/'CONTRIBUTING.md').read_text('utf-8')
-    code = [table + re.findall(r'```python\n(.*?)```', contributing, re.S)[0],
-            re.findall(r'```py\n(.*?)```', contributing, re.S)[0]]
-    for text in code:
-        run = [sys.executable, '-c', text]
-        env = os.environ | dict(PYTHONPATH=str(ROOT))
-        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=env)
-        assert text.strip() and done.returncode == 0, done.stderr
 
-def pins(file='constraints.txt'):
-    "Name, version and condition of every line."
-    lines = [l for l in (ROOT/file).read_text('utf-8').splitlines() if l and not l.startswith('#')]
-    return [re.fullmatch(r'([\w.-]+)==([\w.]+)(?:; (python_version [<>=]+ "3\.11"))?', l) for l in lines]
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=str)
+def test_a_notebook_is_small_and_its_outputs_name_no_machine(path):
+    outputs = [output for cell in cells(path) for output in cell.get('outputs', ())]
+    assert (ROOT / path).stat().st_size < 3e6
+    assert not [o for o in outputs if o['output_type'] == 'error' or o.get('name') == 'stderr']
+    texts = [json.dumps(output.get('text', '')) for output in outputs]
+    data = [output.get('data', {}) for output in outputs]
+    texts += [json.dumps(text) for of in data for kind, text in of.items() if 'image' not in kind]
+    assert [text for text in texts if re.search(PRIVATE, text)] == []
 
-def test_every_constraint_is_an_exact_pin_and_satisfies_pyproject():
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-    tomllib = pytest.importorskip('tomllib') # Python 3.11
-    project = tomllib.loads((ROOT/'pyproject.toml').read_text('utf-8'))['project']
-    extras = project['optional-dependencies']
-    common = project['dependencies'] + [r for e in extras if e not in ('gpu', 'clients') for r in extras[e]]
-    for file, requirements in (('constraints.txt', common), ('constraints-clients.txt', extras['clients'])):
-        assert pins(file) and None not in pins(file)
-        for requirement in map(Requirement, requirements):
-            versions = [m[2] for m in pins(file) if canonicalize_name(m[1]) == canonicalize_name(requirement.name)]
-            assert versions and all(requirement.specifier.contains(v) for v in versions), requirement
-    for extra in ('gpu', 'ray', 'hub'):
-        assert extra in extras and (ROOT/re.search(r'-c (\S+)', install_line(extra))[1]).is_file()
 
-def test_the_version_is_the_same_everywhere():
-    assert f'version = {__version__}\n' in (ROOT/'settings.ini').read_text('utf-8')
-    assert f'version: {__version__}\n' in (ROOT/'CITATION.cff').read_text('utf-8')
-    assert f'## {__version__}' in (ROOT/'CHANGELOG.md').read_text('utf-8')
+def test_every_chapter_is_run_and_stages_have_the_parameters_of_a_run():
+    script = (ROOT / '.ci' / 'lessons.py').read_text()
+    chapters = [path.stem for path in NOTEBOOKS if path.parent.name == 'nbs']
+    run = {*STAGES, *LESSONS}
+    assert {name for name in chapters if name not in script} == {*run, 'index'} - set()
+    expected = set(parameters_of(open_run(), 'micro', {}))
+    for name in STAGES:
+        assert set(papermill.inspect_notebook(str(ROOT / 'nbs' / f'{name}.ipynb'))) == expected

@@ -56,6 +56,7 @@ def run_chapter(nbs: Path, name: str, folder: Path, parameters: dict) -> float: 
             kernel_name='python3',
             progress_bar=False,
             cwd=str(nbs),
+            extra_arguments=['--log-level=50'],
             stderr_file=sys.stderr,  # progress of draws
         )
     except papermill.PapermillExecutionError as error:

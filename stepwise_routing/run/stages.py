@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .. import __version__
-from ..data.benchmarks import MICRO, find_benchmark, load_problems
+from ..data.benchmarks import MICRO, find_benchmark, load_problems, open_benchmark
 from ..data.frozen import read_frozen
 from ..data.grading import is_right
 from ..data.recorded import MAX_STEPS, read_recorded
@@ -112,6 +112,8 @@ def open_run(
 ) -> Run:
     "A run for a chapter. ValueError or FileNotFoundError in one line for a bad profile or change."
     settings = read_profile(profile, changes)
+    for benchmark in settings.data.benchmarks:
+        open_benchmark(benchmark)  # ValueError for an unknown name
     runs = find_project().runs
     name = Path(profile).stem
     return Run(name, settings, Path(folder or runs / 'notebook'), runs / 'store' / name, draw)

@@ -1,43 +1,42 @@
-"""A project with two small notebooks, for the runner's tests and lessons: one counts, slowly if asked to, into a store;
-the next makes a table of it."""
+"A clone with the real profiles and three chapters that take no time."
+
 import json
+import shutil
 from pathlib import Path
 
-from stepwise_routing.util import Project
+from stepwise_routing.util import PACKAGE, Project
 
-PARAMETERS = '''profile: str = "smoke"  # name of a file in nbs/params, or a .yaml file of yours
-run_dir: str = ""  # folder of the run; "" is the newest run of the profile
-changes: dict = {}  # settings to change, e.g. {"policy.alpha": 0.05}'''
-OPEN = '''from stepwise_routing.run.config import open_run
-run = open_run(profile, run_dir, changes)'''
-COUNT = '''import json, os, time
-n, seed, pause = run.config.data.n_test, run.config.seed, float(os.environ.get('TOY_PAUSE', 0))
-store = run.store/'numbers.jsonl'
-store.parent.mkdir(parents=True, exist_ok=True)
-done = store.read_text().splitlines() if store.exists() else []
-with store.open('a') as f:
-    for i in range(len(done), n): time.sleep(pause); print(i * i + seed, file=f, flush=True)
-(run.folder/'numbers.json').write_text(json.dumps([json.loads(l) for l in store.open()][:n]))'''
-TABLE = '''import json
-numbers, decimals = json.loads((run.folder/'numbers.json').read_text()), run.config.results.n_boot
-run.tables.mkdir(exist_ok=True)
-(run.tables/'mean.md').write_text(f'mean of {len(numbers)} numbers: {sum(numbers)/len(numbers):.{decimals}f}')'''
-TOY = {'01_count': (OPEN, COUNT), '05_table': (OPEN, TABLE)}
+PARAMETERS = "profile, folder, changes, draw = '', '', {}, 0"
+LESSON = "import sys\nprint('noise', file=sys.stderr)\nprint('half\\rdone')\n6 * 7"
+ASKED = """import json, os
+asked = dict(profile=profile, changes=changes, draw=draw, rounding=os.environ['MKL_CBWR'])
+json.dump(asked, open(folder + '/asked.json', 'w'))"""
+RESULTS = """from pathlib import Path
+assert Path(folder, 'asked.json').is_file()
+for name, text in {'tables/table1.md': 'one', 'tables/a.csv': 'a', 'figures/b.png': 'b'}.items():
+    Path(folder, name).parent.mkdir(exist_ok=True)
+    Path(folder, name).write_text(text)"""
+CHAPTERS = {
+    '01_lesson': [LESSON],
+    '02_rollouts': [PARAMETERS, ASKED],
+    '05_results': [PARAMETERS, RESULTS],
+}
 
-def toy_project(
-    root,         # folder to make it in
-    notebooks=TOY, # name -> sources of the cells after the parameters
-    **profiles    # profile name -> its YAML, as a dict; `toy` if none is given
-)->Project:
-    "The folders of a clone, with these notebooks and profiles."
-    import nbformat.v4 as v4
-    import yaml
-    project = Project(Path(root).resolve())
-    project.params.mkdir(parents=True)
-    for name, sources in notebooks.items():
-        cells = [v4.new_code_cell(s, id=f'cell-{i}') for i, s in enumerate((PARAMETERS, *sources))]
-        cells[0].metadata['tags'] = ['parameters']
-        (project.nbs/f'{name}.ipynb').write_text(json.dumps(v4.new_notebook(cells=cells)), 'utf-8')
-    for name, values in (profiles or dict(toy=dict(data=dict(n_test=4), results=dict(n_boot=1)))).items():
-        (project.params/f'{name}.yaml').write_text(yaml.safe_dump(values))
+
+def notebook(*sources) -> str:
+    cells = []
+    for i, source in enumerate(sources):
+        tags = dict(tags=['parameters']) if source == PARAMETERS else {}
+        cell = dict(cell_type='code', id=f'cell-{i}', source=source, metadata=tags)
+        cells.append(cell | dict(outputs=[], execution_count=None))
+    about = dict(kernelspec=dict(name='python3', language='python', display_name='python3'))
+    return json.dumps(dict(cells=cells, metadata=about, nbformat=4, nbformat_minor=5))
+
+
+def toy_project(root: Path) -> Project:
+    project = Project(root.resolve())
+    shutil.copytree(PACKAGE.parent / 'nbs' / 'params', project.params)
+    for name, sources in CHAPTERS.items():
+        (project.nbs / f'{name}.ipynb').write_text(notebook(*sources))
+    (project.root / 'tables').mkdir()
     return project
