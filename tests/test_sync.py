@@ -5,50 +5,38 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import papermill
 import pytest
 
-from stepwise_routing.run.reproduce import LESSONS, STAGES, parameters_of
+from stepwise_routing.run.reproduce import STAGES, parameters_of
 from stepwise_routing.run.stages import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(path.relative_to(ROOT) for path in ROOT.glob('nbs/**/[!.]*.ipynb'))
+CELLS = {path: json.loads((ROOT / path).read_text('utf-8'))['cells'] for path in NOTEBOOKS}
 PRIVATE = r'/(home|root|Users|tmp|var|private|work|mnt)/\w|[A-Z]:\\\\|site-packages'
 
 
-def cells(path) -> list:
-    return json.loads((ROOT / path).read_text('utf-8'))['cells']
-
-
-@pytest.fixture(scope='module')
-def copy(tmp_path_factory):
-    "A copy of what is committed, without exported modules and README; these are made again."
-    root = tmp_path_factory.mktemp('copy')
-    shutil.copytree(ROOT / 'nbs', root / 'nbs')
-    shutil.copy(ROOT / 'pyproject.toml', root)
-    shutil.copy(ROOT / 'settings.ini', root)
-    (root / 'stepwise_routing').mkdir()
-    shutil.copy(ROOT / 'stepwise_routing' / '__init__.py', root / 'stepwise_routing')
-    subprocess.run(['nbdev_export'], cwd=root, check=True)
-    with pytest.MonkeyPatch.context() as m:
-        m.chdir(root)
-        runpy.run_path(str(ROOT / '.ci' / 'readme.py'))
-    return root
-
-
-def test_modules_and_readme_are_those_of_the_notebooks(copy):
-    made = {path.relative_to(copy) for path in copy.rglob('*.py')} | {Path('README.md')}
+def test_modules_and_readme_are_those_of_the_notebooks(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / 'nbs', tmp_path / 'nbs')
+    (tmp_path / 'stepwise_routing').mkdir()
+    for name in ('pyproject.toml', 'settings.ini', 'stepwise_routing/__init__.py'):
+        shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([Path(sys.executable).with_name('nbdev_export')], check=True)
+    runpy.run_path(str(ROOT / '.ci' / 'readme.py'))
+    made = [*Path('stepwise_routing').rglob('*.py'), Path('README.md')]
     assert len(made) > 8
-    differ = [path for path in made if (copy / path).read_bytes() != (ROOT / path).read_bytes()]
-    assert differ == []
+    assert [path for path in made if path.read_bytes() != (ROOT / path).read_bytes()] == []
 
 
 def test_every_link_leads_somewhere():
     pages = {path: path.read_text('utf-8') for path in ROOT.glob('*.md')}
-    for path in NOTEBOOKS:
-        texts = [''.join(cell['source']) for cell in cells(path) if cell['cell_type'] == 'markdown']
+    for path, cells in CELLS.items():
+        texts = [''.join(cell['source']) for cell in cells if cell['cell_type'] == 'markdown']
         pages[ROOT / path] = '\n'.join(texts)
     dead = []
     for path, text in pages.items():
@@ -60,21 +48,13 @@ def test_every_link_leads_somewhere():
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=str)
-def test_a_notebook_is_small_and_its_outputs_name_no_machine(path):
-    outputs = [output for cell in cells(path) for output in cell.get('outputs', ())]
+def test_a_notebook_is_small_names_no_machine_and_takes_parameters(path):
+    outputs = [output for cell in CELLS[path] for output in cell.get('outputs', ())]
     assert (ROOT / path).stat().st_size < 3e6
     assert not [o for o in outputs if o['output_type'] == 'error' or o.get('name') == 'stderr']
-    texts = [json.dumps(output.get('text', '')) for output in outputs]
-    data = [output.get('data', {}) for output in outputs]
-    texts += [json.dumps(text) for of in data for kind, text in of.items() if 'image' not in kind]
-    assert [text for text in texts if re.search(PRIVATE, text)] == []
-
-
-def test_every_chapter_is_run_and_stages_have_the_parameters_of_a_run():
-    script = (ROOT / '.ci' / 'lessons.py').read_text()
-    chapters = [path.stem for path in NOTEBOOKS if path.parent.name == 'nbs']
-    run = {*STAGES, *LESSONS}
-    assert {name for name in chapters if name not in script} == {*run, 'index'} - set()
-    expected = set(parameters_of(open_run(), 'micro', {}))
-    for name in STAGES:
-        assert set(papermill.inspect_notebook(str(ROOT / 'nbs' / f'{name}.ipynb'))) == expected
+    for output in outputs:
+        data = {kind: x for kind, x in output.get('data', {}).items() if 'image' not in kind}
+        assert not re.search(PRIVATE, json.dumps([output.get('text', ''), data]))
+    if path.stem in STAGES:
+        parameters = papermill.inspect_notebook(str(ROOT / path))
+        assert set(parameters) == set(parameters_of(open_run(), 'micro', {}))
