@@ -20,7 +20,7 @@ DELTA = 0.1
 MOST = 500  # thresholds a curve
 KEYS = ['unit', 'benchmark', 'method']
 WALKERS = 'SpecReason', 'RSD'
-EXPECTED = 'Random step', 'Random problem', 'Oracle'  # not guaranteed
+EXPECTED = 'Small only', 'Random step', 'Random problem', 'Oracle'  # not guaranteed
 THREE = 'Min-prob threshold', 'Ours, linear', 'Ours, all features'
 
 

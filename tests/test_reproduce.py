@@ -85,7 +85,6 @@ def test_a_run_of_other_settings_publishes_nothing(toy, monkeypatch, option):
     assert expected.items() <= receipt.items() and expected.items() <= asked.items()
 
 
-# ---- as a process
 MAIN = """import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from stepwise_routing.run import cli, reproduce

@@ -111,7 +111,6 @@ def test_a_draw_gives_what_is_shipped_and_draws_no_step_twice(pair, tmp_path):
     assert sorted(parts) == sorted(notes) and kept(tmp_path / 'b') == before
 
 
-PIPELINE = Path(__file__).parent / 'data' / 'pipeline.csv'  # some rows of table1.csv of this run
 FEW = {'policy.steps': 3, 'policy.alpha': 0.05, 'results.seeds': 1, 'results.n_boot': 20}
 FEW |= {'results.processes': 1, 'data.benchmarks': ['micro-gsm', 'gsm8k']}
 
@@ -140,7 +139,7 @@ def test_a_small_run_has_the_same_bytes_twice_and_the_committed_numbers(tmp_path
     assert again.items() <= made[0].items() and 'accuracy_cost.pdf' in again
 
     keys = ['benchmark', 'method']
-    committed = pd.read_csv(PIPELINE).set_index(keys)
+    committed = pd.read_csv(Path(__file__).parent / 'data' / 'pipeline.csv').set_index(keys)
     table = pd.read_csv(run.tables / 'table1.csv').set_index(keys)
     is_trained = committed.index.get_level_values('method').str.startswith('Ours')
     off = np.abs(table.loc[committed.index, committed.columns] / committed - 1)
