@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from ..data.benchmarks import find_benchmark
 from ..records import PRICES, ModelSpec, chat_prompt, find_price, undated
 from ..util import digest, nearest, one_line
-from ..data.benchmarks import find_benchmark
 from . import replies
 from .address import is_loopback, plain_address, read_key
 from .hub import check_sampling

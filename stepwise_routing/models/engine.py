@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..records import Step
 from ..data.benchmarks import find_benchmark
+from ..records import Step
 from .interface import Request, check_finite, five_digits, uniforms
 
 

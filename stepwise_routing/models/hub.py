@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.benchmarks import find_benchmark
 from ..records import ModelSpec, Step, chat_prompt
 from ..util import PACKAGE, nearest, one_of
-from ..data.benchmarks import find_benchmark
 from .engine import Engine, answer_request
 from .interface import Choice, NoRoom, StepTokenizer, check_finite, five_digits, prompt_text
 from .kernels.padded import PaddedModel

@@ -11,8 +11,8 @@ from typing import Callable, Protocol
 
 import numpy as np
 
-from ..records import ModelSpec, Problem, Step
 from ..data.benchmarks import find_benchmark
+from ..records import ModelSpec, Problem, Step
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
 from ..records import Step, extract_boxed
 from ..util import one_line
-from ..data.benchmarks import MATHEMATICS, Benchmark, find_benchmark
 from .interface import five_digits, leading
 
 # llama.cpp shows no log-probabilities of as many tokens as the stop string has. The first of them may begin with the

@@ -24,9 +24,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..data.benchmarks import find_benchmark
 from ..records import ModelSpec, Step
 from ..util import install_line, run_async
-from ..data.benchmarks import find_benchmark
 from .address import plain_address, read_key
 from .chat import api_client, transport
 from .engine import new_step

@@ -12,9 +12,9 @@ import json
 import time
 from typing import Protocol
 
-from .background import LoopThread
 from ..util import one_line
 from .address import is_loopback
+from .background import LoopThread
 
 BODY = 1 << 22  # bytes of a request at most
 PATIENCE = 60.0  # seconds for a client to send its request

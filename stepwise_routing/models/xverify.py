@@ -13,9 +13,9 @@ from textwrap import shorten
 from fastcore.net import urlread
 from fastcore.xdg import xdg_cache_home
 
-from ..util import digest, nearest, run_async, write_file
 from ..data.answers import MAX_ANSWER
 from ..data.grading import given_up, is_right
+from ..util import digest, nearest, run_async, write_file
 from .address import is_loopback, plain_address
 from .chat import ApiOptions, OpenAIBackend
 from .hub import hub_folder, model_folder, weights_sha256
