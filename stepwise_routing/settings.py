@@ -302,6 +302,8 @@ def read_profile(profile: str, changes: dict | None = None) -> Settings:
     "The settings of a profile, with changes. ValueError in one line."
     path = profile_path(profile)
     sections = read_yaml(path.read_text('utf-8'), path.name) or {}
+    if not isinstance(sections, dict):
+        raise ValueError(f'{path.name} must hold sections of `name: value` lines')
     values = {}
     for section, content in sections.items():
         if section not in SECTIONS or not isinstance(content, dict):

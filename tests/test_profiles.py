@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from stepwise_routing import __version__
+from stepwise_routing.method import baselines, rollouts
 from stepwise_routing.run import stages
 from stepwise_routing.run.cli import as_changes, main
 from stepwise_routing.settings import Settings, Training, as_printed, changed, read_profile
@@ -19,8 +20,8 @@ def test_every_profile_reads_and_names_models_by_their_commit(profile):
     run = stages.open_run(profile)
     assert read_profile(str(PARAMS / f'{profile}.yaml')) == run.settings
     assert run.units == (('cents',) if profile == 'api' else ('flops', 'cents'))
-    assert run.price == 'gpt-4.1-mini'
-    assert stages.open_run(profile, changes={'models.price': ''}).units == run.units[:1]
+    unpriced = stages.open_run(profile, changes={'models.price': ''})
+    assert unpriced.units == run.units[:1] and bool(unpriced.price) == (profile == 'api')
     for name in (*run.settings.models.names, run.settings.data.grader):
         assert '/' not in name or re.search('@[0-9a-f]{40}$', name)
 
@@ -81,9 +82,10 @@ def test_version_help_and_a_demo_that_says_what_the_shipped_outcomes_say(capsys)
     assert told(capsys, '--version') == (0, f'stepwise-routing {__version__}\n', '')
     assert re.search('(?s)reproduce.*figures.*demo.*lab.*serve', told(capsys, '--help')[1])
     status, out, _ = told(capsys, 'demo')
-    twenty = stages.take(stages.shipped_outcomes('micro-gsm')['test'], slice(20))
+    twenty = rollouts.take(rollouts.shipped_outcomes('micro-gsm')['test'], slice(20))
     rows = {line[:18].strip(): line[18:].split() for line in out.splitlines()}
     assert status == 0 and 'micro-small' in out and 'micro-large' in out
-    assert int(rows['Small only'][0]) == twenty.right[range(20), twenty.steps.astype(int), 0].sum()
-    assert int(rows['Large only'][0]) == twenty.right[:, 0, 0].sum()
+    for size, alone in (('Small', baselines.small_alone), ('Large', rollouts.large_alone)):
+        right, cost = alone(twenty, 'flops')
+        assert rows[f'{size} only'] == [f'{right.sum():.0f}', f'{cost.sum():.2g}']
     assert float(rows['Min-prob threshold'][1]) < float(rows['Large only'][1])

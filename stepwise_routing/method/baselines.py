@@ -23,7 +23,13 @@ from ..models.base import Request
 from ..records import score_messages
 
 # %% ../../nbs/04_baselines.ipynb #more-imports
-from .rollouts import highest_so_far, large_alone, run_walks, tokens_of
+from stepwise_routing.method.rollouts import (
+    BLOCK,
+    highest_so_far,
+    large_alone,
+    run_walks,
+    tokens_of,
+)
 
 # %% ../../nbs/04_baselines.ipynb #thresholds
 def low(column: str):  # -> router
@@ -251,10 +257,12 @@ class Grades:
         "What the judge says, asked once and kept."
         answers = {i: self.store.get(*self.key(request)) for i, request in enumerate(requests)}
         missing = [i for i, answer in answers.items() if answer is None]
-        asked = self.ask([requests[i] for i in missing])
-        answers |= dict(zip(missing, asked))
-        new = [(self.key(requests[i]), answers[i]) for i in missing if answers[i] is not None]
-        self.store.put_many(new)
+        for first in range(0, len(missing), BLOCK):
+            block = missing[first : first + BLOCK]
+            asked = zip(block, self.ask([requests[i] for i in block]))
+            new = {i: answer for i, answer in asked if answer is not None}
+            self.store.put_many([(self.key(requests[i]), answer) for i, answer in new.items()])
+            answers |= new
         pairs = zip(answers.values(), requests)
         return [UNREAD if answer is None else self.verdict(answer, r) for answer, r in pairs]
 

@@ -9,6 +9,7 @@ __all__ = ['MOST', 'GRID', 'OS', 'API', 'LINE', 'FULL', 'SEEDS', 'CHOSEN', 'OF_C
            'evaluate', 'chosen_features', 'compare', 'interval', 'frame', 'comparison', 'seed_frame']
 
 # %% ../../nbs/05_results.ipynb #imports
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -358,7 +359,10 @@ def compare(
     cases = [(method, name) for method in methods for name in benchmarks]
     cases.sort(key=lambda case: -len(case[0].seeds))  # the longest first
     work = (delayed(evaluate)(m, benchmarks[name], units, alpha, n_boot) for m, name in cases)
-    found = dict(zip([(m.name, name) for m, name in cases], Parallel(processes)(work)))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # a worker that used much memory is replaced
+        rows = Parallel(processes)(work)
+    found = dict(zip([(m.name, name) for m, name in cases], rows))
     results = {}
     for unit in units:
         for name in benchmarks:
@@ -432,4 +436,5 @@ def seed_frame(results: dict, rule: str = 'tuned') -> pd.DataFrame:
         for seed, (kappa, accuracy, cost) in enumerate(row.choices[rule].by_seed):
             numbers = dict(kappa=kappa, accuracy=100 * accuracy, share=cost / large)
             table.append(dict(unit=unit, benchmark=benchmark, method=method, seed=seed) | numbers)
-    return pd.DataFrame(table)
+    columns = ['unit', 'benchmark', 'method', 'seed', 'kappa', 'accuracy', 'share']
+    return pd.DataFrame(table, columns=columns)

@@ -50,7 +50,9 @@ def reproduce(
     parameter: Annotated[
         list[str], typer.Option('-p', '--parameter', help='change a setting: policy.alpha=.05')
     ] = [],
-    draw: Annotated[int, typer.Option(help='draw so many problems a split again', min=0)] = 0,
+    draw: Annotated[
+        int, typer.Option(help='draw so many problems a split again, 20 or more', min=0)
+    ] = 0,
     keep_outputs: Annotated[
         bool, typer.Option('--write-back', help='store the outputs in the chapters')
     ] = False,

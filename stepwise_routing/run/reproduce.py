@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -45,7 +46,9 @@ def failure(name: str, error: Exception) -> RuntimeError:
 
 def run_chapter(nbs: Path, name: str, folder: Path, parameters: dict) -> float:  # seconds
     "Run a chapter in a kernel of its own; its executed copy lies in the run's folder."
-    import papermill
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # tqdm misses widgets, which nobody needs here
+        import papermill
 
     start = time.time()
     try:
@@ -166,8 +169,9 @@ def reproduce(
             raise
 
     is_default = profile == 'micro' and not changes and not draw
-    note = compared(run.tables, project.root / 'tables')
+    note = 'other settings than those of the committed tables'
     if is_default:
+        note = compared(run.tables, project.root / 'tables')
         publish(run, project.root)
     if keep_outputs:
         for name in seconds:

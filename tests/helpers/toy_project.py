@@ -13,9 +13,9 @@ ASKED = """import json, os
 asked = dict(profile=profile, changes=changes, draw=draw, rounding=os.environ.get('MKL_CBWR'))
 json.dump(asked, open(folder + '/asked.json', 'w'))"""
 RESULTS = """from pathlib import Path
-for name, text in {'tables/table1.md': 'one', 'tables/a.csv': 'a', 'figures/b.png': 'b'}.items():
+for name in 'tables/table1.md', 'tables/a.csv', 'tables/provenance.json', 'figures/b.png':
     Path(folder, name).parent.mkdir(exist_ok=True)
-    Path(folder, name).write_text(text)"""
+    Path(folder, name).write_text(name)"""
 LATER = {'02_rollouts': [PARAMETERS, ASKED], '05_results': [PARAMETERS, RESULTS]}
 CHAPTERS = {'01_lesson': [LESSON]} | LATER
 
