@@ -364,7 +364,7 @@ def progress_of(
     progress: bool | None = None,  # show a bar; None: if one can be shown, else lines on stderr
 ):  # the bar, of tqdm
     "Show the progress of a `with` block. No lines are printed inside of other work, or of a run."
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     options = dict(total=total, desc=description, unit='problem', miniters=0)
     bar = tqdm(**options, disable=None if progress is None else not progress)
