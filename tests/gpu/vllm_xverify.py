@@ -18,8 +18,6 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1]/'helpers')]
 
 from judging import JUDGE_TEMPLATE
-from stepwise_routing.data.agreement import agreement
-
 from stepwise_routing.data.grading import grade_pairs, is_right
 from stepwise_routing.models.xverify import XVerify, open_grader
 from stepwise_routing.records import Problem
@@ -35,10 +33,10 @@ def rows(path, n, seed=0):
     return [(problem(i, r), r['pred'], bool(r['label'])) for i, r in enumerate(chosen)]
 
 def tell(title, problems, answers, first, second):
-    n = agreement(problems, answers, first, second).numbers
-    print(f'{title}: {n["share"]:.3f} of {n["n"]} [{n["share_low"]:.3f}, {n["share_high"]:.3f}], '
-          f'kappa {n["kappa"]:.3f} [{n["kappa_low"]:.3f}, {n["kappa_high"]:.3f}]; '
-          f'only the first says right {n["only_first"]}, only the second {n["only_second"]}')
+    pairs = [(bool(first(p, a)), bool(second(p, a))) for p, a in zip(problems, answers)]
+    same, only = sum(x == y for x, y in pairs), [sum(pair == (x, not x) for pair in pairs) for x in (True, False)]
+    print(f'{title}: {same / len(pairs):.3f} of {len(pairs)}; '
+          f'only the first says right {only[0]}, only the second {only[1]}')
 
 def grade_all(grade, triples, files):
     "Grade, compare and print; the verdicts."
@@ -56,9 +54,9 @@ def grade_all(grade, triples, files):
         tell(f'{where}: judge and Math-Verify', problems, answers, judge, is_right)
         tell(f'{where}: judge and label', problems, answers, judge, label)
         tell(f'{where}: Math-Verify and label', problems, answers, is_right, label)
-    problems, answers, _ = zip(*triples)
-    differ = agreement(problems, answers, judge, is_right).disagreements()
-    print(differ[['reference', 'answer', 'first', 'second']].to_string(max_colwidth=50))
+    for problem, answer, _ in triples:
+        if judge(problem, answer) != is_right(problem, answer):
+            print(f'differ: reference {problem.answer[:50]!r}, answer {answer[:50]!r}, judge {judge(problem, answer)}')
     return verdicts
 
 def main(model, files, n, templates, ledger):
