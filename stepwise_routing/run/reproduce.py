@@ -46,9 +46,8 @@ def failure(name: str, error: Exception) -> RuntimeError:
 
 def run_chapter(nbs: Path, name: str, folder: Path, parameters: dict) -> float:  # seconds
     "Run a chapter in a kernel of its own; its executed copy lies in the run's folder."
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # tqdm misses widgets, which nobody needs here
-        import papermill
+    warnings.filterwarnings('ignore', 'IProgress not found')  # nobody needs widgets here
+    import papermill
 
     start = time.time()
     try:
