@@ -113,7 +113,6 @@ PRICES = {
     'gpt-4.1-mini': Price(0.40, 0.10, 1.60, '2025-04'),
     'gpt-4o-mini': Price(0.15, 0.075, 0.60, '2024-10'),
 }
-USUAL_PRICE = 'gpt-4.1-mini'  # of a large model behind a local server, if no other price is given
 
 
 def undated(model: str) -> str:

@@ -6,19 +6,14 @@ stores and statistics have modules of their own.
 
 import asyncio
 import contextlib
-import csv
 import difflib
 import hashlib
 import io
-import numbers
 import os
 import secrets
 import signal
-import sys
 import threading
-from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -156,26 +151,6 @@ def write_file(
     return path
 
 
-def save_rows(
-    path,
-    rows,  # tuples
-    columns,  # their names
-) -> None:
-    "Write a CSV file with a header, whole or not at all. Floats are exact; whole numbers have no point."
-
-    @cache  # a value is as a rule in many rows
-    def text(x):
-        if isinstance(x, numbers.Number):
-            return str(int(x)) if float(x).is_integer() else repr(float(x))
-        return str(x)
-
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator='\n')
-    writer.writerow(columns)
-    writer.writerows(map(text, row) for row in rows)
-    write_file(path, file.getvalue())
-
-
 def _all_below(folder) -> list:  # paths
     "Everything in a folder and in the folders in it. Links are not followed."
     paths = []
@@ -298,115 +273,6 @@ def told_to_end(
         kinds = [kind for kind in END_SIGNALS if signal.getsignal(kind) == signal.SIG_DFL]
     with _handling(kinds, handler):
         yield
-
-
-# ---- progress
-
-LINE_SECONDS = 30  # between two lines about progress, where no bar can be shown
-LINE = '{desc}: {n:,} of {total:,} problems{postfix}, {elapsed_s:.0f} s, time left {remaining}'
-
-
-def note_progress(text: str) -> None:
-    "Write the progress of this process into its file in the folder STEPWISE_PROGRESS, if that is set."
-    folder = os.environ.get('STEPWISE_PROGRESS')
-    if folder:
-        with contextlib.suppress(OSError):  # nobody watches any more
-            Path(folder, str(os.getpid())).write_text(text, 'utf-8')
-
-
-@contextlib.contextmanager
-def repeating(
-    seconds: float,  # from one call to the next
-    action,  # () -> None
-):
-    "In a `with` block, call a function again and again, in a thread of its own."
-    ended = threading.Event()
-
-    def repeat():
-        while not ended.wait(seconds):
-            action()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@dataclass
-class Work:
-    "Work under way that may draw steps."
-
-    bar: object  # of tqdm
-    steps: int = 0  # drawn so far
-
-
-# The work that the running code is part of, the outermost first. A task inherits it from the code that starts it.
-UNDER_WAY = ContextVar('UNDER_WAY', default=())
-
-
-def count_steps(n: int) -> None:
-    "Tell the work under way that n more steps are drawn."
-    for work in UNDER_WAY.get():
-        if not work.steps:  # problems that needed no draw say nothing about the time left
-            work.bar.initial = work.bar.n
-        work.steps += n
-        work.bar.set_postfix_str(f'{work.steps:,} steps drawn', refresh=False)
-        work.bar.update(0)
-
-
-@contextlib.contextmanager
-def progress_of(
-    description: str,  # of the work
-    total: int,  # problems
-    progress: bool | None = None,  # show a bar; None: if one can be shown, else lines on stderr
-):  # the bar, of tqdm
-    "Show the progress of a `with` block. No lines are printed inside of other work, or of a run."
-    from tqdm import tqdm
-
-    options = dict(total=total, desc=description, unit='problem', miniters=0)
-    bar = tqdm(**options, disable=None if progress is None else not progress)
-    outer = UNDER_WAY.get()
-    is_told = outer or os.environ.get('STEPWISE_PROGRESS')  # by others
-    has_lines = bar.disable and progress is None and not is_told
-    if has_lines:  # a bar that counts, and is never shown
-        bar = tqdm(**dict(bar_format=LINE) | options, file=io.StringIO(), delay=float('inf'))
-    print_line = partial(print, bar, file=sys.stderr, flush=True)
-    work = Work(bar)
-    mark = UNDER_WAY.set((*outer, work))
-    try:
-        with bar, repeating(LINE_SECONDS, print_line) if has_lines else contextlib.nullcontext():
-            yield bar
-    finally:
-        UNDER_WAY.reset(mark)
-    if has_lines and work.steps and total != 1:
-        print_line()
-
-
-async def gather_progress(
-    coroutines,
-    description: str,  # of the work
-    progress: bool | None = None,  # as of `progress_of`
-) -> list:  # results of the coroutines, in their order
-    "Wait for all coroutines and show their progress."
-    coroutines = list(coroutines)
-    every = 1 + len(coroutines) // 100  # a note after so many
-    done = 0
-    with progress_of(description, len(coroutines), progress) as bar:
-
-        def task_ended(task):
-            nonlocal done
-            done += 1
-            bar.update()
-            if done % every == 0:
-                note_progress(f'{description}: {done:,} of {len(coroutines):,}')
-
-        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-        for task in tasks:
-            task.add_done_callback(task_ended)
-        return await asyncio.gather(*tasks)
 
 
 # ---- arrays

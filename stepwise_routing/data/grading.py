@@ -16,7 +16,7 @@ from functools import lru_cache
 from textwrap import shorten
 
 from ..records import Problem
-from ..util import PACKAGE, write_file
+from ..util import PACKAGE
 from .algebra import NO, YES, serve
 from .answers import plain_verdict
 from .benchmarks import find_benchmark, last_box
@@ -178,19 +178,3 @@ def graded(work, *job) -> tuple:  # (result of work(*job), pairs that grading ga
     given_up().clear()
     result = work(*job)
     return result, sorted(given_up())
-
-
-def keep_given_up(
-    stage: str,  # name of the file
-    given_up_pairs,  # per job: (run, pairs that `graded` returned)
-) -> None:
-    "Write the pairs that a stage's grading gave up on, if any, beside the results of their run."
-    pairs = {}
-    for run, pairs_of_job in given_up_pairs:
-        pairs.setdefault(run.folder, set()).update(pairs_of_job)
-    for folder, lost in pairs.items():
-        file = folder / 'grading' / f'given-up-{stage}.json'
-        if lost:
-            write_file(file, json.dumps(sorted(lost)))
-        else:
-            file.unlink(missing_ok=True)  # of an earlier attempt

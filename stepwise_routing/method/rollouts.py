@@ -6,10 +6,11 @@
 __all__ = ['BLOCK', 'UNITS', 'READINGS', 'KINDS', 'Kept', 'draw_chains', 'tokens_of', 'small_tokens', 'was_cut', 'Outcomes',
            'padded', 'graded_exits', 'dollars_of', 'outcome_table', 'Result', 'large_alone', 'exits', 'highest_so_far',
            'thresholds', 'replay', 'Chain', 'walk', 'run_walks', 'Walks', 'replay_walks', 'save', 'load',
-           'shipped_outcomes', 'take']
+           'read_outcomes', 'shipped_outcomes', 'take']
 
 # %% ../../nbs/02_rollouts.ipynb #imports
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -406,13 +407,20 @@ def load(path) -> Outcomes | Walks:
     return Outcomes(features=features, **arrays)
 
 
-def shipped_outcomes(benchmark: str) -> dict:  # split -> `Outcomes`, (method, split) -> `Walks`
-    "The tables that the package ships, such as those of micro-gsm."
+def read_outcomes(
+    folder, benchmark: str
+) -> dict:  # split -> `Outcomes`, (method, split) -> `Walks`
+    "The tables of a benchmark in a folder; empty if there are none."
     splits = {}
-    for path in sorted((PACKAGE / 'outcomes').glob(f'{benchmark}-*.npz')):
+    for path in sorted(Path(folder).glob(f'{benchmark}-*.npz')):
         split, *method = path.stem.removeprefix(f'{benchmark}-').split('-')
         splits[(method[0], split) if method else split] = load(path)
     return splits
+
+
+def shipped_outcomes(benchmark: str) -> dict:
+    "The tables that the package ships, such as those of micro-gsm."
+    return read_outcomes(PACKAGE / 'outcomes', benchmark)
 
 
 def take(outcomes: Outcomes, rows) -> Outcomes:

@@ -30,9 +30,9 @@ from ..method.rollouts import (
     Kept,
     Outcomes,
     draw_chains,
-    load,
     outcome_table,
     padded,
+    read_outcomes,
     save,
     shipped_outcomes,
     take,
@@ -60,9 +60,7 @@ class Run:
     settings: Settings
     folder: Path  # runs/<id>: what this run makes
     store: Path  # runs/store/<profile>: drawn steps and paid replies, kept across runs
-    draw: int = (
-        0  # problems a split of the micro benchmarks that are drawn again; 0: the shipped ones
-    )
+    draw: int = 0  # micro problems a split that are drawn again; 0: the shipped ones
 
     @property
     def benchmarks(self) -> tuple:
@@ -238,10 +236,7 @@ def outcome_path(run: Run, benchmark: str, name) -> Path:  # of a split, or (met
 
 def drawn_outcomes(run: Run, benchmark: str) -> dict:
     "What `draw_all` kept. FileNotFoundError: nothing was drawn in this run."
-    splits = {}
-    for path in sorted((run.folder / 'outcomes').glob(f'{benchmark}-*.npz')):
-        split, *method = path.stem.removeprefix(f'{benchmark}-').split('-')
-        splits[(method[0], split) if method else split] = load(path)
+    splits = read_outcomes(run.folder / 'outcomes', benchmark)
     if not splits:
         raise FileNotFoundError(
             f'{run.folder} holds no outcomes of {benchmark}: run chapter 02 first'
