@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ..records import Problem, extract_boxed
+from ..records import Problem, boxed
 from ..util import (
     PACKAGE,
     bad_row,
@@ -62,7 +62,7 @@ def read_gsm8k(row: dict) -> Problem:
 
 def read_math(row: dict) -> Problem:
     "A row of MATH. Its answer is a field (MATH-500) or the solution's last box. Difficulty is 1 to 5."
-    answer = row.get('answer') or extract_boxed(row['solution']) or ''
+    answer = row.get('answer') or boxed(row['solution']) or ''
     digit = re.search(r'\d', str(row.get('level')))
     level = float(digit[0]) if digit else None
     return make_problem('math500', row['problem'], answer.strip(), level, row['solution'])
