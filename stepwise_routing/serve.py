@@ -88,10 +88,8 @@ async def arriving(collector: Collector, request):
 async def drive(walk, collectors):
     "Yields each `Written` step as soon as it is decided, and at last the `Chain`. Closing it ends the walk."
     with contextlib.closing(walk):
-        undecided, answer = (
-            None,
-            None,
-        )  # a step of the small model is kept if the next request has it
+        undecided = None  # a step of the small model, which is kept if the next request has it
+        place, answer = 0, None
         while True:
             try:
                 who, request = walk.send(answer)
