@@ -177,7 +177,9 @@ class Pair(Section):
     large: dict = field(default_factory=dict)  # and of the large one, such as {memory: 0.45}
     # who checks single steps with the paper's prompt: "large"; '': a program, or nobody
     verifier: str = ''
-    max_cents: NotNegative = 100.0  # API: never spend more, earlier runs with the same store included
+    max_cents: NotNegative = (
+        100.0  # API: never spend more, earlier runs with the same store included
+    )
 
 
 class Training(Section):

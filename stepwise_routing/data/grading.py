@@ -14,25 +14,45 @@ from functools import lru_cache
 
 SECONDS = 5  # of a processor, for one pair of answers: a busy machine changes no verdict
 LONGEST = 2000  # characters; a longer answer is compared as text
+
+FONT = r'\\(?:text|math|operatorname|bold|bf|rm|it|bm|[mh]box)[a-z]*\b\*?\s*'
+UPRIGHT = rf'{FONT}(?:\{{\s*([ei])\s*\}}|([ei])(?![a-z]))'  # \mathrm{e}
+FUNCTION = rf'{FONT}\{{\s*((?:arc)?(?:sin|cos|tan|cot)|ln|log|exp)\s*\}}'
+REALS = r'\\in\s*(?:\\(?:mathbb|mathbf|mathrm|Bbb|bf)\b\s*)?\{?\s*\\?R\s*\}?\s*'
+SET = rf'\\\{{\s*\\?[a-zA-Z]+\s*(?:{REALS})?(?:\\mid\b|\\vert\b|\\colon\b|\||:)(.*?)\\\}}'
 SCALE = r'(?!(?:hundred|thousand|[mb]illion|dozen|percent|mod)\b)'
-SET = r'^\\\{\s*[a-z]\s*(?:\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?R\}?)?\s*(?:\\mid|\\vert|\||:)(.*)\\\}$'
+SIGNS = {'√': r'\sqrt ', 'π': r'\pi ', '∞': r'\infty ', '∪': r'\cup ', '∅': r'\emptyset '}
 SPELLINGS = (  # pattern and replacement: what Math-Verify reads wrongly
-    (r'(?<!\\)\$|\\\(|\\\)|\\left(?![a-z])|\\right(?![a-z])', ''),
+    (r'(?<!\\)\$|\\\(|\\\)|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?', ''),
+    (r'(?<=\d)\\[,!](?=\d{3})|(?<!\\)\\!', ''),
+    (r'(?<!\\)\\[,;: ]|~|\\q?quad\b', ' '),
     (SET, r'\1'),  # {x | x > 3} is x > 3
-    (r'\\(?:mathrm|operatorname|rm|text)\s*\{\s*e\s*\}', 'e'),
+    (rf',\s*\\?[a-z]+\s*{REALS}$|^\s*\\?[a-z]+\s*{REALS},', ''),
+    (r'(?<=[)\]])\s*(?:U|\\bigcup)\s*(?=[(\[])', r' \\cup '),
+    (r'\\(?:cup|lor|vee)\b\s*(?=\\?[a-z]+\s*(?:[<>]|\\[lgn]e))', ' or '),
+    (r'\\varnothing\b|\\\{\s*\\\}', r'\\emptyset '),
+    (rf'(?<=[a-z]){UPRIGHT}', r' \1\2'),  # \pi\mathrm{e}
+    (UPRIGHT, r'\1\2'),
+    (FUNCTION, r'\\\1 '),
     (r'°|\^\s*\{?\\circ\}?', ''),
     (r'(?<=[\d})])\s*\\[dt]?binom', r'\\cdot\\binom'),
     (rf'^(-?[\d.,/]*\d) +{SCALE}[a-z]{{3,}}[a-z ]*$', r'\1'),  # 10 apples
 )
-FONT = r'(?:\\(?:text|mathrm|mathbf|mathsf|textbf|textrm|bf|rm|mbox)\b\s*)*'
-LETTER = re.compile(rf'\s*{FONT}\{{?\s*\(?\s*([A-Z])\s*(?:$|[).:}}](?!\s*[-+*/^=_<>]))')
+LETTER = re.compile(  # (B) 12 and the like, but neither B + 1 nor B and C
+    r'(?i:[a-z :]*\b(?:ans(?:wer)?|option|choice)\b(?: is)?:?)?\s*[(\[]?\s*([A-Z])\s*'
+    r'(?:$|[)\]]+[.:]?(?![-+*/^_=<>])|[.:]|\s[-–—]\s|\s(?=\(?\d))(?!\s*(?:[,(]|and\b|or\b)\s*\(?[A-Z]\b)'
+)
 
 
 def tidy(text: str) -> str:
     "An answer as Math-Verify reads it best."
     text = text.strip().rstrip('.')
+    for sign, command in SIGNS.items():
+        text = text.replace(sign, command)
     for pattern, new in SPELLINGS:
         text = re.sub(pattern, new, text)
+    if text.count(r'\pm') == 1 and r'\{' not in text:
+        text = text.replace(r'\pm', '+') + ', ' + text.replace(r'\pm', '-')
     return text.strip()
 
 
@@ -41,23 +61,39 @@ def number(text: str) -> Fraction | None:
     text = re.sub(r'^(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}$', r'\1\2/\3', text)
     text = re.sub(r'(?<=\d),(?=\d{3}(?!\d))', '', text)
     try:
-        return Fraction(text)
+        return Fraction(text) if re.fullmatch(r'[-+\d./]+(?:[eE]-?\d\d?)?', text) else None
     except (ValueError, ZeroDivisionError):
         return None
 
 
+def plain(text: str) -> str:
+    "A text without fonts, dollars and spaces of LaTeX."
+    return re.sub(rf'{FONT}|\\(?:left|right|q?quad)\b|[\\${{}}*~]', ' ', text).strip()
+
+
 def same_choice(reference: str, answer: str) -> bool | None:
     "Are both the same letter of a choice, whose text may follow? None if the reference is no single letter."
-    wanted, given = LETTER.match(reference), LETTER.match(answer)
-    if not wanted or not given or wanted.end() < len(reference.rstrip()):
+    letter = plain(reference)
+    wanted, given = LETTER.match(letter), LETTER.match(plain(answer))
+    if not wanted or not given or wanted.end() < len(letter):
         return None
     return wanted[1] == given[1]
+
+
+def region(found: list, text: str):  # a sympy set
+    "The numbers for which inequalities hold. Those of a list hold all at once, or one of them does."
+    from sympy import FiniteSet, Intersection, Set, Union
+
+    parts = found[0].args if isinstance(found[0], FiniteSet) else found[:1]
+    sets = [part if isinstance(part, Set) else part.as_set() for part in parts]
+    both = Intersection(*sets)
+    return Union(*sets) if both.is_empty or re.search(r'\bor\b', text) else both
 
 
 def math_verify(reference: str, answer: str) -> bool:
     "Math-Verify's verdict on LaTeX. No text is evaluated as Python."
     from math_verify import LatexExtractionConfig, parse, verify
-    from sympy import Expr
+    from sympy import And, Expr, Interval
 
     latex = [LatexExtractionConfig(boxed_match_priority=0)]
 
@@ -65,11 +101,17 @@ def math_verify(reference: str, answer: str) -> bool:
         return parse(rf'\boxed{{{text}}}', latex, parsing_timeout=None)
 
     gold, given = read(reference), read(answer)
+    both = reference + answer
     is_same = verify(gold, given, allow_set_relation_comp=True, timeout_seconds=None)
     exact = [x[0] for x in (gold, given) if x and isinstance(x[0], Expr) and x[0].is_number]
-    if is_same and len(exact) == 2 and '%' not in reference + answer:
+    if is_same and len(exact) == 2 and '%' not in both:
         a, b = [value.evalf(20) for value in exact]
         is_same = abs(a - b) <= 1e-3 * abs(a)  # Math-Verify takes 1/2004! for 1/2006!
+    if is_same and r'\{' in both:  # and {1, 2} for (1, 2)
+        is_same = isinstance(gold[0], (And, Interval)) == isinstance(given[0], (And, Interval))
+    if not is_same and re.search(r'[<>]|\\[lgn]e|\\infty', both):
+        a, b = region(gold, reference), region(given, answer)
+        is_same = a.is_subset(b) and b.is_subset(a)
     return bool(is_same)
 
 
@@ -97,12 +139,14 @@ def ask_judge(reference: str, answer: str) -> bool:
 @lru_cache(1 << 20)
 def is_equivalent(reference: str, answer: str) -> bool:
     "Do two answers mean the same? For one thread."
+    if max(len(reference), len(answer)) > LONGEST:
+        return reference.strip() == answer.strip()
     choice = same_choice(reference, answer)
     if choice is not None:
         return choice
     a, b = tidy(reference), tidy(answer)
-    if a == b or max(len(a), len(b)) > LONGEST:
-        return a == b != ''
+    if a == b:
+        return a != ''
     x, y = number(a), number(b)
     if None not in (x, y) and (x == y or '.' not in a + b):  # decimals may be rounded
         return x == y

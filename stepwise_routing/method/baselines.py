@@ -349,7 +349,7 @@ def walk_kappas(
     return np.nextafter(-cuts[::-1], np.inf)  # a step at a cut is kept
 
 # %% ../../nbs/04_baselines.ipynb #draw-walks
-AT_ONCE = 200  # problems that walk together
+AT_ONCE = 1000  # problems that walk together
 
 
 def draw_walks(

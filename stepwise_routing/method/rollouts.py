@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BLOCK', 'UNITS', 'READINGS', 'KINDS', 'Kept', 'after', 'draw_chains', 'tokens_of', 'small_tokens', 'was_cut',
            'Outcomes', 'padded', 'graded_exits', 'dollars_of', 'outcome_table', 'Result', 'large_alone', 'exits',
-           'highest_so_far', 'thresholds', 'replay', 'Chain', 'walk', 'run_walks', 'Walks', 'replay_walks', 'save',
-           'load', 'read_outcomes', 'shipped_outcomes', 'take']
+           'highest_so_far', 'thresholds', 'replay', 'Chain', 'walk', 'run_walks', 'cut_chains', 'Walks',
+           'replay_walks', 'save', 'load', 'read_outcomes', 'shipped_outcomes', 'take']
 
 # %% ../../nbs/02_rollouts.ipynb #imports
 from dataclasses import dataclass, fields, replace
@@ -373,6 +373,18 @@ def run_walks(walks, models) -> list:  # what each walk returns
                     returned[i] = end.value
                     del asked[i]
     return returned
+
+# %% ../../nbs/02_rollouts.ipynb #cut-chains
+def cut_chains(outcomes: Outcomes) -> str:
+    "How many chains a limit cut, in a sentence; '' for none."
+    if not outcomes.cut.any():
+        return ''
+    counts = zip(outcomes.cut.sum(0), outcomes.models)
+    of_models = ', '.join(f'{n} of {model} alone' for n, model in counts)
+    return (
+        f'{outcomes.benchmark}, {len(outcomes)} {outcomes.split} problems: a limit cut {of_models}; '
+        'these chains count as wrong.'
+    )
 
 # %% ../../nbs/02_rollouts.ipynb #walks
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+from codecs import getincrementaldecoder
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from .base import Preference, Request, reply_steps
 
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 TOP = 20  # likeliest tokens that a server shows
+LOST = '\ufffd'  # stands for bytes that are no character
 
 
 def is_loopback(base_url: str) -> bool:
@@ -40,18 +42,49 @@ def read_key(key_env: str, base_url: str) -> str:
         raise ValueError(
             f'no API key: put the one for {host} into the environment variable {key_env}'
         )
-    return key or 'none'
+    return key or 'no-key'
 
 
-def price_of(model: str, price: str | None) -> str | None:
-    'The price of a model: the one given, or the row of `PRICES` with its name. "free" and unknown: None.'
+def price_of(model: str, price: str | None, base_url: str) -> str | None:
+    "The price of a model: the one given, or the row of `PRICES` with its name. None: free, as unknown ones here are."
     if price == 'free':
         return None
-    if price is None:
-        family = undated(model)
-        return family if family in PRICES else None
-    find_price(price)
-    return price
+    family = undated(model)
+    if price is None and family not in PRICES:
+        if is_loopback(base_url):
+            return None
+        form = 'pass price="INPUT/CACHED/OUTPUT" in US dollars per million tokens, or price="free"'
+        raise ValueError(f'no price is known for {model!r}: {form}')
+    find_price(price or family)
+    return price or family
+
+
+def token_probs(tokens) -> list:
+    "(Text, probability) of each token of a reply. A character of several tokens belongs to its last one."
+    characters = getincrementaldecoder('utf-8')('ignore')
+    probs = []
+    for token in tokens:
+        piece = characters.decode(bytes(token.get('bytes') or token['token'].encode()))
+        probs.append((piece.replace(LOST, ''), math.exp(token['logprob'])))
+    return probs
+
+
+def spell(probs, text: str, generated: int) -> bool:
+    "Do tokens spell a text? vLLM adds the one that ended it; llama.cpp drops those with the stop string."
+    pieces = [piece for piece, _ in probs]
+    whole = ''.join(pieces)
+    inner = ''.join(pieces[:-1]).rstrip()
+    is_longer = whole.startswith(text) and text.startswith(inner)
+    return is_longer or text.startswith(whole) and generated - len(pieces) <= 2
+
+
+def check_prompt(prompt: str | None) -> None:
+    "ValueError if a prompt that goes on with a chain, as vLLM tells it, has lost the blank line behind the chain."
+    if prompt is not None and not prompt.endswith(SEPARATOR):
+        raise ValueError(
+            "its chat template cuts the blank line behind a step: start the server with --chat-template FILE, "
+            'a copy without "trim"'
+        )
 
 
 class ApiModel:
@@ -89,7 +122,7 @@ class ApiModel:
         self.url = base_url
         self.model = model
         self.index = index
-        self.spec = ModelSpec(name or model, params, price_of(model, price))
+        self.spec = ModelSpec(name or model, params, price_of(model, price, base_url))
         self.replies = replies
         self.max_tokens = max_tokens
         self.max_reply = max_reply
@@ -104,8 +137,15 @@ class ApiModel:
     def settings(self) -> dict:
         "What the draws depend on, as JSON. A server on this machine may move."
         server = 'loopback' if is_loopback(self.url) else self.url
-        limits = dict(max_tokens=self.max_tokens, max_reply=self.max_reply)
-        return dict(backend='openai', server=server, logprobs=self.logprobs, **limits, **self.body)
+        return dict(
+            backend='openai',
+            server=server,
+            logprobs=self.logprobs,
+            can_continue=self.can_continue,
+            max_tokens=self.max_tokens,
+            max_reply=self.max_reply,
+            **self.body,
+        )
 
     # ---- paying
 
@@ -130,7 +170,11 @@ class ApiModel:
         self.replies.check_cap()
         try:
             reply = self.client.chat.completions.create(**self.body | body).to_dict()
-            cents = self.cents(self.read(reply)[2])
+            text, _, usage, probs = self.read(reply)
+            check_prompt(reply.pop('prompt_text', None))
+            if body.get('logprobs') and not spell(probs, text, usage[2]):
+                raise ValueError('its log-probabilities are missing, or do not spell its text')
+            cents = self.cents(usage)
         except (openai.OpenAIError, LookupError, TypeError, ValueError, AttributeError) as error:
             reason = ' '.join(f'{type(error).__name__}: {error}'.split())
             reason = reason.replace(self.client.api_key, '***')
@@ -143,16 +187,19 @@ class ApiModel:
         return token_cents(self.spec.price, *usage) if self.spec.price else 0.0
 
     def read(self, reply: dict) -> tuple:
-        "Text, finish, usage (prompt, cached, generated tokens), and (token, probability) pairs of a reply."
+        """Text, finish, usage (prompt, cached, generated tokens), and (token, probability) pairs of a reply.
+
+        The finish is "step" if the stop string may have ended it.
+        """
         choice = reply['choices'][0]
         usage = reply['usage']
         cached = (usage.get('prompt_tokens_details') or {}).get('cached_tokens') or 0
-        text = choice['message'].get('content') or ''
-        finish = 'length' if choice['finish_reason'] == 'length' else 'stop'
-        tokens = (choice.get('logprobs') or {}).get('content') or ()
-        probs = [(token['token'], math.exp(token['logprob'])) for token in tokens]
-        if probs and ''.join(token for token, _ in probs) != text:
-            raise ValueError('its log-probabilities do not spell its text')
+        text = (choice['message'].get('content') or '').replace(LOST, '')
+        ended_by = choice.get('stop_reason', SEPARATOR)  # OpenAI does not tell, vLLM does
+        finish = 'step' if ended_by == SEPARATOR else 'stop'
+        if choice['finish_reason'] == 'length':
+            finish = 'length'
+        probs = token_probs((choice.get('logprobs') or {}).get('content') or ())
         return text, finish, (usage['prompt_tokens'], cached, usage['completion_tokens']), probs
 
     # ---- writing
@@ -169,6 +216,7 @@ class ApiModel:
             messages = [*messages, dict(role='assistant', content=chain)]
             if self.can_continue:
                 more = dict(add_generation_prompt=False, continue_final_message=True)
+                more['return_prompt_text'] = True  # for `check_prompt`
                 body['extra_body'] = self.body.get('extra_body', {}) | more
             else:
                 messages.append(dict(role='user', content=CONTINUE))
@@ -181,11 +229,15 @@ class ApiModel:
     def write(self, requests) -> list:
         "A tuple of `Step`s per request: one, or several if the request is `to_end`."
         bodies = [self.request_body(request) for request in requests]
+        for body, reply in zip(bodies, self.ask(bodies)):
+            text, finish, *_ = self.read(reply)
+            if finish == 'step' and not text.strip():
+                body.pop('stop', None)  # a blank line before the step was taken for its end
         written = []
-        for request, reply in zip(requests, self.ask(bodies)):
+        for request, body, reply in zip(requests, bodies, self.ask(bodies)):
             text, finish, usage, probs = self.read(reply)
-            if finish == 'stop' and text.strip() and not request.to_end:
-                finish = 'step'  # OpenAI does not tell whether the stop string ended it
+            if finish == 'step' and 'stop' not in body:
+                finish = 'stop'
             written.append(reply_steps(request, self.index, text, finish, usage, probs))
         return written
 
@@ -199,8 +251,8 @@ class ApiModel:
         for reply in self.ask([dict(body, messages=messages) for messages in conversations]):
             mass = dict.fromkeys(options, 1e-30)
             for token in reply['choices'][0]['logprobs']['content'][0]['top_logprobs']:
-                text = token['token'].strip()
-                begun = [option for option in options if text and option.startswith(text)]
+                text = token['token'].strip().lower()
+                begun = [option for option in options if text and option.lower().startswith(text)]
                 if len(begun) == 1:
                     mass[begun[0]] += math.exp(token['logprob'])
             total = sum(mass.values())

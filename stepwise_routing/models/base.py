@@ -271,7 +271,7 @@ def draw_tokens(
         return best[:, 0]
     mass = ((logits - top).double() / temperature).exp()
     if top_p < 1:
-        ordered, order = mass.sort(-1, descending=True, stable=True)
+        ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         ordered[before >= top_p * ordered.sum(-1, keepdim=True)] = 0
         mass = mass.scatter(-1, order, ordered)

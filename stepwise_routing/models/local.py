@@ -17,6 +17,7 @@ from .base import (
     StepTokenizer,
     confidences,
     draw_tokens,
+    five_digits,
     shown,
     uniforms,
 )
@@ -125,7 +126,10 @@ class LocalModel:
         has_gpu = torch.cuda.is_available()
         dtype = dtype or ('bfloat16' if has_gpu else 'float32')
         net = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
-        if {*getattr(net.config, 'layer_types', ())} - {'full_attention'}:
+        self.context = context or getattr(net.config, 'max_position_embeddings', 0)
+        layers = {*getattr(net.config, 'layer_types', ())} - {'full_attention'}
+        window = getattr(net.config, 'sliding_window', None) or self.context
+        if layers or window < self.context or not net._supports_sdpa:
             raise ValueError(
                 f'{model}: only models with full attention in all layers run here; use vLLM'
             )
@@ -138,7 +142,6 @@ class LocalModel:
         self.text = StepTokenizer(tokenizer, eos, net.config.vocab_size, **(template or {}))
         self.sampling = temperature, top_p
         self.max_tokens = max_tokens
-        self.context = context or net.config.max_position_embeddings
         self.batch = batch
         self.slots = None
         self.drafts = []  # the first slots hold them, in this order
@@ -159,6 +162,11 @@ class LocalModel:
 
     def tensor(self, rows):
         return torch.tensor(rows, device=self.net.device)
+
+    def padded(self, rows):
+        "Token ids of different lengths as one tensor. What stands behind the end of a row changes nothing in it."
+        width = max(map(len, rows))
+        return self.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows])
 
     # ---- writing
 
@@ -199,9 +207,7 @@ class LocalModel:
                 if not prompts or prompts[-1][: len(draft.ids)] != draft.ids:
                     prompts.append(draft.ids)
                 sources.append(len(prompts) - 1)
-            width = max(map(len, prompts))
-            ids = self.tensor([ids + [0] * (width - len(ids)) for ids in prompts])
-            cache = self.net.base_model(ids, use_cache=True).past_key_values
+            cache = self.net.base_model(self.padded(prompts), use_cache=True).past_key_values
             if self.slots is None:
                 self.slots = Slots(cache, self.batch)
             self.slots.load(len(self.drafts), cache, sources)
@@ -273,14 +279,19 @@ class LocalModel:
     @torch.inference_mode()
     def choose(self, conversations, options) -> list:
         "A `Preference` per conversation: how likely each option is as the reply, by its first token."
-        first = [self.text.encode(option)[0] for option in options]
-        preferences = []
-        for messages in conversations:
-            ids = self.text.messages_ids(messages)
-            if len(ids) >= self.context:
-                preferences.append(None)
-                continue
-            prob = self.read(ids, first[:1])[0, first].softmax(-1).tolist()
-            shared = self.text.shared(messages, ids)
-            preferences.append(Preference(tuple(prob), len(ids), shared=shared))
+        options = [self.text.encode(option)[0] for option in options]
+        prompts = [self.text.messages_ids(messages) for messages in conversations]
+        fitting = [i for i, ids in enumerate(prompts) if len(ids) < self.context]
+        preferences = [None] * len(prompts)
+        for first in range(0, len(fitting), PROMPTS):
+            part = fitting[first : first + PROMPTS]
+            ends = [len(prompts[i]) - 1 for i in part]
+            kept = sorted(set(ends))
+            ids = self.padded([prompts[i] for i in part])
+            logits = self.net(ids, logits_to_keep=self.tensor(kept)).logits.float()
+            for row, (i, end) in enumerate(zip(part, ends)):
+                prob = logits[row, kept.index(end), options].softmax(-1).cpu()
+                shared = self.text.shared(conversations[i], prompts[i])
+                prob = tuple(five_digits(prob).tolist())
+                preferences[i] = Preference(prob, len(prompts[i]), shared=shared)
         return preferences

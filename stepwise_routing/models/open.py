@@ -63,7 +63,7 @@ class ModelOptions(Section):
     @property
     def public_name(self) -> str:
         "Without path, server and commit."
-        return Path(self.place.partition('@')[0]).name
+        return Path(self.place).name.partition('@')[0]
 
     def shows_confidences(self, index: int) -> bool:
         return index == 0 if self.confidences is None else self.confidences
@@ -91,7 +91,7 @@ def open_weights(kind, place: str, **options):
     source, commit = find_weights(place)
     logging.disable_progress_bar()  # of loading; a download shows its own
     try:
-        return kind(source, revision=commit, name=Path(place.partition('@')[0]).name, **options)
+        return kind(source, revision=commit, name=Path(place).name.partition('@')[0], **options)
     except OSError as error:  # of transformers, with many lines
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(f'model {place!r} does not load: {reason[:200]}') from error

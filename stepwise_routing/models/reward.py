@@ -17,7 +17,7 @@ BATCH = 32  # chains that are read in one pass
 TAG = '<extra_0>'  # stands behind each step of Qwen2.5-Math-PRM
 
 
-class TwoLabels(Qwen2PreTrainedModel):
+class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
     "Qwen2.5-Math-PRM and the shipped micro-prm. The second label is \"right\"."
 
     _keep_in_fp32_modules_strict = {'score'}
@@ -45,7 +45,7 @@ class TwoLabels(Qwen2PreTrainedModel):
         return tag
 
 
-class OneValue(Qwen2PreTrainedModel):
+class Qwen2ForPrmModel(Qwen2PreTrainedModel):
     "Skywork-o1-Open-PRM. Its value is read at a blank line, as RSD does."
 
     _keep_in_fp32_modules_strict = {'v_head'}
@@ -70,7 +70,7 @@ class OneValue(Qwen2PreTrainedModel):
         return tokenizer.encode(SEPARATOR, add_special_tokens=False)[-1]
 
 
-KINDS = dict(Qwen2ForProcessRewardModel=TwoLabels, Qwen2ForPrmModel=OneValue)  # by architecture
+KINDS = {kind.__name__: kind for kind in (Qwen2ForProcessRewardModel, Qwen2ForPrmModel)}
 
 
 class RewardModel:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..records import SEPARATOR, ModelSpec, Step
-from .base import Preference, Request, StepTokenizer, shown
+from .base import Preference, Request, StepTokenizer, five_digits, shown
 
 UNBROKEN_PROMPT = 8192  # tokens
 
@@ -166,6 +166,9 @@ class VLLMModel:
             first = i
             if step.finish != 'step' or len(steps) == request.room:
                 break
+        else:
+            if is_full:  # the last token ended a step
+                steps[-1] = replace(steps[-1], finish='length')
         return tuple(steps)
 
     # ---- reading
@@ -219,7 +222,7 @@ class VLLMModel:
             rows = [next(replies).outputs[0].logprobs[0] for _ in first]
             z = np.array([row[token].logprob for row, token in zip(rows, first)])
             mass = np.exp(z - z.max())
-            prob = tuple((mass / mass.sum()).tolist())
+            prob = tuple(five_digits(mass / mass.sum()).tolist())
             shared = self.text.shared(messages, ids)
             preferences.append(Preference(prob, len(ids), shared=shared))
         return preferences

@@ -28,6 +28,7 @@ from ..method.results import API, OS, all_methods, compare, gain_frame
 from ..method.rollouts import (
     Kept,
     Outcomes,
+    cut_chains,
     draw_chains,
     outcome_table,
     padded,
@@ -221,6 +222,8 @@ def draw_all(run: Run) -> dict:  # benchmark -> splits
         found[benchmark] = draw_splits(run, benchmark, models, grade, prm)
         for name, table in found[benchmark].items():
             save(table, outcome_path(run, benchmark, name))
+            if isinstance(table, Outcomes) and table.cut.any():
+                print(cut_chains(table), 'Raise data.max_steps or models.max_tokens.')
     return found
 
 
