@@ -24,14 +24,17 @@ BRACE = re.compile(
     r'|\\.|[{}]',
     re.S,
 )
-GAP = r'(?:[\s$~]|\\[ ,;]|\\q?quad\b)*'
+GAP = r'(?:[\s$~*]|\\[ ,;:()\[\]\\]|\\q?quad\b)*'
 JOINED = re.compile(  # what stands between the boxes of one answer, such as "and"
-    rf'{GAP}(?:[,;]|(?:[,;]{GAP})?\\?(?:text\{{)?\s*\b(?:and|or)\b\s*\}}?){GAP}', re.I
+    rf'{GAP}(?:[,;]|(?:[,;]{GAP})?(?:\\\w+\s*\{{)?\s*\b(?:and|or)\b\s*\}}?){GAP}'
+    rf'(?:[a-z](?:_\{{?\d\}}?)?\s*=)?{GAP}',
+    re.I,
 )
 BLANK = re.compile(  # what a box may hold that is no answer
-    r'\\[hv]?phantom\s*\{.*\}|\\hspace\*?\{[^{}]*\}|\\[a-z]+\{[\s?_~.]*\}'
-    r'|\\(?:square|Box|q?quad|[lc]?dots)\b|\\[\s,;!_]|[\s?_~{}$…]|\.{3}'
-    r'|(?:\\text\{)?\b(?:your |the |final )*answer(?: here)?\b\}?',
+    r'\\[hv]?phantom\s*(?:\{.*\}|\w)|\\(?:[hv]space|rule|kern)\b\*?(?:\{[^{}]*\}|[\d.]+\s*[a-z]{2})*'
+    r'|\\(?:text|math|underline|mbox|square|Box|q?quad|[lc]?dots|strut|hfill)[a-z]*'
+    r'|\\[\s,;:!_$]|[\s?_~.,{}$…]'
+    r'|[\[<]?\b(?:(?:insert|your|the|my|final)(?:\s|\\?_)+){0,3}answer(?:(?:\s|\\?_)+here)?(?:\b|(?=_))[\]>]?',
     re.S | re.I,
 )
 
@@ -66,7 +69,7 @@ def boxed(
     for content, start, stop in boxes(text):
         if not BLANK.sub('', content) or content.strip() in asked:
             continue
-        if not answers or not JOINED.fullmatch(text, end, start):
+        if start - end > 60 or not JOINED.fullmatch(text, end, start):
             answers = []  # a new answer, such as a correction
         answers.append(content.strip())
         end = stop

@@ -9,8 +9,10 @@ import json
 import os
 import queue
 import secrets
+import socket
 import threading
 import time
+import traceback
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
@@ -57,9 +59,12 @@ class Collector:
             items = [item for item in items if item[1].set_running_or_notify_cancel()]
             requests, futures = [request for request, _ in items], [future for _, future in items]
             try:
-                for future, steps in zip(futures, self.model.write(requests)):
+                for future, steps in zip(futures, self.model.write(requests), strict=True):
                     future.set_result(steps)
             except Exception as error:
+                if not isinstance(error, RuntimeError):  # a bug, or a full disk
+                    traceback.print_exc()
+                    error = RuntimeError(f'{type(error).__name__} in {self.model.spec.name}')
                 for future in futures:
                     if not future.done():
                         future.set_exception(error)
@@ -182,9 +187,14 @@ async def read_chat(http: HttpRequest) -> Chat:
     return chat
 
 
+def server_key() -> str:
+    "The key that requests must show; \"\": none."
+    return os.environ.get(KEY_ENV, '').strip()
+
+
 def check_key(http: HttpRequest) -> None:
     "HTTPException if the key is missing or wrong."
-    key = os.environ.get(KEY_ENV, '')
+    key = server_key()
     given = http.headers.get('authorization', '').removeprefix('Bearer ')
     if key and not secrets.compare_digest(given.encode(), key.encode()):
         raise HTTPException(401, 'the API key is missing or wrong')
@@ -336,33 +346,40 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-def check_host(host: str) -> None:
-    "ValueError if other machines could connect without a key."
-    if not is_loopback(f'http://{host}') and not os.environ.get(KEY_ENV):
+def listen(port: int, host: str) -> socket.socket:
+    "A socket that listens. ValueError if other machines could connect without a key; OSError: the port is taken."
+    if not is_loopback(f'http://{host}') and not server_key():
         raise ValueError(f'host {host!r} can be reached from elsewhere: put a key into {KEY_ENV}')
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+def url_of(listener: socket.socket) -> str:
+    "The base_url of a server."
+    host, port, *_ = listener.getsockname()
+    return f'http://[{host}]:{port}/v1' if ':' in host else f'http://{host}:{port}/v1'
+
+
+def new_server(service: Service) -> uvicorn.Server:
+    return uvicorn.Server(uvicorn.Config(make_app(service), log_level='warning'))
 
 
 @contextlib.contextmanager
 def running(service: Service, port: int = 0, host: str = '127.0.0.1'):  # base_url
     "A server in a thread of its own, for a `with` block; port 0: any that is free."
-    check_host(host)
-    server = uvicorn.Server(uvicorn.Config(make_app(service), host, port, log_level='warning'))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.01)
-    if not server.started:
-        raise OSError(f'{host}, port {port}, cannot be used')
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f'http://{host}:{port}/v1'
-    finally:
-        server.should_exit = True
-        thread.join()
+    server = new_server(service)
+    with listen(port, host) as listener:
+        thread = threading.Thread(target=server.run, args=[[listener]], daemon=True)
+        thread.start()
+        try:
+            yield url_of(listener)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def serve(service: Service, port: int = 8000, host: str = '127.0.0.1') -> None:
     "Serve until Ctrl-C or SIGTERM."
-    check_host(host)
-    print(f'serving http://{host}:{port}/v1', flush=True)
-    uvicorn.run(make_app(service), host=host, port=port, log_level='warning')
+    with listen(port, host) as listener, contextlib.suppress(KeyboardInterrupt):
+        print(f'serving {url_of(listener)}', flush=True)
+        new_server(service).run([listener])

@@ -33,7 +33,7 @@ class Benchmark:
     "How a benchmark differs from others. The defaults fit mathematics with boxed answers."
 
     name: str  # in tables, files and profiles
-    # an object with problems(split, data_dir) and licence; None: the caller brings problems
+    # an object with problems(split, data_dir); None: the caller brings problems
     source: object = None
     prompt: Callable = chat_prompt  # a question -> chat messages
     answer: Callable = last_box  # (`Problem`, `Step`s of a chain) -> its answer; None without one
@@ -89,7 +89,7 @@ def register_own() -> None:
 
 
 def open_benchmark(name: str) -> Benchmark:
-    """The benchmark of a name, or of a JSONL file with questions and answers.
+    """The benchmark of a name, or of a file (.jsonl, .json, .csv) with questions and answers.
 
     Register your own in a notebook, or in nbs/own_benchmarks.py. ValueError, with the nearest name, for an unknown one.
     """
@@ -98,7 +98,7 @@ def open_benchmark(name: str) -> Benchmark:
     if name in REGISTERED:
         return REGISTERED[name]
     path = Path(name)
-    if path.suffix != '.jsonl':
+    if path.suffix not in ('.jsonl', '.json', '.csv'):
         one_of('benchmark', name, tuple(REGISTERED))
     return register(Benchmark(name, QuestionFile(name, path.stem)))
 

@@ -22,15 +22,17 @@ REALS = r'\\in\s*(?:\\(?:mathbb|mathbf|mathrm|Bbb|bf)\b\s*)?\{?\s*\\?R\s*\}?\s*'
 SET = rf'\\\{{\s*\\?[a-zA-Z]+\s*(?:{REALS})?(?:\\mid\b|\\vert\b|\\colon\b|\||:)(.*?)\\\}}'
 SCALE = r'(?!(?:hundred|thousand|[mb]illion|dozen|percent|mod)\b)'
 SIGNS = {'√': r'\sqrt ', 'π': r'\pi ', '∞': r'\infty ', '∪': r'\cup ', '∅': r'\emptyset '}
+SIGNS |= {r'\lbrace': r'\{', r'\rbrace': r'\}', r'\varnothing': r'\emptyset '}
 SPELLINGS = (  # pattern and replacement: what Math-Verify reads wrongly
     (r'(?<!\\)\$|\\\(|\\\)|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?', ''),
-    (r'(?<=\d)\\[,!](?=\d{3})|(?<!\\)\\!', ''),
+    (r'(?<=\d)\\[,!]\s*(?=\d{3})|(?<!\\)\\!\s*', ''),
     (r'(?<!\\)\\[,;: ]|~|\\q?quad\b', ' '),
     (SET, r'\1'),  # {x | x > 3} is x > 3
     (rf',\s*\\?[a-z]+\s*{REALS}$|^\s*\\?[a-z]+\s*{REALS},', ''),
+    (r'^\\?[a-z]+\s*\\in\b\s*(?=[(\[\\])', ''),
     (r'(?<=[)\]])\s*(?:U|\\bigcup)\s*(?=[(\[])', r' \\cup '),
     (r'\\(?:cup|lor|vee)\b\s*(?=\\?[a-z]+\s*(?:[<>]|\\[lgn]e))', ' or '),
-    (r'\\varnothing\b|\\\{\s*\\\}', r'\\emptyset '),
+    (r'\\\{\s*\\\}', r'\\emptyset '),
     (rf'(?<=[a-z]){UPRIGHT}', r' \1\2'),  # \pi\mathrm{e}
     (UPRIGHT, r'\1\2'),
     (FUNCTION, r'\\\1 '),
@@ -40,7 +42,7 @@ SPELLINGS = (  # pattern and replacement: what Math-Verify reads wrongly
 )
 LETTER = re.compile(  # (B) 12 and the like, but neither B + 1 nor B and C
     r'(?i:[a-z :]*\b(?:ans(?:wer)?|option|choice)\b(?: is)?:?)?\s*[(\[]?\s*([A-Z])\s*'
-    r'(?:$|[)\]]+[.:]?(?![-+*/^_=<>])|[.:]|\s[-–—]\s|\s(?=\(?\d))(?!\s*(?:[,(]|and\b|or\b)\s*\(?[A-Z]\b)'
+    r'(?:$|[)\]]+[.:]?(?![-+*/^_=<>])|[.:]|\s[-–—]\s|\s(?=\(?\s*\d))(?!\s*(?:[,(]|and\b|or\b)\s*\(?[A-Z]\b)'
 )
 
 

@@ -169,7 +169,12 @@ class ApiModel:
 
         self.replies.check_cap()
         try:
-            reply = self.client.chat.completions.create(**self.body | body).to_dict()
+            reply = self.client.chat.completions.create(**self.body | body)
+            if isinstance(reply, str):
+                raise ValueError('a page, and no reply; most base_urls end with /v1')
+            reply = reply.to_dict()
+            if not reply.get('usage'):
+                raise ValueError('its usage is missing, so nobody knows what it costs')
             text, _, usage, probs = self.read(reply)
             check_prompt(reply.pop('prompt_text', None))
             if body.get('logprobs') and not spell(probs, text, usage[2]):

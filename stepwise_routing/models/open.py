@@ -32,7 +32,7 @@ class ModelOptions(Section):
     top_p: Share = 1.0  # sample from the likeliest tokens up to this mass
     max_tokens: Count = 512  # of a step
     max_reply: Count = 2048  # vLLM and API: of all steps up to the end
-    context: Count | None = None  # tokens of prompt and chain; None: all it has, on vLLM 4,096
+    context: Count | None = None  # tokens of prompt and chain; None: all, on vLLM at most 4,096
     chat_template_kwargs: dict | None = None  # such as {"enable_thinking": false}
     confidences: bool | None = None  # vLLM and API: ask for them; None: the smallest model alone
     batch: Count = 128  # here: chains in flight
@@ -108,7 +108,7 @@ def open_here(o: ModelOptions, index: int):
         writing['top'] = 20 if o.shows_confidences(index) else 0
         if o.dtype:
             writing['dtype'] = o.dtype
-        return open_weights(VLLMModel, o.place, context=o.context or 4096, **writing)
+        return open_weights(VLLMModel, o.place, context=o.context, **writing)
     from .local import LocalModel
 
     writing |= dict(batch=o.batch, dtype=o.dtype, context=o.context)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..records import SEPARATOR, ModelSpec, Step
+from ..util import install_line
 from .base import Preference, Request, StepTokenizer, five_digits, shown
 
 UNBROKEN_PROMPT = 8192  # tokens
@@ -55,14 +56,22 @@ class VLLMModel:
         top_p: float = 1.0,
         max_tokens: int = 512,  # of a step
         max_reply: int = 2048,  # of all steps up to the end
-        context: int = 4096,  # tokens of prompt and chain
+        context: int | None = None,  # tokens of prompt and chain; None: all it has, at most 4,096
         top: int = 20,  # likeliest tokens that are looked at; 0: no confidences, and twice as fast
         memory: float = 0.45,  # share of the GPU's memory
         template: dict | None = None,  # of the chat template, such as enable_thinking=False
         **options,  # of `vllm.LLM`
     ):
-        from vllm import LLM
+        from transformers import AutoConfig
 
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise ImportError(f'vLLM is not installed: {install_line("gpu")}') from error
+
+        if context is None:
+            config = AutoConfig.from_pretrained(model, revision=revision).get_text_config()
+            context = min(config.max_position_embeddings, 4096)
         if not torch.cuda.is_available():  # its random numbers cannot go back behind a cut prompt
             longest = max(UNBROKEN_PROMPT, context)
             options = dict(enable_chunked_prefill=False, max_num_batched_tokens=longest) | options
@@ -177,7 +186,7 @@ class VLLMModel:
         "Confidences in the tokens of each reply, of (prompt, reply) token ids."
         from vllm import SamplingParams
 
-        looked_at = self.sampling['logprobs']
+        looked_at = self.sampling['logprobs'] or 1
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=looked_at)
         replies = self.generate([[*prompt, *reply] for prompt, reply in pairs], params)
         numbers = []

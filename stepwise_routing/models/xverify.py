@@ -1,6 +1,7 @@
 """xVerify: a model that judges whether an answer means the same as the reference. Grading by rules: `data.grading`."""
 
 import ast
+import re
 from pathlib import Path
 
 from fastcore.net import urlread
@@ -44,8 +45,8 @@ def xverify(
         asked = [i for i, (_, answer) in enumerate(pairs) if answer]
         conversations = []
         for problem, answer in (pairs[i] for i in asked):
-            text = prompt.replace('{question}', problem.question)
-            text = text.replace('{answer}', problem.answer).replace('{output}', answer)
+            values = dict(question=problem.question, answer=problem.answer, output=answer)
+            text = re.sub(r'\{(question|answer|output)\}', lambda name: values[name[1]], prompt)
             conversations.append([dict(role='user', content=text)])
         verdicts = [False] * len(pairs)
         for i, found in zip(asked, model.choose(conversations, VERDICTS)):
