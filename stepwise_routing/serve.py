@@ -44,6 +44,10 @@ class Collector:
         self.asked = queue.SimpleQueue()
         threading.Thread(target=self.work, daemon=True).start()
 
+    def close(self) -> None:
+        "End the thread, which holds the model. Nobody may wait for an answer."
+        self.asked.put(None)
+
     def ask(self, request) -> Future:
         "The steps of a request, as soon as they are written."
         future = Future()
@@ -56,6 +60,8 @@ class Collector:
             time.sleep(GATHER)
             while not self.asked.empty():
                 items.append(self.asked.get())
+            if None in items:
+                return
             items = [item for item in items if item[1].set_running_or_notify_cancel()]
             requests, futures = [request for request, _ in items], [future for _, future in items]
             try:
@@ -213,6 +219,12 @@ class Service:
         self.collectors = [Collector(model) for model in router.models]
         self.stats = dict(requests=0, open=0, tokens=dict.fromkeys(self.model_names, 0), cents=0.0)
 
+    def close(self) -> None:
+        "End the threads and let go of the models: FastAPI keeps the functions that it calls."
+        for collector in self.collectors:
+            collector.close()
+        self.router = self.collectors = None
+
     @property
     def model_names(self) -> list:
         return [spec.name for spec in self.router.specs]
@@ -306,7 +318,7 @@ class Service:
 
 def make_app(service: Service) -> FastAPI:
     "An app that serves a router."
-    app = FastAPI(title='stepwise-routing')
+    app = FastAPI(openapi_url=None)  # no page that shows the routes
 
     @app.exception_handler(HTTPException)
     async def refuse(http, error):
@@ -376,6 +388,7 @@ def running(service: Service, port: int = 0, host: str = '127.0.0.1'):  # base_u
         finally:
             server.should_exit = True
             thread.join()
+            service.close()
 
 
 def serve(service: Service, port: int = 8000, host: str = '127.0.0.1') -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import weakref
 
 import openai
 import pytest
@@ -287,6 +289,18 @@ def test_an_error_of_a_model_is_told_and_the_next_request_is_answered(error):
                 [*ask(client, model='small', stream=True)]
         Dying.lives = 10**6
         assert ask(client).choices and stats_of(client)['open'] == 0
+
+
+def test_a_server_that_has_ended_holds_no_model():
+    router = toy_router(*toy_models())
+    model = weakref.ref(router.models[0])
+    with client_of(router) as client:
+        ask(client)
+    del router
+    end = time.monotonic() + 10
+    while model() and time.monotonic() < end:
+        gc.collect()
+    assert model() is None
 
 
 # ---- the command

@@ -94,7 +94,7 @@ def test_a_live_walk_is_what_the_table_says(models, reading, router):
 @both
 def test_a_table_is_made_of_the_steps_that_were_drawn(models):
     pair, problems = toy_models(models, prices=PRICES, end=0.2), toy_problems(25)
-    o, chains, rests = drawn(pair, problems)
+    o, chains, rests = drawn(pair, problems, max_steps=6)
     assert o.steps.tolist() == [len(chain) for chain in chains]
     for i, (problem, chain) in enumerate(zip(problems, chains)):
         for t, step in enumerate(chain):

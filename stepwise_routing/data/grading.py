@@ -17,12 +17,9 @@ LONGEST = 2000  # characters; a longer answer is compared as text
 
 FONT = r'\\(?:text|math|operatorname|bold|bf|rm|it|bm|[mh]box)[a-z]*\b\*?\s*'
 UPRIGHT = rf'{FONT}(?:\{{\s*([ei])\s*\}}|([ei])(?![a-z]))'  # \mathrm{e}
-FUNCTION = rf'{FONT}\{{\s*((?:arc)?(?:sin|cos|tan|cot)|ln|log|exp)\s*\}}'
 REALS = r'\\in\s*(?:\\(?:mathbb|mathbf|mathrm|Bbb|bf)\b\s*)?\{?\s*\\?R\s*\}?\s*'
 SET = rf'\\\{{\s*\\?[a-zA-Z]+\s*(?:{REALS})?(?:\\mid\b|\\vert\b|\\colon\b|\||:)(.*?)\\\}}'
 SCALE = r'(?!(?:hundred|thousand|[mb]illion|dozen|percent|mod)\b)'
-SIGNS = {'√': r'\sqrt ', 'π': r'\pi ', '∞': r'\infty ', '∪': r'\cup ', '∅': r'\emptyset '}
-SIGNS |= {r'\lbrace': r'\{', r'\rbrace': r'\}', r'\varnothing': r'\emptyset '}
 SPELLINGS = (  # pattern and replacement: what Math-Verify reads wrongly
     (r'(?<!\\)\$|\\\(|\\\)|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?', ''),
     (r'(?<=\d)\\[,!]\s*(?=\d{3})|(?<!\\)\\!\s*', ''),
@@ -31,11 +28,7 @@ SPELLINGS = (  # pattern and replacement: what Math-Verify reads wrongly
     (rf',\s*\\?[a-z]+\s*{REALS}$|^\s*\\?[a-z]+\s*{REALS},', ''),
     (r'^\\?[a-z]+\s*\\in\b\s*(?=[(\[\\])', ''),
     (r'(?<=[)\]])\s*(?:U|\\bigcup)\s*(?=[(\[])', r' \\cup '),
-    (r'\\(?:cup|lor|vee)\b\s*(?=\\?[a-z]+\s*(?:[<>]|\\[lgn]e))', ' or '),
-    (r'\\\{\s*\\\}', r'\\emptyset '),
-    (rf'(?<=[a-z]){UPRIGHT}', r' \1\2'),  # \pi\mathrm{e}
     (UPRIGHT, r'\1\2'),
-    (FUNCTION, r'\\\1 '),
     (r'°|\^\s*\{?\\circ\}?', ''),
     (r'(?<=[\d})])\s*\\[dt]?binom', r'\\cdot\\binom'),
     (rf'^(-?[\d.,/]*\d) +{SCALE}[a-z]{{3,}}[a-z ]*$', r'\1'),  # 10 apples
@@ -49,12 +42,8 @@ LETTER = re.compile(  # (B) 12 and the like, but neither B + 1 nor B and C
 def tidy(text: str) -> str:
     "An answer as Math-Verify reads it best."
     text = text.strip().rstrip('.')
-    for sign, command in SIGNS.items():
-        text = text.replace(sign, command)
     for pattern, new in SPELLINGS:
         text = re.sub(pattern, new, text)
-    if text.count(r'\pm') == 1 and r'\{' not in text:
-        text = text.replace(r'\pm', '+') + ', ' + text.replace(r'\pm', '-')
     return text.strip()
 
 

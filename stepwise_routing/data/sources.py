@@ -151,12 +151,6 @@ def fifth_of(problem: Problem) -> int:  # 0 to 4
     return int(digest('split', problem.id), 16) % 5
 
 
-def carve(problems, split: str) -> list:
-    "The train (4/5) or calibration (1/5) part of a training set, by the hash of the question."
-    wants_calibration = split == 'calibration'
-    return [problem for problem in problems if (fifth_of(problem) == 0) == wants_calibration]
-
-
 def stratify(problems, split: str) -> list:
     "Split 40 % / 20 % / 40 % into train / calibration / test, with similar difficulties in each, sorted by id."
     turns = 'train', 'test', 'calibration', 'test', 'train'
@@ -169,7 +163,7 @@ def stratify(problems, split: str) -> list:
 class PublicSet:
     """A public benchmark with one question per row.
 
-    Its test problems are those of `test`. `train` is divided into train and calibration problems.
+    Its test problems are those of `test`. Hashes divide `train`: 4/5 train, 1/5 calibration.
     """
 
     test: Source
@@ -203,7 +197,8 @@ class PublicSet:
             return distinct_problems(test)
         test_keys = {question_key(p.question) for p in test}
         train = distinct_problems(self.rows(self.train, data_dir), self.left_out)
-        return carve([p for p in train if question_key(p.question) not in test_keys], split)
+        fresh = [p for p in train if question_key(p.question) not in test_keys]
+        return [p for p in fresh if (fifth_of(p) == 0) == (split == 'calibration')]
 
 
 GSM8K = 'openai/gsm8k', '740312add88f781978c0658806c59bc2815b9866'

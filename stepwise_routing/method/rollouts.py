@@ -55,23 +55,25 @@ class Kept:
     def write(self, requests) -> list:
         "A tuple of `Step`s per request, as of `models.base.Model`."
         found = [self.stored(request) for request in requests]
+        rests = [after(request, steps) for request, steps in zip(requests, found)]
         missing = {}  # what is asked twice is drawn once
-        for request, steps in zip(requests, found):
+        for request, steps, rest in zip(requests, found, rests):
             if not self.is_answered(request, steps):
-                missing[self.key(after(request, steps)), request.room] = after(request, steps)
+                missing[self.key(rest), rest.room] = rest
         new = {}
         parts = range(0, len(missing), BLOCK)
         for first in tqdm(parts, self.spec.name, leave=False, disable=len(parts) < 2):
-            part = list(missing)[first : first + BLOCK]
-            drawn = dict(zip(part, self.model.write([missing[place] for place in part])))
-            for place, steps in drawn.items():
-                keys = [self.key(after(missing[place], steps[:i])) for i in range(len(steps))]
-                self.store.put_many(zip(keys, steps))
-            new |= drawn
-        for i, (request, steps) in enumerate(zip(requests, found)):
-            if not self.is_answered(request, steps):
-                found[i] += new[self.key(after(request, steps)), request.room]
-        return found
+            part = list(missing.items())[first : first + BLOCK]
+            drawn = self.model.write([rest for _, rest in part])
+            kept = []
+            for (place, rest), steps in zip(part, drawn):
+                new[place] = steps
+                keys = [self.key(after(rest, steps[:i])) for i in range(len(steps))]
+                kept += zip(keys, steps)
+            self.store.put_many(kept)
+        return [
+            steps + new.get((self.key(rest), rest.room), ()) for steps, rest in zip(found, rests)
+        ]
 
 
 def after(request: Request, steps: tuple) -> Request:

@@ -125,8 +125,10 @@ def model_options(run: Run) -> list:  # of `ModelOptions`, small to large
 
 
 def replies_of(run: Run) -> Replies | None:
-    "Where the paid replies of a run are kept."
-    return Replies(run.store / 'replies.db', run.settings.models.max_cents) if run.is_paid else None
+    "Where the replies of APIs are kept. None if no model is behind one."
+    if not any(name.startswith('openai:') for name in run.settings.models.names):
+        return None
+    return Replies(run.store / 'replies.db', run.settings.models.max_cents)
 
 
 def open_pair(run: Run) -> list:  # of models, small to large
