@@ -90,7 +90,9 @@ def opened(models, folder, max_cents: float, options: dict) -> list:
         raise ValueError(f'a small and a large model are needed, got {len(models)}')
     if hasattr(models[0], 'write'):
         return list(models)
-    return open_models(models, store.Replies(Path(folder) / 'replies.db', max_cents), **options)
+    is_paid = any(str(getattr(m, 'name', m)).startswith('openai:') for m in models)
+    replies = store.Replies(Path(folder) / 'replies.db', max_cents) if is_paid else None
+    return open_models(models, replies, **options)
 
 
 def check_cost(specs) -> None:
