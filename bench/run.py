@@ -25,8 +25,7 @@ from stepwise_routing.method.rollouts import (
     thresholds,
 )
 from stepwise_routing.method.training import train
-from stepwise_routing.models.lists import Listed
-from stepwise_routing.models.names import open_models
+from stepwise_routing.models.open import open_models
 from stepwise_routing.settings import Training, as_printed
 from stepwise_routing.util import resamples
 
@@ -63,7 +62,6 @@ def tokens_written(chains, rests) -> int:
 
 def writing(models, n: int = 200) -> dict:  # tokens a second
     "Small chains of micro-math problems, and the large model's rests of all their prefixes."
-    draw_chains(load_problems('micro-math', 'train', 2), models, max_steps=30)  # compiles
     problems = load_problems('micro-math', 'test', n)
     start = time.perf_counter()
     drawn = draw_chains(problems, models, max_steps=30)
@@ -116,11 +114,10 @@ def main() -> None:
     if args.receipt:
         receipt = json.loads(args.receipt.read_text('utf-8'))
         print(pd.Series(receipt['seconds'] | dict(all=receipt['total']), name='seconds').round(0))
-    with open_models(['micro-small', 'micro-large']) as backends:
-        models = [Listed(backend) for backend in backends]
-        speeds = policy_steps() | writing(models)
-        print(pd.Series(speeds, name='').round(1).to_string())
-        table = growth(models)
+    models = open_models(['micro-small', 'micro-large'])
+    speeds = policy_steps() | writing(models)
+    print(pd.Series(speeds, name='').round(1).to_string())
+    table = growth(models)
     for times in SIZES[1:]:
         table[f'{times}x / 1x'] = table[f'{times}x'] / table['1x']
     print(table.round(2).to_string())

@@ -16,41 +16,64 @@ def chat_prompt(question: str) -> list:
     return [dict(role='system', content=_SYSTEM_PROMPT), dict(role='user', content=question)]
 
 
-def split_steps(text: str) -> list:
-    "Reasoning steps of a whole output: its segments between blank lines (the paper's experimental set-up)."
-    return [s.strip() for s in text.replace('\r\n', '\n').split('\n\n') if s.strip()]
+SEPARATOR = '\n\n'  # steps are "segments between blank lines" (the paper's experimental set-up)
 
-
-_BRACE = re.compile(
+BRACE = re.compile(
     r'(?P<box>\\(?:boxed|fbox)\s*\{)'
     r'|(?P<bare>\\(?:boxed|fbox)\s*(?P<token>\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])))'
     r'|\\.|[{}]',
     re.S,
 )
-# One pass with a stack of open braces takes linear time, also on a megabyte of `\boxed{`. `\{` is a printed brace and
-# opens nothing.
-_NO_BOX = -1  # the start of a brace that opens no box
+GAP = r'(?:[\s$~*]|\\[ ,;:()\[\]\\]|\\q?quad\b)*'
+JOINED = re.compile(  # what stands between the boxes of one answer, such as "and"
+    rf'{GAP}(?:[,;]|(?:[,;]{GAP})?(?:\\\w+\s*\{{)?\s*\b(?:and|or)\b\s*\}}?){GAP}'
+    rf'(?:[a-z](?:_\{{?\d\}}?)?\s*=)?{GAP}',
+    re.I,
+)
+BLANK = re.compile(  # what a box may hold that is no answer
+    r'\\[hv]?phantom\s*(?:\{.*\}|\w)|\\(?:[hv]space|rule|kern)\b\*?(?:\{[^{}]*\}|[\d.]+\s*[a-z]{2})*'
+    r'|\\(?:text|math|underline|mbox|square|Box|q?quad|[lc]?dots|strut|hfill)[a-z]*'
+    r'|\\[\s,;:!_$]|[\s?_~.,{}$…]'
+    r'|[\[<]?\b(?:(?:insert|your|the|my|final)(?:\s|\\?_)+){0,3}answer(?:(?:\s|\\?_)+here)?(?:\b|(?=_))[\]>]?',
+    re.S | re.I,
+)
 
 
-def extract_boxed(text: str) -> str | None:
-    "The parsed answer $\\hat y$: the last complete, brace-balanced `\\boxed{}` (or `\\fbox{}`, or bare `\\boxed 5`)."
-    answer = None
-    answer_start = _NO_BOX
-    open_braces = []  # (start of the box, start of its content)
-    for match in _BRACE.finditer(text):
-        if match['box']:
-            open_braces.append((match.start(), match.end()))
-        elif match['bare']:
-            answer = match['token']
-            answer_start = match.start()
-        elif match[0] == '{':
-            open_braces.append((_NO_BOX, _NO_BOX))
+def boxes(text: str) -> list:  # (content, where it begins, where it ends)
+    "All complete `\\boxed{}` of a text (or `\\fbox{}`, or bare `\\boxed 5`). Of nested boxes, the inner ones."
+    found = []
+    open_braces = []  # (start of the box, or -1; start of its content)
+    for match in BRACE.finditer(text):
+        if match['bare']:
+            found.append((match['token'], match.start(), match.end()))
+        elif match['box'] or match[0] == '{':
+            open_braces.append((match.start() if match['box'] else -1, match.end()))
         elif match[0] == '}' and open_braces:
-            box_start, content_start = open_braces.pop()
-            if box_start > answer_start:  # a box inside of a box counts
-                answer = text[content_start : match.start()].strip()
-                answer_start = box_start
-    return answer
+            start, content = open_braces.pop()
+            holds_a_box = found and found[-1][1] > start
+            if start >= 0 and not holds_a_box:
+                found.append((text[content : match.start()], start, match.end()))
+    return found
+
+
+def boxed(
+    text: str,  # of a step
+    question: str = '',  # whose boxes are no answers
+) -> str | None:
+    """The parsed answer $\\hat y$: the last box of a text, joined with those next to it, as in \\boxed{3}, \\boxed{5}.
+
+    None if no box has a content of its own: a blank box is no answer, nor is a box that repeats the question."""
+    asked = {content.strip() for content, *_ in boxes(question)}
+    answers = []
+    end = -1
+    for content, start, stop in boxes(text):
+        if not BLANK.sub('', content) or content.strip() in asked:
+            continue
+        if start - end > 60 or not JOINED.fullmatch(text, end, start):
+            answers = []  # a new answer, such as a correction
+        answers.append(content.strip())
+        end = stop
+    return ', '.join(dict.fromkeys(answers)) or None
 
 
 # ---- records
@@ -74,7 +97,7 @@ class Step:
 
     text: str  # without the blank line that ends it
     model: int  # index of the model that wrote it, 0 = smallest
-    finish: str  # "step" (more will follow), "stop" (end of sequence) or "length" (cut off)
+    finish: str  # "step" (more may follow), "stop" (an answer, or the model said so) or "length" (cut off)
     ids: tuple = ()  # generated token ids, separator or end token included; empty if a server hides them
     ends: tuple = ()  # per token, the offset in `text` at which it ends (clipped to its length)
     prob: tuple = ()  # per token, probability of the sampled token at temperature 1
@@ -85,8 +108,8 @@ class Step:
     entropy: float | None = None  # of its first token's distribution, nats; None if not known
 
     @property
-    def final(self):
-        return self.finish != 'step' or extract_boxed(self.text) is not None
+    def final(self) -> bool:
+        return self.finish != 'step'
 
 
 @dataclass(frozen=True)
@@ -147,11 +170,6 @@ def token_cents(
     return ((prompt - cached) * p.input + cached * p.cached + generated * p.output) / 1e4
 
 
-def token_flops(params, tokens):  # numbers or arrays
-    "$2N$ FLOPs per token of a model with N parameters."
-    return 2 * params * tokens
-
-
 # ---- questions to a judge
 
 VERIFY_PROMPT = '''Task: Determine whether the final step is correct for the given problem.
@@ -180,14 +198,16 @@ def step_texts(steps):
 def verdict_messages(problem: Problem, steps) -> list:
     "The paper's appendix prompt as chat messages: is the last step (str or `Step`) correct or incorrect?"
     *prefix, last = step_texts(steps)
-    text = VERIFY_PROMPT.format(question=problem.question, prefix='\n\n'.join(prefix), answer=last)
+    text = VERIFY_PROMPT.format(
+        question=problem.question, prefix=SEPARATOR.join(prefix), answer=last
+    )
     return [dict(role='user', content=text)]
 
 
 _SCORE_PROMPT = 'Rate the last step from 0 (wrong) to 9 (right). Reply with one digit.'
 
 
-def score_messages(problem: Problem, steps, prompt=chat_prompt, separator='\n\n') -> list:
+def score_messages(problem: Problem, steps, prompt=chat_prompt) -> list:
     "SpecReason's question in our words as chat messages, after the chain; the reply is one digit."
-    chain = dict(role='assistant', content=separator.join(step_texts(steps)))
+    chain = dict(role='assistant', content=SEPARATOR.join(step_texts(steps)))
     return prompt(problem.question) + [chain, dict(role='user', content=_SCORE_PROMPT)]

@@ -5,7 +5,7 @@ A profile is a YAML file of nbs/params with sections of `name: value` lines. Wha
 
 import contextlib
 import inspect
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
@@ -96,12 +96,13 @@ def plain_signature(section: type) -> inspect.Signature:
     "The signature that `help` shows: fields, plain types without the checks, and defaults."
     kinds = get_type_hints(section)
     parameters = []
-    for field in fields(section):
+    for one in fields(section):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
         parameter = inspect.Parameter(
-            field.name,
+            one.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=kinds[field.name],
+            default=default,
+            annotation=kinds[one.name],
         )
         parameters.append(parameter)
     return inspect.Signature(parameters)
@@ -158,9 +159,9 @@ class Data(Section):
     n_train: Count | None = None  # problems a benchmark that routers learn from; None: all
     n_calibration: Count | None = None  # that thresholds are chosen on
     n_test: Count | None = None  # that are reported
-    max_steps: Count = 30  # of a chain
-    grader: str = 'math-verify'  # or "xverify:NAME[@REVISION]", which starts vLLM
-    grader_memory: Share = 0.15  # share of the GPU's memory for that server
+    max_steps: Count = 50  # of a chain
+    grader: str = 'math-verify'  # or "xverify:NAME@COMMIT", which opens vLLM
+    grader_memory: Share = 0.15  # xVerify: share of the GPU's memory
 
 
 class Pair(Section):
@@ -170,19 +171,15 @@ class Pair(Section):
     price: str = 'gpt-4.1-mini'  # what the large model would cost behind an API; '': no Table 2
     temperature: NotNegative = 0.7  # of sampling; 0: greedy
     max_tokens: Count = 512  # of a step
+    max_reply: Count = 2048  # vLLM and API: of all steps up to the end
     context: Count | None = None  # tokens of prompt and chain; None: what the models have
-    memory_shares: Annotated[tuple[Share, ...], FROM_LIST] = ()  # vLLM: of the GPU, per model
-    verifier: str = (
-        ''  # who checks single steps with the paper's prompt: "large"; '': a program, or nobody
+    small: dict = field(default_factory=dict)  # further `ModelOptions` of the small model alone
+    large: dict = field(default_factory=dict)  # and of the large one, such as {memory: 0.45}
+    # who checks single steps with the paper's prompt: "large"; '': a program, or nobody
+    verifier: str = ''
+    max_cents: NotNegative = (
+        100.0  # API: never spend more, earlier runs with the same store included
     )
-
-
-class Api(Section):
-    "Limits of a large model that is paid in US cents."
-
-    max_cents: NotNegative = 100.0  # never spend more, earlier runs with the same store included
-    max_reply: Count = 512  # longest rest of a chain, tokens
-    concurrency: Count = 32  # calls in flight
 
 
 class Training(Section):
@@ -237,7 +234,6 @@ class Settings(Section):
 
     data: Data = Data()
     models: Pair = Pair()
-    api: Api = Api()
     policy: Training = Training()
     baselines: Baselines = Baselines()
     results: Results = Results()

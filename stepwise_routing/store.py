@@ -5,6 +5,7 @@ Any number of processes may read and write it: SQLite admits one transaction at 
 
 import json
 import sqlite3
+import threading
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +17,14 @@ from .util import one_line
 def draw_settings(
     benchmark: str,
     models,  # small to large
-    draws=(),  # dict of what else they depend on, see `Benchmark.draws`
+    **more,  # what else the draws depend on, such as prompt
 ) -> dict:
     "All that drawn steps depend on, as JSON: the benchmark, and the settings of each model."
-    settings = [dict(spec=asdict(model.spec), **model.settings()) for model in models]
-    return dict(benchmark=benchmark, models=settings, **dict(draws))
+    settings = []
+    for model in models:
+        spec = dict(spec=asdict(model.spec), has_step_seeds=model.has_step_seeds)
+        settings.append(spec | model.settings())
+    return dict(benchmark=benchmark, models=settings, **more)
 
 
 def settings_difference(
@@ -134,3 +138,50 @@ class Store:
         with self.db:
             self.db.execute('BEGIN IMMEDIATE')
             self.db.executemany('INSERT OR IGNORE INTO edge VALUES (?, ?)', rows)
+
+
+class Replies:
+    """A file of paid replies and what they cost, for many models, threads and processes. One cap for all of it.
+
+    The cap counts kept replies. What a killed run had in flight is paid, and not counted.
+    """
+
+    def __init__(
+        self,
+        path,  # made if there is none
+        max_cents: float = 100.0,  # no call begins when so much is spent, earlier runs included
+    ):
+        self.path = Path(path)
+        self.max_cents = max_cents
+        self.lock = threading.Lock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        self.db.execute('PRAGMA journal_mode=WAL')
+        columns = 'key TEXT PRIMARY KEY, value TEXT, cents REAL'
+        self.db.execute(f'CREATE TABLE IF NOT EXISTS reply ({columns})')
+
+    def run(self, sql: str, *values):
+        with self.lock:
+            return self.db.execute(sql, values).fetchone()
+
+    def get(self, key: str):
+        "The reply under a key; None if there is none."
+        row = self.run('SELECT value FROM reply WHERE key = ?', key)
+        return row and json.loads(row[0])
+
+    def put(self, key: str, reply: dict, cents: float) -> None:
+        self.run('INSERT OR IGNORE INTO reply VALUES (?, ?, ?)', key, json.dumps(reply), cents)
+
+    @property
+    def spent(self) -> float:
+        "US cents."
+        return self.run('SELECT total(cents) FROM reply')[0]
+
+    def check_cap(self) -> None:
+        "RuntimeError if nothing more may be spent."
+        spent = self.spent
+        if spent >= self.max_cents:
+            raise RuntimeError(
+                f'the cap of {self.max_cents:g} cents is reached: {spent:.2f} are spent, and all replies '
+                f'are kept in {self.path.name}; raise max_cents to go on'
+            )

@@ -1,18 +1,14 @@
-"""Small helpers that every folder uses: lines about bad input, files, coroutines, a clone's folders.
+"""Small helpers that every folder uses: lines about bad input, files, a clone's folders.
 
 Here belongs code that knows nothing about routing and imports nothing from the package. Settings,
 stores and statistics have modules of their own.
 """
 
-import asyncio
-import contextlib
 import difflib
 import hashlib
 import io
 import os
 import secrets
-import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,40 +147,6 @@ def write_file(
     return path
 
 
-def _all_below(folder) -> list:  # paths
-    "Everything in a folder and in the folders in it. Links are not followed."
-    paths = []
-
-    def refuse(error):
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # gone, or a file by now
-            raise error
-
-    for root, folders, files in os.walk(folder, onerror=refuse):
-        paths += [Path(root, name) for name in folders + files]
-    return paths
-
-
-def check_links(folder) -> None:
-    """ValueError if a folder is a file, or holds anything but files and folders. It may be a link itself.
-
-    Writing to a link would change a file elsewhere. A named pipe would be waited for without end."""
-    if Path(folder).is_file():
-        raise ValueError(f'{folder} is a file where a folder belongs: name another folder')
-    try:
-        paths = _all_below(folder)
-    except (OSError, RecursionError) as error:  # its text may be a path of thousands of characters
-        reason = getattr(error, 'strerror', None) or 'too many folders in folders'
-        raise OSError(
-            f'{folder} cannot be searched for links ({reason}): take out what does not belong there'
-        ) from None
-    for path in paths:
-        if path.is_symlink():
-            raise ValueError(f'{one_line(path)} is a link: put the file itself there')
-        is_plain = path.is_file() or path.is_dir()
-        if not is_plain and path.exists():  # files of SQLite come and go
-            raise ValueError(f'{one_line(path)} is neither a file nor a folder: remove it')
-
-
 @dataclass(frozen=True)
 class Project:
     "The folders of a clone."
@@ -222,57 +184,6 @@ def find_project(
     raise FileNotFoundError(
         f'no nbs/params folder in {start or "this folder or above"}: work in a clone'
     )
-
-
-# ---- coroutines
-
-
-def run_async(coroutine):
-    "Run a coroutine and return its result, in Jupyter's running loop too. Ctrl-C stops it."
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    from anyio.from_thread import start_blocking_portal
-
-    with start_blocking_portal() as portal:
-        return portal.call(lambda: coroutine)
-
-
-@contextlib.contextmanager
-def _handling(kinds, handler):
-    "In a `with` block, these signals call a handler."
-    before = {kind: signal.signal(kind, handler) for kind in kinds}
-    try:
-        yield
-    finally:
-        for kind, earlier in before.items():
-            signal.signal(kind, earlier)
-
-
-@contextlib.contextmanager
-def until_told():  # yields a `threading.Event`
-    "In a `with` block, Ctrl-C or SIGTERM sets the event. Works in the main thread alone."
-    told = threading.Event()
-    with _handling((signal.SIGINT, signal.SIGTERM), lambda *_: told.set()):
-        yield told
-
-
-END_SIGNALS = {signal.SIGTERM, getattr(signal, 'SIGHUP', signal.SIGTERM)}
-
-
-@contextlib.contextmanager
-def told_to_end(
-    handler,  # (signal number, frame), as of `signal.signal`
-):
-    """In a `with` block of the main thread, SIGTERM and SIGHUP call a handler. Other threads: nothing changes.
-
-    A signal that is ignored, as under nohup, stays ignored. A handler of the caller stays, too."""
-    kinds = []
-    if threading.current_thread() is threading.main_thread():
-        kinds = [kind for kind in END_SIGNALS if signal.getsignal(kind) == signal.SIG_DFL]
-    with _handling(kinds, handler):
-        yield
 
 
 # ---- arrays

@@ -1,6 +1,7 @@
 """Tests import what they share from tests/helpers; a fixture of several files stands here.
 
 Property tests take the same 25 examples each time (profile `dev`). `HYPOTHESIS_PROFILE=ci` takes 200 at random."""
+
 import os
 import socket
 import sys
@@ -9,31 +10,41 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent/'helpers'))
-sys.path.insert(0, str(Path(__file__).parents[1]/'nbs'/'labs')) # the generators of the micro problems
+sys.path.insert(0, str(Path(__file__).parent / 'helpers'))
+sys.path.insert(
+    0, str(Path(__file__).parents[1] / 'nbs' / 'labs')
+)  # the generators of the micro problems
 
 settings.register_profile('dev', max_examples=25, derandomize=True, database=None, deadline=None)
 settings.register_profile('ci', max_examples=200, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'dev'))
 
+
 @pytest.fixture
 def offline(monkeypatch):
     "Whoever opens a connection or asks for an address fails."
-    def refused(*args, **kwargs): raise AssertionError('somebody was called')
-    for name in ('create_connection', 'getaddrinfo'): monkeypatch.setattr(socket, name, refused)
-    for name in ('connect', 'connect_ex', 'sendto'): monkeypatch.setattr(socket.socket, name, refused)
+
+    def refused(*args, **kwargs):
+        raise AssertionError('somebody was called')
+
+    for name in ('create_connection', 'getaddrinfo'):
+        monkeypatch.setattr(socket, name, refused)
+    for name in ('connect', 'connect_ex', 'sendto'):
+        monkeypatch.setattr(socket.socket, name, refused)
+
 
 @pytest.fixture(scope='module')
 def opened(tmp_path_factory):
     "An open router of a toy pair, and its folder."
-    from toy_own import PAIR, open_toys, pair_module, ready
+    from toy_models import toy_models
+    from toy_own import ready
 
     from stepwise_routing.own import open_router
-    folder = tmp_path_factory.mktemp('routers')/'mine'
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(pair_module, 'open_models', open_toys)
-        ready(folder)
-        with open_router(folder, PAIR) as router: yield router, folder
+
+    folder = tmp_path_factory.mktemp('routers') / 'mine'
+    ready(folder)
+    return open_router(folder, toy_models()), folder
+
 
 def pytest_collection_modifyitems(items):
     for item in items:

@@ -1,105 +1,115 @@
-"A benchmark is one record, and its steps can be lines."
+"A benchmark is one record; a file of questions is a benchmark, too."
+
+import csv
 import json
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from stepwise_routing.data import benchmarks
-from stepwise_routing.data.benchmarks import (
-    Benchmark,
-    find_benchmark,
-    load_problems,
-    open_benchmark,
-    register,
-)
-from stepwise_routing.data.grading import is_right
+from stepwise_routing.data.benchmarks import Benchmark, load_problems, prompt_digest, register
+from stepwise_routing.data.questions import own_problems, with_earlier
 from stepwise_routing.data.sources import SPLITS
-from stepwise_routing.method.confidence import chain_features, logit_confidence, math_token_mask
-from stepwise_routing.models.interface import Request, step_text
+from stepwise_routing.method.confidence import chain_features
 from stepwise_routing.records import Problem, Step
-from stepwise_routing.store import draw_settings
-from stepwise_routing.util import run_async
 
 
 @pytest.fixture(autouse=True)
-def unchanged(monkeypatch): monkeypatch.setattr(benchmarks, 'REGISTERED', dict(benchmarks.REGISTERED))
+def unchanged(monkeypatch):
+    monkeypatch.setattr(benchmarks, 'REGISTERED', dict(benchmarks.REGISTERED))
 
-# ---- the record
-
-class Sums: # the problems of a user
-    licence, is_public = 'CC0', False
-    def problems(self, split, data_dir=None):
-        return [Problem('sums', f'{split}-{i}', f'What is {i} + 1?', str(i + 1)) for i in range(3)]
-
-def every_character(text): return np.ones(len(text), bool)
 
 def test_ones_own_benchmark_is_loaded_graded_and_observed_by_its_record():
-    sums = register(Benchmark('sums', Sums(), answer=lambda texts: texts[-1].split()[-1],
-                              right=lambda problem, answer: int(answer) == int(problem.answer), scored=every_character))
-    p = load_problems('sums', 'test', 2)[1]
-    assert sums.read_answer((Step('x', 0, 'step'), Step('it is 2', 0, 'stop'))) == '2'
-    assert is_right(p, '2') and not is_right(p, '3') and not is_right(p, None)
-    step = Step('a 1', 0, 'step', ends=(1, 3), prob=(.5, .9), max_logit=(1., 3.))
-    assert logit_confidence(step) == 3 and logit_confidence(step, sums.scored) == 2
+    rules = dict(
+        answer=lambda problem, steps: steps[-1].text.removeprefix(problem.question),
+        right=lambda problem, answer: int(answer) == int(problem.answer),
+        scored=lambda text: np.ones(len(text), bool),
+    )
+    problem = Problem('sums', '1', 'What is 1 + 1?', '2')
+    sums = register(Benchmark('sums', SimpleNamespace(problems=lambda *_: [problem]), **rules))
+    assert load_problems('sums', 'test', 1) == [problem]
+    assert sums.answer(problem, [Step('What is 1 + 1?2', 0, 'stop')]) == '2'
+    answers = {'2': True, '02': True, '3': False, None: False}
+    pairs = [(problem, answer) for answer in [*answers, '2']]
+    verdicts = benchmarks.graded(benchmarks.grade_by_rules, pairs)
+    assert verdicts == {(problem.id, answer): right for answer, right in answers.items()}
+    step = Step('a 1', 0, 'step', ends=(1, 3), prob=(0.5, 0.9), max_logit=(1.0, 3.0))
     assert chain_features([step], sums.scored)['mean_logit'].tolist() == [2]
-    assert math_token_mask('a 1', (1, 3), every_character).tolist() == [True, True]
+    assert chain_features([step])['mean_logit'].tolist() == [3]
+    asked = Benchmark('asked', prompt=lambda question: [dict(role='user', content=question)])
+    assert prompt_digest(register(asked).name) != prompt_digest('gsm8k') == prompt_digest('sums')
 
-def test_a_shipped_benchmark_is_not_replaced_and_a_name_is_no_benchmark():
-    for name in ('gsm8k', 'micro-gsm', 'gsm8k-recorded'):
-        record = open_benchmark(name)
-        with pytest.raises(ValueError, match=f'^{name} is shipped with the package: choose another name'):
-            register(Benchmark(name))
-        assert open_benchmark(name) is record
-    with pytest.raises(ValueError, match="^register takes a Benchmark, got 'sums'"): register('sums')
-    first, second = Benchmark('twice'), Benchmark('twice', separator='\n')
-    assert register(first) is first and register(second) is open_benchmark('twice') is second
 
-def test_an_unknown_name_is_one_line_and_a_file_is_a_benchmark(tmp_path):
-    with pytest.raises(ValueError, match="did you mean 'gsm8k'"): open_benchmark('gsm8')
-    file = tmp_path/'mine.jsonl'
-    file.write_text(''.join(json.dumps(dict(question=f'{i}?', answer=i)) + '\n' for i in range(40)))
-    mine = open_benchmark(str(file))
-    assert mine.name == 'mine'
-    parts = {split: load_problems('mine', split) for split in SPLITS}
-    assert sum(map(len, parts.values())) == 40 and all(parts.values())
-    assert not {p.id for p in parts['train']} & {p.id for p in parts['test']}
+def test_an_unknown_name_or_number_is_one_line():
+    names = ('gms8k', 'test'), ('micro-gsm', 'tset'), ('micro-gsm', 'test', 10**6)
+    for given, line in zip(names, ("mean 'gsm8k'", "mean 'test'", 'n=1000000 is too many')):
+        with pytest.raises(ValueError, match=line):
+            load_problems(*given)
+
 
 def test_ones_own_file_registers_for_commands_and_chapters(tmp_path, monkeypatch):
-    (tmp_path/'nbs'/'params').mkdir(parents=True)
-    file = tmp_path/'nbs'/'own_benchmarks.py'
-    imports = 'from stepwise_routing.data.benchmarks import Benchmark, register\n'
-    file.write_text(imports + 'register(Benchmark("riddles"))\n')
+    (tmp_path / 'nbs' / 'params').mkdir(parents=True)
+    lines = 'import stepwise_routing.data.benchmarks as b\nb.register(b.Benchmark("riddles"))\n'
+    (tmp_path / 'nbs' / 'own_benchmarks.py').write_text(lines)
     monkeypatch.chdir(tmp_path)
-    assert open_benchmark('riddles').name == 'riddles'
-    file.write_text('nonsense')
-    with pytest.raises(ValueError, match='own_benchmarks.py: NameError') as e: open_benchmark('puzzles')
-    assert '\n' not in str(e.value)
+    assert benchmarks.open_benchmark('riddles').name == 'riddles'
 
-def test_what_the_draws_depend_on_is_in_the_settings_of_a_store():
-    assert find_benchmark('gsm8k').draws == {} == find_benchmark('anything').draws
-    lines = Benchmark('lines', separator='\n')
-    assert lines.draws['separator'] == '\n'
-    other = replace(lines, prompt=lambda question: [dict(role='user', content=question)])
-    assert draw_settings('lines', [], lines.draws) != draw_settings('lines', [], other.draws)
 
-# ---- steps that are lines
+# ---- files of questions
 
-@pytest.mark.parametrize('raw, text, ended', [
-    ('def f(x):\n    return x\n', 'def f(x):', True), ('    return x\n', '    return x', True),
-    ('\n  \n    if x:  \n', '    if x:', True), ('    return', '    return', False), ('\n\n', '', False)])
-def test_a_line_keeps_its_indentation(raw, text, ended): assert step_text(raw, '\n') == (text, ended)
+ROWS = [dict(question=f'What is\n{i} + 1, "please"?', answer=i + 1) for i in range(40)]
 
-def test_a_model_here_writes_lines():
-    "The micro model writes paragraphs; as lines, its steps end at line ends, and its ids are those of one chain."
-    from stepwise_routing.models.hub import load_micro
-    problem = load_problems('micro-gsm', 'test', 1)[0]
-    register(Benchmark('lines', separator='\n'))
-    as_lines = replace(problem, benchmark='lines')
-    model = load_micro('small', temperature=0)
-    whole = run_async(model.write(Request(problem, to_end=True)))
-    lines = run_async(model.write(Request(as_lines, to_end=True)))
-    assert [s.text for s in lines] == [s.text for s in whole] and lines[-1].final
-    one_by_one = ()
-    while not (one_by_one and one_by_one[-1].final): one_by_one += run_async(model.write(Request(as_lines, one_by_one)))
-    assert [s.ids for s in one_by_one] == [s.ids for s in lines]
+
+def test_a_file_of_questions_is_a_benchmark(tmp_path):
+    lines, whole, table = (tmp_path / f'mine.{kind}' for kind in ('jsonl', 'json', 'csv'))
+    lines.write_text('\ufeff' + '\n\n'.join(map(json.dumps, ROWS)), 'utf-8')
+    whole.write_text(json.dumps(ROWS, indent=1))
+    with open(table, 'w', newline='') as file:
+        csv.writer(file).writerows([ROWS[0], *(row.values() for row in ROWS)])
+    problems = own_problems(ROWS, 'mine')
+    assert own_problems(lines, 'mine') == own_problems(whole, 'mine') == problems
+    assert own_problems(table, 'mine') == own_problems(problems * 2, 'mine') == problems
+    parts = [load_problems(str(table), split) for split in SPLITS]
+    assert sorted(p.id for part in parts for p in part) == sorted(p.id for p in problems)
+    assert len(problems) == 40 and all(parts)
+
+
+def test_fields_of_another_harness_are_named_by_the_user(tmp_path):
+    file = tmp_path / 'theirs.jsonl'
+    file.write_text(json.dumps(dict(problem='1 + 1?', solution='...', target=2)))
+    with pytest.raises(ValueError, match=r'theirs.jsonl, row 1: .*problem, solution, target'):
+        own_problems(file)
+    (problem,) = own_problems(file, fields=dict(question='problem', answer='target'))
+    assert (problem.question, problem.answer) == ('1 + 1?', '2')
+
+
+GOOD = '{"question": "2+2?", "answer": 4}\n'
+BAD = (
+    '{"question": "3+',
+    '[1]',
+    '{"question": "3?"}',
+    '{"question": "3?", "answer": NaN}',
+    '{"question": "3?", "answer": "so #### 3"}',
+    r'{"question": "3?", "answer": "\frac{1}{2}"}',
+    r'{"question": "3?\ud800", "answer": "3"}',
+    '{"question": "2+2?", "answer": "5"}',
+    '{"question": "3?", "answer": "\xff"}',
+)
+
+
+@pytest.mark.parametrize('text', BAD)
+def test_a_bad_row_is_one_line_with_file_and_row(text, tmp_path):
+    file = tmp_path / 'mine.jsonl'
+    file.write_bytes((GOOD + text).encode('latin-1'))
+    with pytest.raises(ValueError, match='mine.jsonl, row 2: ') as error:
+        own_problems(file)
+    assert '\n' not in str(error.value) and len(str(error.value)) < 300 + len(str(file))
+
+
+def test_problems_of_an_earlier_call_come_first_and_keep_their_answers(tmp_path):
+    (tmp_path / 'problems.jsonl').write_text(GOOD)
+    new = own_problems([dict(question='3?', answer=3)])
+    assert [p.answer for p in with_earlier(tmp_path, new, 'own')] == ['4', '3']
+    with pytest.raises(ValueError, match='2.2'):
+        with_earlier(tmp_path, own_problems([dict(question='2+2?', answer=5)]), 'own')

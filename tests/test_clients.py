@@ -1,81 +1,139 @@
 """Real clients of the OpenAI protocol against a server of the micro pair: what they get is what `route` answers.
 
-litellm is in the extra [clients]. It has versions of its own, so it is best put into an environment of its
-own: .clients in the clone (`make clients`)."""
+litellm and lm-eval are in the extra [clients]. They want other versions than constraints.txt has, so they run in an
+environment of their own: .clients in the clone (`make weekly`)."""
+
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import openai
 import pytest
-from micro_router import micro_router, micro_server
+from toy_own import with_threshold
 
-torch = pytest.importorskip('torch')
-openai = pytest.importorskip('openai')
+from stepwise_routing import serve
 from stepwise_routing.data.benchmarks import load_problems
+from stepwise_routing.models.open import open_models
 
 pytestmark = pytest.mark.slow
-OWN = Path(__file__).resolve().parents[1]/'.clients'/'bin'/'python'
+OWN = Path(__file__).resolve().parents[1] / '.clients' / 'bin' / 'python'
 PYTHON = str(OWN) if OWN.exists() else sys.executable
-PROBLEMS = load_problems('micro-gsm', 'test', n=50)
-QUESTIONS = [p.question for p in PROBLEMS]
+KAPPA = -0.75  # hands over where the least sure token has a probability of 0.75 or less
+PROBLEMS = load_problems('micro-gsm', 'test', n=10)
+QUESTIONS = [problem.question for problem in PROBLEMS]
 
-def run(code, *words, **options):
-    "What another Python prints."
-    command = [PYTHON, '-c', code, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, **options)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-def needs(package):
-    done = subprocess.run([PYTHON, '-c', f'import {package}'], capture_output=True)
-    if done.returncode: pytest.skip(f'{package} is not installed: make clients')
 
 @pytest.fixture(scope='module')
 def router():
-    torch.set_num_threads(1)
-    with micro_router() as router: yield router
+    models = open_models(['micro-small', 'micro-large'])
+    return with_threshold(models, KAPPA, name='micro-gsm')
+
 
 @pytest.fixture(scope='module')
 def url(router):
-    with micro_server(router) as url: yield url
+    names = dict(mine='router', small='small', large='large')
+    with serve.running(serve.Service(router, names)) as url:
+        yield url
+
 
 @pytest.fixture(scope='module')
-def answers(router): return router.route(QUESTIONS)
+def answers(router):
+    answers = router.route(QUESTIONS)
+    assert 0 < sum(len(set(answer.models)) > 1 for answer in answers) < len(answers)
+    return answers
 
-def user(text): return [dict(role='user', content=text)]
 
-def test_the_router_has_something_to_decide(answers): assert 0 < sum(len(set(a.models)) > 1 for a in answers) < len(answers)
+def run(package, *words, **env):
+    "What another Python prints."
+    found = subprocess.run([PYTHON, '-c', f'import {package}'], capture_output=True)
+    if found.returncode:
+        pytest.skip(f'{package} is not installed: make weekly')
+    options = dict(capture_output=True, text=True, timeout=280, env=os.environ | env)
+    done = subprocess.run([PYTHON, *map(str, words)], **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
-def test_openai_sync_and_streaming(url, answers):
-    with openai.OpenAI(base_url=url, api_key='x', max_retries=0) as c:
-        for question, want in zip(QUESTIONS[:10], answers):
-            asked = dict(model='mine', messages=user(question), seed=0)
-            whole = c.chat.completions.create(**asked)
-            chunks = [*c.chat.completions.create(**asked, stream=True, stream_options=dict(include_usage=True))]
-            text = ''.join(k.choices[0].delta.content or '' for k in chunks if k.choices)
+
+def test_openai_whole_and_streamed(url, answers):
+    with openai.OpenAI(base_url=url, api_key='x', max_retries=0) as client:
+        for question, want in zip(QUESTIONS, answers):
+            messages = [dict(role='user', content=question)]
+            asked = dict(model='mine', messages=messages, seed=0)
+            whole = client.chat.completions.create(**asked)
+            asked |= dict(stream=True, stream_options=dict(include_usage=True))
+            chunks = [*client.chat.completions.create(**asked)]
+            text = ''.join(c.choices[0].delta.content or '' for c in chunks if c.choices)
             assert whole.choices[0].message.content == text == want.text
-            assert whole.usage == chunks[-1].usage and whole.usage.completion_tokens == sum(want.tokens)
+            assert whole.usage == chunks[-1].usage
+            assert whole.usage.completion_tokens == sum(want.tokens)
 
-LITELLM = '''
+
+LITELLM = """
 import asyncio, json, sys
 import litellm
 litellm.telemetry = False
 url, questions = sys.argv[1], json.loads(sys.argv[2])
-def asked(q): return dict(model='openai/mine', api_base=url, api_key='x', seed=0, num_retries=0,
-                          messages=[dict(role='user', content=q)])
-async def late(q): return await litellm.acompletion(**asked(q))
-async def all_late(): return await asyncio.gather(*map(late, questions))
-whole = [litellm.completion(**asked(q)) for q in questions]
-def text(chunks): return ''.join(k.choices[0].delta.content or '' for k in chunks)
-streamed = [text(litellm.completion(**asked(q), stream=True)) for q in questions]
-at_once = [r.choices[0].message.content for r in asyncio.run(all_late())]
-usage = [r.usage.completion_tokens for r in whole]
-print(json.dumps([[r.choices[0].message.content for r in whole], streamed, at_once, usage]))
-'''
+options = dict(model='openai/mine', api_base=url, api_key='x', seed=0, num_retries=0)
+asked = [options | dict(messages=[dict(role='user', content=q)]) for q in questions]
 
-def test_litellm(url, answers):
-    needs('litellm')
-    out = json.loads(run(LITELLM, url, json.dumps(QUESTIONS[:10])).splitlines()[-1])
-    texts = [a.text for a in answers[:10]]
-    assert out == [texts, texts, texts, [sum(a.tokens) for a in answers[:10]]]
+def text(chunks):
+    return ''.join(c.choices[0].delta.content or '' for c in chunks if c.choices)
+
+async def at_once():
+    return await asyncio.gather(*(litellm.acompletion(**ask) for ask in asked))
+
+replies = [litellm.completion(**ask) for ask in asked]
+streamed = [text(litellm.completion(**ask, stream=True)) for ask in asked]
+ways = [[reply.choices[0].message.content for reply in replies], streamed]
+ways += [[reply.choices[0].message.content for reply in asyncio.run(at_once())]]
+print(json.dumps([*ways, [reply.usage.completion_tokens for reply in replies]]))
+"""
+
+
+def test_litellm_whole_streamed_and_at_once(url, answers):
+    out = run('litellm', '-c', LITELLM, url, json.dumps(QUESTIONS))
+    texts, tokens = [a.text for a in answers], [sum(a.tokens) for a in answers]
+    assert json.loads(out.splitlines()[-1]) == [texts, texts, texts, tokens]
+
+
+TASK = r"""
+task: tiny
+dataset_path: json
+dataset_kwargs: {data_files: {test: QUESTIONS}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: [], do_sample: false}
+filter_list:
+  - name: box
+    filter:
+      - {function: regex, regex_pattern: '\\boxed\{(.*?)\}'}
+      - {function: take_first}
+metric_list:
+  - {metric: exact_match, aggregation: mean, higher_is_better: true}
+"""
+
+
+def test_lm_eval_reports_what_route_answers(url, router, tmp_path):
+    rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in PROBLEMS]
+    (tmp_path / 'questions.jsonl').write_text('\n'.join(rows))
+    task = TASK.replace('QUESTIONS', str(tmp_path / 'questions.jsonl'))
+    (tmp_path / 'tiny.yaml').write_text(task)
+    model = f'model=mine,base_url={url}/chat/completions,num_concurrent=4,max_retries=1'
+    words = '-m', 'lm_eval', '--model', 'local-chat-completions', '--model_args', model
+    words += '--tasks', 'tiny', '--include_path', tmp_path, '--apply_chat_template'
+    words += '--output_path', tmp_path / 'out', '--log_samples'
+    offline = dict(HF_HOME=str(tmp_path), HF_HUB_OFFLINE='1', HF_DATASETS_OFFLINE='1')
+    run('lm_eval', *words, **offline, OPENAI_API_KEY='x')
+    want = router.route(QUESTIONS, sample=1234)  # the seed that lm-eval sends
+    (samples,) = (tmp_path / 'out').rglob('samples_tiny_*.jsonl')
+    found = [json.loads(line) for line in samples.read_text().splitlines()]
+    found = {row['doc']['question']: row['resps'][0][0] for row in found}
+    assert [found[question] for question in QUESTIONS] == [answer.text for answer in want]
+    (report,) = (tmp_path / 'out').rglob('results_*.json')
+    right = [answer.answer == problem.answer for answer, problem in zip(want, PROBLEMS)]
+    score = json.loads(report.read_text())['results']['tiny']['exact_match,box']
+    assert 0 < score == sum(right) / len(right)

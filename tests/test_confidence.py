@@ -120,7 +120,7 @@ def test_scores_of_steps_that_lack_something():
 def test_the_columns_of_a_chain_by_hand():
     first = step_of('so 7', [0.9, 0.9, 0.5], [1, 2, 3], entropy=0.3)
     second = step_of('so 9', [0.9, 0.9, 1.0], [1, 2, 5], entropy=0.7)
-    last = step_of(r'\boxed{7}', [0.9, 0.8, 0.7, 0.75], [4, 4, 4, 4], entropy=0.2)
+    last = step_of(r'\boxed{7}', [0.9, 0.8, 0.7, 0.75], [4] * 4, entropy=0.2, finish='stop')
     columns = chain_features([first, second, last])
     assert tuple(columns) == FEATURES
     want = dict(
@@ -130,11 +130,7 @@ def test_the_columns_of_a_chain_by_hand():
         step=[0, 1, 2],
         length=[3, 3, 4],
         final=[0, 0, 1],
-        next_entropy=[
-            0.7,
-            0.2,
-            0,
-        ],  # of the step that begins next; behind the last one there is none
+        next_entropy=[0.7, 0.2, 0],  # of the step that begins next; behind the last one is none
     )
     for name, values in want.items():
         np.testing.assert_allclose(columns[name], values, rtol=1e-6, err_msg=name)

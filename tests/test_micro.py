@@ -15,7 +15,7 @@ from micro_world.slips import corrupt
 from stepwise_routing.data import steps as data_steps
 from stepwise_routing.data.benchmarks import MICRO, load_problems
 from stepwise_routing.data.frozen import read_frozen
-from stepwise_routing.records import chat_prompt, extract_boxed
+from stepwise_routing.records import boxed, chat_prompt
 from stepwise_routing.util import PACKAGE
 
 EVERY = [(b, f) for b, fs in data_families.FAMILIES.items() for f in fs]
@@ -44,7 +44,7 @@ def test_every_equation_of_a_solution_is_true(pick, level, seed):
         remainders = re.findall(r'(\d+) mod (\d+): \d+\*\d+=\d+, \d+-\d+=(\d+)', step)
         assert all(int(r) == int(a) % int(m) for a, m, r in remainders)
     assert seen >= len(steps) - 1 and 2 <= len(steps) <= 18
-    assert all(extract_boxed(s) is None for s in steps[:-1]) and extract_boxed(steps[-1]) is not None
+    assert all(boxed(s) is None for s in steps[:-1]) and boxed(steps[-1]) is not None
 
 # Answers worked out from the question alone, by other means than the program.
 def number(text): return [int(x) for x in re.findall(r'\d+', text)]
@@ -106,7 +106,7 @@ def test_answers_worked_out_independently(benchmark, family):
         draft = family(r, i % 5 + 1)
         truth = by_hand(draft.family, draft.question)
         if truth is None: continue
-        assert Fraction(extract_boxed(solve(draft)[-1])) == truth, draft.question
+        assert Fraction(boxed(solve(draft)[-1])) == truth, draft.question
         checked += 1
     assert checked == 150 or draft.family in ('work', 'share', 'trip', 'sequence', 'system', 'digits')
 
@@ -246,5 +246,5 @@ def test_shipped_models_solve_problems_greedily(which):
     for p in drafts.micro_problems('micro-gsm', 'train', 10):
         ids = torch.tensor([tokenizer.encode(documents.with_chat_template(chat_prompt(p.question)))])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False)
-        right += extract_boxed(tokenizer.decode(out[0, ids.shape[1]:])) == p.answer
+        right += boxed(tokenizer.decode(out[0, ids.shape[1]:])) == p.answer
     assert right >= (5 if which == 'small' else 8)

@@ -1,371 +1,595 @@
-"The engine against plain forward passes of the same model, whatever shares the batch; and every way a step can end."
-import asyncio
-from types import SimpleNamespace
+"""Models that run here: what they write, score and choose, whoever shares the call; rewards; opening by name.
+
+vLLM is not installed where these tests run: tests/gpu has scripts for it. An API has a file of its own.
+"""
+
+import json
+import random
+import shutil
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 torch = pytest.importorskip('torch')
+import transformers
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import roc_auc_score
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
 from stepwise_routing.data.benchmarks import load_problems
-from stepwise_routing.models.hub import TransformersBackend, micro_path, weights_sha256
-from stepwise_routing.models.interface import (
+from stepwise_routing.data.steps import first_wrong
+from stepwise_routing.models.base import (
     Request,
     StepTokenizer,
     draw_tokens,
-    five_digits,
     prompt_text,
-    step_text,
+    reply_steps,
 )
-from stepwise_routing.models.model_name import ModelName
-from stepwise_routing.records import Problem, Step, chat_prompt, edge_seed
-from stepwise_routing.util import run_async
+from stepwise_routing.models.open import (
+    ModelOptions,
+    find_weights,
+    open_model,
+    open_models,
+    open_reward,
+)
+from stepwise_routing.models.vllm import VLLMModel
+from stepwise_routing.records import Problem, Step, chat_prompt, score_messages, verdict_messages
 
 torch.set_num_threads(1)
-PROBLEM = Problem('toy', '1', 'How many?', '7')
+SMALL, _ = find_weights('micro-small')
+TOKENIZER = PreTrainedTokenizerFast.from_pretrained(SMALL)
+END = '<|im_end|>'  # ends a reply
+REFUSES_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+)
+TURNS = '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}'
 
-# toy tokenizers and models
 
-def bytes_tokenizer(*more, template=None):
-    "One token a byte, and the given strings as tokens of their own; <end> ends a reply."
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    t = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
-    t.add_special_tokens(['<end>'])
-    t.add_tokens([AddedToken(m, normalized=False) for m in more])
-    hf = PreTrainedTokenizerFast(tokenizer_object=t, eos_token='<end>')
-    hf.chat_template = template or '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}> '
-    return hf
+@pytest.fixture(scope='module')
+def model():
+    return open_model(ModelOptions(name='micro-small', max_tokens=60))
 
-class Scripted(torch.nn.Module):
-    "A language model whose logits depend on the position only: row p of a table."
-    dtype, device, name_or_path = torch.float64, torch.device('cpu'), ''
-    def __init__(self, table):
-        super().__init__()
-        self.table = torch.nn.Parameter(torch.as_tensor(table, dtype=torch.float64))
-        self.config = SimpleNamespace(vocab_size=self.table.shape[1], max_position_embeddings=len(table))
-    base_model, generation_config = property(lambda self: self), SimpleNamespace(eos_token_id=None)
-    def num_parameters(self): return self.table.numel()
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=True):
-        from transformers import DynamicCache
-        if past_key_values is None:
-            past_key_values, position_ids = DynamicCache(), torch.arange(input_ids.shape[1]).expand_as(input_ids)
-        past_key_values.update(*[input_ids[:, None, :, None].double()] * 2, 0)
-        return SimpleNamespace(logits=self.table[position_ids], past_key_values=past_key_values)
 
-PIECES = ['.\n\n', '\n\n', 'a', ' ', '\n', r'\boxed{7}']
+@pytest.fixture(scope='module')
+def problems():
+    return [*load_problems('micro-gsm', 'test', 2), *load_problems('micro-omni', 'test', 3)]
 
-def scripted(*pieces, **kwargs):
-    "A backend that writes these pieces one after another ('<end>' ends the reply), and its tokenizer."
-    hf = bytes_tokenizer(*PIECES)
-    start = len(hf.encode(prompt_text(hf, chat_prompt(PROBLEM.question)), add_special_tokens=False))
-    table = np.zeros((start + 40, len(hf)))
-    for i, piece in enumerate(pieces): table[start - 1 + i, hf.convert_tokens_to_ids(piece)] = 99
-    table[start - 1 + len(pieces):, hf.convert_tokens_to_ids('a')] = 99
-    return TransformersBackend(Scripted(table), hf, **kwargs), start
 
-def tiny(kind, **more):
-    "A random model of an architecture, and a byte tokenizer for it."
-    import transformers as t
+@pytest.fixture(scope='module')
+def chains(model, problems):
+    "Per problem and sample, a chain that was written alone, one step a call."
+    written = {}
+    for problem in problems:
+        for sample in range(2):
+            steps = ()
+            while not steps or not steps[-1].final:
+                steps += model.write([Request(problem, steps, sample)])[0]
+            written[problem, sample] = steps
+    return written
+
+
+def joined_ids(steps) -> list:
+    return [i for step in steps for i in step.ids]
+
+
+def assert_same(steps, expected):
+    "Equal in all that is drawn. Rounding depends on the batch, so confidences are nearly equal."
+    assert len(steps) == len(expected)
+    for step, other in zip(steps, expected):
+        for name in ('text', 'model', 'finish', 'ids', 'ends', 'generated', 'prompt'):
+            assert getattr(step, name) == getattr(other, name)
+        assert_same_confidences(step, other)
+
+
+def assert_same_confidences(step, other):
+    if not step.ids:
+        return
+    for name in ('prob', 'max_logit', 'entropy'):
+        np.testing.assert_allclose(getattr(step, name), getattr(other, name), rtol=1e-3, atol=1e-5)
+
+
+# ---- writing
+
+
+@pytest.mark.parametrize('batch', [1, 3, 32])
+def test_a_step_does_not_depend_on_the_call_that_writes_it(model, chains, monkeypatch, batch):
+    "From any place in a chain, one step or all, in lists in which some prompts begin others and some are asked twice."
+    jobs = []
+    for (problem, sample), chain in chains.items():
+        for t in range(len(chain)):
+            jobs.append((Request(problem, chain[:t], sample), chain[t : t + 1]))
+            jobs.append((Request(problem, chain[:t], sample, to_end=True), chain[t:]))
+    jobs = random.Random(batch).choices(jobs, k=8 + 2 * batch)
+    monkeypatch.setattr(model, 'batch', batch)
+    for (_, expected), steps in zip(jobs, model.write([request for request, _ in jobs])):
+        assert_same(steps, expected)
+
+
+def test_each_token_is_billed_once_and_samples_differ(chains):
+    for chain in chains.values():
+        for t, step in enumerate(chain):
+            assert step.generated == len(step.ids) == len(step.ends) == len(step.prob)
+            assert step.prompt == chain[0].prompt + len(joined_ids(chain[:t]))
+    drawn = {(problem.id, *joined_ids(chain)) for (problem, _), chain in chains.items()}
+    assert len(drawn) > len(chains) / 2
+
+
+def test_a_chain_ends_where_the_context_is_full(model, chains, monkeypatch):
+    (problem, sample), whole = next(iter(chains.items()))
+    ids, prompt = joined_ids(whole), whole[0].prompt
+    borders = {len(joined_ids(whole[:t])) for t in range(len(whole))}
+    for room in sorted({*borders, *(border + 1 for border in borders), len(ids) - 1}):
+        monkeypatch.setattr(model, 'context', prompt + room)
+        (steps,) = model.write([Request(problem, (), sample, to_end=True)])
+        *before, last = steps
+        assert joined_ids(steps) == ids[:room]
+        assert_same(before, whole[: len(before)])
+        assert (last.finish, last.generated) == ('length', len(last.ids))
+        assert (last.text == '') == (room in borders)
+        assert_same(model.write([Request(problem, tuple(before), sample)])[0], (last,))
+    (too_long,) = model.write([Request(problem, whole, sample)])
+    assert [(step.text, step.finish, step.generated) for step in too_long] == [('', 'length', 0)]
+
+
+def test_limits_of_a_step_and_of_a_chain(model, chains, monkeypatch):
+    (problem, sample), whole = next(iter(chains.items()))
+    for kept in (0, 1):
+        request = Request(problem, whole[:kept], sample, to_end=True, max_steps=3)
+        assert_same(model.write([request])[0], whole[kept:3])
+    monkeypatch.setattr(model, 'max_tokens', 5)
+    (steps,) = model.write([Request(problem, (), sample, to_end=True)])
+    assert [(step.ids, step.finish) for step in steps] == [(whole[0].ids[:5], 'length')]
+
+
+# ---- other architectures
+
+
+def tiny(kind: str, **more):
+    "A configuration with two layers that fits the micro tokenizer."
+    size = dict(vocab_size=960, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    size |= dict(intermediate_size=48, max_position_embeddings=512, eos_token_id=2)
+    return getattr(transformers, kind + 'Config')(**size | more)
+
+
+def save_random(folder, config):
+    "A random model whose next token is seldom a matter of rounding."
     torch.manual_seed(0)
-    size = dict(vocab_size=260, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-                max_position_embeddings=512, **more)
-    if kind == 'gpt2': config = t.GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=4, n_positions=512)
-    else:
-        kinds = dict(qwen2=t.Qwen2Config, llama=t.LlamaConfig, neox=t.GPTNeoXConfig, mistral=t.MistralConfig)
-        config = kinds[kind](**size)
-    model = t.AutoModelForCausalLM.from_config(config).eval()
-    for p in model.parameters(): p.data *= 3 # from nearly uniform to opinionated
-    return model
+    net = AutoModelForCausalLM.from_config(config)
+    for weights in net.parameters():
+        if weights.dim() > 1:
+            weights.data *= 4
+    net.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
 
-def gather(*coroutines):
-    async def all_(): return await asyncio.gather(*coroutines)
-    return run_async(all_())
 
-def plain(model, ids, tokens):
-    "Largest logit and probability of each token, entropy before the first: one pass of a Hugging Face model."
-    with torch.no_grad(): z = model(input_ids=torch.tensor([[*ids, *tokens]])).logits[0, len(ids)-1:-1].double()
-    p = z.softmax(-1)[torch.arange(len(tokens)), list(tokens)]
-    first = z[0].softmax(-1)
-    return z.amax(-1).tolist(), p.tolist(), float(-torch.special.xlogy(first, first).sum())
+@pytest.mark.parametrize(
+    'config',
+    [
+        None,  # micro-small
+        tiny('Llama', num_key_value_heads=1),
+        tiny('Qwen3', num_key_value_heads=2, head_dim=32),
+        tiny('GPTNeoX'),  # no heads share keys
+        tiny('Mistral', num_key_value_heads=2, sliding_window=4096),  # longer than its context
+    ],
+    ids=lambda config: config.model_type if config else 'micro',
+)
+def test_greedy_draws_are_those_of_transformers(tmp_path, config):
+    folder = save_random(tmp_path, config) if config else SMALL
+    model = open_model(ModelOptions(name=str(folder), temperature=0.0, max_tokens=40, batch=3))
+    net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    asked = [Problem('toy', str(i), 'Add 2 and 3. ' * 4**i, '') for i in range(4)]
+    for problem, steps in zip(asked, model.write([Request(p, to_end=True) for p in asked])):
+        prompt = model.text.prefix_ids(problem, ())
+        ids = joined_ids(steps)
+        limit = dict(do_sample=False, max_new_tokens=len(ids))
+        expected = net.generate(torch.tensor([prompt]), **limit)
+        assert ids == expected[0, len(prompt) :].tolist()
 
-# the micro pair: as a reader of the package meets it
+
+@pytest.mark.parametrize(
+    'config',
+    [
+        tiny('Qwen2', use_sliding_window=True, sliding_window=16, max_window_layers=1),
+        tiny('Mistral', sliding_window=16),  # its configuration lists no kinds of layers
+        tiny('Gemma3Text', head_dim=16, sliding_window=16),
+        tiny('GptOss', head_dim=16, sliding_window=4096, layer_types=['full_attention'] * 2),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_would_be_computed_wrongly_is_refused(tmp_path, config):
+    with pytest.raises(ValueError, match='full attention') as error:
+        open_model(str(save_random(tmp_path / 'windowed', config)))
+    assert 'windowed' in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+# ---- draws
+
+
+@pytest.mark.parametrize('temperature, top_p', [(1, 1), (0.7, 1), (0.7, 0.6), (2, 0.9)])
+def test_draws_have_the_distribution_of_the_logits(temperature, top_p):
+    "On a fine grid of random numbers, each token is drawn as often as its share says, give or take one."
+    logits = np.array([-np.inf, 2, 1, 0, -1, 0.5, 1.9])
+    share = np.exp(logits / temperature)
+    order = np.argsort(-share)
+    mass_before = np.cumsum(share[order]) - share[order]
+    share[order[mass_before >= top_p * share.sum()]] = 0
+    n = 10_000
+    u = torch.arange(n, dtype=torch.float64) / n
+    rows = torch.tensor(logits).float().expand(n, -1)
+    drawn = np.bincount(draw_tokens(rows, u, temperature, top_p), minlength=len(logits))
+    assert np.abs(drawn - n * share / share.sum()).max() <= 1
+    assert not drawn[share == 0].any()
+    assert set(draw_tokens(rows, u, 0.0, top_p).tolist()) == {1}
+
+
+# ---- reading
+
+
+def plain_logits(net, prompt, ids):
+    "Logits that predict tokens, by one pass of a model of transformers."
+    with torch.inference_mode():
+        return net(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].double()
+
+
+def test_confidences_are_those_of_a_plain_pass_and_score_finds_them_again(model, chains):
+    net = AutoModelForCausalLM.from_pretrained(SMALL, dtype=torch.float32)
+    for (problem, sample), chain in chains.items():
+        prefixes = [Request(problem, chain[: t + 1], sample) for t in range(len(chain))]
+        for step, scored in zip(chain, model.score(prefixes)):
+            prompt = model.text.prefix_ids(problem, chain[: chain.index(step)])
+            logits = plain_logits(net, prompt, step.ids)
+            probs = logits.softmax(-1)
+            first = probs[0]
+            plain = dict(
+                prob=probs[range(len(step.ids)), step.ids],
+                max_logit=logits.amax(-1),
+                entropy=-torch.special.xlogy(first, first).sum(),
+            )
+            assert_same_confidences(step, Step('', 0, 'step', **plain))
+            assert_same_confidences(scored, step)
+            assert (scored.text, scored.ids, scored.ends) == (step.text, step.ids, step.ends)
+            assert (scored.generated, scored.prompt) == (0, len(prompt) + len(step.ids))
+
+
+def test_a_step_of_another_vocabulary_is_read_as_text(model, problems):
+    for ids in ((), (10**6,), (5, 6)):
+        step = Step('3+4=7', 1, 'step', ids=ids, prob=(0.5,) * len(ids))
+        (scored,) = model.score([Request(problems[0], (step,))])
+        assert scored.ids == tuple(TOKENIZER.encode('3+4=7\n\n'))
+        assert (scored.text, scored.model, len(scored.prob)) == ('3+4=7', 1, len(scored.ids))
+
+
+def test_choose_tells_how_likely_each_option_is(model, problems):
+    net = AutoModelForCausalLM.from_pretrained(SMALL, dtype=torch.float32)
+    steps = ['3+4=7', 'Answer: 7']
+    asks = [(verdict_messages, ['correct', 'incorrect'], ''), (score_messages, [*'0123'], steps[1])]
+    for messages_of, options, before in asks:
+        conversations = [messages_of(problem, steps) for problem in problems]
+        too_long = messages_of(Problem('toy', '0', 'long ' * 3000, ''), steps)
+        *found, last = model.choose([*conversations, too_long], options)
+        assert last is None
+        first = [TOKENIZER.encode(option)[0] for option in options]
+        for messages, preference in zip(conversations, found):
+            ids = TOKENIZER.encode(prompt_text(TOKENIZER, messages))
+            prob = plain_logits(net, ids, [0])[0, first].softmax(-1)
+            np.testing.assert_allclose(preference.prob, prob, rtol=1e-3)
+            assert preference.prompt == len(ids)
+            assert TOKENIZER.decode(ids[: preference.shared]).endswith(before)
+            assert (preference.shared > 0) == (len(messages) > 1)
+
+
+# ---- where a step ends
+
+BOX_IN_QUESTION = r'Which number makes $3 \cdot \boxed{\phantom{2}} = 12$ or \boxed{5} true?'
+REPLIES = [  # a reply; its steps. <|im_end|> ends it, else it is cut off
+    ('a\n\nb' + END, ['a', 'b']),
+    ('a.\n\n\n\nb.\nc \n\nd' + END, ['a.', 'b.\nc', 'd']),
+    ('\n \n\n a\n\nb', ['a', 'b']),
+    ('é 😀\n\n≤ b', ['é 😀', '≤ b']),
+    ('a\n\nb\n\n', ['a', 'b']),
+    (END, ['']),
+    ('a\n\n\\boxed{7}.\n\nb\n\nc' + END, ['a', '\\boxed{7}.']),  # what follows an answer is dropped
+    ('a\n\n\\boxed{7', ['a', '\\boxed{7']),
+    (
+        '3 \\boxed{\\phantom{2}} = 12\n\n\\boxed{4}\n\nb',
+        ['3 \\boxed{\\phantom{2}} = 12', '\\boxed{4}'],
+    ),
+    ('So \\boxed{5}?\n\n\\boxed{6}\n\nb', ['So \\boxed{5}?', '\\boxed{6}']),
+    (
+        'I use \\boxed{}.\n\n\\boxed{ }\n\n\\boxed{4}\n\nb',
+        ['I use \\boxed{}.', '\\boxed{ }', '\\boxed{4}'],
+    ),
+]
+TEXTS = st.lists(
+    st.sampled_from(['a', ' ', '\n', '\n\n', '.\n\n', 'é', '😀', '\\boxed{7}']), max_size=9
+)
+
+
+class WithoutEngine(VLLMModel):
+    "It cannot draw, but finds the steps of tokens that were drawn."
+
+    def __init__(self):
+        self.index = 1
+        self.text = StepTokenizer(TOKENIZER, [], 960)
+
+
+WRITER = WithoutEngine()
+
+
+def steps_of_tokens(request, ids, is_full):
+    return WRITER.steps(request, [[i, 9.0, 0.5, 0.1] for i in ids], 100, is_full)
+
+
+def tokens_of(text: str) -> list:  # (text, probability), as an API shows them
+    return [(character, 0.5) for character in text]
+
+
+@pytest.mark.parametrize('reply, expected', REPLIES)
+def test_where_the_steps_of_a_reply_end(reply, expected):
+    "The same for tokens, for a text with tokens, and for a text alone; however the text is cut into tokens."
+    request = Request(Problem('toy', '1', BOX_IN_QUESTION, '7'), to_end=True)
+    text = reply.removesuffix(END)
+    is_cut = text == reply
+    last = 'stop' if not is_cut or 'boxed{' in expected[-1] and '}' in expected[-1] else 'length'
+    finishes = ['step'] * (len(expected) - 1) + [last]
+    characters = [i for character in text for i in TOKENIZER.encode(character)]
+    written = [
+        steps_of_tokens(request, TOKENIZER.encode(reply), is_cut),
+        steps_of_tokens(request, characters + ([] if is_cut else [2]), is_cut),
+    ]
+    for probs in ((), tokens_of(text)):
+        usage = 100, 0, len(text) + 1
+        finish = 'length' if is_cut else 'stop'
+        written.append(reply_steps(request, 1, text, finish, usage, probs))
+    for steps in written:
+        assert [step.text for step in steps] == expected
+        assert [step.finish for step in steps] == finishes
+        assert steps[0].prompt == 100
+        for step, following in zip(steps, steps[1:]):
+            assert following.prompt == step.prompt + step.generated
+
+
+@settings(max_examples=100)
+@given(TEXTS)
+def test_offsets_of_tokens_lie_in_the_text_of_their_step(pieces):
+    ids = [i for piece in pieces for i in TOKENIZER.encode(piece)]
+    whole = TOKENIZER.decode(ids)
+    text, ends, ended = WRITER.text.parse(ids)
+    first, *others = whole.lstrip().split('\n\n')
+    assert (text, ended) == (first.rstrip(), bool(others))
+    assert len(ends) == len(ids)
+    assert list(ends) == sorted(ends)
+    assert {*ends} <= {*range(len(text) + 1)}
+    lead = len(whole) - len(whole.lstrip())
+    for t, end in enumerate(ends):
+        begun = TOKENIZER.decode(ids[: t + 1])[lead:][: len(text)]
+        if '\ufffd' not in begun:  # no part of a character
+            assert text[:end] == begun
+
+
+@settings(max_examples=300)  # they are fast
+@given(TEXTS, st.integers(1, 4), st.booleans())
+def test_the_bill_of_a_reply_is_that_of_the_server(pieces, room, shows_tokens):
+    "Whatever is dropped behind an answer or a limit."
+    text = ''.join(pieces)
+    probs = tokens_of(text) if shows_tokens else ()
+    request = Request(Problem('toy', '1', '?', '7'), to_end=True, max_steps=room)
+    steps = reply_steps(request, 1, text, 'stop', (100, 64, len(text) + 3), probs)
+    assert 1 <= len(steps) <= room
+    assert sum(step.generated for step in steps) == len(text) + 3
+    assert [step.cached for step in steps] == [64] + [0] * (len(steps) - 1)
+    for step, following in zip(steps, steps[1:]):
+        assert following.prompt == step.prompt + step.generated
+        if shows_tokens:  # one a character
+            part = text[step.prompt - 100 : following.prompt - 100]
+            assert part.endswith('\n\n')
+            assert part.strip() == step.text
+    for step in steps:
+        assert len(step.ends) == len(step.prob) <= step.generated
+        assert {*step.ends} <= {*range(len(step.text) + 1)}
+        if shows_tokens and step.text:
+            assert step.ends[-1] == len(step.text)
+
+
+# ---- chat templates
+
+
+def test_a_template_without_system_role_gets_it_in_front_of_the_question():
+    plain, refusing = [PreTrainedTokenizerFast.from_pretrained(SMALL) for _ in range(2)]
+    plain.chat_template, refusing.chat_template = TURNS, REFUSES_SYSTEM + TURNS
+    system, user = chat_prompt('1+1?')
+    begun = dict(role='assistant', content='So ')
+    with pytest.warns(UserWarning, match='system') as warned:
+        text = prompt_text(refusing, [system, user, begun])
+    assert '\n' not in str(warned[0].message)
+    both = dict(role='user', content=f'{system["content"]}\n\n1+1?')
+    assert text == prompt_text(plain, [both, begun]) == prompt_text(plain, [both]) + 'So '
+    assert prompt_text(refusing, [both]) == prompt_text(plain, [both])
+
+
+def test_template_options_reach_the_template_and_the_settings(tmp_path):
+    folder = shutil.copytree(SMALL, tmp_path / 'thinking')
+    template = TURNS + '{% if enable_thinking is false %}<no thoughts>{% endif %}'
+    (folder / 'chat_template.jinja').write_text(template)
+    options = dict(enable_thinking=False)
+    thinking, quiet = open_models([folder]), open_models([folder], chat_template_kwargs=options)
+    for (model,), expected in ((thinking, False), (quiet, True)):
+        text = TOKENIZER.decode(model.text.messages_ids(chat_prompt('1+1?')))
+        assert text.endswith('<no thoughts>') == expected
+    assert quiet[0].settings() == thinking[0].settings() | dict(template=options)
+
+
+# ---- opening
+
+
+def test_settings_are_what_draws_depend_on(model):
+    same = ModelOptions(name='micro-small', max_tokens=60, batch=7)
+    assert open_model(same).settings() == json.loads(json.dumps(model.settings()))
+    for change in (dict(temperature=1.0), dict(top_p=0.9), dict(context=99), dict(dtype='float64')):
+        other = ModelOptions(name='micro-small', **dict(max_tokens=60) | change)
+        assert open_model(other).settings() != model.settings()
+
+
+@pytest.mark.parametrize(
+    'name, options, word',
+    [
+        ('micro-smal', {}, 'micro-small'),
+        ('micro-small', dict(temprature=1.0), 'temperature'),
+        ('micro-small', dict(top_p=0.0), 'top_p'),
+        ('org/model@main', {}, 'org/model@main'),
+        ('vllm:org/model@main', {}, 'org/model@main'),
+        ('openai:gpt-4.1-mini', {}, 'replies'),
+        ('EMPTY', {}, 'EMPTY'),
+        ('nowhere/at/all', {}, 'nowhere/at/all'),
+    ],
+)
+def test_a_bad_name_or_option_gives_one_line(tmp_path, monkeypatch, name, options, word):
+    (tmp_path / 'EMPTY').mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=word) as error:
+        open_models([name], **options)
+    assert '\n' not in str(error.value)
+
+
+def test_a_public_name_tells_no_place(tmp_path):
+    names = {
+        'micro-small': 'micro-small',
+        'vllm:micro-large': 'micro-large',
+        'org/model@' + 'a1' * 20: 'model',
+        'vllm:org/model': 'model',
+        '/home/me@work/model/': 'model',
+        'openai:gpt-4.1-mini': 'gpt-4.1-mini',
+    }
+    assert {name: ModelOptions(name=name).public_name for name in names} == names
+    folder = shutil.copytree(SMALL, tmp_path / 'me@work' / 'mine')
+    model = open_model(str(folder))
+    assert model.spec.name == 'mine'
+    assert str(tmp_path) not in json.dumps(model.settings())
+
+
+# ---- rewards
+
 
 @pytest.fixture(scope='module')
-def problems(): return load_problems('micro-gsm', 'test', 6)
+def one_value(tmp_path_factory):
+    "A small checkpoint in the layout of Skywork-o1-Open-PRM: a value head on a whole language model."
+    folder = tmp_path_factory.mktemp('one-value')
+    config = tiny('Qwen2', num_key_value_heads=2, architectures=['Qwen2ForPrmModel'])
+    config.save_pretrained(folder)
+    torch.manual_seed(0)
+    tensors = transformers.Qwen2Model(config).state_dict()
+    tensors = {f'model.{name}': weights for name, weights in tensors.items()}
+    tensors['v_head.summary.weight'] = torch.randn(1, 64)
+    tensors['v_head.summary.bias'] = torch.randn(1)
+    tensors['lm_head.weight'] = torch.randn(960, 64)
+    save_file(tensors, folder / 'model.safetensors', metadata=dict(format='pt'))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(SMALL, bos_token='<|endoftext|>')
+    tokenizer.save_pretrained(folder)
+    return folder
 
-@pytest.fixture(scope='module')
-def engines():
-    "The small model, with several batch sizes and memories for prefixes (the last one too small for most)."
-    same = dict(name='small', max_tokens=60, context=400)
-    made = [TransformersBackend(micro_path('small'), batch_size=n, prefix_mib=m, **same)
-            for n, m in ((1, 0), (3, 64), (16, 1))]
-    made[2].engine.prefixes.budget = 10**5
-    return made
 
-def seeds(problem, sample, n=0): return lambda i: edge_seed(problem.benchmark, problem.id, sample, '0' * (n + i), 0)
+def plain_rewards(folder):
+    "(question, texts of steps) -> (value of the last one, tokens), with plain torch."
+    config = transformers.AutoConfig.from_pretrained(folder)
+    body = transformers.Qwen2Model(config).float()
+    tensors = {k: v.float() for k, v in load_file(folder / 'model.safetensors').items()}
+    inner = [name for name in tensors if name.startswith('model.')]
+    body.load_state_dict({name.removeprefix('model.'): tensors[name] for name in inner})
 
-async def one_by_one(backend, problem, sample, pauses=iter(int, 1), steps=(), most=8):
-    steps = tuple(steps)
-    while len(steps) < most and not (steps and steps[-1].final):
-        for _ in range(next(pauses)): await asyncio.sleep(0)
-        steps += await backend.write(Request(problem, steps, seeds(problem, sample, len(steps))))
-    return steps
+    def linear(name, x):
+        return tensors[f'{name}.weight'] @ x + tensors[f'{name}.bias']
 
-@pytest.fixture(scope='module')
-def alone(engines, problems):
-    "Every chain written alone, one step a call, nothing remembered."
-    return {(p.id, s): run_async(one_by_one(engines[0], p, s)) for p in problems for s in range(2)}
+    def reward(question, texts):
+        has_value = 'v_head.summary.weight' in tensors
+        prompt = prompt_text(TOKENIZER, chat_prompt(question))
+        ids = TOKENIZER.encode(f'<|endoftext|>{question}\n' if has_value else prompt)
+        for text in texts:
+            ids += [*TOKENIZER.encode(text), *TOKENIZER.encode('\n\n')]
+        with torch.inference_mode():
+            last = body(torch.tensor([ids])).last_hidden_state[0, -1]
+        if has_value:
+            return float(torch.sigmoid(linear('v_head.summary', last))), len(ids)
+        labels = linear('score.2', torch.relu(linear('score.0', last)))
+        return float(labels.softmax(0)[1]), len(ids)
 
-def test_confidences_are_those_of_a_plain_forward_pass(alone, problems, engines):
-    from transformers import AutoModelForCausalLM
-    model = AutoModelForCausalLM.from_pretrained(micro_path('small')).double().eval()
-    scale = lambda m, x: (x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon).sqrt()
-    for m in model.modules(): # RMSNorm as written, but in float64
-        if type(m).__name__ == 'Qwen2RMSNorm': m.forward = lambda x, m=m: m.weight * x / scale(m, x)
-    checked = 0
-    for p in problems:
-        ids = list(engines[0].text.prompt(p.question))
-        for step in alone[p.id, 0]:
-            top, prob, entropy = plain(model, ids, step.ids)
-            np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
-            np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
-            np.testing.assert_allclose(step.entropy, entropy, rtol=1e-4, atol=1e-6)
-            assert (step.prompt, step.generated) == (len(ids), len(step.ids))
-            ids += step.ids
-            checked += len(step.ids)
-    assert checked > 100
+    return reward
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.data())
-def test_a_step_does_not_depend_on_what_shares_its_batch(engines, problems, alone, data):
-    backend = engines[data.draw(st.integers(0, 2), label='engine')]
-    kinds = st.sampled_from(['end', 'steps', 'middle', 'score'])
-    job = st.tuples(st.integers(0, 5), st.integers(0, 1), kinds)
-    jobs = data.draw(st.lists(job, min_size=1, max_size=10), label='jobs')
-    r = data.draw(st.randoms(use_true_random=False))
-    async def job(i, sample, kind):
-        p, known = problems[i], alone[problems[i].id, sample]
-        for _ in range(r.randrange(9)): await asyncio.sleep(0)
-        at = r.randrange(len(known))
-        if kind == 'steps': return await one_by_one(backend, p, sample, iter(lambda: r.randrange(4), -1)) == known
-        if kind == 'score':
-            s, y = await backend.score(Request(p, known[:at]), known[at]), known[at]
-            expected = y.ids, y.ends, y.prob, y.max_logit, 0
-            return (s.ids, s.ends, s.prob, s.max_logit, s.generated) == expected
-        at *= kind == 'middle'
-        rest = await backend.write(Request(p, known[:at], seeds(p, sample, at), to_end=True, max_steps=8))
-        return known[:at] + rest == known
-    assert all(gather(*(job(*j) for j in jobs)))
-    assert not backend.engine.rows and not backend.engine.waiting
 
-# the engine with other architectures
+@pytest.mark.parametrize('kind', ['two labels', 'one value'])
+def test_rewards_in_a_list_are_those_of_a_plain_pass_each(one_value, chains, kind):
+    folder = one_value if kind == 'one value' else find_weights('micro-prm')[0]
+    requests = []
+    for (problem, _), chain in chains.items():
+        requests += [Request(problem, chain[: t + 1]) for t in range(len(chain))]
+    random.Random(0).shuffle(requests)
+    rewards = open_reward(str(folder)).reward(requests)
+    assert np.ptp([reward.value for reward in rewards]) > 0.05
+    by_hand = plain_rewards(folder)
+    for request, reward in zip(requests, rewards):
+        question, texts = request.problem.question, [step.text for step in request.steps]
+        value, tokens = by_hand(question, texts)
+        assert abs(reward.value - value) < 1e-4
+        assert reward.tokens == tokens
+        assert reward.new == tokens - by_hand(question, texts[:-1])[1]
 
-@pytest.mark.parametrize('kind', ['qwen2', 'llama', 'neox', 'gpt2'])
-def test_any_architecture_with_keys_and_values(kind):
-    heads = dict(num_key_value_heads=2) if kind in ('qwen2', 'llama') else {}
-    model, hf, oracle = tiny(kind, **heads), bytes_tokenizer(), tiny(kind, **heads).double()
-    backend = TransformersBackend(model, hf, max_tokens=9, batch_size=3)
-    asked = [Problem('toy', str(i), 'x' * (1 + 7 * i), '') for i in range(5)]
-    steps = gather(*(backend.write(Request(p, seed=lambda i, p=p: int(p.id))) for p in asked))
-    for p, (step,) in zip(asked, steps):
-        top, prob, _ = plain(oracle, backend.text.prompt(p.question), step.ids)
-        np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
-        np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
 
-def test_a_qwen2_in_a_folder_is_computed_by_kernels_as_its_own_code_would(tmp_path):
-    for heads in (4, 2, 1): # query heads a key head: 1, 2, 4
-        model = tiny('qwen2', num_key_value_heads=heads)
-        model.save_pretrained(tmp_path/str(heads))
-        backend = TransformersBackend(tmp_path/str(heads), bytes_tokenizer(), max_tokens=40, batch_size=3)
-        assert type(backend.engine.forward).__name__ == 'QwenModel' and backend.spec.params == model.num_parameters()
-        asked = [Problem('toy', str(n), 'x' * n, '') for n in (1, 9, 40, 70)]
-        for p, (step,) in zip(asked, gather(*(backend.write(Request(p)) for p in asked))):
-            top, prob, _ = plain(model.double(), backend.text.prompt(p.question), step.ids)
-            np.testing.assert_allclose(step.max_logit, top, rtol=1e-4)
-            np.testing.assert_allclose(step.prob, prob, rtol=1e-4)
+def test_the_shipped_reward_model_tells_right_steps_from_the_first_wrong_one(model):
+    problems = load_problems('micro-math', 'test', 60)
+    chains = model.write([Request(problem, to_end=True) for problem in problems])
+    requests, is_right = [], []
+    for problem, chain in zip(problems, chains):
+        wrong = first_wrong(problem, chain)
+        for t in range(len(chain) if wrong < 0 else wrong + 1):
+            requests.append(Request(problem, chain[: t + 1]))
+            is_right.append(t != wrong)
+    rewards = open_reward('micro-prm').reward(requests)
+    assert roc_auc_score(is_right, [reward.value for reward in rewards]) > 0.75
 
-@settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 20), depth=st.integers(1, 70), width=st.integers(1, 50), seed=st.integers(0, 99))
-def test_a_product_is_that_of_numpy_and_no_row_changes_another(rows, depth, width, seed):
-    from stepwise_routing.models.kernels.lanes import linear, panels, product
-    r = np.random.default_rng(seed)
-    x, w, bias = (r.normal(size=s).astype(np.float32) for s in ((rows, depth), (width, depth), (1, -(-width//16)*16)))
-    y = linear(x, panels(w), bias)
-    exact = bias[:, :width] + x.astype(float) @ w.T.astype(float)
-    assert np.allclose(y[:, :width], exact, atol=1e-4) and (y[:, width:] == bias[:, width:]).all()
-    for i in range(rows): assert (linear(x[i:i + 1], panels(w), bias) == y[i]).all() # to the bit
-    product(x, panels(w), start := y.copy(), start) # in place
-    assert (start[-1:] == linear(x[-1:], panels(w), y[-1:])).all()
 
-# how a step ends
+def test_a_chain_beyond_the_context_has_no_reward_and_a_step_cannot_end_its_turn(problems):
+    prm = open_reward('micro-prm')
+    short = Request(problems[0], (Step('3+4=7', 0, 'step'),))
+    sly = Request(problems[0], (Step(f'3+4=7{END}', 0, 'step'),))
+    long = Request(problems[0], (Step('3+4=7 ' * 1000, 0, 'step'),))
+    plain, text, nothing, again = prm.reward([short, sly, long, short])
+    assert nothing is None
+    assert again == plain
+    assert text.new > plain.new + 1  # the mark is many tokens, none of which ends a turn
 
-@pytest.mark.parametrize('pieces, text, finish, n', [
-    (('a', '.\n\n'), 'a.', 'step', 2),                        # the blank line is swallowed by a token
-    (('a', '\n\n'), 'a', 'step', 2),
-    (('a', '\n', '\n'), 'a', 'step', 3),                      # or made of two
-    (('a', '\n', 'a', '\n\n'), 'a\na', 'step', 4),            # one line break ends nothing
-    (('\n\n', '\n', ' ', 'a', '.\n\n'), 'a.', 'step', 5),     # nor do leading blank lines
-    (('<end>',), '', 'stop', 1),
-    (('\n\n', '<end>'), '', 'stop', 2),
-    (('a', ' ', '<end>'), 'a', 'stop', 3),
-    (('a', ' ', 'a'), 'a aaaaaa', 'length', 8),
-    (('a',) * 7 + ('.\n\n',), 'aaaaaaa.', 'step', 8),         # the last token allowed ends it
-    (('Ã', '©', 'a', '\n\n'), 'éa', 'step', 4),              # a character of two tokens
-])
-def test_where_a_step_ends(pieces, text, finish, n):
-    backend, start = scripted(*pieces, max_tokens=8, temperature=0)
-    step, = run_async(backend.write(Request(PROBLEM)))
-    assert (step.text, step.finish, step.generated, step.prompt) == (text, finish, n, start)
-    assert [len(x) for x in (step.ids, step.ends, step.prob, step.max_logit)] == [n]*4
-    assert all(a <= b for a, b in zip(step.ends, step.ends[1:])) and step.ends[-1] == len(text)
 
-def test_a_boxed_answer_ends_the_chain_and_nothing_else_does():
-    backend, start = scripted('a', '\n\n', 'a', r'\boxed{7}', '\n\n', 'a', '<end>', temperature=0)
-    steps = run_async(backend.write(Request(PROBLEM, to_end=True)))
-    assert [s.text for s in steps] == ['a', r'a\boxed{7}'] and steps[-1].finish == 'step'
-    assert [s.prompt for s in steps] == [start, start + 2]
-    backend, _ = scripted(*['a', '\n\n'] * 9, temperature=0)
-    assert len(run_async(backend.write(Request(PROBLEM, to_end=True, max_steps=3)))) == 3
-    assert len(run_async(backend.write(Request(PROBLEM, steps[:1], to_end=True, max_steps=3)))) == 2 # the prefix counts
+def test_what_is_no_reward_model_or_lacks_its_head_is_refused(one_value, tmp_path):
+    with pytest.raises(ValueError, match='micro.*small'):
+        open_reward('micro-small')
+    folder = shutil.copytree(one_value, tmp_path / 'headless')
+    tensors = load_file(folder / 'model.safetensors')
+    del tensors['v_head.summary.bias']
+    save_file(tensors, folder / 'model.safetensors', metadata=dict(format='pt'))
+    with pytest.raises(ValueError, match='v_head.summary.bias'):
+        open_reward(str(folder))
 
-def test_a_full_context_ends_the_chain():
-    backend, start = scripted(*['a', '\n\n'] * 9, temperature=0)
-    backend.context = backend.engine.context = start + 5
-    steps = run_async(backend.write(Request(PROBLEM, to_end=True)))
-    assert [(s.text, s.finish) for s in steps] == [('a', 'step'), ('a', 'step'), ('a', 'length')]
-    backend.context = backend.engine.context = start + 4
-    steps = run_async(backend.write(Request(PROBLEM, to_end=True)))
-    assert [(s.text, s.finish, s.generated) for s in steps] == [('a', 'step', 2), ('a', 'step', 2), ('', 'length', 0)]
-    assert run_async(backend.write(Request(PROBLEM, steps[:2]))) == steps[2:]
 
-@given(st.text(st.sampled_from('a\n .é'), max_size=12))
-def test_step_text_is_the_first_segment_between_blank_lines(raw):
-    text, ended = step_text(raw)
-    segments = [s.strip() for s in raw.lstrip().split('\n\n')]
-    assert text == segments[0] and ended == (len(segments) > 1)
+# ---- many machines
 
-# prompts and token ids
 
-def test_prompts_come_from_the_chat_template_or_chatml():
-    hf = bytes_tokenizer()
-    assert prompt_text(hf, chat_prompt('1+1?')).endswith('user: 1+1?\n> ')
-    assert prompt_text(hf, [dict(role='user', content='q'), dict(role='assistant', content='so ')]) == 'user: q\n> so '
-    hf.chat_template = None
-    assert prompt_text(hf, [dict(role='user', content='q')]) == '<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n'
-
-def test_ids_are_kept_when_they_are_this_vocabularys_and_made_when_not():
-    text = StepTokenizer(bytes_tokenizer('.\n\n', 'ab'), [256], 259)
-    spelled = tuple(text.encode('a')) + tuple(text.encode('b')) + tuple(text.encode('.\n\n'))
-    assert spelled != tuple(text.encode('ab.\n\n')) and text.step_ids(spelled, 'ab.', 'step') == spelled
-    assert text.step_ids((1, 2, 3), 'ab.', 'step') == tuple(text.encode('ab.\n\n')) # ids of another vocabulary
-    assert text.step_ids((10**6,), 'ab.', 'step') == text.step_ids((), 'ab.', 'step') == tuple(text.encode('ab.\n\n'))
-    assert text.step_ids((), 'ab', 'stop') == (*text.encode('ab'), 256)
-    assert text.step_ids((), 'ab', 'length') == tuple(text.encode('ab'))
-
-# sampling
-
-def test_draws_follow_the_model_at_its_temperature():
-    z = np.array([2., 1., 0., -1., .5])
-    hf = bytes_tokenizer()
-    start = len(hf.encode(prompt_text(hf, chat_prompt(PROBLEM.question))))
-    table = np.full((start + 2, len(hf)), -np.inf)
-    table[:, 65:70] = z
-    for temperature, top_p, likely in ((1., 1., 5), (.7, 1., 5), (.7, .8, 2)):
-        backend = TransformersBackend(Scripted(table), hf, temperature=temperature, top_p=top_p, max_tokens=1)
-        drawn = gather(*(backend.write(Request(PROBLEM, seed=lambda i, k=k: k)) for k in range(2000)))
-        tokens = [s.ids[0] - 65 for s, in drawn]
-        p = np.exp(z / temperature) / np.exp(z / temperature).sum()
-        keep = np.argsort(-p)[:likely]
-        expected = np.array([p[i] * (i in keep) for i in range(5)]) / p[keep].sum() * len(tokens)
-        seen = np.bincount(tokens, minlength=5)
-        chi_square = ((seen - expected)[expected > 0]**2 / expected[expected > 0]).sum()
-        assert chi_square < {5: 18.5, 2: 10.9}[likely] # its 0.1 % point, 4 and 1 degrees of freedom
-        assert not seen[expected == 0].any()
-        raw = np.exp(z) / np.exp(z).sum() # confidences are at temperature 1, whatever was sampled
-        for (s,), t in zip(drawn, tokens):
-            assert np.isclose(s.prob[0], raw[t], rtol=1e-4)
-            assert s.max_logit[0] == 2
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.floats(0, 1, exclude_max=True), st.floats(.05, 3),
-       st.floats(.01, 1))
-def test_a_draw_is_the_inverse_of_the_distribution(z, u, temperature, top_p):
-    z = np.array(z)
-    token = int(draw_tokens(torch.tensor(z)[None], torch.tensor([u], dtype=torch.float64), temperature, top_p)[0])
-    p = np.exp((z - z.max()) / temperature)
-    order = np.argsort(-p, kind='stable')
-    before = (np.cumsum(p[order]) - p[order]) / p.sum() # mass of the likelier ones
-    assume(np.abs(before - top_p).min() > 1e-9) # where it is top_p itself, rounding decides
-    p[order[before >= top_p]] = 0
-    edges = np.cumsum(p) / p.sum()
-    assert (edges[token-1] if token else 0) - 1e-6 <= u <= edges[token] + 1e-6
-    assert int(draw_tokens(torch.tensor(z)[None], torch.tensor([u]), 0)[0]) == int(np.argmax(z))
-
-@given(st.floats(-1e30, 1e30))
-def test_five_digits_are_stable_and_close(x):
-    y = float(five_digits(x))
-    assert np.float32(y) == y and abs(y - x) <= 6e-5 * abs(x) + 1.1e-37 and float(five_digits(y)) == y
-
-# choosing
-
-def test_choose_is_the_product_over_tokens_renormalised():
-    backend = TransformersBackend(tiny('qwen2', num_key_value_heads=1), bytes_tokenizer())
-    oracle = tiny('qwen2', num_key_value_heads=1).double()
-    ids = backend.text.encode(prompt_text(backend.text.hf, chat_prompt('?')))
-    for options in (['correct', 'incorrect'], list('0123456789'), ['yes', 'no', 'perhaps']):
-        brute = np.array([np.prod(plain(oracle, ids, backend.text.encode(o))[1]) for o in options])
-        choice = run_async(backend.choose(chat_prompt('?'), options))
-        np.testing.assert_allclose(choice.prob, brute / brute.sum(), rtol=1e-4)
-        assert (choice.prompt, choice.generated) == (len(ids), max(len(backend.text.encode(o)) for o in options))
-    assert backend.engine.stats['cached'] > 0 # the prompt was computed once
-    with pytest.raises(ValueError, match="option '1' begins option '10'"):
-        run_async(backend.choose(chat_prompt('?'), ['1', '10']))
-
-def test_a_step_from_another_vocabulary_is_scored_as_text():
-    backend, oracle = TransformersBackend(tiny('llama'), bytes_tokenizer()), tiny('llama').double()
-    step = Step('3+4=7', 1, 'step', ids=(9999, 3), prob=(.5, .5), generated=2)
-    s = run_async(backend.score(Request(PROBLEM, (Step('so', 1, 'step'),)), step))
-    ids = [*backend.text.prompt(PROBLEM.question), *backend.text.encode('so\n\n')]
-    assert s.ids == tuple(backend.text.encode('3+4=7\n\n'))
-    assert (s.text, s.model, s.finish, s.generated) == ('3+4=7', 1, 'step', 0)
-    assert s.prompt == len(ids) + len(s.ids)
-    np.testing.assert_allclose(s.prob, plain(oracle, ids, s.ids)[1], rtol=1e-4)
-
-# what goes wrong
-
-def test_settings_name_what_draws_depend_on_and_nothing_else(engines):
-    small = lambda **options: TransformersBackend(micro_path('small'), name='small', **options).settings()
-    a, b = small(batch_size=2, prefix_mib=1), small(batch_size=9)
-    assert a == b and 'batch_size' not in a and len(a['weights']) == 64
-    for change in (dict(temperature=1), dict(top_p=.9), dict(max_tokens=9), dict(context=300), dict(dtype='float64')):
-        assert small(**change) != a
-    model = tiny('llama')
-    sha = weights_sha256(model)
-    model.lm_head.weight.data[0, 0] += 1
-    assert weights_sha256(model) != sha
-    assert TransformersBackend(micro_path('large')).settings()['weights'] != a['weights']
-
-# by name
-
-def test_shares_of_the_gpu_are_one_per_model():
-    from stepwise_routing.models.names import check_shares
-    assert check_shares(['vllm:a/b', 'openai:gpt-4.1-mini'], (.6,)) == [.6, None]
-    assert check_shares(['micro-small', 'vllm:a/b'], ()) == [None, .9]
-    cases = (['vllm:a/b'], (.5, .5), r'one per model, 1 in all'), (['vllm:a/b', 'vllm:a/c'], (.5,), 'above 0')
-    for names, shares, words in cases:
-        with pytest.raises(ValueError, match=words): check_shares(names, shares)
-
-def test_a_models_name_has_a_kind_and_perhaps_a_commit(tmp_path):
-    commit = 'a1'*20
-    names = {f'org/name@{commit}': ('', 'org/name', commit), 'micro-small': ('', 'micro-small'),
-             'vllm-server:http://u@h/v1': ('vllm-server', '', '', 'http://u@h/v1'),
-             'vllm-server:http://h/v1#a': ('vllm-server', 'a', '', 'http://h/v1'),
-             f'vllm:a/b@{commit}': ('vllm', 'a/b', commit), 'openai:a@b': ('openai', 'a@b'),
-             'C:folder': ('', 'C:folder')}
-    for text, parts in names.items():
-        assert ModelName.parse(text) == ModelName(*parts) and str(ModelName(*parts)) == text
-    with pytest.raises(ValueError, match='a folder has no revision'): ModelName.parse(f'{tmp_path}@{commit}')
-    with pytest.raises(ValueError, match='40 hexadecimal digits'): ModelName.parse('org/name@main')
+@pytest.mark.slow
+def test_two_workers_of_ray_draw_what_one_process_draws(model, chains):
+    ray = pytest.importorskip('ray')
+    cluster = open_model(ModelOptions(name='micro-small', max_tokens=60, copies=2))
+    cluster.part = 3  # so that both work
+    try:
+        assert (cluster.spec, cluster.settings()) == (model.spec, model.settings())
+        requests = [Request(problem, (), sample, to_end=True) for problem, sample in chains]
+        for steps, expected in zip(cluster.write(requests), chains.values()):
+            assert_same(steps, expected)
+        scored = [Request(problem, chain) for (problem, _), chain in chains.items()]
+        for step, expected in zip(cluster.score(scored), model.score(scored)):
+            assert_same([step], [expected])
+        asked = [verdict_messages(problem, ['3+4=7']) for problem, _ in chains]
+        verdicts = 'correct', 'incorrect'
+        for found, expected in zip(cluster.choose(asked, verdicts), model.choose(asked, verdicts)):
+            np.testing.assert_allclose(found.prob, expected.prob, rtol=1e-4)
+    finally:
+        ray.shutdown()

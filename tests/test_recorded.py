@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 from recorded_pair import draw, judge, programs, read_along, record
 
-from stepwise_routing.data.benchmarks import find_benchmark
-from stepwise_routing.data.grading import is_right
-from stepwise_routing.data.recorded import FOLDER, MAX_STEPS, RecordedVerdict, read_recorded
+from stepwise_routing.data.benchmarks import (
+    find_benchmark,
+    grade_by_rules,
+    is_right,
+    load_problems,
+)
+from stepwise_routing.data.recorded import FOLDER, MAX_STEPS, read_recorded
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method import rollouts
 from stepwise_routing.method.baselines import small_alone
 from stepwise_routing.models.base import Request
-from stepwise_routing.models.hub import micro_path
+from stepwise_routing.models.open import find_weights, open_model
+from stepwise_routing.records import Step
 from stepwise_routing.store import Store
 from stepwise_routing.util import PACKAGE
 
@@ -49,7 +54,7 @@ def test_no_problem_is_in_two_splits():
 def test_the_table_of_outcomes_follows_from_the_recorded_steps(split):
     problems = RECORDED.problems[split]
     drawn = rollouts.draw_chains(problems, RECORDED.models, MAX_STEPS['gsm8k'])
-    parts = RECORDED.specs, split, RecordedVerdict('gsm8k'), 'gpt-4.1-mini'
+    parts = RECORDED.specs, split, grade_by_rules, 'gpt-4.1-mini'
     made, shipped = rollouts.outcome_table(problems, *drawn, *parts), TABLES[split]
     for name in ('small', 'large', 'right', 'steps', 'cut', 'problem', 'params', 'dollars'):
         assert np.array_equal(getattr(made, name), getattr(shipped, name)), name
@@ -58,12 +63,12 @@ def test_the_table_of_outcomes_follows_from_the_recorded_steps(split):
 
 
 def test_the_further_draws_are_complete_and_graded():
-    read = find_benchmark('gsm8k').read_answer
+    read = find_benchmark('gsm8k').answer
     for problem in RECORDED.problems['calibration'] + RECORDED.problems['test']:
         for sample in (1, 2):
             request = Request(problem, sample=sample, to_end=True, max_steps=MAX_STEPS['gsm8k'])
             (chain,) = RECORDED.models[1].write([request])
-            assert (problem.id, read(chain)) in RECORDED.verdicts
+            assert (problem.id, read(problem, chain)) in RECORDED.verdicts
 
 
 def test_the_verdicts_are_those_of_today():
@@ -110,9 +115,9 @@ def test_programs_are_recorded_and_never_run():
     table = rollouts.outcome_table(problems, *drawn, mbpp.specs, 'test')
     assert small_alone(table, 'flops').right.sum() == 45
     text = 'Here:\n```python\ndef f(x):\n    return x\n\nassert f(1) == 1\n```\n'
-    assert programs.program_of(text.splitlines()) == 'def f(x):\n    return x\n'
-    assert programs.closes_the_block('```') and programs.closes_the_block('assert f(1)')
-    assert not programs.closes_the_block('    assert x') and programs.program_of(['']) is None
+    steps = [Step(line, 0, 'step') for line in text.splitlines()]
+    assert programs.program_of(problems[0], steps) == 'def f(x):\n    return x\n'
+    assert programs.program_of(problems[0], [Step('', 0, 'stop')]) is None
 
 
 # ---- the lab draws and records
@@ -175,26 +180,22 @@ def test_two_stores_become_one_record_up_to_the_first_gap(turns, tmp_path):
 def test_the_judge_is_asked_once_about_each_step(monkeypatch, tmp_path):
     words = tmp_path / 'steps.db', *PAIR, tmp_path / 'grades.db', '--problems', 2, '--out', tmp_path
     run(judge, monkeypatch, *words)
-    with Store(tmp_path / 'grades.db', record=judge.Choice) as grades:
+    with Store(tmp_path / 'grades.db', record=judge.Preference) as grades:
         asked = grades.keys()
     walks = rollouts.load(tmp_path / 'gsm8k-test-SpecReason.npz')
     assert walks.right.shape == (len(judge.KAPPAS), 2)
     run(judge, monkeypatch, *words)
-    with Store(tmp_path / 'grades.db', record=judge.Choice) as grades:
+    with Store(tmp_path / 'grades.db', record=judge.Preference) as grades:
         assert grades.keys() == asked
 
 
 def test_a_model_that_reads_its_own_steps_gives_its_own_probabilities():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from stepwise_routing.data.benchmarks import load_problems
-    from stepwise_routing.models.lists import Listed
-    from stepwise_routing.models.names import open_models
-
     problems = load_problems('micro-gsm', 'test', 3)
-    with open_models(['micro-small']) as (small,):
-        chains = Listed(small).write([Request(problem, to_end=True) for problem in problems])
-    folder = micro_path('small')
+    requests = [Request(problem, to_end=True) for problem in problems]
+    chains = open_model('micro-small').write(requests)
+    folder, _ = find_weights('micro-small')
     model = AutoModelForCausalLM.from_pretrained(folder, dtype='float32').eval()
     rows = read_along.read(model, AutoTokenizer.from_pretrained(folder), problems, chains)
     for of_steps, chain in zip(rows, chains, strict=True):

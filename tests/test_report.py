@@ -1,11 +1,13 @@
 "Tables, figures and transcripts of toy results: cells by hand, the same bytes twice, sizes, nothing that models write is obeyed."
 import re
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
+from toy import toy_benchmark
 
 from stepwise_routing.method.policy import RULES, Choice, fresh_router
 from stepwise_routing.method.results import CHOSEN, Row
@@ -103,13 +105,15 @@ def test_ours_stands_beside_the_paper(results):
     assert table.loc['Ours (S^os)', ('paper', 'GSM8K')] == '46 (-0.1)' and table.loc['RSD', ('here', 'toy')] == '25 (-3.0)'
     assert table.loc[CHOSEN, ('paper', 'GSM8K')] == '–' and table.index.tolist() == list(tables.PRINTED)
 
-def test_captions_say_whose_models_these_are():
+def test_captions_say_whose_models_these_are_and_what_was_cut():
     def benchmark(model):
-        class Table(list): models, dollars = np.array([model, 'l']), np.array([[0, 0, 0], [.4, .1, 1.6]])
-        return dict.fromkeys(('train', 'calibration', 'test'), Table([0]*2000))
-    said = tables.describe(dict(a=benchmark('s'), b=benchmark('s')), .02, 'Receipt.')
-    assert said[0] == 'a, b: s and l, 2,000 / 2,000 / 2,000 training, calibration and test problems.'
+        parts = dict(models=np.array([model, 'l']), dollars=np.array([[0, 0, 0], [.4, .1, 1.6]]))
+        return {name: replace(table, **parts) for name, table in toy_benchmark(1000).items() if isinstance(name, str)}
+    one = benchmark('s')
+    said = tables.describe(dict(a=one, b=one), .02, 'Receipt.')
+    assert said[0] == 'a, b: s and l, 1,000 / 1,000 / 1,000 training, calibration and test problems.'
     assert "not the paper's models" in said[1] and '0.4 / 0.1 / 1.6' in said[2] and 'Alpha: 2 points' in said[3]
+    assert f'a limit cut {one["test"].cut[:, 0].sum()} of s alone' in said[4] and said[-1] == 'Receipt.'
     assert not any('not the paper' in s for s in tables.describe(dict(a=benchmark('Qwen2.5-Math-1.5B')), .02))
 
 @pytest.mark.parametrize('columns, width', [(1, 2.7), (2, 5.5)])

@@ -1,6 +1,6 @@
 "The stages of a run: outcomes are drawn as they are shipped, and once; a small run's numbers, and its bytes twice."
 
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,17 +48,16 @@ class Watched:
 
 @pytest.fixture(scope='module')
 def pair():
-    with stages.open_pair(stages.open_run()) as models:
-        yield models
+    return stages.open_pair(stages.open_run())
 
 
 def draw(folder: Path, pair, left: float = np.inf) -> tuple:  # (is it finished?, notes)
-    "Draw three problems a split of micro-gsm."
+    "Draw two problems a split of micro-gsm."
     notes = []
     watched = [Watched(model, notes, left) for model in pair]
-    run = stages.open_run('micro', folder / 'run', {'data.benchmarks': ['micro-gsm']}, 3)
+    run = stages.open_run('micro', folder / 'run', {'data.benchmarks': ['micro-gsm']}, 2)
     with pytest.MonkeyPatch.context() as m, suppress(KeyboardInterrupt):
-        m.setattr(stages, 'open_pair', lambda run: nullcontext(watched))
+        m.setattr(stages, 'open_pair', lambda run: watched)
         stages.draw_all(replace(run, store=folder / 'store'))
         return True, notes
     return False, notes
@@ -74,11 +73,11 @@ def kept(folder: Path) -> tuple:  # outcomes; store -> how many records
 
 
 def test_what_is_drawn_live_is_what_is_shipped_and_a_difference_is_seen(pair, monkeypatch):
-    monkeypatch.setattr(stages, 'open_pair', lambda run: nullcontext(pair))
+    monkeypatch.setattr(stages, 'open_pair', lambda run: pair)
     run = stages.open_run(changes={'data.benchmarks': ['micro-gsm', 'gsm8k']})
     checked = stages.check_live(run, 2).set_index('benchmark')
     assert (checked[['problems', 'same_tokens', 'same_verdicts']].to_numpy() == 2).all()
-    assert (checked.filter(like='gap').to_numpy() < 1e-4).all()
+    assert (checked.filter(like='gap').to_numpy() < 1e-3).all()
     assert list(stages.check_live(replace(run, draw=3), 2)['benchmark']) == ['gsm8k']
     all_drawn = stages.open_run(changes={'data.shipped': False})
     assert len(stages.check_live(all_drawn)['benchmark']) == 0
@@ -97,8 +96,8 @@ def test_a_draw_gives_what_is_shipped_and_draws_no_step_twice(pair, tmp_path):
     tables = stages.drawn_outcomes(stages.open_run(folder=tmp_path / 'a' / 'run'), 'micro-gsm')
     assert set(tables) == {*SPLITS, *WALKS} and len(notes) == len(set(notes))
     for split in SPLITS:
-        shipped = take(stages.shipped_outcomes('micro-gsm')[split], slice(3))
-        assert list(stages.differences(tables[split], shipped).values())[:3] == [3, 3, 3]
+        shipped = take(stages.shipped_outcomes('micro-gsm')[split], slice(2))
+        assert list(stages.differences(tables[split], shipped).values())[:3] == [2, 2, 2]
         assert 'reward' in tables[split].features and tables[split].dollars[-1].min() > 0
         assert (tables[split].step_right is not None) == (split == 'train')
     before = kept(tmp_path / 'a')
@@ -107,7 +106,7 @@ def test_a_draw_gives_what_is_shipped_and_draws_no_step_twice(pair, tmp_path):
 
     is_finished, parts = False, []  # interrupted again and again
     while not is_finished:
-        is_finished, part = draw(tmp_path / 'b', pair, left=6)
+        is_finished, part = draw(tmp_path / 'b', pair, left=12)
         parts += part
     assert sorted(parts) == sorted(notes) and kept(tmp_path / 'b') == before
 

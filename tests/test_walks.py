@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from toy_models import ToyModel, toy_models, toy_problems
+from toy_models import ToyModel, random_of, toy_models, toy_problems
 
 from stepwise_routing.method.baselines import (
     Grades,
@@ -34,24 +34,28 @@ from stepwise_routing.method.rollouts import (
     thresholds,
     walk,
 )
-from stepwise_routing.models.base import Request
-from stepwise_routing.models.interface import Choice, Reward
-from stepwise_routing.records import ModelSpec, edge_seed, extract_boxed, score_messages
+from stepwise_routing.models.base import Preference, Request, Reward
+from stepwise_routing.records import ModelSpec, boxed, edge_seed, score_messages
 from stepwise_routing.store import Store
 
 both = pytest.mark.parametrize('models', [2, 3])
 PRICES = ('gpt-4o-mini', 'gpt-4.1-mini', 'gpt-4.1-mini')
 
 
-def is_answer(problem, answer):
-    return answer == problem.answer
+def by_text(pairs):
+    "A grader that compares texts."
+    return [answer == problem.answer for problem, answer in pairs]
+
+
+def is_right(problem, steps):
+    return boxed(steps[-1].text) == problem.answer
 
 
 def drawn(models, problems, max_steps=30):
     "The table of what these models write."
     chains, rests = draw_chains(problems, models, max_steps)
     specs = [model.spec for model in models]
-    return outcome_table(problems, chains, rests, specs, 'test', is_answer), chains, rests
+    return outcome_table(problems, chains, rests, specs, 'test', by_text), chains, rests
 
 
 # ---- a live walk and the table
@@ -80,7 +84,7 @@ def test_a_live_walk_is_what_the_table_says(models, reading, router):
             want = replay(o, doubt, [kappa], unit, reading)
             bills = [(chain.tokens * o.prices(unit)).sum() for chain in walked]
             np.testing.assert_allclose(bills, want.cost[0], rtol=1e-12)
-        right = [is_answer(p, extract_boxed(c.steps[-1].text)) for p, c in zip(problems, walked)]
+        right = [is_right(p, c.steps) for p, c in zip(problems, walked)]
         assert right == want.right[0].tolist()
         paths = [''.join(str(step.model) for step in chain.steps) for chain in walked]
         assert all(list(path) == sorted(path) and len({*path}) <= 2 for path in paths)
@@ -90,7 +94,7 @@ def test_a_live_walk_is_what_the_table_says(models, reading, router):
 @both
 def test_a_table_is_made_of_the_steps_that_were_drawn(models):
     pair, problems = toy_models(models, prices=PRICES, end=0.2), toy_problems(25)
-    o, chains, rests = drawn(pair, problems)
+    o, chains, rests = drawn(pair, problems, max_steps=6)
     assert o.steps.tolist() == [len(chain) for chain in chains]
     for i, (problem, chain) in enumerate(zip(problems, chains)):
         for t, step in enumerate(chain):
@@ -104,12 +108,12 @@ def test_a_table_is_made_of_the_steps_that_were_drawn(models):
                 first, written = rest[0], sum(step.generated for step in rest)
                 want = written, first.prompt, first.prompt, first.cached
                 assert o.large[i, t, k].tolist() == [*want] and first.model == k + 1
-                assert o.right[i, t, k] == is_answer(problem, extract_boxed(rest[-1].text))
+                assert o.right[i, t, k] == is_right(problem, rest)
             assert not o.large[i, len(chain) :, k].any()
-            small_right = is_answer(problem, extract_boxed(chain[-1].text))
+            small_right = is_right(problem, chain)
             assert (o.right[i, len(chain) :, k] == small_right).all()
         ends = [chain, *(rests[k][i][0] for k in range(models - 1))]
-        assert o.cut[i].tolist() == [x[-1].finish == 'length' or not x[-1].final for x in ends]
+        assert o.cut[i].tolist() == [x[-1].finish != 'stop' for x in ends]
     assert o.cut.any() and not o.cut.all()
     large = large_alone(o, 'flops')
     assert (large.cost == 2 * o.params[-1] * o.large[:, 0, -1, 0]).all()
@@ -125,69 +129,88 @@ def test_a_model_without_a_price_is_free_and_the_largest_may_be_given_one():
         pair = toy_models(prices=prices)
         specs = [model.spec for model in pair]
         drawn = draw_chains(problems, pair, 30)
-        o = outcome_table(problems, *drawn, specs, 'train', is_answer, price, [[True]] * 2)
+        o = outcome_table(problems, *drawn, specs, 'train', by_text, price, [[True]] * 2)
         assert o.dollars.tolist() == want
         assert o.step_right[:, 0].all() and not o.step_right[:, 1:].any()
 
 
 # ---- every step is drawn once
-def stored(tmp_path, name, pair):
-    store = Store(tmp_path / f'{name}.db', dict(of='toys'))
-    return store, [Kept(model, store) for model in pair]
+def kept_draw(pair, store, problems):
+    "(Small chains, rests), and what was drawn for them now."
+    before = [len(model.written) for model in pair]
+    chains = draw_chains(problems, [Kept(model, store) for model in pair], 30)
+    new = [model.written[n:] for model, n in zip(pair, before)]
+    return chains, sum(new, [])
 
 
-def contents(store):
-    return {key: store.get(*key) for key in store.keys()}
+def check_stored(store, problems, chains, rests):
+    "Chains have an end, and each step is the one that the store has in its place."
+    for i, (problem, chain) in enumerate(zip(problems, chains)):
+        for t in range(len(chain)):
+            assert store.get(problem.id, 0, '0' * t, 0) == chain[t]
+            rest = rests[0][i][t]
+            assert rest[-1].final or t + len(rest) == 30
+            for u, step in enumerate(rest):
+                assert store.get(problem.id, 0, '0' * t + '1' * u, 1) == step
 
 
-def test_a_chain_is_the_same_whole_or_step_by_step_and_seeds_follow_from_its_place(tmp_path):
-    pair, (problem, *_) = toy_models(end=0.1, cut=0), toy_problems(1)
-    whole = pair[1].write([Request(problem, pair[0].write_one(Request(problem)), 3, True)])[0]
-    steps, asked = pair[0].write_one(Request(problem)), []
-    seeds = [edge_seed('toy', problem.id, 3, '0' + '1' * i, 1) for i in range(len(whole))]
-    for _ in whole:
-        request = Request(problem, steps, 3)
-        asked.append(request.seed(0, 1))
-        steps += pair[1].write_one(request)
-    assert steps[1:] == whole and asked == seeds and len({*seeds}) == len(whole) > 1
+@pytest.mark.parametrize('seeded', [True, False])
+def test_a_store_that_was_cut_anywhere_goes_on_and_nothing_is_drawn_twice(tmp_path, seeded):
+    "Also in the middle of a chain. A model without a seed for each step goes on from what is stored."
+    problems = toy_problems(4)
+    pair = toy_models(end=0.15, has_step_seeds=seeded)
+    whole = Store(tmp_path / 'whole.db', dict(of='toys'))
+    wanted, new = kept_draw(pair, whole, problems)
+    keys = whole.keys()
+    assert sorted(keys) == sorted(new) and len({*new}) == len(new)
+    assert kept_draw(pair, whole, problems) == (wanted, [])
+    check_stored(whole, problems, *wanted)
+    rows = [(key, whole.get(*key)) for key in keys]
+    is_inside = [path.endswith(str(model)) for _, _, path, model in keys]
+    assert sum(is_inside) > 20, 'a cut there is between two steps of one model'
+    for n in range(0, len(rows), 7):
+        with Store(tmp_path / f'{n}.db', dict(of='toys')) as store:
+            store.put_many(rows[:n])
+            chains, new = kept_draw(toy_models(end=0.15, has_step_seeds=seeded), store, problems)
+            assert sorted([*keys[:n], *new]) == sorted(store.keys())
+            check_stored(store, problems, *chains)
+            if seeded:
+                assert chains == wanted
 
 
-def test_what_is_kept_is_not_drawn_again(tmp_path):
-    pair, problems = toy_models(), toy_problems(30)
-    store, kept = stored(tmp_path, 'a', pair)
-    first = drawn(kept, problems)
-    written = sum(model.steps_written for model in pair)
-    assert len(store) == written
-    again = drawn(kept, problems[::-1])
-    assert sum(model.steps_written for model in pair) == written
-    assert again[1] == first[1][::-1] and again[2][0] == first[2][0][::-1]
-    kappa = np.nanmedian(low('min_prob')(first[0].features))
-    run_walks([walk(p, low('min_prob'), kappa) for p in problems], kept)
-    assert sum(model.steps_written for model in pair) == written
-
-
-def test_drawing_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+def test_equal_requests_of_a_list_are_drawn_once_and_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr('stepwise_routing.method.rollouts.BLOCK', 4)
-    pair, problems = toy_models(), toy_problems(20)
-    whole, kept = stored(tmp_path, 'whole', pair)
-    drawn(kept, problems)
-    cut, kept = stored(tmp_path, 'cut', pair)
-    write, left = pair[1].write, [3]
+    (model,), store = toy_models(1), Store(tmp_path / 's.db', dict(of='toys'))
+    requests = [Request(p, sample=i, to_end=True) for p in toy_problems(5) for i in range(2)]
+    alone = model.write(requests)
+    model.written.clear()
+    assert Kept(model, store).write([*requests, *requests[::-1]]) == alone + alone[::-1]
+    assert len(model.written) == len({*model.written}) == sum(map(len, alone)) == len(store)
+    broken, kept = Store(tmp_path / 'b.db', dict(of='toys')), []
 
     def failing(requests):
-        left[0] -= 1
-        if left[0] < 0:
-            raise ConnectionError('server gone')
-        return write(requests)
+        kept.append(len(broken))
+        if len(kept) == 3:
+            raise ConnectionError
+        return ToyModel.write(model, requests)
 
-    pair[1].write = failing
-    with pytest.raises(ConnectionError, match='server gone'):
-        drawn(kept, problems)
-    survived, before = contents(cut), sum(model.steps_written for model in pair)
-    pair[1].write = write
-    drawn(kept, problems)
-    assert survived and survived.items() <= contents(cut).items() == contents(whole).items()
-    assert sum(model.steps_written for model in pair) - before == len(cut) - len(survived)
+    model.write = failing
+    with pytest.raises(ConnectionError):
+        Kept(model, broken).write(requests)
+    sizes = [len(chain) for chain in alone]
+    assert kept == [0, sum(sizes[:4]), sum(sizes[:8])] and len(broken) == kept[-1]
+
+
+def test_a_chain_is_the_same_whole_or_step_by_step_and_seeds_follow_from_its_place():
+    pair, (problem, *_) = toy_models(end=0.1, cut=0), toy_problems(1)
+    steps, seeds = pair[0].write_one(Request(problem)), []
+    whole = pair[1].write_one(Request(problem, steps, 3, True))
+    for _ in whole:
+        request = Request(problem, steps, 3)
+        seeds.append(request.seed(0, 1))
+        steps += pair[1].write_one(request)
+    assert steps[1:] == whole and len({*seeds}) == len(whole) > 1
+    assert seeds == [edge_seed('toy', problem.id, 3, '0' + '1' * i, 1) for i in range(len(whole))]
 
 
 def test_walks_together_are_walks_alone():
@@ -215,10 +238,10 @@ def weight(text):  # and for the reward model, which cuts text in its own way
 class Plain(ToyModel):
     "A toy model whose tokens follow from the text, so that a chain is as long for whoever reads it."
 
-    def _tokens(self, r, text, sure):
-        n = size(text.strip())
-        ends = tuple(min(3 * i + 3, len(text.strip())) for i in range(n))
-        return dict(ids=tuple(range(n)), ends=ends, prob=(0.5,) * n, max_logit=(1.0,) * n)
+    def with_tokens(self, r, text, finish, before, problem, is_right):
+        n = size(text)
+        ends = [min(3 * i + 3, len(text)) for i in range(n)]
+        return self.billed(problem, before, text, finish, ends, (0.5,) * n, (1.0,) * n)
 
     def choose(self, conversations, options):
         self.asked += len(conversations)
@@ -230,10 +253,10 @@ class Plain(ToyModel):
         steps = messages[2]['content'].split('\n\n')
         shared = len(messages[1]['content']) + sum(map(size, steps))
         cached = (shared + ASK) // 4 if self.spec.price else 0
-        return Choice(self.prob(messages, n), shared + ASK, 1, cached, shared)
+        return Preference(self.prob(messages, n), shared + ASK, 1, cached, shared)
 
     def prob(self, messages, n):
-        r = self._random('grade', str(messages))
+        r = random_of('grade', str(messages))
         kind, digit = r.random(), r.randrange(n)
         if kind < 0.1:
             return (0.0,) * n  # no digit among what it would say
@@ -258,7 +281,7 @@ class PRM:
         return Reward(self.value(request.problem, texts), sum(read), read[-1])
 
     def value(self, problem, texts):
-        return round(Plain(0)._random('reward', problem.question, *texts).random(), 2)
+        return round(random_of('reward', problem.question, *texts).random(), 2)
 
 
 class World:
@@ -269,7 +292,7 @@ class World:
         self.pair = [Plain(i, params=SIZE[i], prices=prices, **options) for i in (0, 1)]
         self.asked = PRM() if method == 'RSD' else self.pair[1]
         self.path = folder / f'{method}.db'
-        record = Reward if method == 'RSD' else Choice
+        record = Reward if method == 'RSD' else Preference
         self.store = Store(self.path, dict(of='toys'), record)
         self.judge = (Rewards if method == 'RSD' else Grades)(self.asked, self.store)
         self.models = *self.pair, self.judge
@@ -338,7 +361,7 @@ def by_hand(world, problem, threshold, max_steps):
         if score(step) <= threshold:
             step = writes(1)
         chain.append(step)
-        if step.finish != 'step' or 'boxed' in step.text:
+        if step.finish != 'step':
             break
     return tuple(chain), tokens
 
@@ -377,14 +400,13 @@ def test_walks_at_all_settings_are_walks_at_each(tmp_path, method):
         want = [by_hand_score(world, p, chain[: t + 1]) for t in range(len(chain))]
         np.testing.assert_allclose(row, want, rtol=1e-12)
     spec = world.asked.spec if method == 'RSD' else None
-    walks = draw_walks(method, o, problems, world.models, kappas, spec, is_answer)
+    walks = draw_walks(method, o, problems, world.models, kappas, spec, by_text)
     assert walks.right.shape == (len(kappas), 20) and walks.tokens.shape == (len(kappas), 20, 3, 4)
     answers = world.asked.asked
     for s in (0, len(kappas) // 3, -1):
         for i, chain in enumerate(world.walks(problems, kappas[s])):
             assert (walks.tokens[s, i] == chain.tokens).all()
-            answer = extract_boxed(chain.steps[-1].text)
-            assert walks.right[s, i] == is_answer(problems[i], answer)
+            assert walks.right[s, i] == is_right(problems[i], chain.steps)
     assert world.asked.asked == answers, 'asked once, and kept'
     settings_of = [walk_settings(p, kappas, world.judge.payer) for p in problems]
     for row in run_walks(settings_of, world.models):

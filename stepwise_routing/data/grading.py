@@ -1,180 +1,159 @@
-"""Is an answer right? Plain comparison decides most answers, Math-Verify in a guarded process the rest.
+"""Is an answer right? Equal numbers are; Math-Verify decides the rest, in a process of its own with a time limit.
 
-Here belong the grader, the one grader that a process shares, and how problems are graded with it.
-Comparing two texts belongs in `data.answers`, comparing two formulas in `data.algebra`, comparing two
-graders in `data.agreement`.
+What a model wrote is parsed there, and never executed. Verdicts of a model that judges: `models.xverify`.
 """
 
-import atexit
 import json
-import os
+import logging
+import re
+import signal
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from functools import lru_cache
-from textwrap import shorten
 
-from ..records import Problem
-from ..util import PACKAGE
-from .algebra import NO, YES, serve
-from .answers import plain_verdict
-from .benchmarks import find_benchmark, last_box
-from .recorded import RecordedVerdict
+SECONDS = 5  # of a processor, for one pair of answers: a busy machine changes no verdict
+LONGEST = 2000  # characters; a longer answer is compared as text
 
-START = (  # the code of the process, which finds the package from any folder
-    f'import sys; sys.path.append({str(PACKAGE.parent)!r}); '
-    f'from {serve.__module__} import serve; serve()'
+FONT = r'\\(?:text|math|operatorname|bold|bf|rm|it|bm|[mh]box)[a-z]*\b\*?\s*'
+UPRIGHT = rf'{FONT}(?:\{{\s*([ei])\s*\}}|([ei])(?![a-z]))'  # \mathrm{e}
+REALS = r'\\in\s*(?:\\(?:mathbb|mathbf|mathrm|Bbb|bf)\b\s*)?\{?\s*\\?R\s*\}?\s*'
+SET = rf'\\\{{\s*\\?[a-zA-Z]+\s*(?:{REALS})?(?:\\mid\b|\\vert\b|\\colon\b|\||:)(.*?)\\\}}'
+SCALE = r'(?!(?:hundred|thousand|[mb]illion|dozen|percent|mod)\b)'
+SPELLINGS = (  # pattern and replacement: what Math-Verify reads wrongly
+    (r'(?<!\\)\$|\\\(|\\\)|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?', ''),
+    (r'(?<=\d)\\[,!]\s*(?=\d{3})|(?<!\\)\\!\s*', ''),
+    (r'(?<!\\)\\[,;: ]|~|\\q?quad\b', ' '),
+    (SET, r'\1'),  # {x | x > 3} is x > 3
+    (rf',\s*\\?[a-z]+\s*{REALS}$|^\s*\\?[a-z]+\s*{REALS},', ''),
+    (r'^\\?[a-z]+\s*\\in\b\s*(?=[(\[\\])', ''),
+    (r'(?<=[)\]])\s*(?:U|\\bigcup)\s*(?=[(\[])', r' \\cup '),
+    (UPRIGHT, r'\1\2'),
+    (r'°|\^\s*\{?\\circ\}?', ''),
+    (r'(?<=[\d})])\s*\\[dt]?binom', r'\\cdot\\binom'),
+    (rf'^(-?[\d.,/]*\d) +{SCALE}[a-z]{{3,}}[a-z ]*$', r'\1'),  # 10 apples
+)
+LETTER = re.compile(  # (B) 12 and the like, but neither B + 1 nor B and C
+    r'(?i:[a-z :]*\b(?:ans(?:wer)?|option|choice)\b(?: is)?:?)?\s*[(\[]?\s*([A-Z])\s*'
+    r'(?:$|[)\]]+[.:]?(?![-+*/^_=<>])|[.:]|\s[-–—]\s|\s(?=\(?\s*\d))(?!\s*(?:[,(]|and\b|or\b)\s*\(?[A-Z]\b)'
 )
 
 
-class Grader:
-    "Grades answers in a process of its own. A context manager; any thread may use it."
+def tidy(text: str) -> str:
+    "An answer as Math-Verify reads it best."
+    text = text.strip().rstrip('.')
+    for pattern, new in SPELLINGS:
+        text = re.sub(pattern, new, text)
+    return text.strip()
 
-    def __init__(
-        self,
-        timeout: float = 4.0,  # seconds for one pair of answers
-    ):
-        self.timeout = timeout
-        self.process = None
-        self.turn = threading.Lock()
-        self.given_up = set()  # (reference, answer) pairs without a verdict
 
-    def __enter__(self):
-        return self
+def number(text: str) -> Fraction | None:
+    "The value of 1,234 or 0.5 or 3/4 or \\frac{3}{4}. None for other text."
+    text = re.sub(r'^(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}$', r'\1\2/\3', text)
+    text = re.sub(r'(?<=\d),(?=\d{3}(?!\d))', '', text)
+    try:
+        return Fraction(text) if re.fullmatch(r'[-+\d./]+(?:[eE]-?\d\d?)?', text) else None
+    except (ValueError, ZeroDivisionError):
+        return None
 
-    def __exit__(self, *exc):
-        self.close()
 
-    def start(self) -> None:
-        "Start the process. RuntimeError if it does not start."
-        self.process = subprocess.Popen(
-            [sys.executable, '-c', START],
-            text=True,
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        if self.process.stdout.readline() != 'ready\n':
-            raise RuntimeError('grading does not start: it needs math-verify and os.fork')
+def plain(text: str) -> str:
+    "A text without fonts, dollars and spaces of LaTeX."
+    return re.sub(rf'{FONT}|\\(?:left|right|q?quad)\b|[\\${{}}*~]', ' ', text).strip()
 
-    def close(self) -> None:
-        "End the process, if there is one."
-        process = self.process
-        self.process = None
-        if process is None:
-            return
-        process.kill()
-        process.communicate()
 
-    def ask(self, reference: str, answer: str) -> str:
-        "The process's reply about a pair. Starts the process if needed; ends it if no reply comes."
-        word = ''
-        try:
-            if self.process is None or self.process.poll() is not None:
-                self.close()
-                self.start()
-            request = json.dumps([reference, answer, self.timeout])
-            print(request, file=self.process.stdin, flush=True)
-            word = self.process.stdout.readline().strip()
-        except BrokenPipeError:
-            pass
-        finally:
-            if not word:
-                self.close()
-        return word
+def same_choice(reference: str, answer: str) -> bool | None:
+    "Are both the same letter of a choice, whose text may follow? None if the reference is no single letter."
+    letter = plain(reference)
+    wanted, given = LETTER.match(letter), LETTER.match(plain(answer))
+    if not wanted or not given or wanted.end() < len(letter):
+        return None
+    return wanted[1] == given[1]
 
-    def __call__(
-        self,
-        reference: str,
-        answer: str | None,  # None is wrong
-    ) -> bool:
-        "Is the answer equivalent to the reference? TypeError for an answer that is not text."
-        verdict = plain_verdict(reference, answer)
-        if verdict is not None:
-            return verdict
-        with self.turn:
-            word = self.ask(reference, answer) or self.ask(reference, answer)
-        if word not in (YES, NO):
-            self.given_up.add((reference, answer))
-        return word == YES
+
+def region(found: list, text: str):  # a sympy set
+    "The numbers for which inequalities hold. Those of a list hold all at once, or one of them does."
+    from sympy import FiniteSet, Intersection, Set, Union
+
+    parts = found[0].args if isinstance(found[0], FiniteSet) else found[:1]
+    sets = [part if isinstance(part, Set) else part.as_set() for part in parts]
+    both = Intersection(*sets)
+    return Union(*sets) if both.is_empty or re.search(r'\bor\b', text) else both
+
+
+def math_verify(reference: str, answer: str) -> bool:
+    "Math-Verify's verdict on LaTeX. No text is evaluated as Python."
+    from math_verify import LatexExtractionConfig, parse, verify
+    from sympy import And, Expr, Interval
+
+    latex = [LatexExtractionConfig(boxed_match_priority=0)]
+
+    def read(text):
+        return parse(rf'\boxed{{{text}}}', latex, parsing_timeout=None)
+
+    gold, given = read(reference), read(answer)
+    both = reference + answer
+    is_same = verify(gold, given, allow_set_relation_comp=True, timeout_seconds=None)
+    exact = [x[0] for x in (gold, given) if x and isinstance(x[0], Expr) and x[0].is_number]
+    if is_same and len(exact) == 2 and '%' not in both:
+        a, b = [value.evalf(20) for value in exact]
+        is_same = abs(a - b) <= 1e-3 * abs(a)  # Math-Verify takes 1/2004! for 1/2006!
+    if is_same and r'\{' in both:  # and {1, 2} for (1, 2)
+        is_same = isinstance(gold[0], (And, Interval)) == isinstance(given[0], (And, Interval))
+    if not is_same and re.search(r'[<>]|\\[lgn]e|\\infty', both):
+        a, b = region(gold, reference), region(given, answer)
+        is_same = a.is_subset(b) and b.is_subset(a)
+    return bool(is_same)
 
 
 @lru_cache(1)
-def shared_grader(
-    pid: int,  # id of this process, so that a fork starts its own grader
-) -> Grader:
-    "The grader that all code in a process shares. It ends with the process."
-    grader = Grader()
-    atexit.register(lambda: os.getpid() == pid and grader.close())
-    return grader
+def judge() -> subprocess.Popen:
+    "A process that writes a verdict for each pair that it reads."
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, '-P', __file__], text=True, **pipes)
 
 
-def is_equiv(reference: str, answer: str | None) -> bool:
-    "Is an answer equivalent to the reference? Asks plain comparison first, then Math-Verify."
-    return shared_grader(os.getpid())(reference, answer)
+def ask_judge(reference: str, answer: str) -> bool:
+    "The verdict of the process. A pair that takes too long, or ends the process, is wrong."
+    try:
+        print(json.dumps([reference, answer]), file=judge().stdin, flush=True)
+        verdict = judge().stdout.readline()
+    except BrokenPipeError:
+        verdict = ''
+    if not verdict:
+        logging.warning('no verdict on %.60r, %.60r: counted as wrong', reference, answer)
+        judge().wait()
+        judge.cache_clear()
+    return verdict == '1\n'
 
 
-def given_up() -> set:
-    "(reference, answer) pairs that `is_equiv` gave up on, in this process. They count as different."
-    return shared_grader(os.getpid()).given_up
+@lru_cache(1 << 20)
+def is_equivalent(reference: str, answer: str) -> bool:
+    "Do two answers mean the same? For one thread."
+    if max(len(reference), len(answer)) > LONGEST:
+        return reference.strip() == answer.strip()
+    choice = same_choice(reference, answer)
+    if choice is not None:
+        return choice
+    a, b = tidy(reference), tidy(answer)
+    if a == b:
+        return a != ''
+    x, y = number(a), number(b)
+    if None not in (x, y) and (x == y or '.' not in a + b):  # decimals may be rounded
+        return x == y
+    return ask_judge(a, b)
 
 
-def is_right(
-    problem: Problem,
-    answer: str | None,  # None is wrong
-) -> bool:
-    """The reward $r(x, \\hat y, y^*)$, as the problem's benchmark defines it.
-
-    By default an answer is right if it is equivalent to the reference.
-    """
-    benchmark = find_benchmark(problem.benchmark)
-    if benchmark.right is None:
-        return is_equiv(problem.answer, answer)
-    if answer is None:
-        return False
-    return bool(benchmark.right(problem, answer))
+def serve() -> None:
+    "The process: pairs come in as JSON, 0 or 1 goes out."
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # which ends this process
+        try:
+            verdict = math_verify(*json.loads(line))
+        except Exception:  # of sympy, about things that cannot be compared
+            verdict = False
+        print(int(verdict), flush=True)
 
 
-def check_gradable(
-    name: str,  # of the benchmark of new answers
-    grade,  # `is_right`, or a caller's
-) -> None:
-    "ValueError if this grade cannot grade new answers. It is asked before they are paid."
-    benchmark = find_benchmark(name)
-    if grade is not is_right:
-        return
-    if isinstance(benchmark.right, RecordedVerdict):
-        raise ValueError(f'{name} knows recorded answers alone: choose another name')
-
-
-def check_references(problems, grade) -> None:
-    "ValueError, with the question, for an answer that no boxed reply can give: its braces do not match."
-    for problem in problems:
-        benchmark = find_benchmark(problem.benchmark)
-        if grade is not is_right or benchmark.right or benchmark.answer is not last_box:
-            continue
-        if not is_right(problem, last_box([rf'\boxed{{{problem.answer}}}'])):
-            raise ValueError(
-                f'no reply can be right for the question {shorten(problem.question, 60)!r}: the braces '
-                f'of its answer {problem.answer!r:.60} do not match; correct it'
-            )
-
-
-def grade_pairs(
-    grade,  # such as `is_right`; it may have an attribute `workers`: pairs graded at a time (default 2)
-    pairs,  # (`Problem`, answer) pairs
-):
-    "Grades each distinct pair once. Yields ((problem id, answer), verdict) in the order of the pairs."
-    distinct = {(problem.id, answer): (problem, answer) for problem, answer in pairs}
-    with ThreadPoolExecutor(getattr(grade, 'workers', 2)) as pool:
-        verdicts = pool.map(lambda pair: bool(grade(*pair)), distinct.values())
-        yield from zip(distinct, verdicts)
-
-
-def graded(work, *job) -> tuple:  # (result of work(*job), pairs that grading gave up on meanwhile)
-    "Call work(*job) and collect the pairs that grading gave up on."
-    given_up().clear()
-    result = work(*job)
-    return result, sorted(given_up())
+if __name__ == '__main__':
+    serve()

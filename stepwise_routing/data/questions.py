@@ -1,110 +1,84 @@
-"""Your own questions and answers as problems.
+"Your own questions and answers as problems. The public benchmarks are in `data.sources`."
 
-Here belong reading a row that somebody else wrote and saying what is wrong with it. The public
-benchmarks are in `data.sources`.
-"""
-
-import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from numbers import Real
 from pathlib import Path
 from textwrap import shorten
 
 from ..records import Problem
-from ..util import bad_row, require_fields
+from ..util import bad_row
 from .sources import fifth_of, file_rows, make_problem
 
 # what JSON makes of \frac, \binom, \text and \right behind a single backslash
-LOST_BACKSLASH = re.compile(
-    r'\f(?=rac)|\x08(?=inom|oxed|egin|eta)|\t(?=ext\{|imes|heta|frac[\d{])|\r(?=ight)'
-)
+LOST_BACKSLASH = re.compile(r'[\f\x08]|\t(?=ext|imes|heta|frac)|\r(?=ight)')
 
 
-def check_backslashes(name: str, text: str) -> None:
-    "ValueError if LaTeX was written into JSON with single backslashes."
-    found = LOST_BACKSLASH.search(text)
-    if found:
-        damaged = text[found.start() :][:20]
+def own_text(name: str, value) -> str:
+    "A question or an answer as text. ValueError for what nobody means."
+    is_value = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    text = str(value).strip()
+    if not is_value or text in ('', 'nan', 'inf', '-inf'):  # json reads NaN and 1e999
+        raise ValueError(f'field {name!r} is {value!r:.60}: give text or a number')
+    if LOST_BACKSLASH.search(str(value)):
         raise ValueError(
-            f'field {name!r} holds {damaged!r}, LaTeX that has lost its backslash: JSON takes two, '
-            r'such as "\\frac{1}{2}"'
+            f'field {name!r} holds LaTeX that has lost a backslash, {text!r:.60}: JSON takes two'
         )
-
-
-def answer_text(answer) -> str:
-    "An answer as text. ValueError if it is neither text nor a finite number."
-    is_value = isinstance(answer, (str, Real)) and not isinstance(answer, bool)
-    if isinstance(answer, float) and not math.isfinite(answer):  # json reads NaN and 1e999
-        raise ValueError(f"field 'answer' is {answer}, which is no number")
-    if not is_value or not str(answer).strip():
-        raise ValueError("field 'answer' is neither text nor a number")
-    if '####' in str(answer):
-        raise ValueError("field 'answer' is a whole solution: give only what stands behind ####")
-    check_backslashes('answer', str(answer))
-    return str(answer).strip()
+    return text
 
 
 def own_problem(
-    row,  # dict with "question" and "answer", or a `Problem`
+    row,  # a dict, or a `Problem`
     name: str,  # of the benchmark
+    fields: dict,  # see `own_problems`
 ) -> Problem:
     "One row as a `Problem`. ValueError says what is wrong with the row."
     if isinstance(row, Problem):
         row = vars(row)
-    require_fields(row, ('question', 'answer'))
-    question = row['question']
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError("field 'question' is not text")
-    check_backslashes('question', question)
-    return make_problem(name, question, answer_text(row['answer']))
+        fields = {}
+    if not isinstance(row, dict):
+        raise ValueError('not a JSON object')
+    texts = {}
+    for ours in ('question', 'answer'):
+        theirs = fields.get(ours, ours)
+        if theirs not in row:
+            found = ', '.join(map(str, row))
+            raise ValueError(
+                f'no field {theirs!r} among {found}: say which one it is, '
+                f'for example fields={{{ours!r}: {next(iter(row), "text")!r}}}'
+            )
+        texts[ours] = own_text(theirs, row[theirs])
+    if '####' in texts['answer']:
+        raise ValueError('the answer is a whole solution: give only what stands behind ####')
+    question = row[fields.get('question', 'question')]  # with its white space
+    return make_problem(name, question, texts['answer'])
 
 
 def own_problems(
-    source,  # JSONL file, or rows with "question" and "answer"
+    source,  # JSONL, JSON or CSV file, or rows: dicts or `Problem`s
     name: str = 'own',  # of the benchmark; it is part of all seeds
+    fields: dict | None = None,  # our names of fields -> yours, such as {"question": "problem"}
 ) -> list:  # `Problem`s
     """Your questions as problems. A question that comes twice with the same answer is kept once.
 
-    ValueError or FileNotFoundError in one line, with file and row.
+    ValueError, in one line with file and row, for a bad row.
     """
     is_file = isinstance(source, (str, Path))
-    rows = file_rows(source) if is_file else source
-    if not hasattr(rows, '__iter__'):
-        raise ValueError(
-            f'problems is {rows!r:.80}: it should be a JSONL file, or rows with "question" and "answer"'
-        )
-    source_name = source if is_file else 'problems'
+    where = source if is_file else 'problems'
     problems = {}
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(file_rows(source) if is_file else source, 1):
         try:
-            problem = own_problem(row, name)
+            problem = own_problem(row, name, fields or {})
+            first = problems.setdefault(problem.id, problem)
+            if first.answer != problem.answer:
+                raise ValueError(
+                    f'{shorten(problem.question, 60)!r} has the answer {problem.answer!r:.60} here '
+                    f'and {first.answer!r:.60} in an earlier row'
+                )
         except ValueError as error:
-            raise bad_row(source_name, number, error) from None
-        first = problems.setdefault(problem.id, problem)
-        if first.answer != problem.answer:
-            reason = 'an earlier row has the same question and another answer'
-            raise bad_row(source_name, number, reason)
+            raise bad_row(where, number, error) from None
     if not problems:
-        raise ValueError(f'{source_name} holds no problems')
+        raise ValueError(f'{where} holds no problems')
     return list(problems.values())
-
-
-def check_answers(
-    file,  # where the earlier problems are
-    earlier,  # `Problem`s
-    new,  # `Problem`s
-) -> None:
-    "ValueError, with the question, if it had another answer in an earlier call."
-    answers = {problem.id: problem.answer for problem in earlier}
-    for problem in new:
-        before = answers.get(problem.id, problem.answer)
-        if before != problem.answer:
-            raise ValueError(
-                f'the question {shorten(problem.question, 60)!r} has the answer {problem.answer!r:.60} '
-                f'now, and {before!r:.60} in {file}: if the new answer is right, put it there too'
-            )
 
 
 def with_earlier(
@@ -112,44 +86,19 @@ def with_earlier(
     new,  # `Problem`s
     name: str,  # of the benchmark
 ) -> list:  # `Problem`s
-    "The problems of earlier calls, and new ones. ValueError: an answer contradicts an earlier one."
+    "The problems of earlier calls, and new ones. ValueError if an answer contradicts an earlier one."
     file = Path(folder) / 'problems.jsonl'
-    if file.is_file():
-        earlier = own_problems(file, name)
-        check_answers(file, earlier, new)
-        return own_problems([*earlier, *new], name)
-    return new
-
-
-@lru_cache(maxsize=8)
-def problems_of_file(
-    path: str,
-    folder: Path,  # where a relative path begins
-    name: str,  # of the benchmark
-    changed: int,  # time of the file's last change: a changed file is read again
-) -> list:  # `Problem`s
-    "The problems of a file. It is read once, since each part of a run asks for them."
-    return own_problems(path, name)
+    return own_problems([*own_problems(file, name), *new], name) if file.is_file() else new
 
 
 @dataclass(frozen=True)
 class QuestionFile:
-    "Your own JSONL file, with `question` and `answer` in each row."
+    "Your own file, with `question` and `answer` in each row."
 
     path: str
     name: str  # of the benchmark
-    licence: str = 'yours'
-    is_public = False
-
-    @staticmethod
-    def split_of(problem: Problem) -> str:
-        "The split of a problem. Hashes put 2/5 into train, 1/5 into calibration and 2/5 into test."
-        turns = 'train', 'train', 'calibration', 'test', 'test'
-        return turns[fifth_of(problem)]
 
     def problems(self, split: str, data_dir=None) -> list:
-        "All problems of a split, as `split_of` says."
-        path = Path(self.path)
-        changed = path.stat().st_mtime_ns if path.is_file() else 0
-        problems = problems_of_file(self.path, Path.cwd(), self.name, changed)
-        return [problem for problem in problems if self.split_of(problem) == split]
+        "Hashes put 2/5 of the problems into train, 1/5 into calibration and 2/5 into test."
+        turns = 'train', 'train', 'calibration', 'test', 'test'
+        return [p for p in own_problems(self.path, self.name) if turns[fifth_of(p)] == split]

@@ -25,19 +25,18 @@ class Replayed:
     index: int
     edges: dict  # (problem id, sample, path, model) -> `Step`
 
-    def steps(self, request):
-        "The steps that answer a request, one by one."
-        path = request.path
-        is_over = False
-        while not is_over:
-            step = self.edges[request.problem.id, request.sample, path, self.index]
-            yield step
-            path += str(self.index)
-            is_over = step.final or not request.to_end or len(path) >= request.max_steps
+    has_step_seeds = True
 
-    def write(self, requests, progress=None) -> list:
+    def write(self, requests) -> list:
         "A tuple of `Step`s per request. KeyError for a step that nobody drew."
-        return [tuple(self.steps(request)) for request in requests]
+        chains = []
+        for request in requests:
+            path, steps = request.path, ()
+            while len(steps) < request.room and not (steps and steps[-1].final):
+                steps += (self.edges[request.problem.id, request.sample, path, self.index],)
+                path += str(self.index)
+            chains.append(steps)
+        return chains
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Where problems come from: public sets (from the Hub or from copies), and problems that the package ships.
 
-Here belong how rows become problems, the licence of each set, and the split of each problem. What
-a model and a grader must know about a benchmark belongs in `data.benchmarks`. The generators of the
-micro problems are in nbs/labs.
+Here belong reading files of rows, how rows become problems, and the split of each problem. What a model and
+a grader must know about a benchmark belongs in `data.benchmarks`.
 """
 
+import csv
+import io
 import json
 import lzma
 import re
@@ -14,19 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ..records import Problem, extract_boxed
-from ..util import (
-    PACKAGE,
-    bad_row,
-    digest,
-    install_line,
-    nearest,
-    read_file,
-    require_fields,
-)
+from ..records import Problem, boxed
+from ..util import PACKAGE, bad_row, digest, install_line, require_fields
 
 SPLITS = ('train', 'calibration', 'test')
-LARGEST_ROWS = 1 << 31  # bytes of a JSONL file
 
 
 def make_problem(
@@ -36,13 +28,10 @@ def make_problem(
     difficulty: float | None = None,
     solution: str | None = None,  # steps, separated by blank lines
 ) -> Problem:
-    """A `Problem`. Its id is the hash of its question without white space.
-
-    ValueError for a text with half a character (a lone surrogate).
-    """
-    for text in (question, answer):
-        if any('\ud800' <= character <= '\udfff' for character in text):
-            raise ValueError(f'{text[:60]!r} has half a character, which no model can read')
+    "A `Problem`. Its id is the hash of its question without white space. ValueError for half a character."
+    if not isinstance(question, str):
+        raise ValueError(f'the question is {question!r:.60}, which is no text')
+    (question + answer).encode()  # raises for a lone surrogate, which no model can read
     name = f'{benchmark}-{digest(" ".join(question.split()), size=6)}'
     return Problem(benchmark, name, question, answer, difficulty, solution)
 
@@ -62,7 +51,7 @@ def read_gsm8k(row: dict) -> Problem:
 
 def read_math(row: dict) -> Problem:
     "A row of MATH. Its answer is a field (MATH-500) or the solution's last box. Difficulty is 1 to 5."
-    answer = row.get('answer') or extract_boxed(row['solution']) or ''
+    answer = row.get('answer') or boxed(row['solution']) or ''
     digit = re.search(r'\d', str(row.get('level')))
     level = float(digit[0]) if digit else None
     return make_problem('math500', row['problem'], answer.strip(), level, row['solution'])
@@ -75,7 +64,7 @@ def read_omnimath(row: dict) -> Problem:
     return make_problem('omnimath', row['problem'], answer, difficulty, row.get('solution'))
 
 
-# ---- where they are
+# ---- files and the Hub
 
 
 @dataclass(frozen=True)
@@ -89,22 +78,6 @@ class Source:
     configurations: tuple = (None,)  # names on the Hub, in the order of reading
 
 
-GSM8K = 'openai/gsm8k', '740312add88f781978c0658806c59bc2815b9866'
-MATH_500 = 'HuggingFaceH4/MATH-500', '6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be'
-MATH = 'EleutherAI/hendrycks_math', '21a5633873b6a120296cce3e2df9d5550074f4a3'
-OMNI_MATH = 'KbsdJames/Omni-MATH', '40ba231d8f16e29ecd40e6407e2c8640145a8f62'
-SUBJECTS = (  # configurations of MATH
-    'algebra',
-    'counting_and_probability',
-    'geometry',
-    'intermediate_algebra',
-    'number_theory',
-    'prealgebra',
-    'precalculus',
-)
-OMNIMATH = Source(*OMNI_MATH, 'test', 'omni_math.jsonl')  # it has no training set
-
-
 def hub_rows(source: Source) -> list:
     "Rows of a dataset on the Hub. ImportError if the extra `hub` is not installed."
     try:
@@ -113,78 +86,31 @@ def hub_rows(source: Source) -> list:
         hint = f'{install_line("hub")}, or give a folder of copies as data_dir'
         raise ImportError(f'{source.dataset} comes from the Hugging Face Hub: {hint}') from error
     rows = []
-    for configuration in source.configurations:
-        rows += load_dataset(
-            source.dataset, configuration, split=source.split, revision=source.revision
-        )
+    for name in source.configurations:
+        rows += load_dataset(source.dataset, name, split=source.split, revision=source.revision)
     return rows
-
-
-def each_once(pairs) -> dict:
-    "A JSON object as a dict. ValueError if a name occurs twice, since either value could be meant."
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f'{twice[:60]!r} stands there twice')
-    return values
 
 
 def file_rows(path) -> list:
-    "Rows of a JSONL file. FileNotFoundError for no file, ValueError with file and row for a bad row."
+    "Rows of a JSONL file, a JSON list (.json) or a table (.csv). ValueError, with file and row, for bad text."
     path = Path(path)
-    if not path.is_file():
-        neighbours = [file.name for file in path.parent.glob('*') if file.is_file()]
-        raise FileNotFoundError(f'{path} is not a file{nearest(path.name, neighbours)}')
+    data = path.read_bytes()
+    try:
+        text = data.decode('utf-8-sig')  # Windows puts a mark first
+    except UnicodeDecodeError as error:
+        row = data.count(b'\n', 0, error.start) + 1
+        raise bad_row(
+            path, row, 'not UTF-8: the file is damaged, or saved in another way'
+        ) from None
+    if path.suffix == '.csv':
+        return list(csv.DictReader(io.StringIO(text, newline='')))
     rows = []
-    text = read_file(path, LARGEST_ROWS).removeprefix(
-        b'\xef\xbb\xbf'
-    )  # the mark that Windows puts first
-    for number, line in enumerate(text.split(b'\n'), 1):
-        if not line.strip():
-            continue
+    for number, part in enumerate([text] if path.suffix == '.json' else text.split('\n'), 1):
         try:
-            rows.append(json.loads(line.decode('utf-8'), object_pairs_hook=each_once))
-        except UnicodeDecodeError:
-            reason = 'the text is not UTF-8: the file is damaged, or needs to be saved as UTF-8'
-            raise bad_row(path, number, reason) from None
+            rows += [json.loads(part)] if part.strip() else []
         except (ValueError, RecursionError) as error:
-            reason = f'not a JSON object ({error}); is the file cut off?'
-            raise bad_row(path, number, reason) from None
-    return rows
-
-
-def read_row(row, fields: tuple, read: Callable) -> Problem:
-    "One row as a `Problem`. ValueError, TypeError or AttributeError if it cannot be read."
-    require_fields(row, fields)
-    question = fields[0]
-    if not isinstance(row[question], str):
-        raise ValueError(f'field {question!r} is not text')
-    return read(row)
-
-
-def source_problems(
-    source: Source,
-    fields: tuple,  # names that a row needs; the first is the question
-    read: Callable,  # a row -> `Problem`; it raises ValueError for a bad row
-    data_dir=None,  # a folder of copies; None: the Hub
-) -> list:
-    "All problems of one set. ValueError, with file, row and field, for a bad row."
-    if data_dir:
-        name = Path(data_dir) / source.file
-        rows = file_rows(name)
-    else:
-        name = source.dataset
-        rows = hub_rows(source)
-    if not rows:
-        raise ValueError(f'{name} holds no rows')
-    problems = []
-    for number, row in enumerate(rows, 1):
-        try:
-            problems.append(read_row(row, fields, read))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise bad_row(name, number, error) from None
-    return problems
+            raise bad_row(path, number, f'not JSON ({error}); is the file cut off?') from None
+    return rows[0] if path.suffix == '.json' and rows else rows
 
 
 # ---- who is in which split
@@ -225,34 +151,19 @@ def fifth_of(problem: Problem) -> int:  # 0 to 4
     return int(digest('split', problem.id), 16) % 5
 
 
-def carve(problems, split: str) -> list:
-    "The train (4/5) or calibration (1/5) part of a training set, by the hash of the question."
-    chosen = []
-    for problem in problems:
-        is_calibration = fifth_of(problem) == 0
-        if is_calibration == (split == 'calibration'):
-            chosen.append(problem)
-    return chosen
-
-
 def stratify(problems, split: str) -> list:
-    "Split 40 % / 20 % / 40 % into train / calibration / test, with similar difficulties in each."
+    "Split 40 % / 20 % / 40 % into train / calibration / test, with similar difficulties in each, sorted by id."
     turns = 'train', 'test', 'calibration', 'test', 'train'
     by_difficulty = sorted(problems, key=lambda p: (p.difficulty, p.id))
-    return [problem for i, problem in enumerate(by_difficulty) if turns[i % 5] == split]
-
-
-def check_folder(data_dir) -> None:
-    "FileNotFoundError if `data_dir` is given and is not a folder."
-    if data_dir and not Path(data_dir).is_dir():
-        raise FileNotFoundError(f'data_dir={str(data_dir)!r} is not a folder')
+    chosen = [problem for i, problem in enumerate(by_difficulty) if turns[i % 5] == split]
+    return sorted(chosen, key=lambda p: p.id)
 
 
 @dataclass(frozen=True)
 class PublicSet:
     """A public benchmark with one question per row.
 
-    Its test problems are those of `test`. `train` is divided into train and calibration problems.
+    Its test problems are those of `test`. Hashes divide `train`: 4/5 train, 1/5 calibration.
     """
 
     test: Source
@@ -260,47 +171,84 @@ class PublicSet:
     train: Source
     fields: tuple  # that a row needs; the first is the question
     read: Callable  # a row -> `Problem`; ValueError
-    licence: str
+    licence: str = 'MIT'
     left_out: str = ''  # hashes of questions that are not used
-    is_public = True
 
     def rows(self, source: Source, data_dir) -> list:
-        "All problems of one source, the test set or the training set."
-        return source_problems(source, self.fields, self.read, data_dir)
+        "All problems of one source. ValueError, with file, row and field, for a bad row."
+        name = Path(data_dir) / source.file if data_dir else source.dataset
+        problems = []
+        for number, row in enumerate(file_rows(name) if data_dir else hub_rows(source), 1):
+            try:
+                require_fields(row, self.fields)
+                problems.append(self.read(row))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise bad_row(name, number, error) from None
+        if not problems:
+            raise ValueError(f'{name} holds no rows')
+        return problems
 
     def problems(self, split: str, data_dir=None) -> list:
-        "Every problem of a split."
-        check_folder(data_dir)
+        "Every problem of a split, sorted by id."
+        test = self.rows(self.test, data_dir)
         if self.train == self.test:
-            problems = self.rows(self.test, data_dir)
-            return stratify(distinct_problems(problems, self.left_out), split)
+            return stratify(distinct_problems(test, self.left_out), split)
         if split == 'test':
-            return distinct_problems(self.rows(self.test, data_dir))
+            return distinct_problems(test)
+        test_keys = {question_key(p.question) for p in test}
         train = distinct_problems(self.rows(self.train, data_dir), self.left_out)
-        test_keys = {question_key(p.question) for p in self.rows(self.test, data_dir)}
         fresh = [p for p in train if question_key(p.question) not in test_keys]
-        return carve(fresh, split)
+        return [p for p in fresh if (fifth_of(p) == 0) == (split == 'calibration')]
+
+
+GSM8K = 'openai/gsm8k', '740312add88f781978c0658806c59bc2815b9866'
+MATH_500 = 'HuggingFaceH4/MATH-500', '6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be'
+MATH = 'EleutherAI/hendrycks_math', '21a5633873b6a120296cce3e2df9d5550074f4a3'
+OMNI_MATH = 'KbsdJames/Omni-MATH', '40ba231d8f16e29ecd40e6407e2c8640145a8f62'
+SUBJECTS = (  # configurations of MATH
+    'algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus'
+)
+OMNIMATH = Source(*OMNI_MATH, 'test', 'omni_math.jsonl')  # it has no training set
+PUBLIC = {
+    'gsm8k': PublicSet(
+        test=Source(*GSM8K, 'test', 'gsm8k_test.jsonl', ('main',)),
+        train=Source(*GSM8K, 'train', 'gsm8k_train.jsonl', ('main',)),
+        fields=('question', 'answer'),
+        read=read_gsm8k,
+    ),
+    'math500': PublicSet(
+        test=Source(*MATH_500, 'test', 'math500.jsonl'),
+        train=Source(*MATH, 'train', 'math_train.jsonl', (*SUBJECTS.split(),)),
+        fields=('problem', 'solution'),
+        read=read_math,
+        left_out=LEFT_OUT['math500'],
+    ),
+    'omnimath': PublicSet(
+        test=OMNIMATH,
+        train=OMNIMATH,
+        fields=('problem', 'answer', 'difficulty'),
+        read=read_omnimath,
+        left_out=LEFT_OUT['omnimath'],
+    ),
+}
+
+
+# ---- shipped problems
 
 
 def unpacked_lines(path: Path) -> list:
-    "The lines of a file that the package ships packed. ValueError in one line if it is damaged."
-    try:
-        return lzma.decompress(path.read_bytes()).decode().removesuffix('\n').split('\n')
-    except (lzma.LZMAError, UnicodeDecodeError) as error:
-        raise ValueError(f'{path} is damaged ({error}): install the package again') from None
+    "The lines of a file that the package ships packed."
+    return lzma.decompress(path.read_bytes()).decode().removesuffix('\n').split('\n')
 
 
 @lru_cache
 def shipped_problems(benchmark: str) -> dict:  # split -> `Problem`s, in the order of the generator
     "The shipped problems of a micro benchmark."
-    path = PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz'
     problems = {split: [] for split in SPLITS}
-    for line in unpacked_lines(path):
+    for line in unpacked_lines(PACKAGE / 'micro_problems' / f'{benchmark}.jsonl.xz'):
         row = json.loads(line)
-        problem = Problem(
-            benchmark, row['id'], row['question'], row['answer'], row['level'], row['solution']
-        )
-        problems[row['split']].append(problem)
+        texts = row['id'], row['question'], row['answer'], row['level'], row['solution']
+        problems[row['split']].append(Problem(benchmark, *texts))
     return problems
 
 
@@ -309,38 +257,7 @@ class ShippedSet:
     "A set of problems that the package ships."
 
     name: str  # of the benchmark
-    licence: str = 'Apache-2.0'
-    is_public = False
 
     def problems(self, split: str, data_dir=None) -> list:
         "Every problem of a split, in the order of the generator."
         return shipped_problems(self.name)[split]
-
-
-# ---- the public sets
-
-PUBLIC = {
-    'gsm8k': PublicSet(
-        test=Source(*GSM8K, 'test', 'gsm8k_test.jsonl', ('main',)),
-        train=Source(*GSM8K, 'train', 'gsm8k_train.jsonl', ('main',)),
-        fields=('question', 'answer'),
-        read=read_gsm8k,
-        licence='MIT',
-    ),
-    'math500': PublicSet(
-        test=Source(*MATH_500, 'test', 'math500.jsonl'),
-        train=Source(*MATH, 'train', 'math_train.jsonl', SUBJECTS),
-        fields=('problem', 'solution'),
-        read=read_math,
-        licence='MIT',
-        left_out=LEFT_OUT['math500'],
-    ),
-    'omnimath': PublicSet(
-        test=OMNIMATH,
-        train=OMNIMATH,
-        fields=('problem', 'answer', 'difficulty'),
-        read=read_omnimath,
-        licence='MIT',
-        left_out=LEFT_OUT['omnimath'],
-    ),
-}

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..data.benchmarks import find_benchmark
-from ..data.grading import grade_pairs, is_right
+from ..data.benchmarks import find_benchmark, grade_by_rules, graded
 from .policy import observed
 from .rollouts import KINDS, Chain, Outcomes, Result, Walks, exits
 from ..models.base import Request
@@ -232,7 +231,7 @@ class Grades:
 
     def __init__(self, model, store):
         self.model = model  # the large one
-        self.store = store  # `Store` of `Choice`s
+        self.store = store  # `Store` of `Preference`s
         self.payer = model.index  # row of the bill
 
     def key(self, request) -> tuple:
@@ -241,16 +240,15 @@ class Grades:
     def ask(self, requests) -> list:
         prompts = []
         for request in requests:
-            benchmark = find_benchmark(request.problem.benchmark)
-            shape = benchmark.messages, benchmark.separator
-            prompts.append(score_messages(request.problem, request.steps, *shape))
+            prompt = find_benchmark(request.problem.benchmark).prompt
+            prompts.append(score_messages(request.problem, request.steps, prompt))
         return self.model.choose(prompts, list('0123456789'))
 
-    def verdict(self, choice, request) -> _Verdict:
-        score = float(np.dot(choice.prob, np.arange(10))) / 9
+    def verdict(self, digits, request) -> _Verdict:
+        score = float(np.dot(digits.prob, np.arange(10))) / 9
         written = request.steps[-1].generated
-        before = max(choice.shared - written, 0)
-        tokens = choice.generated, choice.prompt, choice.cached
+        before = max(digits.shared - written, 0)
+        tokens = digits.generated, digits.prompt, digits.cached
         return _Verdict(score, tokens, before, before + written)
 
     def write(self, requests) -> list:  # of `_Verdict`s
@@ -351,7 +349,7 @@ def walk_kappas(
     return np.nextafter(-cuts[::-1], np.inf)  # a step at a cut is kept
 
 # %% ../../nbs/04_baselines.ipynb #draw-walks
-AT_ONCE = 200  # problems that walk together
+AT_ONCE = 1000  # problems that walk together
 
 
 def draw_walks(
@@ -361,7 +359,7 @@ def draw_walks(
     models,  # small, large and judge
     kappas,  # [setting], from safe to cheap
     judge_spec=None,  # `ModelSpec` of a reward model, which pays for itself
-    grade=is_right,  # (`Problem`, parsed answer) -> bool
+    grade=grade_by_rules,  # (`Problem`, parsed answer) pairs -> verdicts
     **ask,  # of `Request`
 ) -> Walks:
     "Walks of SpecReason or RSD at all thresholds."
@@ -370,9 +368,9 @@ def draw_walks(
         part = problems[first : first + AT_ONCE]
         walks = [walk_settings(problem, kappas, models[JUDGE].payer, **ask) for problem in part]
         chains += run_walks(walks, models)
-    read = find_benchmark(problems[0].benchmark).read_answer
-    answers = [(p, read(chain.steps)) for p, row in zip(problems, chains) for chain in row]
-    verdicts = dict(grade_pairs(grade, answers))
+    read = find_benchmark(problems[0].benchmark).answer
+    answers = [(p, read(p, chain.steps)) for p, row in zip(problems, chains) for chain in row]
+    verdicts = graded(grade, answers)
     right = [verdicts[problem.id, answer] for problem, answer in answers]
     shape = len(problems), len(kappas)
     judge = (

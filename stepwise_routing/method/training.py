@@ -8,6 +8,7 @@ __all__ = ['STATES', 'FRACTIONS', 'training_problems', 'on_grid', 'exact', 'peak
 
 # %% ../../nbs/03a_training.ipynb #imports
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -223,7 +224,11 @@ class Critics:
         self.net = Network(n_features, 1)
         shifts = 10**6, 2 * 10**6
         self.thetas = [self.net.fresh(seed + shift).requires_grad_() for shift in shifts]
-        self.optimiser = torch.optim.Adam(self.thetas, lr)
+        self.lr = lr
+
+    @cached_property
+    def optimiser(self):  # the exact estimator needs none, and torch takes seconds to load it
+        return torch.optim.Adam(self.thetas, self.lr)
 
     def __call__(self, x):  # [decision, feature] -> [critic, decision]
         return torch.stack([self.net(theta, x)[:, 0] for theta in self.thetas])

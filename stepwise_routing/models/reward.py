@@ -1,274 +1,151 @@
-"""Reward models: how likely is it that a step is right?
+"""Process reward models: how likely is it that the last step of a chain is right?
 
-Here belong opening the checkpoints of process reward models, and reading a chain with them. How routers use a reward
-belongs in `method.routers`.
+Two kinds of checkpoints are read: Qwen2.5-Math-PRM (two labels, at a tag behind each step) and Skywork-o1-Open-PRM (one
+value a token). How a router uses a reward belongs in `method.baselines`.
 """
 
-import asyncio
-import json
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerFast, Qwen2Model, Qwen2PreTrainedModel
 
-from ..records import ModelSpec, chat_prompt, step_texts
-from ..util import digest, one_of, run_async
-from .engine import Engine, answer_request
-from .hub import (
-    LocalOptions,
-    TransformersBackend,
-    context_length,
-    convert,
-    hub_folder,
-    kernel_model,
-    load_tokenizer,
-    loading,
-    micro_path,
-    model_folder,
-    open_forward,
-    room_left,
-    tokenizer_sha256,
-    weights_sha256,
-)
-from .interface import Reward, five_digits, prompt_text
+from ..records import SEPARATOR, ModelSpec, chat_prompt
+from .base import Reward, five_digits, prompt_text
 
-# architecture of a checkpoint -> name of its head
-LAYOUTS = dict(Qwen2ForProcessRewardModel='score', Qwen2ForPrmModel='v_head.summary')
+BATCH = 32  # chains that are read in one pass
+TAG = '<extra_0>'  # stands behind each step of Qwen2.5-Math-PRM
 
 
-def reward_head(layout, width):
-    "The head of a layout, on hidden states of this width."
-    from torch.nn import Linear, ReLU, Sequential
+class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):
+    "Qwen2.5-Math-PRM and the shipped micro-prm. The second label is \"right\"."
 
-    if layout == 'Qwen2ForPrmModel':
-        return Linear(width, 1)
-    return Sequential(Linear(width, width), ReLU(), Linear(width, 2))
+    _keep_in_fp32_modules_strict = {'score'}
 
+    def __init__(self, config):
+        super().__init__(config)
+        width = config.hidden_size
+        self.model = Qwen2Model(config)
+        layers = torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)
+        self.score = torch.nn.Sequential(*layers)
+        self.post_init()
 
-def read_head(head, hidden):  # [..., width] -> logits of "wrong" and "right" [..., 2]
-    from torch import cat, zeros_like
+    def forward(self, ids):  # [chain, token] -> probability of "right" [chain, token]
+        hidden = self.model(ids).last_hidden_state
+        return self.score(hidden.float()).softmax(-1)[..., 1]
 
-    z = head(hidden.to(next(head.parameters()).dtype))
-    return cat((zeros_like(z), z), -1) if z.shape[-1] == 1 else z
+    @staticmethod
+    def prompt(tokenizer, question: str) -> str:
+        return prompt_text(tokenizer, chat_prompt(question))
 
-
-@lru_cache(None)
-def reward_network(layout):
-    "The torch module of a layout. Its logits, for each token, are those of \"wrong\" and \"right\"."
-    from torch.nn import ModuleDict
-    from transformers import Qwen2Model, Qwen2PreTrainedModel
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
-    class Network(Qwen2PreTrainedModel):
-        _keys_to_ignore_on_load_unexpected = [r'^lm_head\.']
-        _keep_in_fp32_modules_strict = {'v_head'}
-
-        def __init__(self, config):
-            super().__init__(config)
-            self.model = Qwen2Model(config)
-            head = reward_head(layout, config.hidden_size)
-            name, *inner = LAYOUTS[layout].split('.')
-            setattr(self, name, ModuleDict({inner[0]: head}) if inner else head)
-            self.post_init()
-
-        @property
-        def head(self):
-            return self.get_submodule(LAYOUTS[layout])
-
-        def forward(self, input_ids=None, **kwargs):
-            out = self.model(input_ids=input_ids, **kwargs)
-            logits = read_head(self.head, out.last_hidden_state)
-            return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
-
-    Network.__name__ = layout
-    return Network
+    @staticmethod
+    def tag(tokenizer) -> int:
+        has_tag = TAG in tokenizer.get_vocab()
+        (tag,) = tokenizer.encode(TAG if has_tag else SEPARATOR, add_special_tokens=False)
+        return tag
 
 
-def _missing_tensors(names, layout):
-    return ValueError(f'the weights lack {len(names)} tensors of {layout}, such as {names[0]!r}')
+class Qwen2ForPrmModel(Qwen2PreTrainedModel):
+    "Skywork-o1-Open-PRM. Its value is read at a blank line, as RSD does."
+
+    _keep_in_fp32_modules_strict = {'v_head'}
+    _keys_to_ignore_on_load_unexpected = [r'^lm_head\.']
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Qwen2Model(config)
+        self.v_head = torch.nn.ModuleDict(dict(summary=torch.nn.Linear(config.hidden_size, 1)))
+        self.post_init()
+
+    def forward(self, ids):
+        hidden = self.model(ids).last_hidden_state
+        return self.v_head['summary'](hidden.float())[..., 0].sigmoid()
+
+    @staticmethod
+    def prompt(tokenizer, question: str) -> str:
+        return f'{tokenizer.bos_token}{question}\n'
+
+    @staticmethod
+    def tag(tokenizer) -> int:
+        return tokenizer.encode(SEPARATOR, add_special_tokens=False)[-1]
 
 
-def _with_head(qwen, layout):
-    "A `QwenFolder` with the head of a layout on its last hidden states. ValueError if tensors are missing."
-    from .kernels.qwen import reader
-
-    head = reward_head(layout, qwen.config.hidden_size)
-    prefix = LAYOUTS[layout] + '.'
-    tensors = {}
-    for name, tensor in qwen.tensors.items():
-        if name.startswith(prefix):
-            tensors[name.removeprefix(prefix)] = tensor
-    missing = [prefix + name for name in head.state_dict() if name not in tensors]
-    if missing:
-        raise _missing_tensors(missing, layout)
-    head.load_state_dict(tensors)
-    modules = [m for m in head.modules() if hasattr(m, 'bias')]
-    *layers, last = [(m.weight.detach(), m.bias.detach()) for m in modules]
-    if len(last[1]) == 1:
-        last = [np.concatenate((0 * t, t)) for t in last]  # of "wrong", as `read_head` has it
-    qwen.head = head
-    qwen.read = reader(*layers, last)
-    return qwen
+KINDS = {kind.__name__: kind for kind in (Qwen2ForProcessRewardModel, Qwen2ForPrmModel)}
 
 
-def _open_reward(folder, layout, options):
-    "(Hash of the weights, model as it will run). Its head has at least float32. ValueError if tensors are missing."
-    import torch
-
-    if qwen := kernel_model(folder, options.dtype):
-        return weights_sha256(folder), _with_head(qwen, layout)
-    with loading(f'reward model {str(folder)!r} does not load'):
-        net, report = reward_network(layout).from_pretrained(
-            folder, dtype='auto', output_loading_info=True
-        )
-    missing = sorted(report['missing_keys'])
-    if missing:
-        raise _missing_tensors(missing, layout)
-    head = [p.data for p in net.head.parameters()]
-    convert(net.eval(), options.dtype)
-    dtype = torch.promote_types(net.dtype, torch.float32)
-    for p, read in zip(net.head.parameters(), head):
-        p.data = read.to(net.device, dtype)
-    return weights_sha256(folder), net
-
-
-class ProcessRewardModel:
-    "A Qwen2 process reward model with two labels, such as Qwen2.5-Math-PRM or the micro one."
-
-    layout = 'Qwen2ForProcessRewardModel'
-    close = TransformersBackend.close
+class RewardModel:
+    "A process reward model."
 
     def __init__(
         self,
-        folder,  # of a checkpoint of the layout, with its tokenizer
-        tag: str
-        | None = None,  # token that ends each step; the reward is read there; None = the layout's own
-        name: str | None = None,  # for tables and settings; None = the folder's name
-        **options,  # of `LocalOptions`: context, dtype, batch_size=64, prefix_mib=512
+        model,  # folder, or name on the Hub
+        revision: str | None = None,  # commit on the Hub
+        name: str | None = None,  # for tables; None: that of the folder
+        dtype: str | None = None,  # None: bfloat16 on a GPU, float32 on a CPU; its head has float32
     ):
-        options = LocalOptions(**dict(batch_size=64, prefix_mib=512) | options)
-        self.weights, hf = _open_reward(folder, self.layout, options)
-        self.hf = load_tokenizer(folder)
-        self.tag = self.default_tag() if tag is None else tag
-        self.tag_id = self.read_tag()
-        self.context = context_length(hf.config, options.context)
-        self.prompt = lru_cache(4096)(self.prompt)
-        self.encode = lru_cache(1 << 16)(self.encode)
-        self.spec = ModelSpec(name or Path(folder).name, hf.num_parameters())
-        forward = open_forward(hf, options.batch_size, self.context)
-        options = replace(options, max_tokens=1, context=self.context)
-        self.engine = Engine(self.spec.name, forward, SimpleNamespace(vocab=2), options)
-
-    def default_tag(self):
-        return '<extra_0>' if '<extra_0>' in self.hf.get_vocab() else '\n\n'
-
-    def read_tag(self):  # its token id
-        ids = self.hf.encode(self.tag, add_special_tokens=False)
-        if len(ids) == 1:
-            return ids[0]
-        raise ValueError(
-            f'tag {self.tag!r} is {len(ids)} tokens of this tokenizer: pass tag=<a single token>'
+        has_gpu = torch.cuda.is_available()
+        dtype = dtype or ('bfloat16' if has_gpu else 'float32')
+        (architecture,) = AutoConfig.from_pretrained(model, revision=revision).architectures
+        if architecture not in KINDS:
+            kinds = ' or '.join(KINDS)
+            raise ValueError(f'{model} is a {architecture}: a reward model is a {kinds}')
+        self.kind = KINDS[architecture]
+        net, report = self.kind.from_pretrained(
+            model, revision=revision, dtype=dtype, output_loading_info=True
         )
+        if report['missing_keys']:
+            raise ValueError(f'{model} lacks the weights {sorted(report["missing_keys"])[0]}')
+        self.net = net.eval().to('cuda' if has_gpu else 'cpu')
+        self.hf = PreTrainedTokenizerFast.from_pretrained(model, revision=revision)
+        self.tag = self.kind.tag(self.hf)
+        self.context = net.config.max_position_embeddings
+        self.spec = ModelSpec(name or Path(str(model)).name, net.num_parameters())
+        self.revision = revision
+        self.question_ids = lru_cache(1 << 14)(self.question_ids)
 
-    def prompt(self, question):  # token ids
-        return tuple(
-            self.hf.encode(prompt_text(self.hf, chat_prompt(question)), add_special_tokens=False)
-        )
-
-    def encode(self, text):  # token ids of a text in which no special token is recognised
-        text = text.encode('utf-8', 'replace').decode()
-        return tuple(self.hf.encode(text, add_special_tokens=False, split_special_tokens=True))
-
-    def chain_ids(self, problem, steps):
-        "(Token ids of prompt and steps, number of ids of the last step)."
-        if not steps:
-            raise ValueError(
-                f'problem {problem.id!r}: the chain has no step, so there is nothing to reward'
-            )
-        parts = [[*self.encode(text), self.tag_id] for text in step_texts(steps)]
-        return sum(parts, list(self.prompt(problem.question))), len(parts[-1])
-
-    async def reward(self, problem, steps):
-        "The `Reward` of the last step. `NoRoom` if the chain is longer than the context."
-        ids, new = self.chain_ids(problem, steps)
-        room_left(self, ids[:-new], new, f'problem {problem.id!r}, step {len(steps) - 1}')
-        scores = await answer_request(self, ids, answers=(1,))  # token 1, "right", as the next one
-        return Reward(float(five_digits(scores[1])[0]), len(ids), new)
-
-    def settings(self):
+    def settings(self) -> dict:
         "What the rewards depend on, as JSON."
-        return dict(
-            reward_model=self.layout,
-            name=self.spec.name,
-            weights=self.weights,
-            tag=self.tag,
-            dtype=self.engine.forward.dtype,
-            forward=type(self.engine.forward).__name__,
-            tokenizer=tokenizer_sha256(self.hf),
-            prompt=digest(*self.prompt('?')),
-        )
+        kind = self.kind.__name__
+        return dict(reward_model=kind, commit=self.revision, dtype=str(self.net.dtype))
 
+    def question_ids(self, question: str) -> tuple:
+        return tuple(self.hf.encode(self.kind.prompt(self.hf, question), add_special_tokens=False))
 
-class SkyworkPRM(ProcessRewardModel):
-    "Skywork-o1-Open-PRM. It has one value per token, read at the last token of the tag."
+    def step_ids(self, text: str) -> list:
+        "A step writes no special token: a tag in its text is text."
+        words = self.hf.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return [*words, self.tag]
 
-    layout = 'Qwen2ForPrmModel'
+    @torch.inference_mode()
+    def reward(self, requests) -> list:
+        "The `Reward` of the last step of each request; None if its chain is longer than the context."
+        chains, rewards = [], []
+        for request in requests:
+            steps = [self.step_ids(step.text) for step in request.steps]
+            ids = sum(steps, list(self.question_ids(request.problem.question)))
+            chains.append(tuple(ids))
+            fits = len(ids) <= self.context
+            rewards.append((len(ids), len(steps[-1])) if fits else None)
+        fitting = {ids for ids in chains if len(ids) <= self.context}
+        values = self.values(sorted(fitting, reverse=True))
+        return [bill and Reward(values[ids], *bill) for ids, bill in zip(chains, rewards)]
 
-    def read_tag(self):
-        ids = self.hf.encode(self.tag, add_special_tokens=False)
-        if not ids:
-            raise ValueError(f'tag {self.tag!r} has no token: pass tag="\\n\\n" (as RSD) or "\\n"')
-        return ids[-1]
-
-    def prompt(self, question):
-        start = self.hf.bos_token
-        name = self.spec.name
-        if not start:
-            raise ValueError(
-                f'the tokenizer of {name} has no bos_token, with which its input begins'
-            )
-        return tuple(self.hf.encode(f'{start}{question}\n', add_special_tokens=False))
-
-
-_PRMS = 'micro-prm', 'Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B', 'Qwen/Qwen2.5-Math-PRM-7B'
-
-
-def _kind_of(folder):
-    "The class for a checkpoint. ValueError if it has neither of the two layouts."
-    architectures = json.loads((folder / 'config.json').read_text()).get('architectures') or []
-    for kind in (ProcessRewardModel, SkyworkPRM):
-        if kind.layout in architectures:
-            return kind
-    raise ValueError(
-        f'{folder}: no reward model of a known layout ({" or ".join(LAYOUTS)}), but {architectures}'
-    )
-
-
-def load_prm(
-    model='micro-prm',  # "micro-prm" (shipped), a folder, or a name on the Hub
-    **options,  # of `ProcessRewardModel`: tag, dtype, batch_size, ...
-) -> ProcessRewardModel:
-    "Open a reward model. ValueError for an unknown layout, FileNotFoundError for a missing folder."
-    shipped = model == 'micro-prm'
-    if not shipped and '/' not in str(model) and not Path(model).exists():
-        one_of('reward model', str(model), _PRMS)
-    if shipped:
-        folder = micro_path('small').parent / 'prm'
-    else:
-        folder = model_folder(model) or hub_folder(model)
-    return _kind_of(folder)(folder, **dict(name=Path(model).name) | options)
-
-
-def step_rewards(prm, cases) -> list:  # float array [step] per case
-    "Rewards of all steps of many chains at once. `cases` are (problem, steps) pairs."
-
-    async def read_chain(problem, steps):
-        prefixes = [steps[: i + 1] for i in range(len(steps))]
-        return await asyncio.gather(*(prm.reward(problem, prefix) for prefix in prefixes))
-
-    async def read_all():
-        return await asyncio.gather(*(read_chain(p, steps) for p, steps in cases))
-
-    return [np.array([r.value for r in rewards]) for rewards in run_async(read_all())]
+    def values(self, chains: list) -> dict:  # token ids -> value at the last one
+        "A chain comes before its beginnings, which are not read again."
+        whole = []
+        for ids in chains:
+            if not whole or whole[-1][: len(ids)] != ids:
+                whole.append(ids)
+        read = {}
+        for first in range(0, len(whole), BATCH):
+            part = whole[first : first + BATCH]
+            width = max(map(len, part))
+            rows = [[*ids, *[0] * (width - len(ids))] for ids in part]
+            right = self.net(torch.tensor(rows, device=self.net.device)).cpu()
+            read |= zip(part, five_digits(right).tolist())
+        values = {}
+        for ids in chains:
+            if ids in read:
+                longest = read[ids]
+            values[ids] = longest[len(ids) - 1]
+        return values

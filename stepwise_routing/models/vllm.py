@@ -1,482 +1,237 @@
-"""A model behind a vLLM server, with the same token ids in its steps as the other backends.
+"""A model on vLLM, in this process. It shows raw logits, which S^os needs.
 
-Here belong starting a server and asking it. Where a step ends and how confident a model was belong
-in `models.interface` and `models.engine`.
+A call has one seed, and a draw also depends on the batch, by rounding: chains that are asked for whole differ from those
+of one call a step. A script needs `if __name__ == '__main__':`, or VLLM_ENABLE_V1_MULTIPROCESSING=0.
 """
 
-import asyncio
-import contextlib
-import os
-import re
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import dataclass
-from importlib.metadata import distributions
-from importlib.util import find_spec
-from itertools import zip_longest
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
-from textwrap import shorten
-from types import SimpleNamespace
-from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
-from ..data.benchmarks import find_benchmark
-from ..records import ModelSpec, Step
-from ..util import install_line, run_async
-from .address import plain_address, read_key
-from .chat import api_client, transport
-from .engine import new_step
-from .hub import (
-    LocalOptions,
-    check_sampling,
-    choose_reply,
-    context_length,
-    hub_folder,
-    load_tokenizer,
-    model_folder,
-    prefix_ids,
-    score_text,
-    text_settings,
-    total_log_probs,
-    weights_sha256,
-)
-from .interface import StepTokenizer
+from ..records import SEPARATOR, ModelSpec, Step
+from ..util import install_line
+from .base import Preference, Request, StepTokenizer, five_digits, shown
+
+UNBROKEN_PROMPT = 8192  # tokens
 
 
-def shown_confidences(
-    tokens,  # per token: (its raw logit, logits of the likeliest tokens, its own among them)
-) -> np.ndarray:  # [3, token]
-    """Largest logit, probability and entropy of each token.
-
-    The probability is too high, because the tokens that the server does not show count as impossible.
-    """
-    logits = np.array([logit for logit, _ in tokens])
-    columns = zip_longest(*(likeliest for _, likeliest in tokens), fillvalue=-np.inf)
-    likeliest = np.array([*columns])  # [place, token]
-    best = likeliest.max(0)
-    mass = np.exp(likeliest - best)
-    total = mass.sum(0)
-    below = np.maximum(likeliest - best, -1e4)  # a token that is not shown has no mass
-    entropy = np.log(total) - (mass * below).sum(0) / total
-    prob = np.exp(logits - best) / total
-    return np.stack((best, prob, entropy))
+def seen(
+    logits: dict | None,  # token id -> vLLM's entry: its `logprob` is a raw logit
+    token: int,
+) -> tuple:
+    "Largest logit, probability and entropy of a token, from the logits of the likeliest and its own."
+    if not logits:
+        return np.nan, np.nan, np.nan
+    z = np.array([entry.logprob for entry in logits.values()])
+    mass = np.exp(z - z.max())
+    share = mass / mass.sum()
+    entropy = -(share * np.log(np.maximum(share, 1e-300))).sum()
+    own = np.exp(logits[token].logprob - z.max())
+    return z.max(), own / mass.sum(), entropy
 
 
-@dataclass(frozen=True)
-class VLLMOptions(LocalOptions):
-    "How a model runs on vLLM and is asked. `LocalOptions` apply, except `prefix_mib`."
+def parameters(config) -> int:
+    "The number of parameters, counted without loading them."
+    from transformers import AutoModelForCausalLM
 
-    top: int = 20  # likeliest tokens that are looked at; the vocabulary's size makes `prob` exact
-    memory: float = 0.9  # share of the GPU's memory, weights included
-    logits: bool = True  # show raw logits, as `VLLMBackend` needs; False: log-probabilities, for `OpenAIBackend`
-    key_env: str = ''  # environment variable with the server's key
-    timeout: float = 1800.0  # seconds for a reply, and for a server to start
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_sampling(self.temperature, self.top_p, top=self.top)
+    with torch.device('meta'):
+        return AutoModelForCausalLM.from_config(config).num_parameters()
 
 
-def _engine_flags(options: VLLMOptions, cpu: bool, **values) -> list:
-    "Options and further values as vLLM's command line. `cpu`: for its build for CPUs."
-    values |= dict(
-        logprobs_mode='raw_logits' if options.logits else 'raw_logprobs',
-        max_logprobs=options.top,
-        max_num_seqs=options.batch_size,
-        gpu_memory_utilization=options.memory,
-        dtype=options.dtype or 'auto',
-        generation_config='vllm',
-    )
-    if cpu:
-        values |= dict(
-            kv_cache_memory_bytes=2**30, max_num_batched_tokens=max(8192, values['max_model_len'])
-        )
-    flags = ['--enable-prefix-caching']
-    if cpu:
-        flags += ['--enforce-eager', '--no-enable-chunked-prefill']
-    for name, value in values.items():
-        flags += ['--' + name.replace('_', '-'), str(value)]
-    return flags
+class VLLMModel:
+    "A language model $M_k$ on vLLM."
 
-
-def vllm_on_cpu() -> bool:
-    "Is the installed vLLM the build for CPUs? RuntimeError in one line if vLLM is not installed."
-    if not find_spec('vllm'):
-        raise RuntimeError(f'vLLM is not installed: {install_line("gpu")}')
-    return any(re.match('vllm(-cpu| .*cpu)', f'{d.name} {d.version}') for d in distributions())
-
-
-def _last_words(log: str) -> str:
-    "The line of a log that tells the error; its last line if no line does."
-    echo = (
-        '(Engine core|WorkerProc) initialization failed|EngineCore encountered an issue|cancelled'
-    )
-    errors = re.findall(r'(?:^|[\s.])(\w*(?:Error|Exception): \S.*)', log)
-    lines = [e.strip() for e in errors if not re.search(echo, e)]
-    if not lines:
-        lines = log.strip().splitlines() or ['it wrote nothing']
-    return lines[-1].replace('gpu_memory_utilization', 'memory')[:300]
-
-
-@contextlib.contextmanager
-def _reading(url: str):
-    "In a `with` block: RuntimeError in one line if a server's reply does not look like vLLM's."
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise RuntimeError(
-            f'the vLLM server at {url} sends a reply that cannot be read ({shorten(repr(e), 100)}): '
-            'is it vLLM, and a recent one?'
-        ) from None
-
-
-def _finite(logits) -> list:
-    "Logits as numbers. ValueError if one is not a finite number, for example after an overflow of float16."
-    numbers = np.array(list(logits), float)
-    if not np.isfinite(numbers).all():
-        raise ValueError('a logit is not finite')
-    return numbers.tolist()
-
-
-async def _ask(call, url: str):  # call() -> awaitable
-    """Call a server and return its answer. RuntimeError in one line if that fails.
-
-    A server closes idle connections, sometimes just when we use one again. Then we ask a second time. The seed is
-    the same, so the draw is the same.
-    """
-    from openai import APITimeoutError
-
-    for last in (False, True):
-        try:
-            with _reading(url):
-                return await call()
-        except Exception as e:
-            if not (transport(e) or hasattr(e, 'status_code')):
-                raise
-            if not last and transport(e) and not isinstance(e, (APITimeoutError, TimeoutError)):
-                continue
-            raise RuntimeError(f'the vLLM server at {url}: {shorten(str(e), 300)}') from None
-
-
-async def first_model(url: str, key: str = '') -> dict:
-    "A server's facts about its first model: id, root (folder or name on the Hub), max_model_len (tokens)."
-    async with api_client(key, url, timeout=5.0) as client:
-        reply = await _ask(lambda: client.get('/models', cast_to=object), url)
-    with _reading(url):
-        model = reply['data'][0]
-        return dict(model, id=model['id'])
-
-
-def _wait_until_ready(server, log, name: str, url: str, timeout: float):
-    "Wait until a server is ready. RuntimeError, with a line of its log, if it ends or takes over `timeout` s."
-    end = time.monotonic() + timeout
-    while server.poll() is None and time.monotonic() < end:
-        with contextlib.suppress(RuntimeError):
-            if run_async(first_model(url))['id'] == name:
-                return
-        time.sleep(0.5)
-    log.seek(0)
-    problem = 'did not start'
-    if server.poll() is None:
-        problem = f'was not ready after {timeout:g} s (raise timeout=)'
-    reason = _last_words(log.read().decode(errors='replace'))
-    raise RuntimeError(f'the vLLM server of {name!r} {problem}: {reason}')
-
-
-_WATCH = """
-import os, signal, subprocess, sys, threading, time
-def end():
-    sys.stdin.read()
-    server.terminate() # asks first
-    time.sleep(8)
-    os.killpg(0, signal.SIGKILL)
-server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
-threading.Thread(target=end, daemon=True).start()
-server.wait()
-os.killpg(0, signal.SIGKILL)
-"""
-
-
-def watched(command, **kwargs):  # its watcher, for a `with` block
-    "Run a command during a `with` block. It ends when the block or this process ends."
-    command = [sys.executable, '-c', _WATCH, *map(str, command)]
-    return subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE, **kwargs)
-
-
-@contextlib.contextmanager
-def serve_vllm(
-    model,  # folder or name on the Hub
-    name: str | None = None,  # in the API; None: the last part of `model`
-    revision: str | None = None,  # of a model on the Hub, its commit; None: its newest
-    **kwargs,  # of `VLLMOptions`; context: at most 4096 unless given
-):  # the server's base_url
-    "A vLLM server on this machine, for a `with` block. RuntimeError in one line if it does not start."
-    from transformers import AutoConfig
-
-    options = VLLMOptions(**kwargs)
-    name = name or Path(str(model)).name
-    folder = model_folder(model) or hub_folder(model, revision)
-    cpu = vllm_on_cpu()
-    config = AutoConfig.from_pretrained(folder)
-    wanted = options.context or min(context_length(config, None), 4096)
-    context = context_length(config, wanted)
-    with socket.create_server(('127.0.0.1', 0)) as s:
-        port = s.getsockname()[1]
-    flags = _engine_flags(
-        options,
-        cpu,
-        model=folder,
-        served_model_name=name,
-        host='127.0.0.1',
-        port=port,
-        max_model_len=context,
-    )
-    command = [sys.executable, '-m', 'vllm.entrypoints.openai.api_server', *flags]
-    defaults = dict(
-        VLLM_LOGGING_LEVEL='ERROR',
-        VLLM_NO_USAGE_STATS='1',
-        VLLM_CPU_OMP_THREADS_BIND='nobind',
-        VLLM_HTTP_TIMEOUT_KEEP_ALIVE='3600',
-    )
-    env = defaults | os.environ
-    url = f'http://127.0.0.1:{port}/v1'
-    with (
-        tempfile.TemporaryFile() as log,
-        watched(command, stdout=log, stderr=log, env=env) as server,
-    ):
-        _wait_until_ready(server, log, name, url, options.timeout)
-        yield url
-
-
-class VLLMBackend:
-    "A Hugging Face causal language model behind a vLLM server."
-
-    step_by_step = True
+    has_step_seeds = False
 
     def __init__(
         self,
-        model,  # folder or name on the Hub; None: the one that the server names
-        base_url: str,  # of a vLLM server that has this model: "http://HOST:8000/v1"
-        name: str | None = None,  # for tables and settings; None: the last part of `model`
-        index: int = 0,  # place among the models of a tree
-        revision: str | None = None,  # of a model on the Hub, its commit; None: its newest
-        **kwargs,  # of `VLLMOptions`; context: the server's unless given
+        model,  # folder, or name on the Hub
+        index: int = 0,  # place among the models
+        name: str | None = None,  # for tables; None: the last part of `model`
+        revision: str | None = None,  # commit on the Hub
+        temperature: float = 0.7,  # of sampling; 0 = greedy
+        top_p: float = 1.0,
+        max_tokens: int = 512,  # of a step
+        max_reply: int = 2048,  # of all steps up to the end
+        context: int | None = None,  # tokens of prompt and chain; None: all it has, at most 4,096
+        top: int = 20,  # likeliest tokens that are looked at; 0: no confidences, and twice as fast
+        memory: float = 0.45,  # share of the GPU's memory
+        template: dict | None = None,  # of the chat template, such as enable_thinking=False
+        **options,  # of `vllm.LLM`
     ):
-        self.base_url = base_url
-        plain_address(self.base_url)
-        self.options = VLLMOptions(**kwargs)
+        from transformers import AutoConfig
+
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise ImportError(f'vLLM is not installed: {install_line("gpu")}') from error
+
+        if context is None:
+            config = AutoConfig.from_pretrained(model, revision=revision).get_text_config()
+            context = min(config.max_position_embeddings, 4096)
+        if not torch.cuda.is_available():  # its random numbers cannot go back behind a cut prompt
+            longest = max(UNBROKEN_PROMPT, context)
+            options = dict(enable_chunked_prefill=False, max_num_batched_tokens=longest) | options
+            options = dict(enforce_eager=True) | options
+        self.llm = LLM(
+            str(model),
+            revision=revision,
+            max_model_len=context,
+            gpu_memory_utilization=memory,
+            enable_prefix_caching=True,
+            logprobs_mode='raw_logits',
+            max_logprobs=max(top, 1),
+            **options,
+        )
+        config = self.llm.model_config.hf_config
+        eos = self.llm.model_config.try_get_generation_config().get('eos_token_id')
+        tokenizer = self.llm.get_tokenizer()
+        self.text = StepTokenizer(tokenizer, eos, config.vocab_size, **(template or {}))
+        self.spec = ModelSpec(name or Path(str(model)).name, parameters(config))
         self.index = index
-        self.clients = WeakKeyDictionary()
-        self.key = self.options.key_env and read_key(self.options.key_env, self.base_url)
-        facts = run_async(first_model(self.base_url, self.key))
-        self.served_name, self.context = facts['id'], _context(facts, self.options.context)
-        self.open_text(model or facts['root'], name, revision)
-        run_async(self.check_server())
+        self.revision = revision
+        self.max_tokens = max_tokens
+        self.max_reply = max_reply
+        self.sampling = dict(temperature=temperature, top_p=top_p, logprobs=top or None)
+        self.context = context
 
-    @property
-    def client(self):
-        "OpenAI's client for the running event loop."
-        loop = asyncio.get_running_loop()
-        if self.clients is None:
-            raise RuntimeError(f'{self.spec.name} is closed')
-        if loop not in self.clients:
-            self.clients[loop] = api_client(self.key, self.base_url, self.options.timeout)
-        return self.clients[loop]
-
-    async def close(self):
-        "Close the connections. Callers that still wait get an error."
-        clients = self.clients or {}
-        self.clients = None
-        if client := clients.get(asyncio.get_running_loop()):
-            await client.close()
-
-    def open_text(self, model, name, revision):
-        "Read tokenizer, size and hash of a model. Only the server loads the weights."
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-        local = model_folder(model)
-        folder = local or hub_folder(model, revision)
-        self.weights = weights_sha256(folder) if local else f'{model}@{Path(folder).name}'
-        with torch.device('meta'):
-            net = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-        with contextlib.suppress(OSError):
-            net.generation_config = GenerationConfig.from_pretrained(folder)
-        hf = load_tokenizer(str(folder))
-        self.text = StepTokenizer(hf, net.generation_config.eos_token_id, net.config.vocab_size)
-        self.spec = ModelSpec(name or Path(model).name, net.num_parameters())
-        self.top = min(self.options.top, self.text.vocab)
-
-    def settings(self):
-        "What this model's draws depend on, as JSON. They also depend on the other requests in vLLM's batch."
-        o = self.options
+    def settings(self) -> dict:
+        "What the draws depend on, as JSON."
         return dict(
             backend='vllm',
-            name=self.spec.name,
-            weights=self.weights,
-            **text_settings(self.text.hf),
-            temperature=float(o.temperature),
-            top_p=float(o.top_p),
-            max_tokens=o.max_tokens,
+            commit=self.revision,
+            max_tokens=self.max_tokens,
+            max_reply=self.max_reply,
             context=self.context,
-            top=self.top,
-            dtype=str(o.dtype or 'as served').removeprefix('torch.'),
-            vllm=self.version,
-            draws='vllm, a seed per step',
+            template=self.text.template,
+            **self.sampling,
         )
 
-    async def complete(self, prompt, max_tokens: int, **more) -> tuple:
-        "(The server's choice after `prompt`, per token (id, logit, logits of the likeliest and of itself))."
-        body = dict(
-            model=self.served_name,
-            prompt=list(prompt),
-            max_tokens=max_tokens,
-            logprobs=self.top,
-            top_k=0,
-            min_p=0.0,
-            repetition_penalty=1.0,
+    def generate(self, prompts, params) -> list:
+        prompts = [dict(prompt_token_ids=ids) for ids in prompts]
+        return self.llm.generate(prompts, params, use_tqdm=False)
+
+    # ---- writing
+
+    def write(self, requests) -> list:
+        "A tuple of `Step`s per request: one, or several if the request is `to_end`."
+        prompts = [self.text.prefix_ids(r.problem, r.steps) for r in requests]
+        drawn = [[] for _ in requests]  # [token, logit, prob, entropy] each
+        written = [self.no_room(ids) for ids in prompts]
+        unwritten = [i for i, steps in enumerate(written) if not steps]
+        while unwritten:
+            inputs = [prompts[i] + [token for token, *_ in drawn[i]] for i in unwritten]
+            asked = [requests[i] for i in unwritten]
+            params = [
+                self.params(*row) for row in zip(asked, inputs, (drawn[i] for i in unwritten))
+            ]
+            for i, reply in zip(unwritten, self.generate(inputs, params)):
+                (out,) = reply.outputs
+                rows = zip(out.token_ids, out.logprobs or repeat(None))
+                drawn[i] += [[token, *seen(row, token)] for token, row in rows]
+                is_full = out.finish_reason == 'length'
+                written[i] = self.steps(requests[i], drawn[i], len(prompts[i]), is_full)
+            unwritten = [i for i in unwritten if not written[i]]  # only a blank line so far
+        return written
+
+    def no_room(self, ids: list) -> tuple:
+        "The empty step that ends a chain whose prompt fills the context."
+        is_full = len(ids) >= self.context
+        return (Step('', self.index, 'length', prompt=len(ids)),) if is_full else ()
+
+    def params(self, request: Request, ids: list, drawn: list):
+        "How the next tokens of a request are drawn."
+        from vllm import SamplingParams
+
+        limit = self.max_reply if request.to_end else self.max_tokens
+        room = min(limit - len(drawn), self.context - len(ids))
+        seed = (request.seed(0, self.index) + len(drawn)) % 2**62
+        stop = dict(stop=SEPARATOR, include_stop_str_in_output=True)
+        return SamplingParams(
+            **self.sampling,
+            **({} if request.to_end else stop),
+            max_tokens=max(room, 1),
             stop_token_ids=list(self.text.eos),
-            include_stop_str_in_output=True,
-            return_token_ids=True,
-            return_tokens_as_token_ids=True,
-        )
-        try:
-            reply = await _ask(
-                lambda: self.client.post('/completions', body=body | more, cast_to=object),
-                self.base_url,
-            )
-        except RuntimeError:
-            self.client  # says so if it was closed meanwhile
-            raise
-        with _reading(self.base_url):
-            (choice,) = reply['choices']
-            ids = choice.get('token_ids') or ['no token ids']
-            strange = [i for i in ids if type(i) is not int or not 0 <= i < self.text.vocab]
-            if strange or not 1 <= len(ids) <= max_tokens:
-                raise ValueError(f'{len(ids)} tokens, strange: {strange[:3]}')
-            logs = choice['logprobs']
-            logits = _finite(logs['token_logprobs'])
-            likeliest = [_finite(top.values()) for top in logs['top_logprobs']]
-            return choice, list(zip(ids, logits, likeliest, strict=True))
-
-    async def forced_logits(self, ids, tokens) -> list:
-        "Per given token after the prompt `ids`: (its raw logit, logits of the likeliest tokens)."
-        tokens = list(tokens)
-        choice, last = await self.complete(
-            [*ids, *tokens[:-1]],
-            1,
-            temperature=0.0,
-            allowed_token_ids=tokens[-1:],
-            prompt_logprobs=self.top if tokens[1:] else None,
-        )
-        rows_shown = []
-        rows = (choice.get('prompt_logprobs') or [])[len(ids) :]
-        with _reading(self.base_url):
-            for token, row in zip(tokens[:-1], rows, strict=True):
-                (logit,) = _finite([row[str(token)]['logprob']])
-                rows_shown.append((logit, _finite(v['logprob'] for v in row.values())))
-        return rows_shown + [(logit, likeliest) for _, logit, likeliest in last]
-
-    async def next_logits(self, ids, tokens: list):  # [token]
-        "The raw logit of each token after the prompt `ids`. One request, and one more for each that it does not show."
-        choice, _ = await self.complete(ids, 1, temperature=0.0, allowed_token_ids=tokens)
-        shown = choice['logprobs']['top_logprobs'][0]  # `complete` has read it
-
-        async def logit_of(token):
-            name = f'token_id:{token}'
-            if name not in shown:
-                ((shown[name], _),) = await self.forced_logits(ids, [token])
-            return shown[name]
-
-        return np.array(await asyncio.gather(*map(logit_of, tokens)), float)
-
-    async def check_server(self):
-        "Ask the server for its version and a few logits. RuntimeError if it shows no logits."
-        root = self.base_url.rstrip('/').removesuffix('/v1')
-        async with self.client as client:
-            version = await _ask(
-                lambda: client.get(f'{root}/version', cast_to=object), self.base_url
-            )
-            ids = list(self.text.prompt('?'))
-            logits = [z for _, top in await self.forced_logits(ids[:1], ids[1:]) for z in top]
-        with _reading(self.base_url):
-            self.version = str(version.get('version', 'unknown'))[:80]
-        if max(logits) > 0 and min(logits) > -9999:
-            return
-        raise RuntimeError(
-            f'{self.spec.name}: vLLM shows no raw logits; start the server with --logprobs-mode raw_logits'
+            seed=seed,
         )
 
-    async def write_step(self, request, ids, seed: int) -> Step:
-        "Write the next step after the prompt `ids`. It is cut at `max_tokens` or `context` tokens."
-        separator = find_benchmark(request.problem.benchmark).separator
-        tokens = []
-        room = min(self.options.max_tokens, self.context - len(ids))
-        if room <= 0:
-            return Step('', self.index, 'length', prompt=len(ids))
-        o = self.options
-        draw = dict(temperature=o.temperature, top_p=o.top_p, stop=separator)
-        while True:
-            prompt = [*ids, *(token for token, *_ in tokens)]
-            draw['seed'] = (seed + len(tokens)) % 2**63
-            choice, new = await self.complete(prompt, room - len(tokens), **draw)
-            for token in new:
-                tokens.append(token)
-                if len(tokens) < room and not self.text.closing[token[0]]:
-                    continue
-                numbers = shown_confidences([logits for _, *logits in tokens])
-                drawn = np.column_stack(([token for token, *_ in tokens], numbers.T))
-                row = SimpleNamespace(ids=ids, request=request)
-                step = new_step(self, row, drawn, len(tokens) == room)
-                if step:
-                    return step
-            if choice.get('stop_reason') != separator:
-                raise RuntimeError(f'{self.spec.name}: vLLM ended a reply too early')
-
-    async def write(self, request):
-        "The `Step`s that the model writes."
+    def steps(self, request: Request, drawn: list, prompt: int, is_full: bool) -> tuple:
+        "The steps of drawn tokens. Those behind a boxed answer are dropped."
         steps = []
-        ids = prefix_ids(self, request)
-        while True:
-            step = await self.write_step(request, ids, int(request.seed(len(steps))))
+        first = 0
+        for i, (token, *_) in enumerate(drawn, 1):
+            is_end = i == len(drawn)
+            if not self.text.closing[token] and not is_end:
+                continue
+            ids, *numbers = zip(*drawn[first:i])
+            parts = request, self.index, ids, numbers, prompt + first, is_full and is_end
+            step = self.text.step(*parts)
+            if step is None:
+                continue
             steps.append(step)
-            ids = [*ids, *step.ids]
-            written = len(request.steps) + len(steps)
-            if not request.to_end or step.final or written >= request.max_steps:
-                return tuple(steps)
+            first = i
+            if step.finish != 'step' or len(steps) == request.room:
+                break
+        else:
+            if is_full:  # the last token ended a step
+                steps[-1] = replace(steps[-1], finish='length')
+        return tuple(steps)
 
-    async def score(self, request, step):
-        "`step`, which another model wrote, with this model's confidences."
+    # ---- reading
 
-        async def confidences(backend, ids, answers):
-            return shown_confidences(await self.forced_logits(ids, answers))
+    def read(self, pairs) -> list:  # [3, token] each
+        "Confidences in the tokens of each reply, of (prompt, reply) token ids."
+        from vllm import SamplingParams
 
-        return await score_text(self, request, step, confidences)
+        looked_at = self.sampling['logprobs'] or 1
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=looked_at)
+        replies = self.generate([[*prompt, *reply] for prompt, reply in pairs], params)
+        numbers = []
+        for (prompt, reply), out in zip(pairs, replies):
+            rows = out.prompt_logprobs[len(prompt) :]
+            numbers.append(np.transpose([seen(row, token) for row, token in zip(rows, reply)]))
+        return numbers
 
-    async def choose(self, messages, options):
-        "How likely each option is as the next reply."
+    def score(self, requests) -> list:
+        "Per request, its last step with this model's confidences."
+        pairs = []
+        for request in requests:
+            *before, step = request.steps
+            prompt = self.text.prefix_ids(request.problem, before)
+            pairs.append((prompt, self.text.step_ids(step)))
+        scored = []
+        for request, (prompt, ids), numbers in zip(requests, pairs, self.read(pairs)):
+            ends = self.text.parse(ids)[1]
+            bill = dict(generated=0, prompt=len(prompt) + len(ids), cached=0)
+            own = dict(ids=tuple(ids), ends=ends, **shown(numbers), **bill)
+            scored.append(replace(request.steps[-1], **own))
+        return scored
 
-        async def log_probs(backend, ids, replies):
-            if max(map(len, replies)) == 1:
-                return await self.next_logits(ids, [token for (token,) in replies])
-            rows = await asyncio.gather(*(self.forced_logits(ids, r) for r in replies))
-            return total_log_probs(map(shown_confidences, rows))
+    def choose(self, conversations, options) -> list:
+        "A `Preference` per conversation: how likely each option is as the reply, by its first token."
+        from vllm import SamplingParams
 
-        return await choose_reply(self, messages, options, log_probs)
-
-
-def _context(facts, wanted):  # of `first_model`; tokens or None
-    "The most tokens of prompt and chain. RuntimeError if the server takes fewer than are wanted."
-    limit = facts.get('max_model_len')
-    model = facts['id']
-    if not limit:
-        raise RuntimeError(f'the server of {model} is no vLLM server: it has no max_model_len')
-    if limit >= (wanted or limit):
-        return wanted or limit
-    raise RuntimeError(
-        f'the server of {model} takes {limit} tokens: pass context={limit}, or start it with more'
-    )
+        first = [self.text.encode(option)[0] for option in options]
+        forced = [  # vLLM always shows the logit of the token that it draws
+            SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, allowed_token_ids=[token])
+            for token in first
+        ]
+        prompts = [self.text.messages_ids(messages) for messages in conversations]
+        fitting = [ids for ids in prompts if len(ids) < self.context]
+        inputs = [ids for ids in fitting for _ in first]
+        replies = iter(self.generate(inputs, forced * len(fitting)))
+        preferences = []
+        for messages, ids in zip(conversations, prompts):
+            if len(ids) >= self.context:
+                preferences.append(None)
+                continue
+            rows = [next(replies).outputs[0].logprobs[0] for _ in first]
+            z = np.array([row[token].logprob for row, token in zip(rows, first)])
+            mass = np.exp(z - z.max())
+            prob = tuple(five_digits(mass / mass.sum()).tolist())
+            shared = self.text.shared(messages, ids)
+            preferences.append(Preference(prob, len(ids), shared=shared))
+        return preferences

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..method.results import CHOSEN, Row, comparison, frame, seed_frame
+from ..method.rollouts import cut_chains
 from ..util import write_file
 
 MODELS = 'Small only', 'Large only'
@@ -113,7 +114,8 @@ def describe(benchmarks: dict, alpha: float, *receipts: str) -> list:  # benchma
     prices = dict.fromkeys(' / '.join(map(str, s['test'].dollars[-1])) for s in benchmarks.values())
     sentences += [f'US dollars a million {tokens}: {price}.' for price in prices]
     sentences.append(f'Alpha: {100 * alpha:g} points may be lost against the large model.')
-    return [*sentences, *receipts]
+    cut = [cut_chains(splits['test']) for splits in benchmarks.values()]
+    return [*sentences, *filter(None, cut), *receipts]
 
 
 # ---- Tables 1 and 2

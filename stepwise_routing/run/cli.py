@@ -95,17 +95,17 @@ def lab(context: typer.Context):
 # ---- your own models
 
 
-def own_models(names, base_url, key_env, price) -> list:  # of `Model`s
+def own_models(names, base_url, key_env, price) -> list:  # of `ModelOptions`
     "The two models of a command. An option that is given once is for both."
-    from ..models.pair import Model
+    from ..models.open import ModelOptions
 
     models = []
     for i, name in enumerate(names):
-        access = {}
+        given = {}
         for option, values in (('base_url', base_url), ('key_env', key_env), ('price', price)):
             if values:
-                access[option] = values[min(i, len(values) - 1)]
-        models.append(Model(name, **access))
+                given[option] = values[min(i, len(values) - 1)]
+        models.append(ModelOptions(name=name, **given))
     return models
 
 
@@ -115,7 +115,7 @@ def serve(
     models: Annotated[tuple[str, str], MODELS],
     port: int = 8000,
     host: Annotated[str, typer.Option(help='any other one needs a key')] = '127.0.0.1',
-    max_cents: Annotated[float | None, CENTS] = None,
+    max_cents: Annotated[float, CENTS] = 100.0,
     base_url: Annotated[list[str], URL] = [],
     key_env: Annotated[list[str], KEY] = [],
     price: Annotated[list[str], PRICE] = [],

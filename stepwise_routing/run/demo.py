@@ -5,8 +5,7 @@ import sys
 import numpy as np
 import pandas as pd
 
-from ..data.benchmarks import find_benchmark, load_problems
-from ..data.grading import is_right
+from ..data.benchmarks import find_benchmark, is_right, load_problems
 from ..method.baselines import low
 from ..method.policy import Curve, settings_of
 from ..method.results import with_large
@@ -55,19 +54,19 @@ def show_demo(n: int = 20) -> None:  # test problems
     "Print a transcript, and what the small model, the large one and a min-prob threshold come to."
     problems = load_problems(BENCHMARK, 'test', n)
     prices = shipped_outcomes(BENCHMARK)['test'].prices('flops')
-    read_answer = find_benchmark(BENCHMARK).read_answer
+    read = find_benchmark(BENCHMARK).answer
     router = low('min_prob')
     kappa = tuned_kappa(router)
-    with open_pair(open_run()) as models:
-        walks = [walk(problem, router, kappa, reading=READING) for problem in problems]
-        chains = {
-            'Small only': alone(models[0], problems),
-            'Large only': alone(models[1], problems),
-            'Min-prob threshold': run_walks(walks, models),
-        }
+    models = open_pair(open_run())
+    walks = [walk(problem, router, kappa, reading=READING) for problem in problems]
+    chains = {
+        'Small only': alone(models[0], problems),
+        'Large only': alone(models[1], problems),
+        'Min-prob threshold': run_walks(walks, models),
+    }
     rows = {}
     for name, of_name in chains.items():
-        right = sum(is_right(p, read_answer(c.steps)) for p, c in zip(problems, of_name))
+        right = sum(is_right(p, read(p, c.steps)) for p, c in zip(problems, of_name))
         cost = sum((chain.tokens * prices).sum() for chain in of_name)
         rows[name] = {f'right of {n}': right, 'FLOPs': f'{cost:.2g}'}
     routed = chains['Min-prob threshold']

@@ -30,6 +30,7 @@ ROUNDING = dict(  # environment of a kernel: all x86 processors with AVX2 round 
     OPENBLAS_CORETYPE='Haswell',
     NPY_DISABLE_CPU_FEATURES='X86_V4 AVX512_ICL AVX512_SPR',
     PYTHONHASHSEED='0',
+    PYTHONWARNINGS='ignore:IProgress not found',  # nobody needs widgets here
     **{f'{library}_NUM_THREADS': '1' for library in ('OMP', 'MKL', 'OPENBLAS')},
 )
 

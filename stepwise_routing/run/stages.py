@@ -4,7 +4,7 @@ Here belong the functions that know both a run's settings and the method. The me
 """
 
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from .. import __version__
-from ..data.benchmarks import MICRO, find_benchmark, load_problems, open_benchmark
+from ..data.benchmarks import MICRO, grade_by_rules, load_problems, open_benchmark, prompt_digest
 from ..data.frozen import read_frozen
-from ..data.grading import is_right
 from ..data.recorded import MAX_STEPS, read_recorded
 from ..data.sources import SPLITS
 from ..data.steps import first_wrong
@@ -29,6 +28,7 @@ from ..method.results import API, OS, all_methods, compare, gain_frame
 from ..method.rollouts import (
     Kept,
     Outcomes,
+    cut_chains,
     draw_chains,
     outcome_table,
     padded,
@@ -38,12 +38,11 @@ from ..method.rollouts import (
     take,
 )
 from ..method.training import train
-from ..models.interface import Choice, Reward
-from ..models.lists import Listed, ListedRewards
-from ..models.model_name import ModelName
-from ..records import undated, verdict_messages
+from ..models.base import Preference, Reward
+from ..models.open import ModelOptions, open_model, open_models, open_reward
+from ..records import verdict_messages
 from ..settings import Settings, read_profile
-from ..store import Store, draw_settings
+from ..store import Replies, Store, draw_settings
 from ..util import find_project, write_file
 
 LIVE = 40  # problems a benchmark that every run draws live
@@ -77,20 +76,14 @@ class Run:
     @property
     def is_paid(self) -> bool:
         "Is the large model behind an API that sends a bill?"
-        return ModelName.parse(self.settings.models.names[-1]).is_paid
-
-    @property
-    def price(self) -> str:
-        "The row of `PRICES` that the large model is billed by; '': it has no price."
-        large = ModelName.parse(self.settings.models.names[-1])
-        return undated(large.name) if self.is_paid else self.settings.models.price
+        return self.settings.models.names[-1].startswith('openai:')
 
     @property
     def units(self) -> tuple:
         "Of cost. Policies are trained in the first one."
         if self.is_paid:
             return ('cents',)  # nobody knows how many parameters the large model has
-        return ('flops', 'cents') if self.price else ('flops',)
+        return ('flops', 'cents') if self.settings.models.price else ('flops',)
 
     def is_drawn(self, benchmark: str) -> bool:
         "Do models draw this benchmark, or is it shipped?"
@@ -120,28 +113,39 @@ def open_run(
 # ---- models
 
 
-@contextmanager
-def open_pair(run: Run):  # the models, small to large; each takes lists
-    "Open the models of a run, for a `with` block."
-    from ..models.names import open_models
-
-    models = run.settings.models
-    options = dict(temperature=models.temperature, max_tokens=models.max_tokens)
-    options |= dict(context=models.context, memory_shares=models.memory_shares)
-    if run.is_paid:
-        api = run.settings.api
-        options |= dict(max_cents=api.max_cents, max_reply=api.max_reply)
-        options |= dict(concurrency=api.concurrency, ledger=run.store / 'ledger.db')
-    with open_models(models.names, **options) as backends:
-        yield [Listed(backend) for backend in backends]
+def model_options(run: Run) -> list:  # of `ModelOptions`, small to large
+    "The models of a run."
+    s = run.settings
+    shared = dict(temperature=s.models.temperature, max_tokens=s.models.max_tokens)
+    shared |= dict(max_reply=s.models.max_reply, context=s.models.context)
+    return [
+        ModelOptions(name=name, **shared | own)
+        for name, own in zip(s.models.names, (s.models.small, s.models.large))
+    ]
 
 
-def open_grading(run: Run):
-    "Open the grader of a run, for a `with` block: (problem, answer) -> bool."
-    from ..models.xverify import open_grader
+def replies_of(run: Run) -> Replies | None:
+    "Where the replies of APIs are kept. None if no model is behind one."
+    if not any(name.startswith('openai:') for name in run.settings.models.names):
+        return None
+    return Replies(run.store / 'replies.db', run.settings.models.max_cents)
 
-    data = run.settings.data
-    return open_grader(data.grader, data.grader_memory, ledger=run.store / 'verdicts.db')
+
+def open_pair(run: Run) -> list:  # of models, small to large
+    "Open the models of a run."
+    return open_models(model_options(run), replies_of(run))
+
+
+def open_grader(run: Run):  # (`Problem`, answer) pairs -> verdicts
+    "Open the grader of a run: rules, or xVerify."
+    kind, _, judge = run.settings.data.grader.partition(':')
+    if kind != 'xverify':
+        return grade_by_rules
+    from ..models.xverify import xverify
+
+    memory = run.settings.data.grader_memory
+    options = ModelOptions(name=f'vllm:{judge}', temperature=0.0, memory=memory)
+    return xverify(open_model(options))
 
 
 # ---- drawing
@@ -162,9 +166,9 @@ def verified(run: Run, problems, chains, models) -> list | None:  # [problem][st
     return [[c is not None and c.prob[0] >= c.prob[1] for c in row] for row in verdicts]
 
 
-def draw_splits(run: Run, benchmark: str, models, grade=is_right, prm=None) -> dict:
+def draw_splits(run: Run, benchmark: str, models, grade=grade_by_rules, prm=None) -> dict:
     "Draw all that the methods of a run need of a benchmark: outcomes, rewards, walks. Steps are kept in the store."
-    settings = draw_settings(benchmark, models, find_benchmark(benchmark).draws)
+    settings = draw_settings(benchmark, models, prompt=prompt_digest(benchmark))
     ask = dict(max_steps=run.settings.data.max_steps)
     drawn, splits = {}, {}
     with ExitStack() as stack:
@@ -178,7 +182,7 @@ def draw_splits(run: Run, benchmark: str, models, grade=is_right, prm=None) -> d
         judges = {}
         if run.settings.baselines.specreason:
             grading = dict(benchmark=benchmark, **asdict(models[-1].spec)) | models[-1].settings()
-            judges['SpecReason'] = Grades(models[-1], opened('-grades', grading, Choice))
+            judges['SpecReason'] = Grades(models[-1], opened('-grades', grading, Preference))
         if prm is not None:
             rewarding = dict(benchmark=benchmark, **prm.settings())
             judges['RSD'] = Rewards(prm, opened('-rewards', rewarding, Reward))
@@ -188,7 +192,7 @@ def draw_splits(run: Run, benchmark: str, models, grade=is_right, prm=None) -> d
             step_right = verified(run, problems, chains, models) if split == 'train' else None
             specs = [model.spec for model in models]
             table = outcome_table(
-                problems, chains, rests, specs, split, grade, run.price, step_right
+                problems, chains, rests, specs, split, grade, run.settings.models.price, step_right
             )
             if prm is not None:
                 rewards = judged_chains(judges['RSD'], problems, chains)
@@ -213,16 +217,15 @@ def draw_all(run: Run) -> dict:  # benchmark -> splits
     found = {}
     if not wanted:
         return found
-    with open_grading(run) as grade, open_pair(run) as models:
-        prm = None
-        if run.settings.baselines.reward_model:
-            from ..models.reward import load_prm
-
-            prm = ListedRewards(load_prm(run.settings.baselines.reward_model))
-        for benchmark in wanted:
-            found[benchmark] = draw_splits(run, benchmark, models, grade, prm)
-            for name, table in found[benchmark].items():
-                save(table, outcome_path(run, benchmark, name))
+    models, grade, prm = open_pair(run), open_grader(run), None
+    if run.settings.baselines.reward_model:
+        prm = open_reward(run.settings.baselines.reward_model)
+    for benchmark in wanted:
+        found[benchmark] = draw_splits(run, benchmark, models, grade, prm)
+        for name, table in found[benchmark].items():
+            save(table, outcome_path(run, benchmark, name))
+            if isinstance(table, Outcomes) and table.cut.any():
+                print(cut_chains(table), 'Raise data.max_steps or models.max_tokens.')
     return found
 
 
@@ -280,15 +283,15 @@ def check_live(run: Run, n: int = LIVE) -> pd.DataFrame:
     if not shipped:
         return pd.DataFrame(columns=['benchmark'])
     rows = []
-    with open_pair(replace(run, settings=Settings())) as models:
-        for benchmark in shipped:
-            if benchmark in MICRO:
-                problems = load_problems(benchmark, 'test', n)
-            else:
-                problems = read_recorded(benchmark).problems['test'][:n]
-            new = live_table(benchmark, models, problems)
-            old = take(shipped_outcomes(benchmark)['test'], slice(n))
-            rows.append(dict(benchmark=benchmark) | differences(new, old))
+    models = open_pair(replace(run, settings=Settings()))
+    for benchmark in shipped:
+        if benchmark in MICRO:
+            problems = load_problems(benchmark, 'test', n)
+        else:
+            problems = read_recorded(benchmark).problems['test'][:n]
+        new = live_table(benchmark, models, problems)
+        old = take(shipped_outcomes(benchmark)['test'], slice(n))
+        rows.append(dict(benchmark=benchmark) | differences(new, old))
     return pd.DataFrame(rows)
 
 

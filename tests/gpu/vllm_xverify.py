@@ -1,89 +1,69 @@
-"""Does grading by a judge on a vLLM server work? Not collected by pytest; needs an environment that has vLLM:
+"""Does a judge on vLLM grade answers? Run it where vLLM is installed, on a GPU or on a CPU:
 
-    python tests/gpu/vllm_xverify.py MODEL ROWS.jsonl [ROWS.jsonl ...] [--n 60] [--template FILE ...] [--ledger FILE]
+    python tests/gpu/vllm_xverify.py IAAR-Shanghai/xVerify-0.5B-I --prompt xverify
+    python tests/gpu/vllm_xverify.py FOLDER --rows ROWS.jsonl -n 60
 
-MODEL is a folder or a Hub name (NAME@REVISION), ROWS hold question (or problem), gold, pred and label (1: same answer).
-Any instruction model can stand in for xVerify's weights: then the numbers say that the path works, and nothing about
-xVerify. Half of the rows of each file are right by their label. Prints, for each prompt, agreement with Math-Verify and
-with the labels; ends with an error where a second run asks anything. On a busy CPU also set
-VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=3000: past it (300 s) the engine gives up."""
+ROWS hold question, gold, pred and label (1: the same answer). Without them, answers of the micro problems are judged, half
+of them those of other problems. Any instruction model can stand in for xVerify: then the numbers say that the path works,
+and nothing about xVerify. It prints how often the judge, Math-Verify and the labels agree.
+"""
+
 import argparse
 import json
-import random
-import sys
-import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1]/'helpers')]
-
-from judging import JUDGE_TEMPLATE
-from stepwise_routing.data.grading import grade_pairs, is_right
-from stepwise_routing.models.xverify import XVerify, open_grader
+from stepwise_routing.data.benchmarks import grade_by_rules, load_problems
+from stepwise_routing.models.open import ModelOptions, open_model
+from stepwise_routing.models.xverify import xverify
 from stepwise_routing.records import Problem
 
-SLOW = dict(timeout=3000, workers=2) # a CPU that others use as well
+OWN_PROMPT = """Does the given answer say the same as the reference answer?
 
-def rows(path, n, seed=0):
-    "n rows of a file, half of them right, as (problem, answer, label)."
-    name, every = Path(path).stem, [json.loads(line) for line in Path(path).read_text().splitlines()]
-    random.Random(seed).shuffle(every)
-    chosen = [r for label in (0, 1) for r in [r for r in every if r['label'] == label and r['pred']][:n // 2]]
-    problem = lambda i, r: Problem(name, f'{name}-{i}', r.get('question') or r['problem'], r['gold'])
-    return [(problem(i, r), r['pred'], bool(r['label'])) for i, r in enumerate(chosen)]
+Question: {question}
 
-def tell(title, problems, answers, first, second):
-    pairs = [(bool(first(p, a)), bool(second(p, a))) for p, a in zip(problems, answers)]
-    same, only = sum(x == y for x, y in pairs), [sum(pair == (x, not x) for pair in pairs) for x in (True, False)]
-    print(f'{title}: {same / len(pairs):.3f} of {len(pairs)}; '
-          f'only the first says right {only[0]}, only the second {only[1]}')
+Given answer: {output}
 
-def grade_all(grade, triples, files):
-    "Grade, compare and print; the verdicts."
-    start, before = time.perf_counter(), grade.judge.ledger.calls
-    verdicts = dict(grade_pairs(grade, [r[:2] for r in triples]))
-    calls, seconds = grade.judge.ledger.calls - before, time.perf_counter() - start
-    print(f'\n{grade.template[:60]!r}...\n{len(triples)} answers graded in {seconds:.0f} s, {calls} calls; '
-          f'{len(grade.unread)} replies are no verdict: {list(grade.unread.values())[:3]}')
-    labels = {(p.id, a): label for p, a, label in triples}
-    def judge(problem, answer): return verdicts[problem.id, answer]
-    def label(problem, answer): return labels[problem.id, answer]
-    for f in [None, *files]:
-        of = [r[:2] for r in triples if f is None or r[0].benchmark == Path(f).stem]
-        (problems, answers), where = zip(*of), 'all' if f is None else Path(f).stem
-        tell(f'{where}: judge and Math-Verify', problems, answers, judge, is_right)
-        tell(f'{where}: judge and label', problems, answers, judge, label)
-        tell(f'{where}: Math-Verify and label', problems, answers, is_right, label)
-    for problem, answer, _ in triples:
-        if judge(problem, answer) != is_right(problem, answer):
-            print(f'differ: reference {problem.answer[:50]!r}, answer {answer[:50]!r}, judge {judge(problem, answer)}')
-    return verdicts
+Reference answer: {answer}
 
-def main(model, files, n, templates, ledger):
-    triples = [row for f in files for row in rows(f, n // len(files))]
-    with tempfile.TemporaryDirectory() as folder:
-        ledger, start, first = Path(ledger or Path(folder)/'verdicts.db'), time.perf_counter(), {}
-        with open_grader(f'xverify:{model}', template=templates[0], ledger=ledger, **SLOW) as grade:
-            print(f'server ready after {time.perf_counter() - start:.0f} s')
-            judge, url = grade.judge, str(grade.judge.client.base_url)
-            for t in templates:
-                with XVerify(judge.model, base_url=url, template=t, ledger=judge.ledger,
-                             identity=judge.options.identity, **SLOW) as g:
-                    first[t] = grade_all(g, triples, files)
-        for t in templates: # the server is gone
-            with XVerify(judge.model, base_url=url, template=t, ledger=ledger, identity=judge.options.identity,
-                         retries=1) as again:
-                assert dict(grade_pairs(again,
-                                        [r[:2] for r in triples])) == first[t], 'a second run gives other verdicts'
-    print('\na second run, without a server, gives the same verdicts')
+Reply with a single word, Correct or Incorrect."""
+
+
+def labelled_pairs(rows: str | None, n: int) -> tuple:  # ((`Problem`, answer) pairs, labels)
+    if rows is None:
+        problems = load_problems('micro-math', 'test', n)
+        answers = [problems[i - i % 2].answer for i in range(n)]
+        labels = [problem.answer == answer for problem, answer in zip(problems, answers)]
+        return [*zip(problems, answers)], labels
+    pairs, labels = [], []
+    for i, line in enumerate(Path(rows).read_text('utf-8').splitlines()[:n]):
+        row = json.loads(line)
+        pairs.append((Problem('rows', str(i), row['question'], row['gold']), row['pred']))
+        labels.append(bool(row['label']))
+    return pairs, labels
+
+
+def main(model: str, rows: str | None, n: int, prompt: str):
+    judge = open_model(ModelOptions(name=f'vllm:{model}'))
+    grade = xverify(judge, OWN_PROMPT if prompt == 'own' else None)
+    pairs, labels = labelled_pairs(rows, n)
+    start = time.perf_counter()
+    verdicts = dict(judge=grade(pairs), rules=grade_by_rules(pairs), label=labels)
+    print(f'{len(pairs)} answers in {time.perf_counter() - start:.1f} s')
+    for one, other in (('judge', 'label'), ('rules', 'label'), ('judge', 'rules')):
+        same = sum(x == y for x, y in zip(verdicts[one], verdicts[other]))
+        print(f'{one} and {other} agree: {same} of {len(pairs)}')
+    assert grade(pairs) == verdicts['judge'], 'a second run gives other verdicts'
+    assert grade([(pairs[0][0], None)]) == [False], 'no answer must be wrong'
+
 
 if __name__ == '__main__':
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('model'); parser.add_argument('files', nargs='+'); parser.add_argument('--n', type=int,
-        default=60)
-    parser.add_argument('--template', nargs='+', default=[JUDGE_TEMPLATE],
-                        help='files; "xverify" is xVerify\'s own prompt, "own" this project\'s')
-    parser.add_argument('--ledger', help='file of verdicts, to go on after an interruption')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('model', help='folder, or name on the Hub')
+    parser.add_argument('--rows', help='JSONL file')
+    parser.add_argument('-n', type=int, default=60, help='answers')
+    parser.add_argument('--prompt', choices=('own', 'xverify'), default='own')
     args = parser.parse_args()
-    main(args.model, args.files, args.n, [dict(xverify=None, own=JUDGE_TEMPLATE).get(t, t) for t in args.template],
-         args.ledger)
+    main(args.model, args.rows, args.n, args.prompt)

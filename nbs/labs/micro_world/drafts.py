@@ -2,7 +2,7 @@
 
 import random
 
-from stepwise_routing.records import Problem, extract_boxed
+from stepwise_routing.records import Problem, boxed
 from stepwise_routing.util import digest, one_of
 
 from .families import FAMILIES, LEVELS
@@ -48,7 +48,7 @@ def as_problem(benchmark: str, draft: Draft) -> Problem:
     "A draft with its solution, as the library knows problems; difficulty = level."
     steps = solve(draft)
     name = f'{draft.family}-{draft.level}-{digest(draft.question, size=5)}'
-    answer = extract_boxed(steps[-1])
+    answer = boxed(steps[-1])
     return Problem(benchmark, name, draft.question, answer, draft.level, '\n\n'.join(steps))
 
 

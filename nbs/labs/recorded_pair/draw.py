@@ -6,14 +6,13 @@ not drawn again.
 """
 
 import argparse
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.recorded import MAX_STEPS
 from stepwise_routing.method.rollouts import Kept
 from stepwise_routing.models.base import Request
-from stepwise_routing.models.lists import Listed
-from stepwise_routing.models.names import open_models
+from stepwise_routing.models.open import open_models
 from stepwise_routing.store import Store, draw_settings
 
 # What was fixed before the first problem was drawn
@@ -56,19 +55,17 @@ def new_parser(doc: str) -> argparse.ArgumentParser:
     "A command line that names the models and their store."
     parser = argparse.ArgumentParser(description=doc.split('\n')[0])
     parser.add_argument('store', help='file of the drawn steps')
-    parser.add_argument('small', help='vllm-server:URL#FOLDER of the small model, or its folder')
+    parser.add_argument('small', help='folder of the small model; vllm:FOLDER runs it on vLLM')
     parser.add_argument('large', help='the same of the large model')
-    parser.add_argument('--dtype', help='of a model that this process opens from its folder')
+    parser.add_argument('--dtype', help='of the models, such as bfloat16')
     return parser
 
 
 @contextmanager
 def open_pair(args):
     "The small and the large model; what they write is kept."
-    with ExitStack() as stack:
-        backends = open_models([args.small, args.large], dtype=args.dtype, **WRITING)
-        models = [Listed(backend) for backend in stack.enter_context(backends)]
-        store = stack.enter_context(Store(args.store, draw_settings('gsm8k', models)))
+    models = open_models([args.small, args.large], dtype=args.dtype, **WRITING)
+    with Store(args.store, draw_settings('gsm8k', models)) as store:
         yield [Kept(model, store) for model in models]
 
 

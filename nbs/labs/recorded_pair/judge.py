@@ -12,8 +12,7 @@ import numpy as np
 from stepwise_routing.data.recorded import read_recorded
 from stepwise_routing.method.baselines import Grades, draw_walks, judged_chains
 from stepwise_routing.method.rollouts import padded, save, shipped_outcomes, take
-from stepwise_routing.models.base import Request
-from stepwise_routing.models.interface import Choice
+from stepwise_routing.models.base import Preference, Request
 from stepwise_routing.store import Store, draw_settings
 from stepwise_routing.util import npz_bytes, write_file
 
@@ -27,9 +26,9 @@ KAPPAS = np.array([(1 - digit) / 9 for digit in DIGITS])  # doubt is minus a nin
 class LikeliestDigit(Grades):
     "The score is the likeliest digit, as in the authors' code, not the mean."
 
-    def verdict(self, choice, request):
-        digit = int(np.argmax(choice.prob))
-        return super().verdict(choice, request)._replace(score=digit / 9)
+    def verdict(self, digits, request):
+        digit = int(np.argmax(digits.prob))
+        return super().verdict(digits, request)._replace(score=digit / 9)
 
 
 def write_judged(split: str, small, large, grades: Store, n: int | None, folder: Path) -> None:
@@ -57,7 +56,7 @@ def main() -> None:
     with open_pair(args) as (small, large):
         small.store.put_many(read_recorded('gsm8k').edges)
         settings = draw_settings('gsm8k', [large.model])
-        with Store(args.grades, settings, record=Choice) as grades:
+        with Store(args.grades, settings, record=Preference) as grades:
             for split in ('calibration', 'test'):
                 write_judged(split, small, large, grades, args.problems, args.out)
 

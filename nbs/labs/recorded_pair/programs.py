@@ -1,6 +1,6 @@
 """MBPP, recorded with the same pair by version 0.3: a step is a line, and the answer is a program.
 
-Nothing runs a program here: the verdicts are recorded.
+Nothing is drawn or run here: steps and verdicts are recorded.
 """
 
 import re
@@ -23,15 +23,11 @@ def code_of(text: str) -> str:
     return '\n'.join(blocks) if blocks else text
 
 
-def program_of(texts) -> str | None:
-    "The program in the texts of a chain's steps, without tests. None if they hold no line of code."
-    code = code_of('\n'.join(text for text in texts if not text.startswith('assert ')))
+def program_of(problem, steps) -> str | None:
+    "The program in the steps of a chain, without tests. None if they hold no line of code."
+    lines = [step.text for step in steps if not step.text.startswith('assert ')]
+    code = code_of('\n'.join(lines))
     return code if code.strip() else None
-
-
-def closes_the_block(line: str) -> bool:
-    "Does the program end here? It ends with its code block, or before the first test behind it."
-    return line.strip() == '```' or line.startswith('assert ')
 
 
 def every_character(text: str) -> np.ndarray:  # bool [character]
@@ -41,8 +37,6 @@ def every_character(text: str) -> np.ndarray:  # bool [character]
 register(
     Benchmark(
         'mbpp-recorded',
-        separator='\n',
-        is_last=closes_the_block,
         answer=program_of,
         right=RecordedVerdict('mbpp', FOLDER),
         scored=every_character,

@@ -12,8 +12,7 @@ from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from stepwise_routing.data.benchmarks import find_benchmark
-from stepwise_routing.data.grading import grade_pairs, is_right
+from stepwise_routing.data.benchmarks import find_benchmark, grade_by_rules, graded
 from stepwise_routing.data.recorded import FOLDER
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.rollouts import Kept
@@ -27,11 +26,15 @@ from .draw import ASK, PAIR, of_large, turns_of
 def whole_chains(store: Store, split: str, problem) -> list | None:
     "All chains of a problem; None if one was not drawn to its end."
     small, large = (Kept(SimpleNamespace(spec=None, index=k), store) for k in (0, 1))
-    chain = small.stored(Request(problem, **ASK))
-    if chain is None:
-        return None
-    chains = [chain, *map(large.stored, of_large(split, problem, chain))]
-    return None if None in chains else chains
+    alone = Request(problem, **ASK)
+    asked = [(small, alone)]
+    asked += [(large, request) for request in of_large(split, problem, small.stored(alone))]
+    chains = []
+    for model, request in asked:
+        chains.append(model.stored(request))
+        if not model.is_answered(request, chains[-1]):
+            return None
+    return chains
 
 
 def whole_problems(stores: list, turns: list) -> list:  # of (store, split, problem, chains)
@@ -86,8 +89,8 @@ def recorded_file(stores: list, turns: list, receipt: dict) -> bytes:
         lines += [line('problem', s, asdict(problem)) for _, s, problem, _ in whole if s == wanted]
     pairs = []
     for _, _, problem, chains in whole:
-        pairs += [(problem, benchmark.read_answer(chain)) for chain in chains]
-    verdicts = dict(grade_pairs(is_right, pairs))
+        pairs += [(problem, benchmark.answer(problem, chain)) for chain in chains]
+    verdicts = graded(grade_by_rules, pairs)
     for (problem_id, answer), right in sorted(verdicts.items(), key=str):
         lines.append(line('grade', problem_id, answer, right))
     source = {problem.id: store for store, _, problem, _ in whole}
