@@ -106,18 +106,20 @@ def check_cost(specs) -> None:
 
 def collect(
     folder,  # keeps everything; made if missing
-    problems,  # JSONL file with "question" and "answer", or rows, see `questions.own_problems`
+    problems,  # JSONL, JSON or CSV file with "question" and "answer", or rows
     models,  # small to large: names, `ModelOptions`, or open models
     grade=benchmarks.grade_by_rules,  # (`Problem`, parsed answer) pairs -> verdicts
     max_cents: float = 100.0,  # most US cents for paid models, earlier calls included
     name: str = 'own',  # of the benchmark, part of all seeds; a registered one has its prompt and grading
     max_steps: int = 50,  # of a chain
     calibration: float = 0.4,  # share of the problems that is set aside for calibration
+    fields: dict | None = None,  # our names of fields -> yours, such as {"question": "problem"}
     **options,  # of `ModelOptions`, for models that are given by name
 ) -> dict:  # see `summary`; also the steps drawn now
     "Draw and grade the outcomes that a router learns from. Call it again to continue, or to add problems."
     folder = Path(folder)
-    problems = questions.with_earlier(folder, questions.own_problems(problems, name), name)
+    problems = questions.own_problems(problems, name, fields)
+    problems = questions.with_earlier(folder, problems, name)
     models = opened(models, folder, max_cents, options)
     specs = [model.spec for model in models]
     check_cost(specs)

@@ -199,8 +199,10 @@ def server_key() -> str:
 
 
 def check_key(http: HttpRequest) -> None:
-    "HTTPException if the key is missing or wrong."
+    "HTTPException if the key is missing or wrong, or if without one a page of another name asks."
     key = server_key()
+    if not key and not is_loopback(str(http.base_url)):  # a web page may give its name our address
+        raise HTTPException(403, 'ask this server at its own address, such as 127.0.0.1')
     given = http.headers.get('authorization', '').removeprefix('Bearer ')
     if key and not secrets.compare_digest(given.encode(), key.encode()):
         raise HTTPException(401, 'the API key is missing or wrong')
