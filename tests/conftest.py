@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault('OMP_NUM_THREADS', '1')  # two processes test side by side
 sys.path.insert(0, str(Path(__file__).parent / 'helpers'))
 sys.path.insert(
     0, str(Path(__file__).parents[1] / 'nbs' / 'labs')
