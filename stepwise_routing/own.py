@@ -20,7 +20,7 @@ import pandas as pd
 from . import live, settings, store, util
 from .data import benchmarks, questions
 from .method import baselines, policy, results, rollouts, training
-from .models.open import open_models
+from .models.open import is_api, open_models
 
 # %% ../nbs/06_your_own_models.ipynb #own-split
 SIDES = ('train', 'calibration')
@@ -90,7 +90,7 @@ def opened(models, folder, max_cents: float, options: dict) -> list:
         raise ValueError(f'a small and a large model are needed, got {len(models)}')
     if hasattr(models[0], 'write'):
         return list(models)
-    is_paid = any(str(getattr(m, 'name', m)).startswith('openai:') for m in models)
+    is_paid = any(map(is_api, models))
     replies = store.Replies(Path(folder) / 'replies.db', max_cents) if is_paid else None
     return open_models(models, replies, **options)
 

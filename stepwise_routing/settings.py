@@ -31,7 +31,6 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(gt=0, le=1)]
 Probability = Annotated[Number, Field(gt=0, lt=1)]  # neither impossible nor certain
-Cents = Annotated[float, Field(ge=0)]
 MOST = 10**9  # a larger count is a slip, and not all that counts could hold it
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]

@@ -108,19 +108,6 @@ def explain_parameters(thing):  # a function or class with comments on its param
 
 # ---- files
 
-LARGEST_SETTINGS = 1 << 24  # bytes of a file of settings
-
-
-def read_file(
-    path,
-    most: int = LARGEST_SETTINGS,  # bytes that such a file can have
-) -> bytes:
-    "The bytes of a file. ValueError for a file that is too large, before any of it is read."
-    size = os.path.getsize(path)
-    if size > most:
-        raise ValueError(f'{path} has {size:,} bytes, more than {most:,}: take the right file')
-    return Path(path).read_bytes()
-
 
 def write_file(
     path,

@@ -49,7 +49,7 @@ def run(package, *words, **env):
     "What another Python prints."
     found = subprocess.run([PYTHON, '-c', f'import {package}'], capture_output=True)
     if found.returncode:
-        pytest.skip(f'{package} is not installed: make weekly')
+        pytest.fail(f'{package} is not installed: make weekly')
     options = dict(capture_output=True, text=True, timeout=280, env=os.environ | env)
     done = subprocess.run([PYTHON, *map(str, words)], **options)
     assert done.returncode == 0, done.stderr[-2000:]

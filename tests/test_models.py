@@ -32,6 +32,7 @@ from stepwise_routing.models.open import (
     open_model,
     open_models,
     open_reward,
+    short_name,
 )
 from stepwise_routing.models.vllm import VLLMModel
 from stepwise_routing.records import Problem, Step, chat_prompt, score_messages, verdict_messages
@@ -463,7 +464,7 @@ def test_a_public_name_tells_no_place(tmp_path):
         '/home/me@work/model/': 'model',
         'openai:gpt-4.1-mini': 'gpt-4.1-mini',
     }
-    assert {name: ModelOptions(name=name).public_name for name in names} == names
+    assert {name: short_name(ModelOptions(name=name).place) for name in names} == names
     folder = shutil.copytree(SMALL, tmp_path / 'me@work' / 'mine')
     model = open_model(str(folder))
     assert model.spec.name == 'mine'

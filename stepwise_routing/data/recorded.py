@@ -99,11 +99,6 @@ class RecordedSet:
     "The problems of a recorded benchmark, in the order in which they were drawn."
 
     name: str  # such as "gsm8k"
-    is_public = False
-
-    @property
-    def licence(self) -> str:
-        return read_recorded(self.name).about['licence']
 
     def problems(self, split: str, data_dir=None) -> list:
         "Every recorded problem of a split."

@@ -5,7 +5,7 @@ Every method takes a list, so that a model can work on many chains at once. Not 
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from os.path import commonprefix
 from typing import Protocol
@@ -169,6 +169,17 @@ class StepTokenizer:
         if len(messages) < 2:
             return 0
         return len(commonprefix([ids, self.messages_ids(messages[:-1])]))
+
+    def last_step_ids(self, request: Request) -> tuple:
+        "Token ids (of what stands before the last step, of the step)."
+        *before, step = request.steps
+        return self.prefix_ids(request.problem, before), self.step_ids(step)
+
+    def scored(self, step: Step, prompt, ids, numbers) -> Step:
+        "A step with the confidences [3, token] of a model that has read it as these token ids."
+        bill = dict(generated=0, prompt=len(prompt) + len(ids), cached=0)
+        own = dict(ids=tuple(ids), ends=self.parse(ids)[1], **shown(numbers))
+        return replace(step, **own, **bill)
 
     def parse(self, ids) -> tuple:
         "(Text of the first step in these tokens, offset in it where each token ends, has it ended?)."

@@ -3,7 +3,7 @@
 A step's random numbers come from its seed, so its draw does not depend on the chains beside it.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,7 +18,6 @@ from .base import (
     confidences,
     draw_tokens,
     five_digits,
-    shown,
     uniforms,
 )
 
@@ -267,13 +266,9 @@ class LocalModel:
         "Per request, its last step with this model's confidences."
         scored = []
         for request in requests:
-            *before, step = request.steps
-            prompt = self.text.prefix_ids(request.problem, before)
-            ids = self.text.step_ids(step)
+            prompt, ids = self.text.last_step_ids(request)
             numbers = confidences(self.read(prompt, ids), self.tensor(ids)).cpu()
-            ends = self.text.parse(ids)[1]
-            bill = dict(generated=0, prompt=len(prompt) + len(ids), cached=0)
-            scored.append(replace(step, ids=tuple(ids), ends=ends, **shown(numbers), **bill))
+            scored.append(self.text.scored(request.steps[-1], prompt, ids, numbers))
         return scored
 
     @torch.inference_mode()

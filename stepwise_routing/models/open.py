@@ -60,13 +60,18 @@ class ModelOptions(Section):
         "Folder, name on the Hub, or name in the API."
         return self.name.removeprefix(f'{self.kind}:')
 
-    @property
-    def public_name(self) -> str:
-        "Without path, server and commit."
-        return Path(self.place).name.partition('@')[0]
-
     def shows_confidences(self, index: int) -> bool:
         return index == 0 if self.confidences is None else self.confidences
+
+
+def is_api(model) -> bool:  # a name, `ModelOptions`, or an open model
+    "Is this the name of a model behind an API?"
+    return str(getattr(model, 'name', model)).startswith('openai:')
+
+
+def short_name(place: str) -> str:
+    "The name of a model without path and commit, for tables."
+    return Path(place).name.partition('@')[0]
 
 
 def find_weights(place: str) -> tuple:  # (folder or name on the Hub, commit)
@@ -91,7 +96,7 @@ def open_weights(kind, place: str, **options):
     source, commit = find_weights(place)
     logging.disable_progress_bar()  # of loading; a download shows its own
     try:
-        return kind(source, revision=commit, name=Path(place).name.partition('@')[0], **options)
+        return kind(source, revision=commit, name=short_name(place), **options)
     except OSError as error:  # of transformers, with many lines
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(f'model {place!r} does not load: {reason[:200]}') from error

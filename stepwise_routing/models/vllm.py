@@ -13,7 +13,7 @@ import torch
 
 from ..records import SEPARATOR, ModelSpec, Step
 from ..util import install_line
-from .base import Preference, Request, StepTokenizer, five_digits, shown
+from .base import Preference, Request, StepTokenizer, five_digits
 
 UNBROKEN_PROMPT = 8192  # tokens
 
@@ -124,10 +124,8 @@ class VLLMModel:
         unwritten = [i for i, steps in enumerate(written) if not steps]
         while unwritten:
             inputs = [prompts[i] + [token for token, *_ in drawn[i]] for i in unwritten]
-            asked = [requests[i] for i in unwritten]
-            params = [
-                self.params(*row) for row in zip(asked, inputs, (drawn[i] for i in unwritten))
-            ]
+            rows = zip(unwritten, inputs)
+            params = [self.params(requests[i], ids, drawn[i]) for i, ids in rows]
             for i, reply in zip(unwritten, self.generate(inputs, params)):
                 (out,) = reply.outputs
                 rows = zip(out.token_ids, out.logprobs or repeat(None))
@@ -197,18 +195,9 @@ class VLLMModel:
 
     def score(self, requests) -> list:
         "Per request, its last step with this model's confidences."
-        pairs = []
-        for request in requests:
-            *before, step = request.steps
-            prompt = self.text.prefix_ids(request.problem, before)
-            pairs.append((prompt, self.text.step_ids(step)))
-        scored = []
-        for request, (prompt, ids), numbers in zip(requests, pairs, self.read(pairs)):
-            ends = self.text.parse(ids)[1]
-            bill = dict(generated=0, prompt=len(prompt) + len(ids), cached=0)
-            own = dict(ids=tuple(ids), ends=ends, **shown(numbers), **bill)
-            scored.append(replace(request.steps[-1], **own))
-        return scored
+        pairs = [self.text.last_step_ids(request) for request in requests]
+        rows = zip(requests, pairs, self.read(pairs))
+        return [self.text.scored(r.steps[-1], *pair, numbers) for r, pair, numbers in rows]
 
     def choose(self, conversations, options) -> list:
         "A `Preference` per conversation: how likely each option is as the reply, by its first token."

@@ -39,7 +39,7 @@ from ..method.rollouts import (
 )
 from ..method.training import train
 from ..models.base import Preference, Reward
-from ..models.open import ModelOptions, open_model, open_models, open_reward
+from ..models.open import ModelOptions, is_api, open_model, open_models, open_reward
 from ..records import verdict_messages
 from ..settings import Settings, read_profile
 from ..store import Replies, Store, draw_settings
@@ -76,7 +76,7 @@ class Run:
     @property
     def is_paid(self) -> bool:
         "Is the large model behind an API that sends a bill?"
-        return self.settings.models.names[-1].startswith('openai:')
+        return is_api(self.settings.models.names[-1])
 
     @property
     def units(self) -> tuple:
@@ -126,7 +126,7 @@ def model_options(run: Run) -> list:  # of `ModelOptions`, small to large
 
 def replies_of(run: Run) -> Replies | None:
     "Where the replies of APIs are kept. None if no model is behind one."
-    if not any(name.startswith('openai:') for name in run.settings.models.names):
+    if not any(map(is_api, run.settings.models.names)):
         return None
     return Replies(run.store / 'replies.db', run.settings.models.max_cents)
 
