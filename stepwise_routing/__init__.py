@@ -7,11 +7,14 @@ modules of the package: `data`, `models`, `method`, `own`, `report` and `run`.
 __version__ = "1.0.0.dev0"
 
 ENTRY_POINTS = {  # name -> the module that it is in
+    'probe': 'own',
     'collect': 'own',
     'train': 'own',
     'calibrate': 'own',
+    'curve': 'own',
     'route': 'own',
     'open_router': 'own',
+    'serve': 'own',
     'load_problems': 'data.benchmarks',
     'ModelOptions': 'models.open',
     'open_models': 'models.open',

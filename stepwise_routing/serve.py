@@ -13,19 +13,20 @@ import socket
 import threading
 import time
 import traceback
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request as HttpRequest
 from fastapi.responses import JSONResponse, StreamingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, Field, ValidationError
 
-from .live import answer_text, cents_of
-from .method.rollouts import Chain
-from .models.api import is_loopback
+from .live import answer_text, costs_of
+from .method.rollouts import KINDS, Chain, tokens_of
+from .models.api import ApiModel, is_loopback
 from .records import SEPARATOR, Step
 
 KEY_ENV = 'STEPWISE_ROUTING_KEY'  # environment variable; if it is set, requests must show its value
@@ -34,6 +35,14 @@ GATHER = 0.01  # seconds in which requests of several clients come together
 
 
 # ---- models and walks
+
+
+def told(error: Exception, model) -> RuntimeError:
+    "What clients are told. A bug or a full disk is printed here, with its place."
+    if isinstance(error, RuntimeError):
+        return error
+    traceback.print_exception(error)
+    return RuntimeError(f'{type(error).__name__} in {model.spec.name}')
 
 
 class Collector:
@@ -68,12 +77,32 @@ class Collector:
                 for future, steps in zip(futures, self.model.write(requests), strict=True):
                     future.set_result(steps)
             except Exception as error:
-                if not isinstance(error, RuntimeError):  # a bug, or a full disk
-                    traceback.print_exc()
-                    error = RuntimeError(f'{type(error).__name__} in {self.model.spec.name}')
                 for future in futures:
                     if not future.done():
-                        future.set_exception(error)
+                        future.set_exception(told(error, self.model))
+
+
+class Caller:
+    "The same for a model behind an API: each request is a call of its own, so a slow or refused one holds up no other."
+
+    def __init__(self, model: ApiModel):
+        self.model = model
+        self.pool = ThreadPoolExecutor(model.concurrency)
+
+    def close(self) -> None:
+        "Calls under way end, and their replies are kept."
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def ask(self, request) -> Future:
+        "The steps of a request, as soon as they are written."
+        return self.pool.submit(self.write, request)
+
+    def write(self, request) -> tuple:
+        try:
+            (steps,) = self.model.write([request])
+            return steps
+        except Exception as error:
+            raise told(error, self.model) from None
 
 
 class Written(NamedTuple):
@@ -96,8 +125,10 @@ async def arriving(collector: Collector, request):
             return
 
 
-async def drive(walk, collectors):
-    "Yields each `Written` step as soon as it is decided, and at last the `Chain`. Closing it ends the walk."
+async def drive(walk, collectors, book):
+    """Yields each `Written` step as soon as it is decided, and at last the `Chain`. Closing it ends the walk.
+
+    `book(who, tokens [kind])` is told what was written for each request, also if it is broken off."""
     with contextlib.closing(walk):
         undecided = None  # a step of the small model, which is kept if the next request has it
         place, answer = 0, None
@@ -112,10 +143,14 @@ async def drive(walk, collectors):
             if undecided:
                 yield Written(undecided, len(request.steps) > place)
             undecided, place, answer = None, len(request.steps), ()
-            async for steps in arriving(collectors[who], request):
-                answer += steps
-                for step in steps if request.to_end else ():
-                    yield Written(step, True)
+            try:
+                async for steps in arriving(collectors[who], request):
+                    answer += steps
+                    for step in steps if request.to_end else ():
+                        yield Written(step, True)
+            finally:
+                if answer:
+                    book(who, tokens_of(answer))
             if not request.to_end:
                 (undecided,) = answer
 
@@ -157,12 +192,18 @@ class Chat(BaseModel):
 def usage_of(tokens, specs, thrown: int) -> dict:
     "The bill of an answer: tokens of all calls, thrown steps included. `cost` is in US dollars."
     completion, _, prompt, _ = tokens.sum(0).tolist()
+    cents = costs_of(tokens, specs, 'cents')
+    by_model = {}
+    for spec, (written, _, sent, _), cost in zip(specs, tokens.tolist(), cents):
+        counts = dict(completion_tokens=written, prompt_tokens=sent)
+        by_model[spec.name] = counts | dict(cost=cost / 100)
     return dict(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         completion_tokens_details=dict(rejected_prediction_tokens=thrown),
-        cost=cents_of(tokens, specs) / 100,
+        cost=sum(cents) / 100,
+        by_model=by_model,
     )
 
 
@@ -209,7 +250,7 @@ def check_key(http: HttpRequest) -> None:
 
 
 class Service:
-    "A router and its two models under their names."
+    "A router and its models under their names."
 
     def __init__(
         self,
@@ -218,8 +259,13 @@ class Service:
     ):
         self.router = router
         self.names = names
-        self.collectors = [Collector(model) for model in router.models]
-        self.stats = dict(requests=0, open=0, tokens=dict.fromkeys(self.model_names, 0), cents=0.0)
+        self.collectors = []
+        for model in router.models:
+            kind = Caller if isinstance(model, ApiModel) else Collector
+            self.collectors.append(kind(model))
+        self.requests = self.open = self.routed = 0
+        self.tokens = np.zeros((len(router.models), len(KINDS)), int)  # of all answers
+        self.routed_cost = 0.0  # of the answers of the router, in the unit of its promise
 
     def close(self) -> None:
         "End the threads and let go of the models: FastAPI keeps the functions that it calls."
@@ -235,22 +281,36 @@ class Service:
         "`Written` steps, and at last the `Chain`."
         seed = secrets.randbits(62) if chat.seed is None else chat.seed
         problem = self.router.problem(chat.messages[-1].text)
-        walk = self.router.walk(problem, self.names[chat.model], seed)
-        self.stats['requests'] += 1
-        self.stats['open'] += 1
+        who = self.names[chat.model]
+        walk = self.router.walk(problem, who, seed)
+        self.requests += 1
+        self.open += 1
         try:
-            async with contextlib.aclosing(drive(walk, self.collectors)) as items:
+            async with contextlib.aclosing(drive(walk, self.collectors, self.book)) as items:
                 async for item in items:
-                    if isinstance(item, Chain):
-                        self.book(item)
+                    if isinstance(item, Chain) and who == 'router':
+                        self.routed += 1
+                        unit = self.router.promise.unit
+                        self.routed_cost += sum(costs_of(item.tokens, self.router.specs, unit))
                     yield item
         finally:
-            self.stats['open'] -= 1
+            self.open -= 1
 
-    def book(self, chain: Chain) -> None:
-        for name, written in zip(self.model_names, chain.tokens[:, 0].tolist()):
-            self.stats['tokens'][name] += written
-        self.stats['cents'] += cents_of(chain.tokens, self.router.specs)
+    def book(self, who: int, tokens: tuple) -> None:
+        self.tokens[who] += tokens
+
+    def stats(self) -> dict:
+        "What was asked and paid for so far, and what the router has saved against the large model alone."
+        promise, specs = self.router.promise, self.router.specs
+        cents = costs_of(self.tokens, specs, 'cents')
+        models = {}
+        for spec, (written, _, sent, _), cost in zip(specs, self.tokens.tolist(), cents):
+            counts = dict(completion_tokens=written, prompt_tokens=sent)
+            models[spec.name] = counts | dict(cents=cost)
+        alone = self.routed * promise.large_cost
+        router = dict(answers=self.routed, unit=promise.unit, cost=self.routed_cost)
+        router |= dict(large_alone=alone, saved=alone - self.routed_cost)
+        return dict(requests=self.requests, open=self.open, models=models, router=router)
 
     def note(self, item: Written) -> dict:
         "Who wrote a step, how many tokens it has, and whether it was kept."
@@ -338,7 +398,7 @@ def make_app(service: Service) -> FastAPI:
     @app.get('/stats')
     async def stats(http: HttpRequest):
         check_key(http)
-        return service.stats
+        return service.stats()
 
     @app.get('/v1/models')
     async def models(http: HttpRequest):
@@ -396,5 +456,7 @@ def running(service: Service, port: int = 0, host: str = '127.0.0.1'):  # base_u
 def serve(service: Service, port: int = 8000, host: str = '127.0.0.1') -> None:
     "Serve until Ctrl-C or SIGTERM."
     with listen(port, host) as listener, contextlib.suppress(KeyboardInterrupt):
+        promise = service.router.promise
+        print(promise.warning or f'at {promise.cost:.0%} of the cost: {promise.words}')
         print(f'serving {url_of(listener)}', flush=True)
         new_server(service).run([listener])

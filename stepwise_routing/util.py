@@ -94,9 +94,11 @@ def own_lines(
 
 
 def explain_parameters(thing):  # a function or class with comments on its parameters
-    "Adds a line per parameter to the docstring, so that `help` shows the comments. Returns the thing."
+    "Adds a line per parameter to the docstring, so that `help` shows the comments, once. Returns the thing."
     from fastcore.docments import docments
 
+    if '\nParameters\n' in (thing.__doc__ or ''):
+        return thing
     lines = []
     for name, comment in docments(thing).items():
         if comment and name != 'return':

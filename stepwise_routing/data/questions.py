@@ -26,6 +26,28 @@ def own_text(name: str, value) -> str:
     return text
 
 
+def own_answer(row: dict, theirs: str | None) -> str:
+    "The answer of a row; '' if it has none. ValueError if it may have one under another name."
+    if theirs is None or row.get(theirs) in (None, '') and (theirs in row or len(row) == 1):
+        return ''
+    answer = own_text(theirs, named(row, 'answer', theirs))
+    if '####' in answer:
+        raise ValueError('the answer is a whole solution: give only what stands behind ####')
+    return answer
+
+
+def named(row: dict, ours: str, theirs: str):
+    "The value of a field. ValueError, with the fields that there are, if it is missing."
+    if theirs in row:
+        return row[theirs]
+    found = ', '.join(map(str, row))
+    none = ", or fields={'answer': None} if no answers are known" * (ours == 'answer')
+    raise ValueError(
+        f'no field {theirs!r} among {found}: say which one it is, '
+        f'for example fields={{{ours!r}: {next(reversed(row), "text")!r}}}{none}'
+    )
+
+
 def own_problem(
     row,  # a dict, or a `Problem`
     name: str,  # of the benchmark
@@ -37,30 +59,21 @@ def own_problem(
         fields = {}
     if not isinstance(row, dict):
         raise ValueError('not a JSON object')
-    texts = {}
-    for ours in ('question', 'answer'):
-        theirs = fields.get(ours, ours)
-        if theirs not in row:
-            found = ', '.join(map(str, row))
-            raise ValueError(
-                f'no field {theirs!r} among {found}: say which one it is, '
-                f'for example fields={{{ours!r}: {next(iter(row), "text")!r}}}'
-            )
-        texts[ours] = own_text(theirs, row[theirs])
-    if '####' in texts['answer']:
-        raise ValueError('the answer is a whole solution: give only what stands behind ####')
-    question = row[fields.get('question', 'question')]  # with its white space
-    return make_problem(name, question, texts['answer'])
+    theirs = fields.get('question', 'question')
+    question = named(row, 'question', theirs)  # with its white space
+    own_text(theirs, question)
+    return make_problem(name, question, own_answer(row, fields.get('answer', 'answer')))
 
 
 def own_problems(
     source,  # JSONL, JSON or CSV file, or rows: dicts or `Problem`s
     name: str = 'own',  # of the benchmark; it is part of all seeds
-    fields: dict | None = None,  # our names of fields -> yours, such as {"question": "problem"}
-) -> list:  # `Problem`s
+    # our names of fields -> yours, such as {"question": "problem"}; {"answer": None}: no answers are known
+    fields: dict | None = None,
+) -> list:  # `Problem`s; an answer that is not known is ''
     """Your questions as problems. A question that comes twice with the same answer is kept once.
 
-    ValueError, in one line with file and row, for a bad row.
+    ValueError, in one line with file and row, for a bad row, or if only some questions have an answer.
     """
     is_file = isinstance(source, (str, Path))
     where = source if is_file else 'problems'
@@ -78,6 +91,12 @@ def own_problems(
             raise bad_row(where, number, error) from None
     if not problems:
         raise ValueError(f'{where} holds no problems')
+    bare = [problem for problem in problems.values() if not problem.answer]
+    if 0 < len(bare) < len(problems):
+        raise ValueError(
+            f'{where}: {len(bare)} of {len(problems)} questions have no answer, such as '
+            f'{shorten(bare[0].question, 60)!r}: give all of them one, or none'
+        )
     return list(problems.values())
 
 
@@ -101,4 +120,7 @@ class QuestionFile:
     def problems(self, split: str, data_dir=None) -> list:
         "Hashes put 2/5 of the problems into train, 1/5 into calibration and 2/5 into test."
         turns = 'train', 'train', 'calibration', 'test', 'test'
-        return [p for p in own_problems(self.path, self.name) if turns[fifth_of(p)] == split]
+        problems = own_problems(self.path, self.name)
+        if not problems[0].answer:
+            raise ValueError(f'{self.path} has no answers, and a run grades them')
+        return [problem for problem in problems if turns[fifth_of(problem)] == split]

@@ -17,9 +17,10 @@ from ..settings import (
     Share,
     Text,
     Whole,
+    read_yaml,
 )
 from ..store import Replies
-from ..util import PACKAGE, unknown_name
+from ..util import PACKAGE, bad_row, unknown_name
 
 MICRO = ('micro-small', 'micro-large', 'micro-prm')
 
@@ -62,6 +63,20 @@ class ModelOptions(Section):
 
     def shows_confidences(self, index: int) -> bool:
         return index == 0 if self.confidences is None else self.confidences
+
+
+def read_models(file) -> list:  # of `ModelOptions`, small to large
+    "The models of a YAML file: a list with the fields of `ModelOptions`. FileNotFoundError or ValueError in one line."
+    rows = read_yaml(Path(file).read_text('utf-8'), str(file))
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f'{file} should be a list of models, each with "name: ..." and options')
+    models = []
+    for number, row in enumerate(rows, 1):
+        try:
+            models.append(ModelOptions(**row))
+        except (ValueError, TypeError) as error:
+            raise bad_row(file, number, error) from None
+    return models
 
 
 def is_api(model) -> bool:  # a name, `ModelOptions`, or an open model

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..util import one_line
+from ..util import one_line, own_lines
 
 app = typer.Typer(
     add_completion=False,
@@ -19,13 +19,16 @@ app = typer.Typer(
 )
 
 FOLDER = typer.Argument(help='folder of your router', metavar='FOLDER')
-MODELS = typer.Option('--models', help='the small and the large model', metavar='SMALL LARGE')
-CENTS = typer.Option(help='most US cents for paid models, all calls with this folder together')
-URL = typer.Option('--base-url', help='address of the server: one for both models, or one for each')
-KEY = typer.Option('--key-env', help='environment variable with the key of a server, as --base-url')
-PRICE = typer.Option(
-    help='row of PRICES, "free", or INPUT/CACHED/OUTPUT in dollars a million tokens'
+QUESTIONS = typer.Argument(help='JSONL, JSON or CSV file, with "question" and, if known, "answer"')
+MODELS = typer.Argument(
+    help='names, small to large; or a YAML file with a list of models and their options'
 )
+CENTS = typer.Option(help='most US cents for paid models, all calls with this folder together')
+FIELD = typer.Option('--field', help='a field has another name: question=problem; answer= for none')
+STEPS = typer.Option(help='of a chain')
+SHARE = typer.Option(help='share of the questions that is set aside for calibration')
+ALPHA = typer.Option(help='accuracy that may be lost')
+GUARANTEE = typer.Option(help='for new questions, with 90 %; or for these alone')
 
 
 # ---- results
@@ -95,30 +98,116 @@ def lab(context: typer.Context):
 # ---- your own models
 
 
-def own_models(names, base_url, key_env, price) -> list:  # of `ModelOptions`
-    "The two models of a command. An option that is given once is for both."
-    from ..models.open import ModelOptions
+def own_models(words: list):
+    "Names, or the path of a file."
+    return words[0] if len(words) == 1 else words
 
-    models = []
-    for i, name in enumerate(names):
-        given = {}
-        for option, values in (('base_url', base_url), ('key_env', key_env), ('price', price)):
-            if values:
-                given[option] = values[min(i, len(values) - 1)]
-        models.append(ModelOptions(name=name, **given))
-    return models
+
+def own_fields(pairs: list) -> dict:
+    "--field question=problem as a dict. ValueError for a bad pair."
+    fields = {}
+    for pair in pairs:
+        ours, equals, theirs = pair.partition('=')
+        if not equals or ours not in ('question', 'answer'):
+            raise ValueError(f'--field {pair}: write --field question=NAME or --field answer=NAME')
+        fields[ours] = theirs or None
+    return fields
+
+
+def show(frame) -> None:
+    print(frame.round(3).to_string(index=False))
+
+
+@app.command()
+def probe(
+    folder: Annotated[str, FOLDER],
+    questions: Annotated[str, QUESTIONS],
+    models: Annotated[list[str], MODELS],
+    n: Annotated[int, typer.Option('-n', help='questions, chosen at random')] = 40,
+    max_cents: Annotated[float, CENTS] = 100.0,
+    max_steps: Annotated[int, STEPS] = 50,
+    calibration: Annotated[float, SHARE] = 0.4,
+    field: Annotated[list[str], FIELD] = [],
+):
+    "Can a router between these models pay? Each answers a few questions alone; `collect` goes on from there."
+    from .. import own
+
+    given = dict(max_cents=max_cents, max_steps=max_steps, calibration=calibration)
+    own.probe(folder, questions, own_models(models), n, fields=own_fields(field), **given)
+
+
+@app.command()
+def collect(
+    folder: Annotated[str, FOLDER],
+    questions: Annotated[str, QUESTIONS],
+    models: Annotated[list[str], MODELS],
+    max_cents: Annotated[float, CENTS] = 100.0,
+    max_steps: Annotated[int, STEPS] = 50,
+    calibration: Annotated[float, SHARE] = 0.4,
+    field: Annotated[list[str], FIELD] = [],
+):
+    "Draw and grade what a router learns from. An interrupted call goes on; further questions are added."
+    from .. import own
+
+    given = dict(max_cents=max_cents, max_steps=max_steps, calibration=calibration)
+    own.collect(folder, questions, own_models(models), fields=own_fields(field), **given)
+
+
+@app.command()
+def train(
+    folder: Annotated[str, FOLDER],
+    alpha: Annotated[float, ALPHA] = 0.05,
+    reading: Annotated[str, typer.Option(help='or rewrite')] = 'continue',
+):
+    "Train the routers among which `calibrate` chooses."
+    from .. import own
+
+    show(own.train(folder, alpha, reading))
+
+
+@app.command()
+def curve(folder: Annotated[str, FOLDER], guarantee: Annotated[bool, GUARANTEE] = True):
+    "What `calibrate` would choose at each alpha."
+    from .. import own
+
+    show(own.curve(folder, guarantee=guarantee))
+
+
+@app.command()
+def calibrate(
+    folder: Annotated[str, FOLDER],
+    alpha: Annotated[float, ALPHA] = 0.05,
+    guarantee: Annotated[bool, GUARANTEE] = True,
+):
+    "Choose a router and its threshold, and deploy them with a promise."
+    from .. import own
+
+    own.calibrate(folder, alpha, guarantee)
+
+
+@app.command()
+def route(
+    folder: Annotated[str, FOLDER],
+    question: str,
+    models: Annotated[list[str], MODELS],
+    max_cents: Annotated[float, CENTS] = 100.0,
+):
+    "Answer a question, and say who wrote what."
+    from .. import own
+
+    answer = own.route(folder, question, own_models(models), max_cents=max_cents)
+    for name, step in zip(answer.models, answer.steps):
+        print(f'{one_line(name)}: {own_lines(step, "  ")}')
+    print(f'{answer.cost:.3g} {answer.unit}; tokens: {", ".join(map(str, answer.tokens))}')
 
 
 @app.command()
 def serve(
     folder: Annotated[str, FOLDER],
-    models: Annotated[tuple[str, str], MODELS],
+    models: Annotated[list[str], MODELS],
     port: int = 8000,
     host: Annotated[str, typer.Option(help='any other one needs a key')] = '127.0.0.1',
     max_cents: Annotated[float, CENTS] = 100.0,
-    base_url: Annotated[list[str], URL] = [],
-    key_env: Annotated[list[str], KEY] = [],
-    price: Annotated[list[str], PRICE] = [],
 ):
     """Serve a router to programs that speak the OpenAI protocol.
 
@@ -126,8 +215,7 @@ def serve(
     """
     from .. import own
 
-    given = own_models(models, base_url, key_env, price)
-    own.serve(folder, given, port=port, host=host, max_cents=max_cents)
+    own.serve(folder, own_models(models), port=port, host=host, max_cents=max_cents)
 
 
 # ---- errors in one line
