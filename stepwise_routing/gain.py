@@ -18,7 +18,9 @@ from .records import token_cents
 
 ALPHA = 0.05  # accuracy that may be lost, as in `own.calibrate`
 USELESS = 0.35, 0.65  # an AUROC between these is worth nothing
+HOPELESS = 0.25  # an AUROC of the gain among wrong chains, from which on unsure ones are given up
 WIDE = 0.12  # an interval that reaches further to one side says nothing
+DEAR = 0.95  # cost of the small model, of the largest one's, from which on nothing is saved
 FEW = 5  # gains, or questions without one; with fewer we say nothing
 CHANCE = 0.25  # saving for which nobody needs to know anything
 LEARNABLE = 200  # questions to learn from; with fewer, policies are worse than a threshold
@@ -45,9 +47,9 @@ def questions_needed(
 ) -> int:
     "With so many the interval of an AUROC reaches `WIDE` to each side, or nearly so."
     if min(gains, n - gains) >= FEW:
-        return max(math.ceil(n * (max(sizes) / WIDE) ** 2), n + 1)
+        return max(math.ceil(1.1 * n * (max(sizes) / WIDE) ** 2), n + 1)
     p = np.clip(gains / n, 1 / n, 1 - 1 / n)
-    return math.ceil(1.96**2 / (12 * p * (1 - p) * WIDE**2))  # the error of an AUROC near .5
+    return math.ceil(1.1 * 1.96**2 / (12 * p * (1 - p) * WIDE**2))  # the error of an AUROC near .5
 
 
 def judge(
@@ -65,24 +67,39 @@ def judge(
             STOP,
             'The small model alone loses at most 5 of 100 answers (90 % sure): use it alone.',
         )
+    if share > DEAR:
+        return (
+            STOP,
+            f'The small model costs {share:.0%} of the large one: there is nothing to save.',
+        )
     is_enough = min(gains, n - gains) >= FEW
     if is_enough:
         for name, (area, low, _) in areas['gain'].items():
             if area >= high_end and low > 0.5 and name != LEARNT:
                 return GO, f'The {name} tells who gains: a threshold on it may be enough.'
-        is_learnt = LEARNT in areas.index and areas['gain'][LEARNT][1] > 0.5
-        is_hopeless = any(
-            area <= low_end and high < 0.5 for area, _, high in areas.get(IF_WRONG, ())
-        )
-        if is_learnt or is_hopeless:
+        area, low, _ = areas['gain'].get(LEARNT, (0, 0, 0))
+        is_learnt = area >= high_end and low > 0.5
+        is_hopeless = IF_WRONG in areas and areas[IF_WRONG].iloc[0][0] <= HOPELESS
+        knows_better = LEARNT in areas.index
+        if is_hopeless and (is_learnt or not knows_better):
             return GO, (
                 'A threshold will fail: the less sure a wrong chain is, the less the large model can mend it. '
                 f'A policy that learns this may win; it needs {enough} questions or more.'
             )
+        if is_learnt:
+            return GO, (
+                'No single confidence tells who gains, but seven numbers together do (learnt): a policy may '
+                f'win; it needs {enough} questions or more.'
+            )
     if saving >= CHANCE:
+        unknown = (
+            f'nothing tells which, as far as {n} questions show'
+            if is_enough
+            else 'too few to tell which'
+        )
         return GO, (
-            f'No confidence tells who gains, as far as {n} questions show, but even chance pays: if the small '
-            f'model answers random questions, {saving:.0%} are saved at 5 points.'
+            f'{gains} of {n} questions gain: {unknown}. But even chance pays: if the small model answers '
+            f'random questions, {saving:.0%} are saved at 5 points.'
         )
     sizes = [max(area - low, high - area) for area, low, high in areas['gain']]
     if is_enough and max(sizes, default=0) <= WIDE:
@@ -91,7 +108,10 @@ def judge(
             f'saves {saving:.0%} at 5 points.'
         )
     needed = questions_needed(sizes, gains, n)
-    return MORE, f'{gains} of {n} questions gain: too few to know. Probe about {needed} questions.'
+    return (
+        MORE,
+        f'{gains} of {n} questions gain: too few to tell which. Probe about {needed} questions.',
+    )
 
 
 # ---- what is shown
@@ -119,6 +139,11 @@ class Probe:
         right = ', '.join(f'{name} {share:.0%}' for name, share in self.right.items())
         cut = ', '.join(f'{count} of {name}' for name, count in self.cut.items())
         seconds = ', '.join(f'{name} {value:.2g}' for name, value in self.seconds.items())
+        areas = self.areas.map('{0[0]:.2f} [{0[1]:.2f}, {0[2]:.2f}]'.format)
+        shown = [
+            'how well a confidence tells (AUROC: 1 is perfect, .5 is a coin), with 95 % intervals:'
+        ]
+        shown.append('the small model shows none' if areas.empty else areas.to_string())
         what = f'the same answer as {large}' if self.agreement else 'right'
         lines = [
             f'{self.n} questions, {what}: {right}',
@@ -126,9 +151,7 @@ class Probe:
             f'cost of {small}: {self.share:.0%} of {large}; {self.steps:.1f} steps a question',
             f'chains that a limit cut: {cut}',
             *([f'seconds a question: {seconds}'] if seconds else []),
-            self.areas.map('{0[0]:.2f} [{0[1]:.2f}, {0[2]:.2f}]'.format)
-            .add_prefix('AUROC: ')
-            .to_string(),
+            *shown,
             f'{self.verdict} {self.reason}',
         ]
         return '\n'.join(lines)
@@ -204,19 +227,24 @@ def price_of(
     table: Outcomes,  # of a probe
     specs,  # of the models, small to large
     speeds: dict,  # model -> tokens a second
-) -> tuple:  # (US cents, seconds) of a question, with all its hand-overs; seconds are nan if nobody has measured
-    "What `collect` will pay: the larger models go on from each step, and write the less, the later they begin."
+) -> (
+    np.ndarray
+):  # [2, 2]: US cents and seconds of a question; at least, at most; nan: nobody has measured
+    """What all hand-overs of a question will need.
+
+    Behind t of T small steps a larger model writes at least 1 - t/T of what it writes alone, and at most all of it."""
     T = table.steps.astype(int)
     small = table.small[..., 0].astype(int)  # [problem, step]
     behind = np.maximum(T[:, None] - 1 - np.arange(small.shape[1]), 0)  # hand-overs after a step
     repeated = (small * behind).sum(1)  # tokens of small steps in the prompts of all hand-overs
     alone = alone_tokens(table)
-    cents = seconds = 0.0
+    cents, seconds = np.zeros(2), np.zeros(2)
     for k, spec in enumerate(specs):
         written, _, sent, _ = alone[:, k].T
+        writes = np.array([written, written])  # [at least or at most, problem]
         if k:
-            written, sent = written * (T + 1) / 2, sent * T + repeated
+            writes, sent = written * [(T + 1) / 2, T], sent * T + repeated
         if spec.price:
-            cents += token_cents(spec.price, sent.mean(), 0, written.mean())
-        seconds += written.mean() / speeds.get(spec.name, np.nan)
-    return float(cents), float(seconds)
+            cents += token_cents(spec.price, sent.mean(), 0, writes.mean(1))
+        seconds += writes.mean(1) / speeds.get(spec.name, np.nan)
+    return np.array([cents, seconds])

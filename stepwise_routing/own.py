@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'PROBED', 'THINKING', 'CLASSES', 'min_prob', 'TIMES', 'SAVES', 'own_split', 'Own', 'read_own',
-           'draw_settings', 'show_cut', 'summary', 'opened', 'check_cost', 'Collection', 'open_collection',
-           'read_speeds', 'draw_alone', 'seen_by', 'probe', 'undrawn', 'show_price', 'collect', 'own_table', 'seen',
+           'draw_settings', 'opened', 'check_cost', 'Collection', 'open_collection', 'read_speeds', 'draw_alone',
+           'seen_by', 'undrawn', 'show_price', 'probe', 'show_cut', 'summary', 'collect', 'own_table', 'seen',
            'all_settings', 'choices', 'train', 'load_trained', 'set_aside', 'rule_of', 'choose', 'questions_for',
            'calibrate', 'curve', 'load_router', 'open_router', 'route', 'service', 'serving', 'serve']
 
@@ -66,22 +66,6 @@ def draw_settings(name: str, models) -> tuple:  # (dict, its digest)
     "What the steps of these models depend on."
     found = store.draw_settings(name, models, prompt=benchmarks.prompt_digest(name))
     return found, util.digest(json.dumps(found))
-
-# %% ../nbs/06_your_own_models.ipynb #summary
-def show_cut(outcomes: rollouts.Outcomes, own: Own) -> None:
-    "Print how many chains a limit cut, and what to do."
-    sentence = rollouts.cut_chains(outcomes)
-    if sentence:
-        limits = f'max_steps ({own.max_steps}), max_tokens or max_reply'
-        print(f'{sentence} Raise {limits}, in a new folder.')
-
-
-def summary(outcomes: rollouts.Outcomes, own: Own) -> dict:
-    "Problems of each side, and how often each model alone is right."
-    sides = own_split(outcomes.problem, own.calibration)
-    right = np.c_[outcomes.right[:, -1, 0], outcomes.right[:, 0]].mean(0).round(3)
-    of_models = dict(zip(outcomes.models.tolist(), right.tolist()))
-    return {side: len(rows) for side, rows in sides.items()} | of_models
 
 # %% ../nbs/06_your_own_models.ipynb #collection
 def opened(models, folder, max_cents: float, options: dict) -> list:
@@ -177,20 +161,22 @@ def draw_alone(c: Collection, n: int = PROBED) -> rollouts.Outcomes:
     written = []
     speeds = read_speeds(c.folder)
     for model in c.models:
-        before, start = len(c.steps), time.monotonic()
+        replies = getattr(model.model, 'replies', ())  # of an API
+        begun = len(c.steps), len(replies)
+        start = time.monotonic()
         answers = model.write(requests)
         seconds = time.monotonic() - start
         steps = [step for chain in answers for step in chain]
-        if len(c.steps) - before == len(steps):  # all are new
+        is_new = len(c.steps) - begun[0] == len(steps)
+        is_paid_now = len(replies) - begun[1] == len(requests)
+        if is_new and (replies == () or is_paid_now):
             speeds[model.spec.name] = sum(step.generated for step in steps) / seconds
+            util.write_file(c.folder / 'speeds.json', json.dumps(speeds, indent=1) + '\n')
         if any('<think>' in step.text for step in steps):
             print(f'{model.spec.name} thinks aloud: {THINKING}')
         written.append(answers)
-    util.write_file(c.folder / 'speeds.json', json.dumps(speeds, indent=1) + '\n')
     chains, *larger = written
-    rests = [
-        [[rest] * len(chain) for rest, chain in zip(of_model, chains)] for of_model in larger
-    ]
+    rests = [[[rest] * len(chain) for rest, chain in zip(of_model, chains)] for of_model in larger]
     return c.table(problems, chains, rests)
 
 
@@ -204,25 +190,6 @@ def seen_by(c: Collection, table: rollouts.Outcomes) -> gain.Probe:
     "What the models do alone, by this table."
     enough = round(gain.LEARNABLE / (1 - c.own.calibration))
     return gain.look(table, c.own.agreement, read_speeds(c.folder), enough)
-
-# %% ../nbs/06_your_own_models.ipynb #probe-code
-def probe(
-    folder,  # of `collect`, which goes on where the probe ends
-    problems,  # as for `collect`
-    models,  # as for `collect`
-    n: int = PROBED,  # questions, chosen at random
-    **options,  # of `collect`, such as max_cents or fields
-) -> gain.Probe:
-    """Can a router between these models pay, on questions like these? Each model answers n questions alone.
-
-    It prints the answer, and what `collect` would cost and take. Errors as of `collect`."""
-    settings.checked('n', n, settings.Count)
-    with open_collection(folder, problems, models, **options) as c:
-        table = draw_alone(c, n)
-        found = seen_by(c, table)
-        print(found)
-        show_price(c, table)
-    return found
 
 # %% ../nbs/06_your_own_models.ipynb #show-price
 def undrawn(c: Collection) -> int:
@@ -247,15 +214,53 @@ def show_price(
     left = undrawn(c)
     if not left:
         return
-    cents, seconds = (left * part for part in gain.price_of(table, c.specs, read_speeds(c.folder)))
-    time_left = '' if np.isnan(seconds) else f' and {seconds / 60:.1f} minutes'
-    print(f'collect: {left} questions are left, about {cents:.2g} US cents{time_left}')
+    cents, seconds = left * gain.price_of(table, c.specs, read_speeds(c.folder))
+    needs = [f'{cents[0]:.2g} to {cents[1]:.2g} US cents'] if cents.any() else []
+    minutes = seconds / 60
+    needs += [] if np.isnan(minutes[0]) else [f'{minutes[0]:.1f} to {minutes[1]:.1f} minutes']
+    needed = f'; they need about {" and ".join(needs)}' if needs else ''
+    print(f'collect: {left} questions are left{needed}')
     paid = [model.model.replies for model in c.models if hasattr(model.model, 'replies')]
-    if paid and paid[0].spent + cents > paid[0].max_cents:
+    if paid and paid[0].spent + cents[0] > paid[0].max_cents:
         raise ValueError(
-            f'{paid[0].spent:.2g} cents are spent, about {cents:.2g} more are needed, and max_cents is '
+            f'{paid[0].spent:.2g} cents are spent, {cents[0]:.2g} or more are needed, and max_cents is '
             f'{paid[0].max_cents:g}: raise it, or give fewer questions'
         )
+
+# %% ../nbs/06_your_own_models.ipynb #probe-code
+def probe(
+    folder,  # of `collect`, which goes on where the probe ends
+    problems,  # as for `collect`
+    models,  # as for `collect`
+    n: int = PROBED,  # questions, chosen at random
+    **options,  # of `collect`, such as max_cents or fields
+) -> gain.Probe:
+    """Can a router between these models pay, on questions like these? Each model answers n questions alone.
+
+    It prints the answer, and what `collect` would cost and take. Errors as of `collect`."""
+    settings.checked('n', n, settings.Count)
+    with open_collection(folder, problems, models, **options) as c:
+        table = draw_alone(c, n)
+        found = seen_by(c, table)
+        print(found)
+        show_price(c, table)
+    return found
+
+# %% ../nbs/06_your_own_models.ipynb #summary
+def show_cut(outcomes: rollouts.Outcomes, own: Own) -> None:
+    "Print how many chains a limit cut, and what to do."
+    sentence = rollouts.cut_chains(outcomes)
+    if sentence:
+        limits = f'max_steps ({own.max_steps}), max_tokens or max_reply'
+        print(f'{sentence} Raise {limits}, in a new folder.')
+
+
+def summary(outcomes: rollouts.Outcomes, own: Own) -> dict:
+    "Problems of each side, and how often each model alone is right."
+    sides = own_split(outcomes.problem, own.calibration)
+    right = np.c_[outcomes.right[:, -1, 0], outcomes.right[:, 0]].mean(0).round(3)
+    of_models = dict(zip(outcomes.models.tolist(), right.tolist()))
+    return {side: len(rows) for side, rows in sides.items()} | of_models
 
 # %% ../nbs/06_your_own_models.ipynb #collect
 def collect(
@@ -381,6 +386,7 @@ def train(
 # %% ../nbs/06_your_own_models.ipynb #choose
 def load_trained(folder) -> tuple:  # (name -> router, the simplest first; reading)
     "What `train` made. FileNotFoundError: it did not."
+    read_own(folder)
     place = Path(folder) / 'trained'
     if not (place / 'routers.json').is_file():
         raise FileNotFoundError(f'{folder}: nothing is trained yet; call train')
@@ -391,9 +397,11 @@ def load_trained(folder) -> tuple:  # (name -> router, the simplest first; readi
     return routers, facts['reading']
 
 
-def set_aside(folder, routers: dict) -> rollouts.Outcomes:
-    "The problems from which no router has learnt: all, if there is but the threshold."
-    return own_table(folder, 'all' if list(routers) == [CLASSES[0]] else 'calibration')
+def set_aside(folder, routers) -> dict:  # name -> `rollouts.Outcomes`
+    "The problems from which a router has not learnt. The threshold learns from none."
+    sides = {name: 'all' if name == CLASSES[0] else 'calibration' for name in routers}
+    tables = {side: own_table(folder, side) for side in set(sides.values())}
+    return {name: tables[side] for name, side in sides.items()}
 
 
 def rule_of(guarantee: bool, compared: int) -> str:
@@ -405,16 +413,16 @@ def rule_of(guarantee: bool, compared: int) -> str:
 def choose(folder, alpha: float, guarantee: bool) -> tuple:  # (router, `live.Promise`)
     "The simplest router whose cost is at most 5 % above the cheapest, on the calibration problems."
     routers, reading = load_trained(folder)
-    outcomes = set_aside(folder, routers)
-    unit = gain.unit_of(outcomes)
+    tables = set_aside(folder, routers)
     rule = rule_of(guarantee, len(routers))
     chosen = {}
     for name, router in routers.items():
-        chosen[name] = choices(outcomes, router, reading, alpha)[rule]
+        chosen[name] = choices(tables[name], router, reading, alpha)[rule]
     best = policy.simplest(list(chosen.values()))
     (name,) = [name for name in chosen if chosen[name].by_seed is best.by_seed]
     ((kappa, right, _),) = best.by_seed
-    router = routers[name]
+    router, outcomes = routers[name], tables[name]
+    unit = gain.unit_of(outcomes)
     highest = rollouts.highest_so_far(router(outcomes.features), len(outcomes.models) - 1)
     handed_over = 1.0 if kappa is None else float((highest[:, -1] >= kappa).mean())
     return router, live.Promise(
@@ -433,7 +441,7 @@ def choose(folder, alpha: float, guarantee: bool) -> tuple:  # (router, `live.Pr
         large_cost=float(rollouts.large_alone(outcomes, unit).cost.mean()),
     )
 
-# %% ../nbs/06_your_own_models.ipynb #fewest
+# %% ../nbs/06_your_own_models.ipynb #questions-for
 TIMES = 1, 2, 3, 4, 6, 8, 12, 16  # as many calibration problems
 SAVES = 0.95  # a router that costs more, of the large model, hardly saves
 
@@ -443,14 +451,15 @@ def questions_for(folder, alpha: float) -> int | None:
 
     The calibration problems stand for new ones: each is counted several times."""
     routers, reading = load_trained(folder)
-    outcomes = set_aside(folder, routers)
+    tables = set_aside(folder, routers)
     rule = rule_of(True, len(routers))
     for times in TIMES:
-        rows = np.tile(np.arange(len(outcomes)), times)
-        larger = rollouts.take(outcomes, rows)
-        found = [choices(larger, router, reading, alpha)[rule] for router in routers.values()]
-        if min(choice.calibration_cost[0] for choice in found) <= SAVES:
-            return times * len(own_table(folder))
+        for name, router in routers.items():
+            rows = np.tile(np.arange(len(tables[name])), times)
+            larger = rollouts.take(tables[name], rows)
+            choice = choices(larger, router, reading, alpha)[rule]
+            if choice.calibration_cost[0] <= SAVES:
+                return times * len(own_table(folder))
     return None
 
 # %% ../nbs/06_your_own_models.ipynb #calibrate
@@ -475,7 +484,7 @@ def calibrate(
         wanted = alpha / 2 if promise.kappa is not None else alpha
         needed = questions_for(folder, wanted)
         number = 'more than 16 times as many' if needed is None else f'about {needed:,}'
-        print(f'For {100 * wanted:g} of 100: {number} questions in all.')
+        print(f'A promise of {100 * wanted:g} of 100 needs {number} questions in all.')
     return promise
 
 # %% ../nbs/06_your_own_models.ipynb #curve

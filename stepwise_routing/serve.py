@@ -97,12 +97,27 @@ class Caller:
         "The steps of a request, as soon as they are written."
         return self.pool.submit(self.write, request)
 
-    def write(self, request) -> tuple:
+    def write(self, request, on_step=None) -> tuple:
         try:
+            if on_step:
+                return self.model.stream(request, on_step)
             (steps,) = self.model.write([request])
             return steps
         except Exception as error:
             raise told(error, self.model) from None
+
+    async def stream(self, request):
+        "The text of each step but the last as soon as it has ended, and at last the steps."
+        loop, texts = asyncio.get_running_loop(), asyncio.Queue()
+
+        def put(text):
+            loop.call_soon_threadsafe(texts.put_nowait, text)
+
+        future = asyncio.wrap_future(self.pool.submit(self.write, request, put))
+        future.add_done_callback(lambda _: texts.put_nowait(None))
+        while text := await texts.get():
+            yield text
+        yield await future
 
 
 class Written(NamedTuple):
@@ -112,22 +127,26 @@ class Written(NamedTuple):
     is_kept: bool  # False: the walk threw it away, and its place is written again
 
 
-async def arriving(collector: Collector, request):
-    "The steps that answer a request, in tuples that arrive together."
-    if not (request.to_end and collector.model.has_step_seeds):
+async def arriving(collector, request):
+    "The steps that answer a request, in tuples that arrive together. Before, the text of each that the model tells."
+    if request.to_end and isinstance(collector, Caller):
+        async for part in collector.stream(request):
+            yield part
+    elif request.to_end and collector.model.has_step_seeds:
+        for _ in range(request.room):
+            steps = await asyncio.wrap_future(collector.ask(replace(request, to_end=False)))
+            yield steps
+            request = replace(request, steps=request.steps + steps)
+            if steps[-1].final:
+                return
+    else:
         yield await asyncio.wrap_future(collector.ask(request))
-        return
-    for _ in range(request.room):
-        steps = await asyncio.wrap_future(collector.ask(replace(request, to_end=False)))
-        yield steps
-        request = replace(request, steps=request.steps + steps)
-        if steps[-1].final:
-            return
 
 
 async def drive(walk, collectors, book):
     """Yields each `Written` step as soon as it is decided, and at last the `Chain`. Closing it ends the walk.
 
+    An API tells the text of a step before its bill; then the text comes first, and the `Written` step later.
     `book(who, tokens [kind])` is told what was written for each request, also if it is broken off."""
     with contextlib.closing(walk):
         undecided = None  # a step of the small model, which is kept if the next request has it
@@ -144,9 +163,12 @@ async def drive(walk, collectors, book):
                 yield Written(undecided, len(request.steps) > place)
             undecided, place, answer = None, len(request.steps), ()
             try:
-                async for steps in arriving(collectors[who], request):
-                    answer += steps
-                    for step in steps if request.to_end else ():
+                async for part in arriving(collectors[who], request):
+                    if isinstance(part, str):
+                        yield part
+                        continue
+                    answer += part
+                    for step in part if request.to_end else ():
                         yield Written(step, True)
             finally:
                 if answer:
@@ -278,7 +300,7 @@ class Service:
         return [spec.name for spec in self.router.specs]
 
     async def items(self, chat: Chat):
-        "`Written` steps, and at last the `Chain`."
+        "As `drive`."
         seed = secrets.randbits(62) if chat.seed is None else chat.seed
         problem = self.router.problem(chat.messages[-1].text)
         who = self.names[chat.model]
@@ -333,7 +355,8 @@ class Service:
                 if isinstance(item, Chain):
                     chain = item
                     break
-                steps.append(item)
+                if isinstance(item, Written):
+                    steps.append(item)
                 if await has_gone():
                     raise HTTPException(499, 'the client has gone')
         text = answer_text(step.text for step in chain.steps)
@@ -356,7 +379,7 @@ class Service:
             part = ChatCompletionChunk(**head, **more)
             return f'data: {part.model_dump_json(exclude_none=True)}\n\n'
 
-        steps, lead = [], ''
+        steps, lead, early = [], '', 0  # `early`: texts whose step is still to come
         try:
             yield chunk(dict(role='assistant', content=''))
             async with contextlib.aclosing(self.items(chat)) as items:
@@ -367,12 +390,16 @@ class Service:
                         if options and options.include_usage:
                             yield chunk({}, choices=[], usage=self.usage(item, steps))
                         break
-                    steps.append(item)
-                    delta = {}
-                    if item.is_kept and item.step.text:
-                        delta = dict(content=lead + item.step.text)
-                        lead = SEPARATOR
-                    yield chunk(delta, stepwise=[self.note(item)])
+                    is_text = isinstance(item, str)
+                    text, more = item, {}
+                    if not is_text:
+                        steps.append(item)
+                        text = item.step.text if item.is_kept and not early else ''
+                        more = dict(stepwise=[self.note(item)])
+                    early = early + 1 if is_text else max(early - 1, 0)
+                    delta = dict(content=lead + text) if text else {}
+                    lead = SEPARATOR if text else lead
+                    yield chunk(delta, **more)
         except RuntimeError as error:  # of a model: a cap is reached, a server is gone
             yield f'data: {json.dumps(dict(error=dict(message=str(error))))}\n\n'
         yield 'data: [DONE]\n\n'

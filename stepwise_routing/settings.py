@@ -127,6 +127,8 @@ class Section:
                 name = details[0]['loc'][0]
                 if name not in kinds:
                     raise ValueError(f'unknown setting {name!r}{nearest(name, kinds)}') from None
+                if name not in values:
+                    raise ValueError(f'{name} is missing: give it a value') from None
                 details = [detail for detail in details if detail['loc'][0] == name]
                 line = error_line(name, values[name], kinds[name], details)
                 raise ValueError(line) from None

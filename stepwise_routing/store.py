@@ -172,6 +172,9 @@ class Replies:
     def put(self, key: str, reply: dict, cents: float) -> None:
         self.run('INSERT OR IGNORE INTO reply VALUES (?, ?, ?)', key, json.dumps(reply), cents)
 
+    def __len__(self):
+        return self.run('SELECT count(*) FROM reply')[0]
+
     @property
     def spent(self) -> float:
         "US cents."

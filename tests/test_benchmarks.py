@@ -84,11 +84,32 @@ def test_fields_of_another_harness_are_named_by_the_user(tmp_path):
     assert (problem.question, problem.answer) == ('1 + 1?', '2')
 
 
+def test_answers_are_known_for_all_questions_or_for_none(tmp_path):
+    "Without them a problem is the same one, and a run, which grades, does not take it."
+    bare = [dict(question=row['question']) for row in ROWS]
+    problems = own_problems(bare)
+    assert {problem.answer for problem in problems} == {''}
+    assert [p.id for p in problems] == [p.id for p in own_problems(ROWS)]
+    for same in (
+        [row | dict(answer=None) for row in bare],
+        [row | dict(answer='') for row in bare],
+    ):
+        assert own_problems(same) == problems
+    assert own_problems(ROWS, fields=dict(answer=None)) == problems
+    with pytest.raises(ValueError, match="3 of 40 questions have no answer, such as 'What is 0"):
+        own_problems([*bare[:3], *ROWS[3:]])
+    with pytest.raises(ValueError, match=r"fields=\{'answer': None\} if no answers are known"):
+        own_problems([dict(question='3?', target=2)])
+    (tmp_path / 'bare.json').write_text(json.dumps(bare))
+    with pytest.raises(ValueError, match='has no answers, and a run grades them'):
+        load_problems(str(tmp_path / 'bare.json'), 'train')
+
+
 GOOD = '{"question": "2+2?", "answer": 4}\n'
 BAD = (
     '{"question": "3+',
     '[1]',
-    '{"question": "3?"}',
+    '{"question": "3?", "solution": "3"}',
     '{"question": "3?", "answer": NaN}',
     '{"question": "3?", "answer": "so #### 3"}',
     r'{"question": "3?", "answer": "\frac{1}{2}"}',

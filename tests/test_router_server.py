@@ -1,7 +1,5 @@
 "A router behind the OpenAI protocol: a real server on a real port, and OpenAI's own client."
 
-import asyncio
-import contextlib
 import gc
 import json
 import signal
@@ -9,72 +7,38 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import weakref
+from types import SimpleNamespace
 
 import openai
 import pytest
+from asking import NAMES, QUESTION, ask, ask_at_once, body_of, client_of, post, stats_of, text, user
+from fake_api import PROBLEMS, FakeAPI, open_fake
 from toy_models import ToyModel, toy_models, toy_problems
-from toy_own import with_threshold
+from toy_own import Dying, Slow, with_threshold
 
 from stepwise_routing import serve
 from stepwise_routing.own import serving
+from stepwise_routing.records import SEPARATOR
+from stepwise_routing.store import Replies
 
-QUESTIONS = [problem.question for problem in toy_problems(40, seed=9)]
-NAMES = dict(mine='router', small='small', large='large')
+QUESTIONS = [QUESTION, *(problem.question for problem in toy_problems(39, seed=9))]
 KEY = 'sesame-street-123'
 
 
-def toy_router(*models, reading='rewrite'):
-    return with_threshold(models, -0.7, reading=reading)
-
-
-@contextlib.contextmanager
-def client_of(router):
-    with serve.running(serve.Service(router, NAMES)) as url:
-        with openai.OpenAI(base_url=url, api_key='x', max_retries=0) as client:
-            yield client
+def toy_router(*models, reading='rewrite', **promised):
+    return with_threshold(models, -0.7, reading=reading, **promised)
 
 
 @pytest.fixture(scope='module')
 def router():
-    return toy_router(*toy_models(prices=(None, '0.4/0.1/1.6')))
+    return toy_router(*toy_models(prices=(None, '0.4/0.1/1.6')), unit='cents', large_cost=0.01)
 
 
 @pytest.fixture(scope='module')
 def client(router):
     with client_of(router) as client:
         yield client
-
-
-def user(text):
-    return [dict(role='user', content=text)]
-
-
-def ask(client, question=QUESTIONS[0], **body):
-    body = dict(model='mine', messages=user(question), seed=0) | body
-    return client.chat.completions.create(**body)
-
-
-def text(chunks):
-    return ''.join(c.choices[0].delta.content or '' for c in chunks if c.choices)
-
-
-def stats_of(client):
-    return json.loads(post(client, None, '../stats')[1])
-
-
-def post(client, body, path='chat/completions', **head):
-    "Status and body of the answer to a request that is sent as it is; without a body, GET."
-    head = {'content-type': 'application/json'} | head
-    asked = urllib.request.Request(f'{client.base_url}{path}'.replace('v1/../', ''), body, head)
-    try:
-        reply = urllib.request.urlopen(asked, timeout=30)
-    except urllib.error.HTTPError as error:
-        reply = error
-    with reply:
-        return reply.status, reply.read()
 
 
 # ---- what is answered
@@ -113,29 +77,44 @@ def test_streamed_is_whole_is_route(reading, seeded):
         assert all_thrown > 0 and all(chunk.choices for chunk in ask(client, stream=True))
 
 
-def test_names_seeds_turns_and_the_bill(client, router):
+def test_usage_and_stats_are_the_bill(client):
+    "By model, and in sum. What was saved is about the answers of the router alone."
+    before = stats_of(client)
+    usages = [ask(client, q, model=name).usage for name in NAMES for q in QUESTIONS[:6]]
+    after, kinds = stats_of(client), ('completion_tokens', 'prompt_tokens', 'cost')
+    for usage in usages:
+        for kind in kinds:
+            total = sum(part[kind] for part in usage.by_model.values())
+            assert total == pytest.approx(getattr(usage, kind))
+    prompt, written = usage.prompt_tokens, usage.completion_tokens  # of the large model alone
+    cents = ((prompt - prompt // 3) * 0.4 + prompt // 3 * 0.1 + written * 1.6) / 1e4
+    assert usage.by_model['toy-0']['completion_tokens'] == 0 and 100 * usage.cost == pytest.approx(
+        cents
+    )
+    for name, counts in after['models'].items():
+        for kind, of_stats, factor in zip(kinds, (*kinds[:2], 'cents'), (1, 1, 100)):
+            total = factor * sum(usage.by_model[name][kind] for usage in usages)
+            assert counts[of_stats] - before['models'][name][of_stats] == pytest.approx(total)
+    assert (after['requests'] - before['requests'], after['open']) == (18, 0)
+    old, new = before['router'], after['router']
+    assert (new['unit'], new['answers'] - old['answers']) == ('cents', 6)
+    paid = 100 * sum(usage.cost for usage in usages[:6])
+    assert new['cost'] - old['cost'] == pytest.approx(paid) and paid > 0
+    assert new['saved'] == pytest.approx(0.01 * new['answers'] - new['cost'])
+
+
+def test_names_seeds_and_turns(client, router):
     assert [model.id for model in client.models.list()] == [*NAMES]
     assert post(client, None, '../health') == (200, b'{"status":"ok"}')
-    before = stats_of(client)
     for name, model in (('small', 'toy-0'), ('large', 'toy-1')):
-        reply = ask(client, model=name)
-        assert {note['model'] for note in reply.stepwise} == {model}
-        before['tokens'][model] += reply.usage.completion_tokens
-    after = stats_of(client)
-    prompt, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
-    cached = prompt // 3
-    cents = ((prompt - cached) * 0.4 + cached * 0.1 + written * 1.6) / 1e4
-    assert cents == pytest.approx(100 * reply.usage.cost)
-    assert after.pop('cents') == pytest.approx(before.pop('cents') + cents)
-    assert after == before | dict(requests=before['requests'] + 2, open=0)
-
+        assert {note['model'] for note in ask(client, model=name).stepwise} == {model}
     same = {ask(client, seed=7).choices[0].message.content for _ in range(2)}
-    assert same == {router.route(QUESTIONS[0], sample=7).text}
+    assert same == {router.route(QUESTION, sample=7).text}
     assert len({ask(client, seed=None).choices[0].message.content for _ in range(8)}) > 2
     turns = [*user(QUESTIONS[1]), dict(role='assistant', content='7')]
-    last = user([dict(type='text', text=QUESTIONS[0])])
+    last = user([dict(type='text', text=QUESTION)])
     reply = ask(client, messages=turns + last, temperature=0.1, stop=['x'])
-    assert reply.choices[0].message.content == router.route(QUESTIONS[0]).text
+    assert reply.choices[0].message.content == router.route(QUESTION).text
 
 
 def test_many_at_once_are_what_they_are_alone(client, router):
@@ -143,66 +122,58 @@ def test_many_at_once_are_what_they_are_alone(client, router):
     want = [router.route(question, sample=i).text for i, question in enumerate(QUESTIONS)]
     sizes, write = [], router.models[0].write
     router.models[0].write = lambda requests: sizes.append(len(requests)) or write(requests)
-
-    async def all_at_once():
-        url = str(client.base_url)
-        async with openai.AsyncOpenAI(base_url=url, api_key='x', max_retries=0) as many:
-
-            async def one(i):
-                body = dict(model='mine', messages=user(QUESTIONS[i]), seed=i)
-                if i % 2:
-                    return (await many.chat.completions.create(**body)).choices[0].message.content
-                stream = await many.chat.completions.create(stream=True, **body)
-                return text([chunk async for chunk in stream])
-
-            return await asyncio.gather(*map(one, range(len(QUESTIONS))))
-
-    assert asyncio.run(all_at_once()) == want
+    bodies = [body_of(q, seed=i, stream=i % 2 == 0) for i, q in enumerate(QUESTIONS)]
+    assert ask_at_once(client, bodies) == want
     router.models[0].write = write
     assert max(sizes) > 4
 
 
+def test_a_refused_request_of_an_api_fails_alone(tmp_path):
+    "Others that are asked at the same time get their answers, whole or as a stream, of each name."
+    known, replies = PROBLEMS[:12], Replies(tmp_path / 'replies.db')
+    with FakeAPI(known) as fake:
+        [*fake.chains.values()][-1][-1] = 'No answer.'
+        small = open_fake(fake.url, replies, index=0, retries=0, logprobs=True, name='little')
+        large = open_fake(fake.url, replies, index=1, retries=0)
+        with client_of(toy_router(small, large, unit='cents')) as client:
+            names = [*NAMES] * 5
+            asked = [(p.question, names[i], i % 2 == 0) for i, p in enumerate(PROBLEMS[:15])]
+            got = ask_at_once(client, [body_of(q, model=m, stream=s) for q, m, s in asked])
+            models, paid = stats_of(client)['models'].values(), fake.cents
+            assert ask(client, known[-1].question).choices[0].finish_reason == 'stop'
+    assert got[:12] == [SEPARATOR.join(chain) for chain in fake.chains.values()]
+    assert all(isinstance(e, openai.APIError) and 'no reply of ' in str(e) for e in got[12:])
+    assert sum(model['cents'] for model in models) == pytest.approx(paid) and paid > 0
+
+
 # ---- what is refused
 
-
 PICTURE = dict(role='user', content=[dict(type='image_url', image_url=dict(url='x'))])
+LISTS = [], user(' '), [PICTURE], [*user('x'), dict(role='assistant', content='y')], None
+WRONG = [('messages', messages) for messages in LISTS]
+WRONG += [('model', None), ('model', 'mime'), ('stream', 'maybe'), ('seed', 'x')]
 
 
-@pytest.mark.parametrize(
-    'change, status, word',
-    [
-        (dict(model=None), 400, 'model'),
-        (dict(model='mime'), 404, "no model 'mime' here; there are: mine"),
-        (dict(messages=None), 400, 'messages'),
-        (dict(messages=[]), 400, 'messages'),
-        (dict(messages=user(' ')), 400, 'messages'),
-        (dict(messages=[PICTURE]), 400, 'messages'),
-        (dict(messages=[*user('x'), dict(role='assistant', content='y')]), 400, 'messages'),
-        (dict(stream='maybe'), 400, 'stream'),
-        (dict(seed='x'), 400, 'seed'),
-    ],
-    ids=str,
-)
-def test_a_wrong_field_is_named(client, change, status, word):
-    body = dict(model='mine', messages=user('?')) | change
+@pytest.mark.parametrize('name, value', WRONG, ids=str)
+def test_a_wrong_field_is_named(client, name, value):
+    body = body_of(**{name: value})
     body = {name: value for name, value in body.items() if value is not None}
-    got, raw = post(client, json.dumps(body).encode())
+    status, raw = post(client, json.dumps(body).encode())
     error = json.loads(raw)['error']
-    assert got == status and error['type'] == 'invalid_request_error'
-    assert word in error['message'] and '\n' not in error['message']
+    assert status == (404 if value == 'mime' else 400) and error['type'] == 'invalid_request_error'
+    assert name in error['message'] and '\n' not in error['message']
 
 
 def test_junk_long_requests_and_web_pages_are_refused(client):
     for raw in (b'', b'[1]', b'[' * 9999, b'\xff\xfe'):
         status, reply = post(client, raw)
         assert status == 400 and json.loads(reply)['error']['message']
-    body = json.dumps(dict(model='mine', messages=user('?'))).encode()
+    body = json.dumps(body_of()).encode()
     for kind in ('text/plain', 'application/x-www-form-urlencoded', ''):
         assert post(client, body, **{'content-type': kind})[0] == 415
     assert post(client, body, **{'content-type': 'application/json; charset=utf-8'})[0] == 200
     assert post(client, body + b' ' * (2 << 20))[0] == 413
     assert post(client, body, host='a-page.example')[0] == 403  # its name may lead to this machine
-    assert post(client, body)[0] == 200
 
 
 def test_the_key(opened, monkeypatch, capfd):
@@ -211,7 +182,7 @@ def test_the_key(opened, monkeypatch, capfd):
     with serving(folder, router.models, host='0.0.0.0') as url:
         url = url.replace('0.0.0.0', '127.0.0.1')
         with openai.OpenAI(base_url=url, api_key=KEY) as client:
-            want = router.route(QUESTIONS[0]).text
+            want = router.route(QUESTION).text
             assert ask(client).choices[0].message.content == want
             assert len([*client.models.list()]) == 3
         for given in ({}, dict(Authorization='Bearer wrong'), dict(Authorization=KEY[:-1])):
@@ -223,32 +194,22 @@ def test_the_key(opened, monkeypatch, capfd):
 
 
 def test_another_address_takes_a_key_and_a_taken_port_is_an_error(router, monkeypatch):
-    def start(**options):
-        with serve.running(serve.Service(router, NAMES), **options):
-            pass
-
     for key in ('', ' \n'):
         monkeypatch.setenv(serve.KEY_ENV, key)
         for host in ('0.0.0.0', '192.168.1.2', 'example.org', '::'):
             with pytest.raises(ValueError, match=f'reached from elsewhere: .*{serve.KEY_ENV}'):
-                start(host=host)
+                serve.listen(0, host)
     with socket.create_server(('127.0.0.1', 0)) as taken:
         with pytest.raises(OSError, match='in use'):
-            start(port=taken.getsockname()[1])
+            serve.serve(serve.Service(router, NAMES), taken.getsockname()[1])
 
 
 # ---- clients that go, models that fail
 
 
-class Slow(ToyModel):
-    def write(self, requests):
-        time.sleep(0.05)
-        return super().write(requests)
-
-
 @pytest.mark.parametrize('stream', [True, False])
 def test_a_client_that_goes_ends_its_walk(stream):
-    "Within a step. A stream has its first step long before the last one is drawn."
+    "Within a step; what was written until then is counted. A stream has its first step long before the last one."
     models = Slow(0, end=0, cut=0), Slow(1, end=0, cut=0)
     with client_of(toy_router(*models)) as client:
         if stream:
@@ -261,19 +222,10 @@ def test_a_client_that_goes_ends_its_walk(stream):
         while stats_of(client)['open']:
             time.sleep(0.02)
         time.sleep(0.2)
-        written = len(models[1].written)
+        written, stats = len(models[1].written), stats_of(client)
+        assert stats['models']['toy-1']['completion_tokens'] > 0 == stats['router']['answers']
         assert 0 < written < 30 and ask(client, model='small').choices
         assert len(models[1].written) == written
-
-
-class Dying(ToyModel):
-    lives, error = 0, None
-
-    def write(self, requests):
-        Dying.lives -= 1
-        if Dying.lives < 0:
-            raise Dying.error
-        return super().write(requests)
 
 
 @pytest.mark.parametrize('error', [RuntimeError('the server is away'), OSError('disk full')])
@@ -306,30 +258,38 @@ def test_a_server_that_has_ended_holds_no_model():
 
 # ---- the command
 
+
+def test_a_server_says_first_what_it_promises(monkeypatch, capsys):
+    monkeypatch.setattr(serve, 'new_server', lambda _: SimpleNamespace(run=lambda _: None))
+    for cost, said in ((0.5, 'at 50% of the cost: On these 1 questions'), (0.97, 'hardly saves')):
+        costs = {'min-prob threshold': cost}
+        serve.serve(serve.Service(toy_router(*toy_models(), costs=costs), NAMES), port=0)
+        first, second = capsys.readouterr().out.splitlines()
+        assert said in first and second.startswith('serving http://127.0.0.1:')
+
+
 SERVER = """
-import sys
-sys.path[:0] = {path!r}
 from toy_models import toy_models
 from stepwise_routing import own
 from stepwise_routing.run.cli import main
 own.open_models = lambda given, *_, **__: toy_models(len(given))
-main(['serve', {folder!r}, '--models', 'toy-0', 'toy-1', '--port', '0'])
+main(['serve', {folder!r}, 'toy-0', 'toy-1', '--port', '0'])
 """
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_told_to_stop(opened):
+@pytest.mark.parametrize('how', [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_told_to_stop(opened, how):
     router, folder = opened
-    code = SERVER.format(path=sys.path, folder=str(folder))
+    code = f'import sys\nsys.path[:0] = {sys.path}' + SERVER.format(folder=str(folder))
     options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for ended, signals in ((signal.SIGINT, {0}), (signal.SIGTERM, {0, -signal.SIGTERM})):
-        with subprocess.Popen([sys.executable, '-c', code], **options) as server:
-            try:
-                url = server.stdout.readline().split()[-1]
-                with openai.OpenAI(base_url=url, api_key='x', max_retries=0) as client:
-                    reply = ask(client)
-            finally:
-                server.send_signal(ended)
-            errors = server.communicate(timeout=60)[1]
-        assert reply.choices[0].message.content == router.route(QUESTIONS[0]).text
-        assert server.returncode in signals and errors == ''
+    with subprocess.Popen([sys.executable, '-c', code], **options) as server:
+        try:
+            _, line = server.stdout.readline(), server.stdout.readline()
+            with openai.OpenAI(base_url=line.split()[-1], api_key='x') as client:
+                reply = ask(client)
+        finally:
+            server.send_signal(how)
+        errors = server.communicate(timeout=60)[1]
+    assert reply.choices[0].message.content == router.route(QUESTION).text
+    assert server.returncode in (0, -signal.SIGTERM) and errors == ''

@@ -41,10 +41,11 @@ def named(row: dict, ours: str, theirs: str):
     if theirs in row:
         return row[theirs]
     found = ', '.join(map(str, row))
+    example = next(iter(row), 'text') if ours == 'question' else next(reversed(row), 'text')
     none = ", or fields={'answer': None} if no answers are known" * (ours == 'answer')
     raise ValueError(
         f'no field {theirs!r} among {found}: say which one it is, '
-        f'for example fields={{{ours!r}: {next(reversed(row), "text")!r}}}{none}'
+        f'for example fields={{{ours!r}: {example!r}}}{none}'
     )
 
 
@@ -107,7 +108,13 @@ def with_earlier(
 ) -> list:  # `Problem`s
     "The problems of earlier calls, and new ones. ValueError if an answer contradicts an earlier one."
     file = Path(folder) / 'problems.jsonl'
-    return own_problems([*own_problems(file, name), *new], name) if file.is_file() else new
+    if not file.is_file():
+        return new
+    earlier = own_problems(file, name)
+    if bool(earlier[0].answer) != bool(new[0].answer):
+        kind = 'with' if earlier[0].answer else 'without'
+        raise ValueError(f'{folder} is for questions {kind} answers: use another folder')
+    return own_problems([*earlier, *new], name)
 
 
 @dataclass(frozen=True)

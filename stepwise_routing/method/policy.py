@@ -232,7 +232,7 @@ def guaranteed(loss, cost, counts, alpha: float, delta: float) -> np.ndarray:  #
     n = counts.shape[1]
     is_few = n < FEW or n * alpha < 6
     test = safe_by_bets if is_few else safe_by_normal
-    is_safe = test(loss, counts, alpha, delta)
+    is_safe = test(loss, counts, alpha, delta) & (means(loss, counts) <= alpha)
     is_safe[:, 0] = True
     last = np.logical_and.accumulate(is_safe, 1).sum(1) - 1
     saves = np.take_along_axis(cost, last[:, None], 1)[:, 0] < cost[:, 0]

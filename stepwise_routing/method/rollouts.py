@@ -9,6 +9,7 @@ __all__ = ['BLOCK', 'UNITS', 'READINGS', 'KINDS', 'Kept', 'after', 'draw_chains'
            'replay_walks', 'save', 'load', 'read_outcomes', 'shipped_outcomes', 'take']
 
 # %% ../../nbs/02_rollouts.ipynb #imports
+import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,8 @@ class Kept:
         self.store = store  # `Store`
         self.spec = model.spec
         self.index = model.index
+        self.pending = []  # (key, step) pairs that are not on disk
+        self.flushed = time.monotonic()
 
     def key(self, request: Request) -> tuple:
         "The key of the next step."
@@ -61,19 +64,44 @@ class Kept:
             if not self.is_answered(request, steps):
                 missing[self.key(rest), rest.room] = rest
         new = {}
-        parts = range(0, len(missing), BLOCK)
-        for first in tqdm(parts, self.spec.name, leave=False, disable=len(parts) < 2):
-            part = list(missing.items())[first : first + BLOCK]
-            drawn = self.model.write([rest for _, rest in part])
-            kept = []
-            for (place, rest), steps in zip(part, drawn):
-                new[place] = steps
-                keys = [self.key(after(rest, steps[:i])) for i in range(len(steps))]
-                kept += zip(keys, steps)
-            self.store.put_many(kept)
+        has_bar = hasattr(self.model, 'replies')  # an API shows its own
+        bar = dict(total=len(missing), desc=self.spec.name, leave=False, delay=5, disable=has_bar)
+        with tqdm(**bar) as bar:
+            for first in range(0, len(missing), BLOCK):
+                part = list(missing.items())[first : first + BLOCK]
+                drawn = self.draw([rest for _, rest in part], bar)
+                new |= zip([place for place, _ in part], drawn)
         return [
             steps + new.get((self.key(rest), rest.room), ()) for steps, rest in zip(found, rests)
         ]
+
+    def draw(self, requests, bar) -> list:
+        "Draw, and keep. A model that draws step by step tells of each, so that an interrupted call loses a second."
+
+        def on_step(request, steps):
+            self.pending.append((self.key(after(request, steps[:-1])), steps[-1]))
+            if time.monotonic() - self.flushed > 1:
+                self.flush()
+            bar.update(self.is_answered(request, steps))
+
+        begun = bar.n
+        self.model.on_step = on_step
+        try:
+            drawn = self.model.write(requests)
+        finally:
+            self.model.on_step = None
+            self.flush()
+        for request, steps in zip(requests, drawn):
+            keys = [self.key(after(request, steps[:i])) for i in range(len(steps))]
+            self.pending += zip(keys, steps)
+        self.flush()
+        bar.update(begun + len(requests) - bar.n)
+        return drawn
+
+    def flush(self) -> None:
+        self.store.put_many(self.pending)
+        self.pending = []
+        self.flushed = time.monotonic()
 
 
 def after(request: Request, steps: tuple) -> Request:

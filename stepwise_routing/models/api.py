@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from codecs import getincrementaldecoder
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
@@ -16,13 +17,16 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from ..data.benchmarks import find_benchmark
-from ..records import PRICES, SEPARATOR, ModelSpec, find_price, token_cents, undated
+from ..records import PRICES, SEPARATOR, ModelSpec, boxed, find_price, token_cents, undated
 from ..store import Replies
-from .base import Preference, Request, reply_steps
+from .base import Preference, Request, reply_steps, step_text
 
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 TOP = 20  # likeliest tokens that a server shows
 LOST = '\ufffd'  # stands for bytes that are no character
+SPECIAL = re.compile(
+    r'<[^<>\s]+>'
+)  # a token such as <|im_start|>, which vLLM leaves out of the text
 
 
 def is_loopback(base_url: str) -> bool:
@@ -59,13 +63,17 @@ def price_of(model: str, price: str | None, base_url: str) -> str | None:
     return price or family
 
 
-def token_probs(tokens) -> list:
+def token_probs(tokens, text: str) -> list:
     "(Text, probability) of each token of a reply. A character of several tokens belongs to its last one."
     characters = getincrementaldecoder('utf-8')('ignore')
-    probs = []
+    probs, end = [], 0
     for token in tokens:
         piece = characters.decode(bytes(token.get('bytes') or token['token'].encode()))
-        probs.append((piece.replace(LOST, ''), math.exp(token['logprob'])))
+        piece = piece.replace(LOST, '')
+        if SPECIAL.fullmatch(piece) and not text.startswith(piece, end):
+            piece = ''
+        end += len(piece)
+        probs.append((piece, math.exp(token['logprob'])))
     return probs
 
 
@@ -149,7 +157,7 @@ class ApiModel:
 
     # ---- paying
 
-    def ask(self, bodies: list) -> list:
+    def ask(self, bodies: list, on_text=None) -> list:
         "The replies to requests, as JSON: kept ones, or paid for now. RuntimeError in one line if there is none."
         texts = [json.dumps(self.body | body, sort_keys=True) for body in bodies]
         keys = [hashlib.sha256((self.url + text).encode()).hexdigest() for text in texts]
@@ -157,22 +165,25 @@ class ApiModel:
         new = {key: body for key, body in zip(keys, bodies) if found[key] is None}
         pool = ThreadPoolExecutor(self.concurrency)
         try:
-            paid = pool.map(self.pay, new, new.values())
+            paid = pool.map(lambda key: self.pay(key, new[key], on_text), new)
             bar = dict(desc=self.spec.name, total=len(new), leave=False, disable=len(new) < 2)
             found |= zip(new, tqdm(paid, **bar))
         finally:  # calls in flight are waited for and kept; others do not begin
             pool.shutdown(cancel_futures=True)
         return [found[key] for key in keys]
 
-    def pay(self, key: str, body: dict) -> dict:
+    def pay(self, key: str, body: dict, on_text) -> dict:
         import openai
 
         self.replies.check_cap()
         try:
-            reply = self.client.chat.completions.create(**self.body | body)
-            if isinstance(reply, str):
-                raise ValueError('a page, and no reply; most base_urls end with /v1')
-            reply = reply.to_dict()
+            if on_text:
+                reply = self.streamed(body, on_text)
+            else:
+                reply = self.client.chat.completions.create(**self.body | body)
+                if isinstance(reply, str):
+                    raise ValueError('a page, and no reply; most base_urls end with /v1')
+                reply = reply.to_dict()
             if not reply.get('usage'):
                 raise ValueError('its usage is missing, so nobody knows what it costs')
             text, _, usage, probs = self.read(reply)
@@ -183,10 +194,27 @@ class ApiModel:
         except (openai.OpenAIError, LookupError, TypeError, ValueError, AttributeError) as error:
             reason = ' '.join(f'{type(error).__name__}: {error}'.split())
             reason = reason.replace(self.client.api_key, '***')
-            line = f'no reply of {self.model} at {self.url}: {reason[:300]}'
+            if isinstance(error, openai.NotFoundError):
+                reason += '; most base_urls end with /v1, and NAME in openai:NAME is the one there'
+            line = f'no reply of {self.model} at {self.url}: {reason[:400]}'
             raise RuntimeError(line) from None
         self.replies.put(key, reply, cents)
         return reply
+
+    def streamed(self, body: dict, on_text) -> dict:
+        "A reply as JSON. `on_text` is told the text so far, whenever it grows."
+        more = dict(stream=True, stream_options=dict(include_usage=True))
+        text, choice, usage, tokens = '', {}, None, []
+        for chunk in self.client.chat.completions.create(**self.body | body | more):
+            for part in chunk.choices:
+                text += part.delta.content or ''
+                choice |= part.to_dict()
+                tokens += (choice.pop('logprobs', None) or {}).get('content') or []
+            if chunk.usage:
+                usage = chunk.usage.to_dict()
+            on_text(text)
+        choice |= dict(message=dict(content=text), logprobs=dict(content=tokens))
+        return dict(choices=[choice], usage=usage)
 
     def cents(self, usage: tuple) -> float:
         return token_cents(self.spec.price, *usage) if self.spec.price else 0.0
@@ -204,7 +232,7 @@ class ApiModel:
         finish = 'step' if ended_by == SEPARATOR else 'stop'
         if choice['finish_reason'] == 'length':
             finish = 'length'
-        probs = token_probs((choice.get('logprobs') or {}).get('content') or ())
+        probs = token_probs((choice.get('logprobs') or {}).get('content') or (), text)
         return text, finish, (usage['prompt_tokens'], cached, usage['completion_tokens']), probs
 
     # ---- writing
@@ -245,6 +273,25 @@ class ApiModel:
                 finish = 'stop'
             written.append(reply_steps(request, self.index, text, finish, usage, probs))
         return written
+
+    def stream(self, request: Request, on_step) -> tuple:  # of `Step`s
+        "As `write` of one request to its end. `on_step` is told the text of each step but the last, as soon as it ends."
+        start = told = 0
+
+        def on_text(text):
+            nonlocal start, told
+            while told < request.room - 1:
+                body, lead, ended = step_text(text[start:])
+                if not ended or boxed(body, request.problem.question) is not None:
+                    return
+                on_step(body)
+                told += 1
+                start = text.index(SEPARATOR, start + lead) + len(SEPARATOR)
+
+        (reply,) = self.ask([self.request_body(request)], on_text)
+        text, finish, usage, probs = self.read(reply)
+        finish = 'stop' if finish == 'step' else finish  # there was no stop string
+        return reply_steps(request, self.index, text, finish, usage, probs)
 
     def score(self, requests):
         raise TypeError(f'{self.model}: an API shows no confidences in steps that others wrote')

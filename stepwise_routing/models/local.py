@@ -107,6 +107,7 @@ class LocalModel:
     "A language model $M_k$ on this machine's CPU or GPU."
 
     has_step_seeds = True
+    on_step = None  # called with (request, its steps so far) after each step, if somebody sets it
 
     def __init__(
         self,
@@ -245,6 +246,8 @@ class LocalModel:
         if step is None:
             return
         draft.steps.append(step)
+        if self.on_step:
+            self.on_step(draft.request, tuple(draft.steps))
         draft.ids += step.ids
         goes_on = step.finish == 'step' and len(draft.steps) < draft.request.room
         if goes_on and self.begin(draft):

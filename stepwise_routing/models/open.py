@@ -67,6 +67,8 @@ class ModelOptions(Section):
 
 def read_models(file) -> list:  # of `ModelOptions`, small to large
     "The models of a YAML file: a list with the fields of `ModelOptions`. FileNotFoundError or ValueError in one line."
+    if not Path(file).is_file():
+        raise FileNotFoundError(f'no file {file}: give two models or more, or a YAML file of them')
     rows = read_yaml(Path(file).read_text('utf-8'), str(file))
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f'{file} should be a list of models, each with "name: ..." and options')

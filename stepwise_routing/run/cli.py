@@ -3,6 +3,7 @@
 The work of a command is in the modules that it calls; they are imported when it runs.
 """
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -21,7 +22,7 @@ app = typer.Typer(
 FOLDER = typer.Argument(help='folder of your router', metavar='FOLDER')
 QUESTIONS = typer.Argument(help='JSONL, JSON or CSV file, with "question" and, if known, "answer"')
 MODELS = typer.Argument(
-    help='names, small to large; or a YAML file with a list of models and their options'
+    help='names, small to large; or a YAML file: a list with "name" and what else help(ModelOptions) shows'
 )
 CENTS = typer.Option(help='most US cents for paid models, all calls with this folder together')
 FIELD = typer.Option('--field', help='a field has another name: question=problem; answer= for none')
@@ -29,6 +30,16 @@ STEPS = typer.Option(help='of a chain')
 SHARE = typer.Option(help='share of the questions that is set aside for calibration')
 ALPHA = typer.Option(help='accuracy that may be lost')
 GUARANTEE = typer.Option(help='for new questions, with 90 %; or for these alone')
+
+
+@contextlib.contextmanager
+def told_to_stop():
+    "Ctrl-C in a command that goes on when it is called again."
+    try:
+        yield
+    except KeyboardInterrupt:
+        print('interrupted; the same command goes on: what was drawn is kept', file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 # ---- results
@@ -63,11 +74,8 @@ def reproduce(
     "Run the chapters: tables, figures and a receipt. Drawn steps and paid replies are kept."
     from . import reproduce as chapters
 
-    try:
+    with told_to_stop():
         chapters.reproduce(profile, as_changes(parameter), draw, keep_outputs)
-    except KeyboardInterrupt:
-        print('interrupted; the same command goes on: what was drawn is kept', file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -133,7 +141,8 @@ def probe(
     from .. import own
 
     given = dict(max_cents=max_cents, max_steps=max_steps, calibration=calibration)
-    own.probe(folder, questions, own_models(models), n, fields=own_fields(field), **given)
+    with told_to_stop():
+        own.probe(folder, questions, own_models(models), n, fields=own_fields(field), **given)
 
 
 @app.command()
@@ -150,7 +159,8 @@ def collect(
     from .. import own
 
     given = dict(max_cents=max_cents, max_steps=max_steps, calibration=calibration)
-    own.collect(folder, questions, own_models(models), fields=own_fields(field), **given)
+    with told_to_stop():
+        own.collect(folder, questions, own_models(models), fields=own_fields(field), **given)
 
 
 @app.command()
@@ -209,7 +219,7 @@ def serve(
     host: Annotated[str, typer.Option(help='any other one needs a key')] = '127.0.0.1',
     max_cents: Annotated[float, CENTS] = 100.0,
 ):
-    """Serve a router to programs that speak the OpenAI protocol.
+    """Serve a router to programs that speak the OpenAI protocol. They ask for the name of the folder, "small" or "large".
 
     If the environment variable STEPWISE_ROUTING_KEY is set, requests must send its value as their API key.
     """

@@ -47,6 +47,23 @@ def tokens_of(text: str) -> list:
     return tokens
 
 
+def events(reply: dict) -> bytes:
+    "A reply as a stream: a chunk for each four characters, its end, and what it costs."
+    (choice,) = reply.pop('choices')
+    usage, head = reply.pop('usage', None), reply | dict(object='chat.completion.chunk')
+    text = choice.pop('message')['content'] or ''
+    shown = (choice.pop('logprobs', None) or {}).get('content', [])
+    pieces = [text[first : first + 4] for first in range(0, len(text), 4)]
+    deltas = [dict(delta=dict(content=piece), finish_reason=None) for piece in pieces]
+    for first, delta in enumerate(deltas if shown else ()):  # the last one has those that are left
+        end = None if delta is deltas[-1] else first + 1
+        delta['logprobs'] = dict(content=shown[first:end])
+    chunks = [[dict(index=0) | delta] for delta in [*deltas, choice | dict(delta={})]]
+    lines = [json.dumps(dict(head, choices=choices)) for choices in chunks]
+    lines += [json.dumps(dict(head, choices=[], usage=usage)), '[DONE]']
+    return ''.join(f'data: {line}\n\n' for line in lines).encode()
+
+
 class FakeAPI:
     "The server, for the time of a `with` block."
 
@@ -180,6 +197,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault == 'no choices':
             reply['choices'] = []
         data = json.dumps(reply).encode()
+        if body.get('stream') and reply.get('choices'):
+            return self.send(events(reply), kind='text/event-stream')
         if fault == 'html':
             return self.send(b'<html>Welcome</html>', kind='text/html')
         if fault == 'torn':
