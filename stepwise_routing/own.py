@@ -106,13 +106,13 @@ class Collection(NamedTuple):
     def specs(self) -> list:
         return [model.spec for model in self.models]
 
-    def table(self, problems, chains, rests, side: str = '') -> rollouts.Outcomes:
+    def table(self, problems, chains, rests) -> rollouts.Outcomes:
         "The outcomes of what was drawn. Without known answers, those of the largest model are the references."
         if self.own.agreement:
             read = benchmarks.find_benchmark(self.own.name).answer
             answers = [read(p, row[0]) or '' for p, row in zip(problems, rests[-1])]
             problems = [replace(p, answer=answer) for p, answer in zip(problems, answers)]
-        return rollouts.outcome_table(problems, chains, rests, self.specs, side, self.grade)
+        return rollouts.outcome_table(problems, chains, rests, self.specs, grade=self.grade)
 
 
 @contextlib.contextmanager
@@ -301,7 +301,7 @@ def collect(
 # %% ../nbs/06_your_own_models.ipynb #tables
 def own_table(
     folder,  # of `collect`
-    side: str = 'all',  # or "train" or "calibration"
+    side: str = '',  # all; or "train" or "calibration"
 ) -> rollouts.Outcomes:
     "The outcomes of a folder. ValueError: there are none yet, or none on this side."
     own = read_own(folder)
@@ -399,7 +399,7 @@ def load_trained(folder) -> tuple:  # (name -> router, the simplest first; readi
 
 def set_aside(folder, routers) -> dict:  # name -> `rollouts.Outcomes`
     "The problems from which a router has not learnt. The threshold learns from none."
-    sides = {name: 'all' if name == CLASSES[0] else 'calibration' for name in routers}
+    sides = {name: '' if name == CLASSES[0] else 'calibration' for name in routers}
     tables = {side: own_table(folder, side) for side in set(sides.values())}
     return {name: tables[side] for name, side in sides.items()}
 

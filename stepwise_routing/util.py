@@ -6,6 +6,7 @@ stores and statistics have modules of their own.
 
 import difflib
 import hashlib
+import inspect
 import io
 import os
 import secrets
@@ -104,7 +105,7 @@ def explain_parameters(thing):  # a function or class with comments on its param
         if comment and name != 'return':
             lines.append(f'{name}: {" ".join(comment.split())}')
     if lines:
-        thing.__doc__ = '\n'.join([thing.__doc__ or '', '', 'Parameters', *lines])
+        thing.__doc__ = '\n'.join([inspect.getdoc(thing) or '', '', 'Parameters', *lines])
     return thing
 
 

@@ -69,7 +69,7 @@ def test_the_deployed_router_does_what_calibration_says(tmp_path, k, reading, n,
     assert len([*(tmp_path / 'trained').iterdir()]) == (3 if n == 400 else 1)
     for guarantee in (False, True):
         promise = calibrate(tmp_path, alpha, guarantee)
-        side = 'all' if promise.router == own.CLASSES[0] else 'calibration'
+        side = '' if promise.router == own.CLASSES[0] else 'calibration'
         asked = side_of(own_problems(rows(n)), side)
         large = rollouts.large_alone(own_table(tmp_path, side), 'flops')
         assert promise.n == len(asked) and promise.router != live.LARGE and not promise.warning

@@ -411,8 +411,9 @@ def cut_chains(outcomes: Outcomes) -> str:
         return ''
     counts = zip(outcomes.cut.sum(0), outcomes.models)
     of_models = ', '.join(f'{n} of {model} alone' for n, model in counts)
+    of_split = f'{outcomes.split} problems'.strip()
     return (
-        f'{outcomes.benchmark}, {len(outcomes)} {outcomes.split} problems: a limit cut {of_models}; '
+        f'{outcomes.benchmark}, {len(outcomes)} {of_split}: a limit cut {of_models}; '
         'these chains count as wrong.'
     )
 
