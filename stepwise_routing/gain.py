@@ -21,7 +21,7 @@ USELESS = 0.35, 0.65  # an AUROC between these is worth nothing
 HOPELESS = 0.25  # an AUROC of the gain among wrong chains, from which on unsure ones are given up
 WIDE = 0.12  # an interval that reaches further to one side says nothing
 DEAR = 0.95  # cost of the small model, of the largest one's, from which on nothing is saved
-FEW = 5  # gains, or questions without one; with fewer we say nothing
+FEW_GAINS = 5  # gains, or questions without one; with fewer we say nothing
 CHANCE = 0.25  # saving for which nobody needs to know anything
 LEARNABLE = 200  # questions to learn from; with fewer, policies are worse than a threshold
 IF_WRONG = 'gain, if it is wrong'
@@ -46,7 +46,7 @@ def questions_needed(
     n: int,
 ) -> int:
     "With so many the interval of an AUROC reaches `WIDE` to each side, or nearly so."
-    if min(gains, n - gains) >= FEW:
+    if min(gains, n - gains) >= FEW_GAINS:
         return max(math.ceil(1.1 * n * (max(sizes) / WIDE) ** 2), n + 1)
     p = np.clip(gains / n, 1 / n, 1 - 1 / n)
     return math.ceil(1.1 * 1.96**2 / (12 * p * (1 - p) * WIDE**2))  # the error of an AUROC near .5
@@ -72,7 +72,7 @@ def judge(
             STOP,
             f'The small model costs {share:.0%} of the large one: there is nothing to save.',
         )
-    is_enough = min(gains, n - gains) >= FEW
+    is_enough = min(gains, n - gains) >= FEW_GAINS
     if is_enough:
         for name, (area, low, _) in areas['gain'].items():
             if area >= high_end and low > 0.5 and name != LEARNT:
@@ -173,7 +173,7 @@ def unsure(numbers, gain) -> dict:  # name -> [problem], high where a chain is u
     "One number a chain: its least sure token, its lowest mean logit; and a mixture of seven numbers, if there are enough."
     found = {'least sure token': -numbers[:, 0], 'mean logit': -numbers[:, 1]}
     seen = ~np.isnan(numbers).any(0)  # an API shows no logits
-    if len(gain) >= LEARNABLE and min(gain.sum(), (~gain).sum()) >= 2 * FEW:
+    if len(gain) >= LEARNABLE and min(gain.sum(), (~gain).sum()) >= 2 * FEW_GAINS:
         found[LEARNT] = learnt(gain, numbers[:, seen])
     return {name: score for name, score in found.items() if not np.isnan(score).any()}
 
@@ -198,7 +198,7 @@ def look(
     for name, score in scores.items():
         areas['small model wrong'][name] = auroc(wrong, score)
         areas['gain'][name] = auroc(gain, score)
-        if min(gain.sum(), (wrong & ~gain).sum()) >= FEW:
+        if min(gain.sum(), (wrong & ~gain).sum()) >= FEW_GAINS:
             areas.setdefault(IF_WRONG, {})[name] = auroc(gain[wrong], score[wrong])
     areas = pd.DataFrame(areas)
     verdict, reason = judge(lost, areas, share, enough)

@@ -288,7 +288,7 @@ def test_the_larger_alpha_is_the_fewer_questions_would_do(tmp_path):
     assert needed == sorted(needed, reverse=True) and len(set(needed)) > 2
     for alpha, n, right in zip(looks['alpha'], needed, looks['right']):
         _, promise = own.choose(tmp_path, alpha, guarantee=True)
-        assert (n == 300) == (min(promise.costs.values()) <= own.SAVES) and right == promise.right
+        assert (n == 300) == (min(promise.costs.values()) <= live.HARDLY) and right == promise.right
 
 
 # ---- what goes wrong
@@ -385,3 +385,15 @@ def test_a_folder_from_somebody_else_chooses_neither_host_nor_key_nor_model(tmp_
             refused('.', route, tmp_path, 'What?', toy_models())
         else:
             assert route(tmp_path, 'What is 3 + 4?', toy_models()) == before
+
+
+class Thinking(ToyModel):
+    def step(self, *args):
+        step = super().step(*args)
+        return replace(step, text=f'<think> {step.text}')
+
+
+def test_a_model_that_thinks_aloud_is_named_with_what_to_do(tmp_path, capsys):
+    probe(tmp_path, rows(40), [Thinking(0), ToyModel(1)])
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if 'thinks aloud' in row]
+    assert line.startswith('toy-0') and 'enable_thinking' in line

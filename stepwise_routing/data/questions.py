@@ -28,9 +28,13 @@ def own_text(name: str, value) -> str:
 
 def own_answer(row: dict, theirs: str | None) -> str:
     "The answer of a row; '' if it has none. ValueError if it may have one under another name."
-    if theirs is None or row.get(theirs) in (None, '') and (theirs in row or len(row) == 1):
+    is_question_alone = len(row) == 1 and theirs not in row
+    if theirs is None or is_question_alone:
         return ''
-    answer = own_text(theirs, named(row, 'answer', theirs))
+    value = named(row, 'answer', theirs)
+    if value in (None, ''):
+        return ''
+    answer = own_text(theirs, value)
     if '####' in answer:
         raise ValueError('the answer is a whole solution: give only what stands behind ####')
     return answer
