@@ -37,7 +37,7 @@ def chance_saving(
     share: float,  # cost of the small model, of the largest one's
 ) -> float:
     "Share of the cost that is saved if so many random questions go to the small model that `ALPHA` is lost."
-    return min(1, ALPHA / max(lost, ALPHA)) * (1 - share)
+    return ALPHA / max(lost, ALPHA) * (1 - share)
 
 
 def questions_needed(
@@ -63,10 +63,8 @@ def judge(
     low_end, high_end = USELESS
     saving = chance_saving(lost.mean(), share)
     if safe_by_bets(lost[None], np.ones((1, n)), ALPHA, DELTA)[0, 0]:
-        return (
-            STOP,
-            'The small model alone loses at most 5 of 100 answers (90 % sure): use it alone.',
-        )
+        reason = 'The small model alone loses at most 5 of 100 answers (90 % sure): use it alone.'
+        return STOP, reason
     if share > DEAR:
         return (
             STOP,
@@ -92,11 +90,9 @@ def judge(
                 f'win; it needs {enough} questions or more.'
             )
     if saving >= CHANCE:
-        unknown = (
-            f'nothing tells which, as far as {n} questions show'
-            if is_enough
-            else 'too few to tell which'
-        )
+        unknown = 'too few to tell which'
+        if is_enough:
+            unknown = f'nothing tells which, as far as {n} questions show'
         return GO, (
             f'{gains} of {n} questions gain: {unknown}. But even chance pays: if the small model answers '
             f'random questions, {saving:.0%} are saved at 5 points.'
@@ -108,10 +104,10 @@ def judge(
             f'saves {saving:.0%} at 5 points.'
         )
     needed = questions_needed(sizes, gains, n)
-    return (
-        MORE,
-        f'{gains} of {n} questions gain: too few to tell which. Probe about {needed} questions.',
+    reason = (
+        f'{gains} of {n} questions gain: too few to tell which. Probe about {needed} questions.'
     )
+    return MORE, reason
 
 
 # ---- what is shown
@@ -227,10 +223,8 @@ def price_of(
     table: Outcomes,  # of a probe
     specs,  # of the models, small to large
     speeds: dict,  # model -> tokens a second
-) -> (
-    np.ndarray
-):  # [2, 2]: US cents and seconds of a question; at least, at most; nan: nobody has measured
-    """What all hand-overs of a question will need.
+) -> np.ndarray:  # [cents or seconds, at least or at most]
+    """US cents and seconds that all hand-overs of a question will need; nan if nobody has measured the time.
 
     Behind t of T small steps a larger model writes at least 1 - t/T of what it writes alone, and at most all of it."""
     T = table.steps.astype(int)

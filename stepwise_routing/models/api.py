@@ -24,9 +24,8 @@ from .base import Preference, Request, reply_steps, step_text
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 TOP = 20  # likeliest tokens that a server shows
 LOST = '\ufffd'  # stands for bytes that are no character
-SPECIAL = re.compile(
-    r'<[^<>\s]+>'
-)  # a token such as <|im_start|>, which vLLM leaves out of the text
+# a token such as <|im_start|>, which vLLM leaves out of the text
+SPECIAL = re.compile(r'<[^<>\s]+>')
 
 
 def is_loopback(base_url: str) -> bool:
