@@ -14,8 +14,8 @@ import torch
 
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.method.baselines import low
-from stepwise_routing.method.policy import Curve, choose
-from stepwise_routing.method.results import API
+from stepwise_routing.method.policy import Curve
+from stepwise_routing.method.results import API, choose
 from stepwise_routing.method.rollouts import (
     draw_chains,
     outcome_table,

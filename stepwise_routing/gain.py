@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from .method.baselines import curved_logistic
 from .method.confidence import auroc
-from .method.policy import DELTA, safe_by_bets
-from .method.results import gain_inputs, learnt
+from .method.policy import RISK, passes_bets
 from .method.rollouts import Outcomes
 from .records import token_cents
 
@@ -27,6 +27,59 @@ LEARNABLE = 200  # questions to learn from; with fewer, policies are worse than 
 IF_WRONG = 'gain, if it is wrong'
 LEARNT = 'learnt'
 GO, STOP, MORE = 'Go on.', 'Stop.', 'Ask more.'
+
+
+# ---- what a chain shows
+
+
+def gain_inputs(
+    outcomes: Outcomes,
+) -> tuple:  # wrong, gain bool [problem]; scores [problem, number]
+    "Is the small chain wrong; is only the large model right; seven numbers about the small chain."
+    problem = np.arange(len(outcomes))
+    small_right = outcomes.right[problem, outcomes.steps.astype(int), -1] == 1
+    large_right = outcomes.right[:, 0, -1] == 1
+    logit, length = outcomes.features['mean_logit'], outcomes.features['length']
+    numbers = (
+        np.nanmin(outcomes.features['min_odds'], 1),
+        np.nanmin(logit, 1),
+        np.nanmean(logit, 1),
+        logit[:, 0],
+        np.nansum(length, 1),
+        length[:, 0],
+        outcomes.steps,
+    )
+    return ~small_right, large_right & ~small_right, np.stack(numbers, 1)
+
+
+def learnt(label, inputs) -> np.ndarray:  # [problem]
+    "Ten-fold predictions of a logistic regression on the numbers and their products."
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    model = curved_logistic(2000)
+    folds = StratifiedKFold(10, shuffle=True, random_state=0)
+    return cross_val_predict(model, inputs, label, cv=folds, method='predict_proba')[:, 1]
+
+
+def gain_frame(benchmarks: dict) -> pd.DataFrame:  # as of `compare`
+    "Can routing pay? How often each model alone fails, and how well the small model's numbers tell it, all splits."
+    table = []
+    for name, splits in benchmarks.items():
+        parts = [gain_inputs(splits[split]) for split in ('train', 'calibration', 'test')]
+        wrong, gain, inputs = (np.concatenate(part) for part in zip(*parts))
+        line = dict(benchmark=name, problems=len(wrong), wrong=wrong.mean(), gain=gain.mean())
+        scores = {
+            'wrong by min-prob': (wrong, -inputs[:, 0]),
+            'wrong by S^os': (wrong, -inputs[:, 1]),
+            'gain by min-prob': (gain, -inputs[:, 0]),
+            'gain by S^os': (gain, -inputs[:, 1]),
+            'gain learnt': (gain, learnt(gain, inputs)),
+        }
+        for title, (label, score) in scores.items():
+            area = auroc(label, score)
+            line |= dict(zip((title, f'{title}, low', f'{title}, high'), area))
+        table.append(line)
+    return pd.DataFrame(table)
 
 
 # ---- the verdict
@@ -62,7 +115,7 @@ def judge(
     n, gains = len(lost), int((lost == 1).sum())
     low_end, high_end = USELESS
     saving = chance_saving(lost.mean(), share)
-    if safe_by_bets(lost[None], np.ones((1, n)), ALPHA, DELTA)[0, 0]:
+    if passes_bets(lost[None], np.ones((1, n)), ALPHA, RISK)[0, 0]:
         reason = 'The small model alone loses at most 5 of 100 answers (90 % sure): use it alone.'
         return STOP, reason
     if share > DEAR:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 DIGITS = 1e-5  # the tables have six digits
-DELTA = 0.1
+RISK = 0.1
 MOST = 500  # thresholds a curve
 KEYS = ['unit', 'benchmark', 'method']
 WALKERS = 'SpecReason', 'RSD'
@@ -238,7 +238,7 @@ def tuned(right, cost, counts, alpha):
     return np.array(chosen)
 
 
-def guaranteed(right, cost, counts, alpha, delta=DELTA):
+def guaranteed(right, cost, counts, alpha, delta=RISK):
     "By the normal bound."
     n, loss = len(right[0]), right[0] - right
     mean, square = counts @ loss.T / n, counts @ (loss**2).T / n

@@ -21,9 +21,9 @@ from fake_api import (
     tokens_of,
 )
 
-from stepwise_routing.method.rollouts import Kept
 from stepwise_routing.models.api import CONTINUE, ApiModel
 from stepwise_routing.models.base import Request
+from stepwise_routing.models.kept import Kept
 from stepwise_routing.models.open import ModelOptions, open_model
 from stepwise_routing.records import SEPARATOR, Problem, token_cents
 from stepwise_routing.store import Replies, Store, draw_settings

@@ -14,13 +14,13 @@ from stepwise_routing.method.baselines import (
     STAKE_RULES,
     _Mixture,
     _Steer,
+    bills,
     fit_mixture,
     fit_rule,
     fit_stakes,
     fit_steer,
     high,
-    least_loss,
-    losses,
+    least_bill,
     low,
     oracle,
     random_problem,
@@ -28,13 +28,7 @@ from stepwise_routing.method.baselines import (
     small_alone,
     with_past,
 )
-from stepwise_routing.method.rollouts import (
-    READINGS,
-    UNITS,
-    exits,
-    large_alone,
-    thresholds,
-)
+from stepwise_routing.method.rollouts import READINGS, UNITS, exits, large_alone, thresholds
 
 both = pytest.mark.parametrize('models', [2, 3])
 
@@ -169,7 +163,7 @@ def test_a_curve_is_taken_where_a_threshold_is_not_enough():
 
 def test_a_label_that_never_varies_gives_the_threshold():
     o = table_where(lambda x: x < 9)
-    loss = losses(o, 'flops', 'continue')
+    loss = bills(o, 'flops', 'continue')
     assert fit_rule('curve', o.features, loss, o.inside).rule == 'min-prob'
     assert list(STAKE_RULES)[0] == 'min-prob', (
         'the simplest rule stands first, and wins where rules are equal'
@@ -179,7 +173,7 @@ def test_a_label_that_never_varies_gives_the_threshold():
 @pytest.mark.parametrize('unit', UNITS)
 def test_at_the_price_of_a_mistake_both_models_alone_are_equally_good(unit):
     o = toy(400, split='train')
-    loss, large = losses(o, unit, 'continue'), large_alone(o, unit)
+    loss, large = bills(o, unit, 'continue'), large_alone(o, unit)
     gap = large.right.mean() - small_alone(o, unit).right.mean()
     price = (1 - small_alone(o, unit).cost.mean() / large.cost.mean()) / gap
     assert gap > 0.1
@@ -191,14 +185,14 @@ def test_at_the_price_of_a_mistake_both_models_alone_are_equally_good(unit):
 def test_the_least_loss_is_that_of_a_threshold():
     "As low as at the best threshold, but for the few that lie between a hundred of them."
     o = toy(80, split='train')
-    doubt, loss = low('min_odds')(o.features), losses(o, 'flops', 'continue')
+    doubt, loss = low('min_odds')(o.features), bills(o, 'flops', 'continue')
     every = []
     for kappa in [*thresholds(doubt), np.inf]:
         exit = [
             next((t for t in range(T) if row[t] >= kappa), -1) for row, T in zip(doubt, o.steps)
         ]
         every.append(loss[np.arange(80), exit].mean())
-    best = least_loss(doubt, loss)
+    best = least_bill(doubt, loss)
     assert min(every) <= best <= np.sort(every)[20] and np.isclose(every, best).any()
 
 

@@ -7,7 +7,8 @@ import pytest
 from independent import check_tables
 from toy import quick_methods, toy_benchmark
 
-from stepwise_routing.method.results import compare, gain_frame
+from stepwise_routing.gain import gain_frame
+from stepwise_routing.method.results import compare
 from stepwise_routing.method.rollouts import save
 from stepwise_routing.report.tables import write_tables
 

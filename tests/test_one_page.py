@@ -1,4 +1,5 @@
 "The method on one page: on its own, and equal to the library to the last bit."
+
 import ast
 from pathlib import Path
 

@@ -249,12 +249,10 @@ def test_a_model_that_shows_less(tmp_path, monkeypatch, hidden):
 
 @pytest.mark.parametrize('routers', [1, 3])
 def test_a_guarantee_takes_so_many_questions(tmp_path, monkeypatch, capsys, routers):
-    "One router has the whole delta of 10 %, and is calibrated on all questions; of three each has a third of it."
+    "One router has the whole risk of 10 %, and is calibrated on all questions; of three each has a third of it."
     monkeypatch.setattr(gain, 'LEARNABLE', 2 if routers == 3 else 200)
-    zeros, delta = np.zeros((1, 200)), policy.DELTA / routers
-    safe = [
-        policy.safe_by_bets(zeros[:, :n], zeros[:, :n] + 1, 0.05, delta) for n in range(20, 200)
-    ]
+    zeros, delta = np.zeros((1, 200)), policy.RISK / routers
+    safe = [policy.passes_bets(zeros[:, :n], zeros[:, :n] + 1, 0.05, delta) for n in range(20, 200)]
     needed = 20 + safe.index(True)  # without a loss
     o = toy(400)
     o = replace(o, right=np.ones_like(o.right))  # the small model never errs

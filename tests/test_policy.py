@@ -14,30 +14,27 @@ from toy import quick_methods, toy, toy_benchmark
 
 from stepwise_routing.method.policy import (
     CLASSES,
-    DELTA,
     DTYPE,
     FEW,
+    RISK,
     RULES,
-    Choice,
     Curve,
     Network,
     capital,
-    choose,
     fresh_policy,
     fresh_router,
     guaranteed,
-    load_policy,
     log_odds,
     log_pi,
-    safe_by_normal,
-    save_policy,
+    passes_normal,
     settings_of,
-    simplest,
     soft_choice,
     tuned,
     update_threshold,
 )
+from stepwise_routing.method.results import Choice, choose, simplest
 from stepwise_routing.method.rollouts import Result
+from stepwise_routing.own import load_policy, save_policy
 from stepwise_routing.util import resamples
 
 COLUMNS = ('min_odds', 'step', 'final')
@@ -185,7 +182,7 @@ def test_tuned_is_the_cheapest_setting_that_keeps_the_accuracy(rows, alpha):
 
 
 # ---- guaranteed
-def safe(loss, alpha, delta=DELTA):
+def safe(loss, alpha, delta=RISK):
     "Does `guaranteed` take a setting with these losses?"
     n = len(loss)
     two = np.stack([np.zeros(n), loss])
@@ -200,7 +197,7 @@ def test_an_unsafe_setting_is_rarely_taken(n, alpha):
     if alpha < 0.01:
         outcomes, chances = [1.0, 0.0], [alpha * 1.01, 1 - alpha * 1.01]
     taken = [safe(rng.choice(outcomes, n, p=chances), alpha) for _ in range(2000)]
-    assert np.mean(taken) <= DELTA
+    assert np.mean(taken) <= RISK
 
 
 def test_one_of_three_fails_no_more_often_than_one():
@@ -210,9 +207,9 @@ def test_one_of_three_fails_no_more_often_than_one():
     loss = rng.choice([1.0, 0.0, -1.0], (2000, 3, n), p=[0.061, 0.909, 0.03])
     fails = {
         delta: np.mean([any(safe(x, alpha, delta) for x in case) for case in loss])
-        for delta in (DELTA, DELTA / CLASSES)
+        for delta in (RISK, RISK / CLASSES)
     }
-    assert fails[DELTA / CLASSES] <= DELTA < fails[DELTA]
+    assert fails[RISK / CLASSES] <= RISK < fails[RISK]
 
 
 def test_the_walk_stops_at_the_first_setting_that_may_lose_too_much():
@@ -220,7 +217,7 @@ def test_the_walk_stops_at_the_first_setting_that_may_lose_too_much():
     good, bad, counts = np.zeros(n), np.ones(n), np.ones((1, n))
 
     def taken(losses, cost):
-        return guaranteed(np.stack(losses), np.array([cost]), counts, 0.02, DELTA)[0]
+        return guaranteed(np.stack(losses), np.array([cost]), counts, 0.02, RISK)[0]
 
     assert taken([good, good, good, bad, good], [5, 4, 3, 2, 1]) == 2
     assert taken([good, bad, good], [3, 2, 1]) == 0
@@ -231,7 +228,7 @@ def test_the_normal_bound_by_hand():
     loss = np.array([[0.0, 1, 0, 0]])
     bound = 0.25 + norm.ppf(0.9) * math.sqrt(0.75 / 3 / 4)
     ones = np.ones((1, 4))
-    verdicts = [safe_by_normal(loss, ones, bound + x, 0.1)[0, 0] for x in (1e-9, -1e-9)]
+    verdicts = [passes_normal(loss, ones, bound + x, 0.1)[0, 0] for x in (1e-9, -1e-9)]
     assert verdicts == [True, False]
 
 
@@ -241,14 +238,14 @@ def test_the_bet_is_fair_by_counting_every_course_of_the_game(n, alpha):
     chance = {1.0: 0.25 + alpha / 2, -1.0: 0.25 - alpha / 2, 0.0: 0.5}
     courses = np.array([*product(chance, repeat=n)])
     probability = np.prod([[chance[x] for x in course] for course in courses], 1)
-    money = capital(courses, alpha, DELTA)
+    money = capital(courses, alpha, RISK)
     assert (money > 0).all() and probability @ money[:, -1] == pytest.approx(1)
-    assert probability @ (money.max(1) >= 1 / DELTA) <= DELTA
+    assert probability @ (money.max(1) >= 1 / RISK) <= RISK
 
 
 def test_a_stake_knows_the_past_alone():
     rows = np.stack([np.zeros(20), np.r_[np.zeros(15), np.ones(5)]])
-    one, other = capital(rows, 0.05, DELTA)
+    one, other = capital(rows, 0.05, RISK)
     assert np.array_equal(one[:15], other[:15]) and not np.isclose(one[15], other[15])
 
 
@@ -258,7 +255,7 @@ def test_few_problems_or_few_allowed_losses_are_tested_exactly():
     assert not safe(np.zeros(60), 0.05) and safe(np.zeros(100), 0.05)
     cases = product((20, 299, 300, 600, 3000), (1e-4, 0.002, 0.005, 0.01, 0.02, 0.05))
     proofs = [(1 - alpha) ** n for n, alpha in cases if safe(np.zeros(n), alpha)]
-    assert proofs and max(proofs) <= DELTA
+    assert proofs and max(proofs) <= RISK
 
 
 def test_bets_on_a_resample_are_those_on_its_problems():
@@ -266,7 +263,7 @@ def test_bets_on_a_resample_are_those_on_its_problems():
     loss = (rng.random((12, 200)) < 0.02).cumsum(0).clip(0, 1).astype(float)
     loss[0] = 0
     counts, cost = resamples(200, 8), np.linspace(1, 0.1, 12)
-    got = guaranteed(loss, np.tile(cost, (9, 1)), counts, 0.15, DELTA)
+    got = guaranteed(loss, np.tile(cost, (9, 1)), counts, 0.15, RISK)
     for r, row in enumerate(counts):
         drawn = np.repeat(np.arange(200), row.astype(int))
         wanted = 0
@@ -311,7 +308,7 @@ def test_every_resample_and_every_seed_chooses_for_itself():
     counts = resamples(310, 30, seed=5), resamples(290, 30, seed=6)
     found = choose(curves, counts, alpha, seed=7)
     shares = resamples(3, 30, seed=7) / 3
-    deltas = dict(zip(RULES, (None, DELTA, DELTA / 3)))
+    deltas = dict(zip(RULES, (None, RISK, RISK / 3)))
     used = set()
     for rule, delta in deltas.items():
         for r in range(31):

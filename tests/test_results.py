@@ -7,26 +7,21 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from toy import quick_methods, toy_benchmark
 
-from stepwise_routing.method.policy import Choice, simplest
+from stepwise_routing.gain import gain_frame
+from stepwise_routing.method.curves import at_thresholds, of_walks, threshold_curves
 from stepwise_routing.method.results import (
     CHOSEN,
     OF_CHOSEN,
-    OURS,
-    RIVALS,
+    Choice,
     Method,
     Row,
     all_methods,
-    at_thresholds,
     compare,
-    comparison,
-    frame,
-    gain_frame,
     interval,
-    of_walks,
-    seed_frame,
-    threshold_curves,
+    simplest,
 )
 from stepwise_routing.method.rollouts import exits, large_alone, replay, replay_walks, thresholds
+from stepwise_routing.report.tables import OURS, RIVALS, comparison, frame, seed_frame
 from stepwise_routing.settings import Training
 from stepwise_routing.util import resamples
 

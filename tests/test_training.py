@@ -12,13 +12,7 @@ from scipy.optimize import nnls
 from toy import toy
 
 from stepwise_routing.method import training
-from stepwise_routing.method.policy import (
-    DTYPE,
-    Network,
-    fresh_router,
-    log_odds,
-    soft_choice,
-)
+from stepwise_routing.method.policy import DTYPE, Network, fresh_router, log_odds, soft_choice
 from stepwise_routing.method.rollouts import exits, large_alone, replay, take
 from stepwise_routing.method.training import (
     Critics,

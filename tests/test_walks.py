@@ -9,14 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from toy_models import ToyModel, random_of, toy_models, toy_problems
 
-from stepwise_routing.method.baselines import (
+from stepwise_routing.method.baselines import fit_steer, low, rewriting_walk
+from stepwise_routing.method.judges import (
     Grades,
     Rewards,
     draw_walks,
-    fit_steer,
     judged_chains,
-    low,
-    rewriting_walk,
     walk_kappas,
     walk_settings,
 )
@@ -24,7 +22,6 @@ from stepwise_routing.method.policy import fresh_router
 from stepwise_routing.method.rollouts import (
     READINGS,
     UNITS,
-    Kept,
     draw_chains,
     large_alone,
     outcome_table,
@@ -35,6 +32,7 @@ from stepwise_routing.method.rollouts import (
     walk,
 )
 from stepwise_routing.models.base import Preference, Request, Reward
+from stepwise_routing.models.kept import Kept
 from stepwise_routing.records import ModelSpec, boxed, edge_seed, score_messages
 from stepwise_routing.store import Store
 
@@ -179,7 +177,7 @@ def test_a_store_that_was_cut_anywhere_goes_on_and_nothing_is_drawn_twice(tmp_pa
 
 
 def test_equal_requests_of_a_list_are_drawn_once_and_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr('stepwise_routing.method.rollouts.BLOCK', 4)
+    monkeypatch.setattr('stepwise_routing.models.kept.BLOCK', 4)
     (model,), store = toy_models(1), Store(tmp_path / 's.db', dict(of='toys'))
     requests = [Request(p, sample=i, to_end=True) for p in toy_problems(5) for i in range(2)]
     alone = model.write(requests)

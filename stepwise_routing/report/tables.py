@@ -9,20 +9,82 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..method.results import CHOSEN, Row, comparison, frame, seed_frame
+from ..method.results import CHOSEN, Row, interval
 from ..method.rollouts import cut_chains
 from ..util import write_file
 
 MODELS = 'Small only', 'Large only'
-OURS = 'Ours (S^os)', 'Ours (S^API)', 'Ours, as printed'
-PRINTED = (*MODELS, 'SpecReason', 'RSD', 'STEER', *OURS, 'Min-prob threshold', CHOSEN)
+POLICIES = 'Ours (S^os)', 'Ours (S^API)', 'Ours, as printed'
+PRINTED = (*MODELS, 'SpecReason', 'RSD', 'STEER', *POLICIES, 'Min-prob threshold', CHOSEN)
 EXTERNAL = {'Small only': '–', 'Large only': '–', 'RSD': '✓', 'TRIM': '✓'}  # needs a third model?
 UNITS = {1: 'flops', 2: 'cents'}  # of cost, for each table of the paper
 PAPERS = {1: 'Ours (S^os)', 2: 'Ours (S^API)'}  # its policy: the score of its open and API settings
 MISSING = '–'
 ENDS = '', '_low', '_high'  # of the columns of a number with its interval
 
-# ---- numbers
+# ---- from results to numbers
+
+
+def frame(results: dict, rule: str = 'tuned') -> pd.DataFrame:
+    "A row per unit, benchmark and method: accuracy (%), cost, share of the large model's cost, accuracy per cost."
+    table = []
+    for (unit, benchmark, method), row in results.items():
+        if rule not in row.choices:
+            continue
+        choice = row.choices[rule]
+        large = results[unit, benchmark, 'Large only'].choices['tuned']
+        with np.errstate(divide='ignore'):
+            numbers = dict(
+                accuracy=100 * choice.accuracy,
+                cost=choice.cost,
+                share=choice.cost / large.cost,
+                per_cost=100 * choice.accuracy / choice.cost,
+            )
+        line = dict(unit=unit, benchmark=benchmark, method=method)
+        for name, values in numbers.items():
+            line[name], line[f'{name}_low'], line[f'{name}_high'] = interval(values)
+        table.append(line)
+    return pd.DataFrame(table)
+
+
+OURS = ('Ours (S^os)', 'Ours (S^API)', CHOSEN)
+RIVALS = ('SpecReason', 'RSD', 'STEER', 'Min-prob threshold', 'Large only')
+
+
+def comparison(results: dict, ours=OURS, rivals=RIVALS, rule: str = 'tuned') -> pd.DataFrame:
+    "Ours against each rival on the same resamples: ratio of costs, and difference in accuracy (points)."
+    table = []
+    for unit, benchmark in dict.fromkeys(key[:2] for key in results):
+        for our_name in ours:
+            for rival_name in rivals:
+                pair = [results.get((unit, benchmark, name)) for name in (our_name, rival_name)]
+                if None in pair:
+                    continue
+                mine, rival = (row.choices[rule] for row in pair)
+                line = dict(unit=unit, benchmark=benchmark, ours=our_name, rival=rival_name)
+                ratio = interval(mine.cost / np.maximum(rival.cost, 1e-300))
+                points = interval(100 * (mine.accuracy - rival.accuracy))
+                line |= dict(zip(('ratio', 'ratio_low', 'ratio_high'), ratio))
+                line |= dict(zip(('points', 'points_low', 'points_high'), points))
+                table.append(line)
+    return pd.DataFrame(table)
+
+
+def seed_frame(results: dict, rule: str = 'tuned') -> pd.DataFrame:
+    "Every seed of every trained method: its threshold, and what it comes to on test problems."
+    table = []
+    for (unit, benchmark, method), row in results.items():
+        if rule not in row.choices or len(row.choices[rule].by_seed) < 2:
+            continue
+        large = results[unit, benchmark, 'Large only'].choices['tuned'].cost[0]
+        for seed, (kappa, accuracy, cost) in enumerate(row.choices[rule].by_seed):
+            numbers = dict(kappa=kappa, accuracy=100 * accuracy, share=cost / large)
+            table.append(dict(unit=unit, benchmark=benchmark, method=method, seed=seed) | numbers)
+    columns = ['unit', 'benchmark', 'method', 'seed', 'kappa', 'accuracy', 'share']
+    return pd.DataFrame(table, columns=columns)
+
+
+# ---- digits
 
 
 def digits(number: float) -> str:
@@ -204,6 +266,7 @@ def beside_paper(results: dict, number: int, rows: tuple = PRINTED) -> pd.DataFr
 
 
 # ---- the other tables
+
 
 RULE_NAMES = dict(tuned='tuned', guaranteed='guaranteed (90 %)')
 UNIT_NAMES = dict(flops='FLOPs', full_flops='FLOPs, prompts included', cents='US cents')

@@ -7,8 +7,8 @@ import pandas as pd
 
 from ..data.benchmarks import find_benchmark, is_right, load_problems
 from ..method.baselines import low
+from ..method.curves import with_large
 from ..method.policy import Curve, settings_of
-from ..method.results import with_large
 from ..method.rollouts import (
     KINDS,
     Chain,

@@ -17,16 +17,10 @@ from ..data.frozen import read_frozen
 from ..data.recorded import MAX_STEPS, read_recorded
 from ..data.sources import SPLITS
 from ..data.steps import first_wrong
-from ..method.baselines import (
-    Grades,
-    Rewards,
-    draw_walks,
-    judged_chains,
-    walk_kappas,
-)
-from ..method.results import API, OS, all_methods, compare, gain_frame
+from ..gain import gain_frame
+from ..method.judges import Grades, Rewards, draw_walks, judged_chains, walk_kappas
+from ..method.results import API, OS, all_methods, compare
 from ..method.rollouts import (
-    Kept,
     Outcomes,
     cut_chains,
     draw_chains,
@@ -39,6 +33,7 @@ from ..method.rollouts import (
 )
 from ..method.training import train
 from ..models.base import Preference, Reward
+from ..models.kept import Kept
 from ..models.open import ModelOptions, is_api, open_model, open_models, open_reward
 from ..records import verdict_messages
 from ..settings import Settings, read_profile

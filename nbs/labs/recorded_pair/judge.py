@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from stepwise_routing.data.recorded import read_recorded
-from stepwise_routing.method.baselines import Grades, draw_walks, judged_chains
+from stepwise_routing.method.judges import Grades, draw_walks, judged_chains
 from stepwise_routing.method.rollouts import padded, save, shipped_outcomes, take
 from stepwise_routing.models.base import Preference, Request
 from stepwise_routing.store import Store, draw_settings
