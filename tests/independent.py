@@ -342,7 +342,7 @@ def check_comparison(checks, tables):
         if line['ratio_high'] < 1:
             verdict = 'cheaper'
         elif line['ratio_low'] > 1:
-            verdict = 'dearer'
+            verdict = 'costlier'
         checks.same('verdict', where, verdict == line['verdict'], True)
 
 

@@ -65,7 +65,7 @@ def gain():
     return pd.DataFrame([line])
 
 
-LOGS = dict(toy=[[(1.0, 0.2, 0.25), (0.6, 0.03, 0.24), (0.5, 0.02, 0.24)]] * 2)
+LOGS = dict(toy=[(1.0, 0.2, 0.25), (0.6, 0.03, 0.24), (0.5, 0.02, 0.24)])
 NOTES = ['A note.', 'Drawn on a day with seed 4.']
 
 
@@ -130,7 +130,7 @@ def test_cells_by_hand(results):
     assert cents.loc['Large only', 'toy'].tolist() == ['90.0', '0.0293', '30.7']
     assert tables.losses(table) == '9.0 on toy, 9.0 on gsm8k'
     verdicts = tables.comparison_form(results)  # need the whole interval
-    assert (verdicts['verdict'] == 'dearer').equals(verdicts['ratio_low'] > 1)
+    assert (verdicts['verdict'] == 'costlier').equals(verdicts['ratio_low'] > 1)
     assert (verdicts['verdict'] == 'cheaper').equals(verdicts['ratio_high'] < 1) and (
         verdicts['ratio_high'] < 1
     ).any()
@@ -229,7 +229,7 @@ def test_figures_have_their_size_and_no_text_overlaps(results, gain, columns, wi
         for ax in fig.axes:
             ticks = [tick.get_window_extent() for tick in ax.get_xticklabels() if tick.get_text()]
             assert not any(a.overlaps(b) for a, b in zip(ticks, ticks[1:]))
-    assert len(drawn[0].legends[0].get_texts()) == 1 + len(figures.SHOWN)
+    assert len(drawn[0].legends[0].get_texts()) == 3 + len(figures.SHOWN)
     assert not log or len(drawn[0].axes[0].get_xticks()) > 3
     x = np.random.default_rng(0).random((30, 4))
     policy = fresh_router(

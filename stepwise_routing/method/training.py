@@ -131,22 +131,22 @@ def fisher_of_choices(odds, kappa, temperature) -> torch.Tensor:  # [state, k, k
 
 
 def fisher_solver(net: Network, theta, x, weight, kappa, temperature, damping):
-    """A function v -> (H + damping I)^-1 v for H = J'FJ, a weighted sum over states.
+    """A function v -> (H + damping I)^-1 v for H = D'FD, a weighted sum over states.
 
     There are far fewer states than weights, so it solves one equation per log-odds (Woodbury's identity)."""
 
     def odds(theta, x):
         return log_odds(net(theta, x))
 
-    J = vmap(jacrev(odds), (None, 0))(theta, x)  # [state, k, parameter]
+    D = vmap(jacrev(odds), (None, 0))(theta, x)  # [state, k, parameter]
     fisher = fisher_of_choices(odds(theta, x), kappa, temperature) * weight[:, None, None]
-    FJ = (fisher @ J).flatten(0, 1)  # [state * k, parameter]
-    J = J.flatten(0, 1)
-    factors = torch.linalg.lu_factor(FJ @ J.T + damping * torch.eye(len(J), dtype=J.dtype))
+    FD = (fisher @ D).flatten(0, 1)  # [state * k, parameter]
+    D = D.flatten(0, 1)
+    factors = torch.linalg.lu_factor(FD @ D.T + damping * torch.eye(len(D), dtype=D.dtype))
 
     def solve(v):
-        along = torch.linalg.lu_solve(*factors, (FJ @ v)[:, None])[:, 0]
-        return (v - J.T @ along) / damping
+        along = torch.linalg.lu_solve(*factors, (FD @ v)[:, None])[:, 0]
+        return (v - D.T @ along) / damping
 
     return solve
 
@@ -294,7 +294,7 @@ def deploy(net: Network, theta, kappa, problems: _Problems, verifier=False) -> t
     rows = torch.arange(len(exit))
     right = problems.right[rows, exit]
     lost = problems.large_right - right
-    if verifier:  # a miss counts if a kept step is wrong
+    if verifier:  # a miss counts if the small model went on after a wrong step
         went_on = torch.arange(problems.inside.shape[1]) < exit[:, None] // (net.n_out - 1)
         wrong_step = (went_on & problems.inside & ~problems.step_right).any(1)
         lost = problems.large_right * (1 - right) * wrong_step
@@ -314,7 +314,7 @@ def train(
     unit: str = 'flops',  # of cost
     reading: str = 'continue',
     seed: int = 0,  # of weights, batches and actions
-) -> tuple:  # (`Policy`, kappa, log); log: (cost, accuracy lost, kappa) of each step
+) -> tuple:  # (`Policy`, kappa, log); log: (cost, accuracy lost, kappa) of each round
     "Alternate a step of the policy (equation 4) and of its threshold (equation 5)."
     start = fresh_router(outcomes.features, columns, len(outcomes.models), s.hidden, seed)
     problems = training_problems(outcomes, start.states(outcomes.features), unit, reading)

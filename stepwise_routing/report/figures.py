@@ -14,16 +14,8 @@ from .tables import MODELS
 
 # ---- accuracy against cost
 
-SHOWN = (
-    *MODELS,
-    'SpecReason',
-    'RSD',
-    'STEER',
-    'Min-prob threshold',
-    'Ours (S^os)',
-    'Ours (S^API)',
-)
-RIGHT_END = 135  # % of the large model's cost; what is dearer lies outside
+SHOWN = ('SpecReason', 'RSD', 'STEER', 'Min-prob threshold', 'Ours (S^os)', 'Ours (S^API)')
+RIGHT_END = 135  # % of the large model's cost; what costs more lies outside
 COARSE = (0, 1, 2, 5, 10, 20, 50, 100)  # ticks of a logarithmic axis that begins near 0
 FINE = (10, 20, 30, 40, 50, 60, 80, 100, 130)  # of one that does not
 
@@ -34,9 +26,9 @@ def in_figures(name: str) -> str:
 
 
 def line_of(row: Row, large_cost: float) -> np.ndarray:  # [point, 2]
-    """Cost (% of the large model's) and accuracy (%) of a method at all its thresholds, from strict to lax.
+    """Cost (% of the large model's) and accuracy (%) of a method at all its thresholds, from safe to cheap.
 
-    The large model alone comes first. It is left out if the strictest threshold is dearer."""
+    The large model alone comes first. It is left out if the safest threshold costs more."""
     line = 100 * row.line / [large_cost, 1]
     return line[1:] if line[1, 0] > line[0, 0] else line
 
@@ -71,14 +63,15 @@ def with_log_axis(ax) -> None:
 def accuracy_cost(
     results: dict,  # of `compare`
     unit: str = 'flops',  # of cost
-    shown: tuple = SHOWN,  # names of methods
+    shown: tuple = SHOWN,  # names of methods; the two models alone are always shown
     methods: list | None = None,  # of `Method`s, with your own; None: `all_methods()`
     rule: str = 'tuned',  # which choice has the marker
     columns: int = 2,  # of the page: 1 is 2.7 inches wide, 2 are 5.5
     log: bool = False,  # logarithmic costs
 ):  # matplotlib figure
     "A panel per benchmark. The grey line: chance picks the model for each problem."
-    methods = [method for method in methods or all_methods() if method.name in shown]
+    names = (*MODELS, *shown)
+    methods = [method for method in methods or all_methods() if method.name in names]
     benchmarks = benchmarks_of(results, unit)
     with our_look():
         fig, axes = panels(len(benchmarks), columns, height=1.9)
@@ -113,24 +106,23 @@ def benchmarks_of(results: dict, unit: str) -> list:
 
 
 def training_curves(
-    logs: dict,  # benchmark -> a log of `train` per seed
+    logs: dict,  # benchmark -> a log of `train`
     alpha: float = 0.02,  # accuracy that may be lost
     columns: int = 2,  # of the page
 ):  # matplotlib figure
-    "Cost, accuracy lost and kappa after each step: a thin line per seed, a thick one for their mean."
+    "Cost, accuracy lost and kappa in each round of training."
     titles = "cost, % of the large model's", 'accuracy lost, points', r'threshold $\kappa$'
     with our_look():
         fig, axes = panels(3, columns, height=1.8, in_a_row=3 if columns == 2 else 1)
-        for (benchmark, runs), (colour, dash) in zip(logs.items(), LINES):
-            numbers = np.array(runs) * [100, 100, 1]  # [seed, step, quantity]
-            steps = np.arange(numbers.shape[1]) + 1
-            for ax, of_seeds in zip(axes, np.moveaxis(numbers, 2, 0)):
-                ax.plot(steps, of_seeds.T, dash, color=colour, lw=0.4, alpha=0.5)
-                ax.plot(steps, of_seeds.mean(0), dash, color=colour, label=benchmark)
+        for (benchmark, log), (colour, dash) in zip(logs.items(), LINES):
+            numbers = np.array(log) * [100, 100, 1]  # [round, quantity]
+            rounds = np.arange(len(numbers)) + 1
+            for ax, values in zip(axes, numbers.T):
+                ax.plot(rounds, values, dash, color=colour, label=benchmark)
         axes[1].axhline(100 * alpha, color=GREY, lw=0.6)
         for ax, title in zip(axes, titles):
             ax.set_title(title)
-            ax.set_xlabel('step')
+            ax.set_xlabel('round')
         legend_below(fig, axes[0], ncols=2 * columns)
     return fig
 
@@ -228,7 +220,7 @@ def where(cases: list) -> str:  # of (benchmark, method)
 
 
 def flat_for(line: np.ndarray, little: float) -> float:  # of `line_of`; accuracy
-    "How much cost the lax end of a line spends for less than a little accuracy."
+    "How much cost the cheap end of a line spends for less than a little accuracy."
     is_low = np.append(line[::-1, 1] < little, False)
     cost = line[::-1, 0][: is_low.argmin()].clip(max=RIGHT_END)
     return np.ptp(cost) if len(cost) else 0.0
@@ -238,7 +230,7 @@ def remarkable(results: dict, unit: str, shown: tuple) -> list:  # of sentences
     "What a reader of the figure will ask about."
     alone, outside, flat = [], [], []
     for benchmark in benchmarks_of(results, unit):
-        rows = {name: results.get((unit, benchmark, name)) for name in shown if name not in MODELS}
+        rows = {name: results.get((unit, benchmark, name)) for name in shown}
         small, large = (results[unit, benchmark, name].choices['tuned'] for name in MODELS)
         little = 100 * (0.85 * small.accuracy[0] + 0.15 * large.accuracy[0])
         for name, row in rows.items():
@@ -268,8 +260,8 @@ def cost_caption(results: dict, unit: str, shown: tuple = SHOWN) -> str:
     sentences = [
         f'Accuracy and cost on the test problems of {", ".join(benchmarks_of(results, unit))}.',
         f'Cost is in {PRICES[unit]}, as a share of what the large model alone costs.',
-        'A line shows a method at all its thresholds, from strict (right) to lax (left).',
-        'It turns back where a stricter threshold is worse.',
+        'A line shows a method at all its thresholds, from safe (right) to cheap (left).',
+        'It turns back where a safer threshold is worse.',
         'A line that is flat at the top has the accuracy of the large model, so more hand-overs only cost more.',
         'A marker shows the tuned threshold, which was chosen on calibration problems.',
         'Its bars are 95 % intervals: problems and seeds are drawn again, and the choice is made again.',
@@ -280,9 +272,9 @@ def cost_caption(results: dict, unit: str, shown: tuple = SHOWN) -> str:
 
 
 TRAINING_CAPTION = (
-    'Training of {}, step by step: a thin line for each seed ({}), a thick one for their mean. '
+    'Training of {} with the first seed, round by round. '
     'Left and middle: cost, and accuracy lost against the large model, of the router at work (equation 6) on the '
-    'training problems of the step. The grey line is alpha, which may be lost. '
+    'training problems of the round. The grey line is alpha, which may be lost. '
     'Right: the threshold kappa (equation 5). It falls after a loss above alpha, and rises after a smaller one. '
     'Its steps get smaller, so its line becomes flat.'
 )
@@ -310,8 +302,7 @@ def write_figures(
         if unit in units:
             drawn[name] = accuracy_cost(results, unit), cost_caption(results, unit)
     trained = 'Ours (S^os)' if 'flops' in units else 'Ours (S^API)'
-    n_seeds = len(next(iter(logs.values())))
-    drawn['training'] = training_curves(logs, alpha), TRAINING_CAPTION.format(trained, n_seeds)
+    drawn['training'] = training_curves(logs, alpha), TRAINING_CAPTION.format(trained)
     drawn['gain'] = gain_figure(gain), GAIN_CAPTION
     captions = []
     for name, (fig, caption) in drawn.items():

@@ -4,6 +4,9 @@ import io
 from contextlib import contextmanager
 from pathlib import Path
 
+import matplotlib
+from matplotlib.figure import Figure
+
 from ..util import write_file
 
 WIDTHS = {1: 2.7, 2: 5.5}  # columns of a page -> inches
@@ -40,10 +43,17 @@ WITHOUT = dict(pdf=('CreationDate', 'Producer', 'Creator'), png=('Software',))  
 @contextmanager
 def our_look():
     "Matplotlib with our settings, during a `with` block. Those of the reader are back after it."
-    import matplotlib
-
     with matplotlib.rc_context(LOOK):
         yield
+
+
+class PageFigure(Figure):
+    "A figure that a notebook shows as it is printed. It opens no window."
+
+    def _ipython_display_(self):
+        from IPython.display import Image, display
+
+        display(Image(picture(self, 'png'), width=96 * self.get_figwidth()))
 
 
 def panels(
@@ -52,12 +62,10 @@ def panels(
     height: float,  # inches of a row
     in_a_row: int | None = None,  # panels, if not as many as columns
 ):  # figure, list of axes
-    "An empty figure as wide as one or two columns of a page. It opens no window."
-    from matplotlib.figure import Figure
-
+    "An empty figure as wide as one or two columns of a page."
     across = min(n, in_a_row or columns)
     rows = -(-n // across)
-    fig = Figure(figsize=(WIDTHS[columns], rows * height))
+    fig = PageFigure(figsize=(WIDTHS[columns], rows * height))
     axes = list(fig.subplots(rows, across, squeeze=False).flat)
     for empty in axes[n:]:
         empty.set_axis_off()
@@ -81,10 +89,3 @@ def save_figure(fig, folder, name: str) -> None:
     "Write NAME.pdf for a paper and NAME.png for a page."
     for kind in WITHOUT:
         write_file(Path(folder) / f'{name}.{kind}', picture(fig, kind))
-
-
-def preview(fig):  # IPython Image
-    "The figure for a notebook."
-    from IPython.display import Image
-
-    return Image(picture(fig, 'png'), width=96 * fig.get_figwidth())

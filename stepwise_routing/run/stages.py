@@ -326,7 +326,7 @@ def notes_of(run: Run, benchmarks: dict) -> list:  # of sentences
     return describe(benchmarks, run.settings.policy.alpha, *receipts)
 
 
-def training_logs(run: Run, benchmarks: dict) -> dict:  # benchmark -> a log per seed
+def training_logs(run: Run, benchmarks: dict) -> dict:  # benchmark -> a log
     "How the paper's policy learns on each benchmark, with the first seed."
     from joblib import Parallel, delayed
 
@@ -337,7 +337,7 @@ def training_logs(run: Run, benchmarks: dict) -> dict:  # benchmark -> a log per
         for splits in benchmarks.values()
     ]
     trained = Parallel(s.results.processes)(work)
-    return {name: [log] for name, (_, _, log) in zip(benchmarks, trained)}
+    return {name: log for name, (_, _, log) in zip(benchmarks, trained)}
 
 
 def report(run: Run, benchmarks: dict, results: dict) -> list:  # names of files

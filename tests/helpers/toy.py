@@ -69,7 +69,7 @@ def toy(n: int = 200, models: int = 2, split: str = 'test', seed: int = 0) -> Ou
 
 
 def toy_walks(o: Outcomes, method: str, seed: int = 0) -> Walks:
-    "Recorded walks of a router that asks a reward model about every step: the safer, the dearer."
+    "Recorded walks of a router that asks a reward model about every step: the safer, the more it costs."
     rng = np.random.default_rng(seed)
     kappas = -np.unique(np.r_[np.linspace(1, 0, 11), 0.33])[::-1]
     tokens = rng.integers(1, 60, (len(kappas), len(o), len(o.models) + 1, 4))
