@@ -20,7 +20,7 @@ ALPHA = 0.05  # accuracy that may be lost, as in `own.calibrate`
 USELESS = 0.35, 0.65  # an AUROC between these is worth nothing
 HOPELESS = 0.25  # an AUROC of the gain among wrong chains, from which on unsure ones are given up
 WIDE = 0.12  # an interval that reaches further to one side says nothing
-DEAR = 0.95  # cost of the small model, of the largest one's, from which on nothing is saved
+COSTLY = 0.95  # cost of the small model, of the largest one's, from which on nothing is saved
 FEW_GAINS = 5  # gains, or questions without one; with fewer we say nothing
 CHANCE = 0.25  # saving for which nobody needs to know anything
 LEARNABLE = 200  # questions to learn from; with fewer, policies are worse than a threshold
@@ -118,7 +118,7 @@ def judge(
     if passes_bets(lost[None], np.ones((1, n)), ALPHA, RISK)[0, 0]:
         reason = 'The small model alone loses at most 5 of 100 answers (90 % sure): use it alone.'
         return STOP, reason
-    if share > DEAR:
+    if share > COSTLY:
         return (
             STOP,
             f'The small model costs {share:.0%} of the large one: there is nothing to save.',
@@ -190,7 +190,7 @@ class Probe:
         seconds = ', '.join(f'{name} {value:.2g}' for name, value in self.seconds.items())
         areas = self.areas.map('{0[0]:.2f} [{0[1]:.2f}, {0[2]:.2f}]'.format)
         shown = [
-            'how well a confidence tells (AUROC: 1 is perfect, .5 is a coin), with 95 % intervals:'
+            'how well a confidence tells (AUROC: 1 is perfect, .5 is chance), with 95 % intervals:'
         ]
         shown.append('the small model shows none' if areas.empty else areas.to_string())
         what = f'the same answer as {large}' if self.agreement else 'right'

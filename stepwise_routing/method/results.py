@@ -127,7 +127,7 @@ def all_methods(s: Training = Training(), seeds: tuple = SEEDS) -> list:  # of `
 
 # %% ../../nbs/05_results.ipynb #choice
 class Choice(NamedTuple):
-    "What a rule chooses, and what that comes to: in the sample itself, and in every resample."
+    "What a rule chooses, with accuracy and cost: in the sample itself, and in every resample."
 
     accuracy: np.ndarray  # [1 + resample], on test problems
     cost: np.ndarray  # [1 + resample]

@@ -196,7 +196,7 @@ class _Rollouts(NamedTuple):
 
 @torch.no_grad()
 def draw_rollouts(net: Network, theta, problems: _Problems, rng) -> _Rollouts:
-    "Draw actions from pi until a larger model goes on, and read off the table what that comes to."
+    "Draw actions from pi until a larger model goes on, and read off the table how that ends."
     shape = problems.inside.shape
     larger = net.n_out - 1
     pi = log_pi(log_odds(net(theta, problems.x.flatten(0, 1)))).exp().view(*shape, -1)

@@ -71,7 +71,7 @@ def comparison(results: dict, ours=OURS, rivals=RIVALS, rule: str = 'tuned') -> 
 
 
 def seed_frame(results: dict, rule: str = 'tuned') -> pd.DataFrame:
-    "Every seed of every trained method: its threshold, and what it comes to on test problems."
+    "Every seed of every trained method: its threshold, accuracy and cost on test problems."
     table = []
     for (unit, benchmark, method), row in results.items():
         if rule not in row.choices or len(row.choices[rule].by_seed) < 2:
