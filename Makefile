@@ -1,3 +1,4 @@
+# make install     into .venv, and no more
 # make reproduce   install if needed, then tables/ and figures/ from the shipped outcomes, and all chapters
 # make test        install if needed, then ruff, import-linter, the lessons that no run executes, all tests but the slow ones
 # make weekly      other programs ask our server (litellm, lm-eval: .clients), and it asks theirs (vLLM on a CPU, Linux: .vllm)
@@ -10,8 +11,10 @@ STAMP := .venv/installed
 VLLM := 0.32.0
 FORMATTED := stepwise_routing nbs/0*.ipynb nbs/labs/micro_world nbs/labs/recorded_pair bench
 
-.PHONY: reproduce test style lessons weekly notebooks bench hooks
+.PHONY: install reproduce test style lessons weekly notebooks bench hooks
 .DEFAULT_GOAL := reproduce
+
+install: $(STAMP)
 
 reproduce: $(STAMP)
 	$(BIN)/stepwise-routing reproduce

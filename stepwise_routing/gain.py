@@ -27,6 +27,10 @@ LEARNABLE = 200  # questions to learn from; with fewer, policies are worse than 
 IF_WRONG = 'gain, if it is wrong'
 LEARNT = 'learnt'
 GO, STOP, MORE = 'Go on.', 'Stop.', 'Ask more.'
+UNMATCHED = (
+    'No answer of the large model counts as right. Compare your known answers with what it writes: '
+    'for example "629" matches \\boxed{629}, and "The answer is 629" does not.'
+)
 
 
 # ---- what a chain shows
@@ -101,7 +105,8 @@ def questions_needed(
     "With so many the interval of an AUROC reaches `WIDE` to each side, or nearly so."
     if min(gains, n - gains) >= FEW_GAINS:
         return max(math.ceil(1.1 * n * (max(sizes) / WIDE) ** 2), n + 1)
-    p = np.clip(gains / n, 1 / n, 1 - 1 / n)
+    least = min(1 / n, 0.5)
+    p = np.clip(gains / n, least, 1 - least)
     return math.ceil(1.1 * 1.96**2 / (12 * p * (1 - p) * WIDE**2))  # the error of an AUROC near .5
 
 
@@ -251,6 +256,8 @@ def look(
             areas.setdefault(IF_WRONG, {})[name] = auroc(gain[wrong], score[wrong])
     areas = pd.DataFrame(areas)
     verdict, reason = judge(lost, areas, share, enough)
+    if not larger_right[:, -1].any():
+        verdict, reason = STOP, UNMATCHED
     names = table.models.tolist()
     seconds = {n: float(w / speeds[n]) for n, w in zip(names, tokens[:, 0]) if n in speeds}
     return Probe(

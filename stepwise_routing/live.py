@@ -47,7 +47,7 @@ class Promise(Section):
         most = f'at most {100 * self.alpha:g} of 100 answers {lost}'
         if not self.guarantee:
             return f'On these {self.n} questions {most}. Nothing is promised for new ones.'
-        compared = f' (the choice among {len(self.costs)} routers is counted in)'
+        compared = f' ({len(self.costs)} routers were compared, and the 90 % allow for that)'
         return (
             f'90 % sure: {most}, on questions like your {self.n}{compared * (len(self.costs) > 1)}.'
         )

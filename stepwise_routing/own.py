@@ -194,6 +194,12 @@ def seen_by(c: Collection, table: rollouts.Outcomes) -> gain.Probe:
     return gain.look(table, c.own.agreement, read_speeds(c.folder), enough)
 
 
+def paid_replies(models) -> store.Replies | None:
+    "Where the replies of paid models are; None if no model is paid."
+    found = [model.model.replies for model in models if hasattr(model.model, 'replies')]
+    return found[0] if found else None
+
+
 def undrawn(c: Collection) -> int:
     "Questions of which not every hand-over is drawn."
     small, *larger = c.models
@@ -211,23 +217,24 @@ def undrawn(c: Collection) -> int:
 def show_price(
     c: Collection,
     table: rollouts.Outcomes,  # of a probe
-) -> None:
-    "Print what `collect` will cost and take. ValueError if that is more than the cap allows."
+) -> str:  # a sentence if the cap is too low
+    "Print what `collect` will cost and take."
     left = undrawn(c)
     if not left:
-        return
+        return ''
     cents, seconds = left * gain.price_of(table, c.specs, read_speeds(c.folder))
     needs = [f'{cents[0]:.2g} to {cents[1]:.2g} US cents'] if cents.any() else []
     minutes = seconds / 60
     needs += [] if np.isnan(minutes[0]) else [f'{minutes[0]:.1f} to {minutes[1]:.1f} minutes']
     needed = f'; they need about {" and ".join(needs)}' if needs else ''
     print(f'collect: {left} questions are left{needed}')
-    paid = [model.model.replies for model in c.models if hasattr(model.model, 'replies')]
-    if paid and paid[0].spent + cents[0] > paid[0].max_cents:
-        raise ValueError(
-            f'{paid[0].spent:.2g} cents are spent, {cents[0]:.2g} or more are needed, and max_cents is '
-            f'{paid[0].max_cents:g}: raise it, or give fewer questions'
+    replies = paid_replies(c.models)
+    if replies and replies.spent + cents[0] > replies.max_cents:
+        return (
+            f'{replies.spent:.2g} cents are spent, {cents[0]:.2g} or more are needed, and max_cents is '
+            f'{replies.max_cents:g}: raise it, or give fewer questions'
         )
+    return ''
 
 
 def probe(
@@ -245,7 +252,9 @@ def probe(
         table = draw_alone(c, n)
         found = seen_by(c, table)
         print(found)
-        show_price(c, table)
+        too_low = show_price(c, table)
+        if too_low:
+            print(too_low)
     return found
 
 
@@ -288,10 +297,15 @@ def collect(
         table = draw_alone(c)
         if len(c.steps) > before:  # nobody has probed
             print(seen_by(c, table), end='\n\n')
-        show_price(c, table)
+        too_low = show_price(c, table)
+        if too_low:
+            raise ValueError(too_low)
         chains, rests = rollouts.draw_chains(c.problems, c.models, max_steps)
         outcomes = c.table(c.problems, chains, rests)
         drawn = dict(new_steps=len(c.steps) - before)
+        replies = paid_replies(c.models)
+        if replies:
+            print(f'collect: {replies.spent:.3g} US cents are paid in this folder')
 
     rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in c.problems]
     util.write_file(c.folder / 'problems.jsonl', '\n'.join(rows) + '\n')
@@ -515,7 +529,7 @@ def calibrate(
         wanted = alpha / 2 if promise.kappa is not None else alpha
         needed = questions_for(folder, wanted)
         number = 'more than 16 times as many' if needed is None else f'about {needed:,}'
-        print(f'A promise of {100 * wanted:g} of 100 needs {number} questions in all.')
+        print(f'A promise of {100 * wanted:g} of 100 needs {number} questions in all if it is to save 5 %.')
     return promise
 
 
@@ -569,7 +583,12 @@ def open_router(
     return live.OwnRouter(models, router, promise, own)
 
 
-def route(folder, questions, models, **options):  # of `open_router`
+def route(
+    folder,  # with a router that `calibrate` deployed
+    questions,  # a question, or a list
+    models,  # small to large: names, `ModelOptions` or open models; or a YAML file of `ModelOptions`
+    **options,  # of `open_router`, such as max_cents (100); and of `ModelOptions`
+):
     "Answer a question (as a `live.Routed`) or a list. To ask often, use `open_router`."
     return open_router(folder, models, **options).route(questions)
 
@@ -579,7 +598,11 @@ def service(folder, models, **options):  # of `open_router`
     from stepwise_routing.serve import Service
 
     names = dict(small='small', large='large') | {Path(folder).resolve().name: 'router'}
-    return Service(open_router(folder, models, **options), names)
+    router = open_router(folder, models, **options)
+    for model in router.models:
+        if hasattr(model, 'replies'):
+            model.replies.check_cap()  # or each request would fail
+    return Service(router, names)
 
 
 @contextlib.contextmanager
@@ -600,7 +623,13 @@ def serving(
         yield url
 
 
-def serve(folder, models, port: int = 8000, host: str = '127.0.0.1', **options) -> None:
+def serve(
+    folder,  # with a router that `calibrate` deployed
+    models,  # small to large: names, `ModelOptions` or open models; or a YAML file of `ModelOptions`
+    port: int = 8000,
+    host: str = '127.0.0.1',  # address to listen on; any other than 127.0.0.1 needs a key
+    **options,  # of `open_router`, such as max_cents (100, `collect` included); and of `ModelOptions`
+) -> None:
     "Serve as `serving` does, until Ctrl-C or SIGTERM. Calls under way may still end."
     from stepwise_routing import serve as server
 

@@ -75,10 +75,19 @@ def test_a_small_model_as_good_as_the_large_one_is_used_alone():
     assert 'use it alone' not in look(some(table, 300, 0)).reason
 
 
-def test_a_small_model_as_dear_as_the_large_one_saves_nothing():
+def test_a_small_model_as_costly_as_the_large_one_saves_nothing():
     table = shipped_outcomes('micro-gsm')['test']
     probe = look(replace(table, params=table.params[[1, 1]], dollars=0 * table.dollars))
     assert probe.verdict == STOP and 'nothing to save' in probe.reason
+
+
+def test_known_answers_in_another_form_stop_the_probe_and_one_question_asks_for_more():
+    table = shipped_outcomes('micro-gsm')['test']
+    unmatched = replace(table, right=0 * table.right)
+    probe = look(some(unmatched, 40, 0))
+    assert (probe.verdict, probe.reason) == (gain.STOP, gain.UNMATCHED)
+    one = take(table, table.right[:, 0, 0].nonzero()[0][:1])
+    assert look(one).n == 1
 
 
 def test_hardly_any_gains_say_nothing():

@@ -164,7 +164,7 @@ def test_an_interrupted_collect_goes_on_and_until_then_a_folder_stays_as_it_was(
     refused("has the answer '0'", collect, mine, [dict(rows(1)[0], answer='0')], models)
 
 
-def test_a_paid_model_is_not_paid_twice_and_keeps_the_cap(tmp_path, monkeypatch):
+def test_a_paid_model_is_not_paid_twice_and_keeps_the_cap(tmp_path, monkeypatch, capsys):
     "The key is in no file of the folder, and the address in none that says what a router is."
     monkeypatch.setenv('MY_KEY', 'sk-123456789012345')
     given = [dict(question=p.question, answer=p.answer) for p in PROBLEMS[:12]]
@@ -174,15 +174,19 @@ def test_a_paid_model_is_not_paid_twice_and_keeps_the_cap(tmp_path, monkeypatch)
         with pytest.raises(RuntimeError, match='the cap of 0.02 cents is reached'):
             collect(tmp_path, given, models, max_cents=0.02)
         assert 0.02 <= fake.cents and len(fake.paid) < 12
-        for call in (probe, collect):  # what is left costs more, so nobody is asked for it
-            refused('max_cents is 0.1: raise', call, tmp_path, given, models, max_cents=0.1)
-            assert len(fake.paid) == 12
+        probe(tmp_path, given, models, max_cents=0.1)
+        assert 'max_cents is 0.1: raise' in capsys.readouterr().out
+        refused('max_cents is 0.1: raise', collect, tmp_path, given, models, max_cents=0.1)
+        assert len(fake.paid) == 12  # what is left costs more, so nobody is asked for it
         collect(tmp_path, given, models)
+        assert f'{fake.cents:.3g} US cents are paid' in capsys.readouterr().out
         assert collect(tmp_path, given, models, max_cents=0)['new_steps'] == 0
         train(tmp_path)
         promise = calibrate(tmp_path, 0.5, guarantee=False)
         answer = route(tmp_path, given[0]['question'], models)
         assert promise.unit == answer.unit == 'cents' and answer.costs[0] == 0
+        with pytest.raises(RuntimeError, match='the cap of 0.02 cents is reached'):
+            own.service(tmp_path, models, max_cents=0.02)
     assert set(fake.paid.values()) == {1} and len(fake.paid) > 12
     for file in [path for path in tmp_path.rglob('*') if path.is_file()]:
         assert b'sk-123456789012345' not in file.read_bytes()
@@ -267,7 +271,7 @@ def test_a_guarantee_takes_so_many_questions(tmp_path, monkeypatch, capsys, rout
         if n < needed:
             assert (promise.router, promise.kappa, promise.cost) == (live.LARGE, None, 1)
             assert 'nothing is saved' in promise.warning and promise.words not in said
-            assert f' 5 of 100 needs about {2 * n} questions in all.' in said
+            assert f' 5 of 100 needs about {2 * n} questions in all if it is to save 5 %.' in said
             answers = route(tmp_path, [f'What is {i} + 4?' for i in range(5)], toy_models())
             assert {name for answer in answers for name in answer.models} == {'toy-1'}
     assert promise.handed_over == 0 and 'the small model alone does as well' in promise.warning

@@ -49,7 +49,7 @@ def named(row: dict, ours: str, theirs: str):
     none = ", or fields={'answer': None} if no answers are known" * (ours == 'answer')
     raise ValueError(
         f'no field {theirs!r} among {found}: say which one it is, '
-        f'for example fields={{{ours!r}: {example!r}}}{none}'
+        f'for example fields={{{ours!r}: {example!r}}} (--field {ours}={example}){none}'
     )
 
 

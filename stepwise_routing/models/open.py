@@ -101,7 +101,7 @@ def find_weights(place: str) -> tuple:  # (folder or name on the Hub, commit)
     if commit and not re.fullmatch('[0-9a-f]{40}', commit):
         raise ValueError(f'model {place!r}: after @ comes a commit, 40 hexadecimal digits')
     if name.count('/') != 1 or name.startswith(('.', '/', '~')):
-        other = ', a folder, or ORGANISATION/NAME on the Hugging Face Hub'
+        other = ', a folder, ORGANISATION/NAME on the Hugging Face Hub, or openai:NAME for an API'
         raise ValueError(unknown_name('model', place, MICRO, other))
     return name, commit or None
 

@@ -223,7 +223,7 @@ def paper_grid(table: pd.DataFrame, number: int) -> pd.DataFrame:  # of `paper_f
 
 def losses(table: pd.DataFrame) -> str:  # of `paper_form`
     "How much tuned choices lose on problems that they were not chosen on."
-    others = (*MODELS, 'Ours, as printed')  # whose thresholds are not chosen on calibration problems
+    others = (*MODELS, 'Ours, as printed')  # their thresholds are not tuned
     routers = table[~table['method'].isin(others)].groupby('benchmark', sort=False)
     lost = (of_large(table, 'accuracy') - routers['accuracy'].min()).clip(lower=0)
     return ', '.join(f'{points:.1f} on {benchmark}' for benchmark, points in lost.items())

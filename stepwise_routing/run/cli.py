@@ -22,7 +22,7 @@ app = typer.Typer(
 FOLDER = typer.Argument(help='folder of your router', metavar='FOLDER')
 QUESTIONS = typer.Argument(help='JSONL, JSON or CSV file, with "question" and, if known, "answer"')
 MODELS = typer.Argument(
-    help='names, small to large; or a YAML file: a list with "name" and what else help(ModelOptions) shows'
+    help='names, small to large; or a YAML file: a list with "name" and what else help(stepwise_routing.ModelOptions) shows'
 )
 CENTS = typer.Option(help='most US cents for paid models, all calls with this folder together')
 FIELD = typer.Option('--field', help='a field has another name: question=problem; answer= for none')
