@@ -529,7 +529,9 @@ def calibrate(
         wanted = alpha / 2 if promise.kappa is not None else alpha
         needed = questions_for(folder, wanted)
         number = 'more than 16 times as many' if needed is None else f'about {needed:,}'
-        print(f'A promise of {100 * wanted:g} of 100 needs {number} questions in all if it is to save 5 %.')
+        print(
+            f'A promise of {100 * wanted:g} of 100 needs {number} questions in all if it is to save 5 %.'
+        )
     return promise
 
 

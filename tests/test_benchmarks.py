@@ -71,6 +71,11 @@ def test_a_file_of_questions_is_a_benchmark(tmp_path):
     assert own_problems(lines, 'mine') == own_problems(whole, 'mine') == problems
     assert own_problems(table, 'mine') == own_problems(problems * 2, 'mine') == problems
     parts = [load_problems(str(table), split) for split in SPLITS]
+    assert benchmarks.open_benchmark(str(table)).name == 'mine'
+    with pytest.raises(ValueError, match='give the file another name'):
+        benchmarks.open_benchmark(str(lines))
+    with pytest.raises(FileNotFoundError, match='no file none.jsonl of questions'):
+        benchmarks.open_benchmark('none.jsonl')
     assert sorted(p.id for part in parts for p in part) == sorted(p.id for p in problems)
     assert len(problems) == 40 and all(parts)
 

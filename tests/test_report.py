@@ -96,8 +96,8 @@ def test_the_same_results_give_the_same_bytes(results, gain, tmp_path):
     for pdf in (drawn[f'{stem}.pdf'] for stem in stems):  # letters that can be searched, no date
         assert b'CreationDate' not in pdf and b'/FontFile2' in pdf and b'/Type3' not in pdf
     captions = drawn['captions.md'].decode().strip().split('\n\n')
-    assert [c.split('**')[1] for c in captions] == [f'{stem}.' for stem in stems]
-    assert all(c.endswith('A note. Drawn on a day with seed 4.') for c in captions)
+    assert [c.split('**')[1] for c in captions] == [*(f'{stem}.' for stem in stems), 'All figures.']
+    assert captions[-1].endswith('A note. Drawn on a day with seed 4.')
     assert (
         'no threshold was both good enough and cheaper. These are SpecReason (toy).' in captions[0]
     )

@@ -303,7 +303,7 @@ def test_a_comparison_is_paired_by_hand():
     assert table['unit'].tolist() == ['flops', 'cents'] and {*table['rival']} == {'Large only'}
     np.testing.assert_allclose(table[columns[:3]], [[0.5, 0.25, 1], [0.5, 0.5, 1.5]])
     np.testing.assert_allclose(table[columns[3:]], [[-20, -20, -10]] * 2)
-    assert (OURS[-1], len(OURS), len(RIVALS)) == (CHOSEN, 3, 5)
+    assert (OURS[-1], len(OURS), len(RIVALS)) == (CHOSEN, 3, 6)
 
 
 def test_every_seed_is_a_row_by_hand(results):

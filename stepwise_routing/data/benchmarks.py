@@ -89,18 +89,31 @@ def register_own() -> None:
 
 
 def open_benchmark(name: str) -> Benchmark:
-    """The benchmark of a name, or of a file (.jsonl, .json, .csv) with questions and answers.
+    """The benchmark of a name, or of a file (.jsonl, .json, .csv) with questions and answers, by its name without the end.
 
     Register your own in a notebook, or in nbs/own_benchmarks.py. ValueError, with the nearest name, for an unknown one.
+    FileNotFoundError for a file that is not there.
     """
     if name not in REGISTERED:
         register_own()
     if name in REGISTERED:
         return REGISTERED[name]
-    path = Path(name)
-    if path.suffix not in ('.jsonl', '.json', '.csv'):
+    path = Path(name).resolve()
+    if not is_question_file(name):
         one_of('benchmark', name, tuple(REGISTERED))
-    return register(Benchmark(name, QuestionFile(name, path.stem)))
+    if not path.is_file():
+        raise FileNotFoundError(f'no file {name} of questions')
+    source = QuestionFile(str(path), path.stem)
+    other = REGISTERED.get(path.stem)
+    if other and other.source != source:
+        raise ValueError(
+            f'{name}: a benchmark {path.stem} is there already; give the file another name'
+        )
+    return register(Benchmark(path.stem, source))
+
+
+def is_question_file(name: str) -> bool:
+    return Path(name).suffix in ('.jsonl', '.json', '.csv')
 
 
 def prompt_digest(benchmark: str) -> str:

@@ -63,7 +63,7 @@ def with_log_axis(ax) -> None:
 def accuracy_cost(
     results: dict,  # of `compare`
     unit: str = 'flops',  # of cost
-    shown: tuple = SHOWN,  # names of methods; the two models alone are always shown
+    shown: tuple = SHOWN,  # names of methods; with the two models alone
     methods: list | None = None,  # of `Method`s, with your own; None: `all_methods()`
     rule: str = 'tuned',  # which choice has the marker
     columns: int = 2,  # of the page: 1 is 2.7 inches wide, 2 are 5.5
@@ -307,5 +307,6 @@ def write_figures(
     captions = []
     for name, (fig, caption) in drawn.items():
         save_figure(fig, folder, name)
-        captions.append(f'**{name}.** {" ".join([caption, *notes])}')
+        captions.append(f'**{name}.** {caption}')
+    captions.append(f'**All figures.** {" ".join(notes)}')
     write_file(Path(folder) / 'captions.md', '\n\n'.join(captions) + '\n')

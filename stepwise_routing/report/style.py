@@ -73,8 +73,10 @@ def panels(
 
 
 def legend_below(fig, ax, ncols: int) -> None:
-    "One legend for all panels, from the names in one of them."
-    fig.legend(*ax.get_legend_handles_labels(), loc='outside lower center', ncols=ncols)
+    "One legend for all panels, from the names in one of them, in rows of at most ncols that are equally full."
+    handles, names = ax.get_legend_handles_labels()
+    rows = -(-len(names) // ncols)
+    fig.legend(handles, names, loc='outside lower center', ncols=-(-len(names) // rows))
 
 
 def picture(fig, kind: str) -> bytes:  # kind: "pdf" or "png"

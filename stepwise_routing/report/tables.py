@@ -48,7 +48,8 @@ def frame(results: dict, rule: str = 'tuned') -> pd.DataFrame:
 
 
 OURS = ('Ours (S^os)', 'Ours (S^API)', CHOSEN)
-RIVALS = ('SpecReason', 'RSD', 'STEER', 'Min-prob threshold', 'Large only')
+THRESHOLDS = 'Min-prob threshold', 'Mean-logit threshold'
+RIVALS = ('SpecReason', 'RSD', 'STEER', *THRESHOLDS, 'Large only')
 
 
 def comparison(results: dict, ours=OURS, rivals=RIVALS, rule: str = 'tuned') -> pd.DataFrame:

@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from .. import __version__
+from ..data.benchmarks import is_question_file
 from ..util import find_project, write_file
 from .stages import Run, open_run
 
@@ -134,6 +135,15 @@ def git_commit(root: Path) -> str:
 # ---- the run
 
 
+def with_whole_paths(changes: dict) -> dict:
+    "Files of questions by their whole paths: chapters run in another folder."
+    names = changes.get('data.benchmarks')
+    if not isinstance(names, list):
+        return changes
+    paths = [str(Path(name).resolve()) if is_question_file(str(name)) else name for name in names]
+    return changes | {'data.benchmarks': paths}
+
+
 def parameters_of(run: Run, profile: str, changes: dict) -> dict:
     return dict(profile=profile, folder=str(run.folder), changes=changes, draw=run.draw)
 
@@ -146,7 +156,7 @@ def reproduce(
 ) -> Run:
     "Run all chapters. RuntimeError in one line if one stops; call it again: drawn steps are kept."
     project = find_project()
-    changes = changes or {}
+    changes = with_whole_paths(changes or {})
     stamp = datetime.now(timezone.utc).strftime('%Y%m%d-%H%M%S')
     profile = str(Path(profile).resolve()) if profile.endswith('.yaml') else profile
     run = open_run(profile, project.runs / f'{Path(profile).stem}-{stamp}', changes, draw)
@@ -181,7 +191,9 @@ def reproduce(
     receipt |= dict(commit=git_commit(project.root), seconds=seconds, total=total, tables=note)
     write_file(run.folder / 'receipt.json', json.dumps(receipt, indent=1) + '\n')
     print((run.tables / 'table1.md').read_text())
-    where = 'tables/ and figures/' if is_default else project.short(run.folder)
+    where = 'tables/ and figures/'
+    if not is_default:
+        where = f'{project.short(run.tables)} and {project.short(run.figures)}'
     print(f'{total:.0f} s; results in {where}; {note}')
     return run
 

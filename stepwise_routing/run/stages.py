@@ -14,6 +14,7 @@ import pandas as pd
 from .. import __version__
 from ..data.benchmarks import MICRO, grade_by_rules, load_problems, open_benchmark, prompt_digest
 from ..data.frozen import read_frozen
+from ..data.questions import QuestionFile
 from ..data.recorded import MAX_STEPS, read_recorded
 from ..data.sources import SPLITS
 from ..data.steps import first_wrong
@@ -57,8 +58,8 @@ class Run:
     draw: int = 0  # micro problems a split that are drawn again; 0: the shipped ones
 
     @property
-    def benchmarks(self) -> tuple:
-        return self.settings.data.benchmarks
+    def benchmarks(self) -> tuple:  # names; that of a file of questions is its name without the end
+        return tuple(open_benchmark(name).name for name in self.settings.data.benchmarks)
 
     @property
     def tables(self) -> Path:
@@ -81,12 +82,14 @@ class Run:
         return ('flops', 'cents') if self.settings.models.price else ('flops',)
 
     def is_drawn(self, benchmark: str) -> bool:
-        "Do models draw this benchmark, or is it shipped?"
+        "Do models draw this benchmark, or is it shipped? A file of questions is always drawn."
+        if isinstance(open_benchmark(benchmark).source, QuestionFile):
+            return True
         return not self.settings.data.shipped or bool(self.draw and benchmark in MICRO)
 
     def problems(self, benchmark: str, split: str) -> list:
         data = self.settings.data
-        n = self.draw or getattr(data, f'n_{split}')
+        n = self.draw if self.draw and benchmark in MICRO else getattr(data, f'n_{split}')
         return load_problems(benchmark, split, n, data.data_dir or None)
 
 
@@ -99,7 +102,7 @@ def open_run(
     "A run for a chapter. ValueError or FileNotFoundError in one line for a bad profile or change."
     settings = read_profile(profile, changes)
     for benchmark in settings.data.benchmarks:
-        open_benchmark(benchmark)  # ValueError for an unknown name
+        open_benchmark(benchmark)  # an error in one line for an unknown name or file
     runs = find_project().runs
     name = Path(profile).stem
     return Run(name, settings, Path(folder or runs / 'notebook'), runs / 'store' / name, draw)
