@@ -37,9 +37,7 @@ class Method:
     reading: str = 'continue'
     seeds: tuple = (0,)
     needs: tuple = ()  # columns or walks that a benchmark must have
-    rules: tuple = policy.RULES[
-        :2
-    ]  # nothing is guaranteed for expected values, or without a choice
+    rules: tuple = ('tuned', 'guaranteed')  # expected values are not guaranteed
     colour: str = '#9a9a9a'
     marker: str = 'p'
 
@@ -81,11 +79,12 @@ def all_methods(s: Training = Training(), seeds: tuple = SEEDS) -> list:  # of `
     mean_logit = curves.threshold_curves(baselines.low('mean_logit'))
     glimpse = curves.threshold_curves(baselines.high('next_entropy'), thrown=1)  # a step has begun
     trim = curves.threshold_curves(baselines.low('reward'))
-    tuned_alone = policy.RULES[:1]
+    tuned_alone = ('tuned',)
 
     def other(name, curves, needs=(), **more):
-        rules = policy.RULES if name in OF_CHOSEN else policy.RULES[:2]
-        return Method(name, curves, needs=needs, **dict(rules=rules) | more)
+        if name in OF_CHOSEN:
+            more.setdefault('rules', policy.RULES)  # also as one of three
+        return Method(name, curves, needs=needs, **more)
 
     def by_chance(name, expected):
         return other(name, curves.at_chances(expected), rules=tuned_alone)
