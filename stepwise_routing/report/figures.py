@@ -33,13 +33,13 @@ def line_of(row: Row, large_cost: float) -> np.ndarray:  # [point, 2]
     return line[1:] if line[1, 0] > line[0, 0] else line
 
 
-def draw_method(ax, method, row: Row, rule: str, large_cost: float) -> None:
+def draw_method(ax, method, row: Row, rule: str, large) -> None:  # large: `Choice`
     "A line for all thresholds, and a marker with 95 % bars for the threshold that was chosen."
     has_line = len(np.unique(row.line, axis=0)) > 1
     if has_line:
-        ax.plot(*line_of(row, large_cost).T, color=method.colour, lw=0.9, alpha=0.8)
+        ax.plot(*line_of(row, large.cost[0]).T, color=method.colour, lw=0.9, alpha=0.8)
     choice = row.choices[rule]
-    cost, *cost_ends = interval(100 * choice.cost / large_cost)
+    cost, *cost_ends = interval(100 * choice.cost / large.cost)
     accuracy, *accuracy_ends = interval(100 * choice.accuracy)
     ax.plot(cost_ends, [accuracy, accuracy], color=method.colour, lw=1.5, alpha=0.35)
     ax.plot([cost, cost], accuracy_ends, color=method.colour, lw=1.5, alpha=0.35)
@@ -76,15 +76,15 @@ def accuracy_cost(
     with our_look():
         fig, axes = panels(len(benchmarks), columns, height=1.9)
         for ax, benchmark in zip(axes, benchmarks):
-            large_cost = results[unit, benchmark, 'Large only'].choices['tuned'].cost[0]
+            large = results[unit, benchmark, 'Large only'].choices['tuned']
             chance = results[unit, benchmark, 'Random problem']
             ax.plot(
-                *line_of(chance, large_cost).T, color='#b0b0b0', label='Random problem', zorder=0
+                *line_of(chance, large.cost[0]).T, color='#b0b0b0', label='Random problem', zorder=0
             )
             for method in methods:
                 row = results.get((unit, benchmark, method.name))
                 if row:
-                    draw_method(ax, method, row, rule, large_cost)
+                    draw_method(ax, method, row, rule, large)
             ax.set_title(benchmark)
             left, right = ax.get_xlim()
             ax.set_xlim(max(left, -4), min(right, RIGHT_END))
@@ -283,7 +283,7 @@ GAIN_CAPTION = (
     "How well numbers of the small model's chain tell that its answer is wrong (left), and that only the large model's "
     'answer is right (right). AUROC: 1 tells all, .5 (grey line) is chance, and below .5 the sign is reversed. '
     "Bars: 95 % intervals over problems. Min-prob and S^os: the least value in the chain. Learnt: a logistic regression "
-    'on seven numbers of the chain, ten-fold. A hand-over pays only where the right side is well above .5.'
+    'on seven numbers of the chain, ten-fold. A router can only choose well where the right side is far from .5.'
 )
 
 
