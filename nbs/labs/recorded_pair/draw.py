@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from stepwise_routing.data.benchmarks import load_problems
 from stepwise_routing.data.recorded import MAX_STEPS
-from stepwise_routing.models.kept import Kept
 from stepwise_routing.models.base import Request
+from stepwise_routing.models.kept import Kept
 from stepwise_routing.models.open import open_models
 from stepwise_routing.store import Store, draw_settings
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from stepwise_routing.data.benchmarks import find_benchmark, grade_by_rules, graded
 from stepwise_routing.data.recorded import FOLDER
 from stepwise_routing.data.sources import SPLITS
-from stepwise_routing.models.kept import Kept
 from stepwise_routing.models.base import Request
+from stepwise_routing.models.kept import Kept
 from stepwise_routing.store import Store
 from stepwise_routing.util import write_file
 
