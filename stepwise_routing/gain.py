@@ -255,9 +255,9 @@ def look(
         if min(gain.sum(), (wrong & ~gain).sum()) >= FEW_GAINS:
             areas.setdefault(IF_WRONG, {})[name] = auroc(gain[wrong], score[wrong])
     areas = pd.DataFrame(areas)
-    verdict, reason = judge(lost, areas, share, enough)
-    if not larger_right[:, -1].any():
-        verdict, reason = STOP, UNMATCHED
+    verdict, reason = STOP, UNMATCHED
+    if larger_right[:, -1].any():
+        verdict, reason = judge(lost, areas, share, enough)
     names = table.models.tolist()
     seconds = {n: float(w / speeds[n]) for n, w in zip(names, tokens[:, 0]) if n in speeds}
     return Probe(

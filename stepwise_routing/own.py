@@ -196,7 +196,7 @@ def seen_by(c: Collection, table: rollouts.Outcomes) -> gain.Probe:
 
 def paid_replies(models) -> store.Replies | None:
     "Where the replies of paid models are; None if no model is paid."
-    found = [model.model.replies for model in models if hasattr(model.model, 'replies')]
+    found = [model.replies for model in models if hasattr(model, 'replies')]
     return found[0] if found else None
 
 
@@ -228,8 +228,8 @@ def show_price(
     needs += [] if np.isnan(minutes[0]) else [f'{minutes[0]:.1f} to {minutes[1]:.1f} minutes']
     needed = f'; they need about {" and ".join(needs)}' if needs else ''
     print(f'collect: {left} questions are left{needed}')
-    replies = paid_replies(c.models)
-    if replies and replies.spent + cents[0] > replies.max_cents:
+    replies = paid_replies(kept.model for kept in c.models)
+    if replies is not None and replies.spent + cents[0] > replies.max_cents:
         return (
             f'{replies.spent:.2g} cents are spent, {cents[0]:.2g} or more are needed, and max_cents is '
             f'{replies.max_cents:g}: raise it, or give fewer questions'
@@ -303,8 +303,8 @@ def collect(
         chains, rests = rollouts.draw_chains(c.problems, c.models, max_steps)
         outcomes = c.table(c.problems, chains, rests)
         drawn = dict(new_steps=len(c.steps) - before)
-        replies = paid_replies(c.models)
-        if replies:
+        replies = paid_replies(kept.model for kept in c.models)
+        if replies is not None:
             print(f'collect: {replies.spent:.3g} US cents are paid in this folder')
 
     rows = [json.dumps(dict(question=p.question, answer=p.answer)) for p in c.problems]
@@ -601,9 +601,9 @@ def service(folder, models, **options):  # of `open_router`
 
     names = dict(small='small', large='large') | {Path(folder).resolve().name: 'router'}
     router = open_router(folder, models, **options)
-    for model in router.models:
-        if hasattr(model, 'replies'):
-            model.replies.check_cap()  # or each request would fail
+    replies = paid_replies(router.models)
+    if replies is not None:
+        replies.check_cap()  # or each request would fail
     return Service(router, names)
 
 

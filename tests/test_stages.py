@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from stepwise_routing.gain import gain_frame
 from stepwise_routing.method import results
 from stepwise_routing.method.rollouts import Outcomes, take
 from stepwise_routing.run import stages
+from stepwise_routing.run.reproduce import with_whole_paths
 from stepwise_routing.settings import as_printed
 from stepwise_routing.store import Store
 
@@ -122,6 +124,18 @@ def first_sixty(table):
     return replace(table, problem=table.problem[:60], **parts)
 
 
+def test_a_file_of_questions_is_drawn_beside_what_is_shipped(tmp_path, monkeypatch):
+    rows = [f'{{"question": "What is {i} + 1?", "answer": "{i + 1}"}}' for i in range(40)]
+    (tmp_path / 'sums-of-mine.jsonl').write_text('\n'.join(rows))
+    monkeypatch.chdir(tmp_path)
+    changes = with_whole_paths({'data.benchmarks': ['micro-gsm', 'sums-of-mine.jsonl']})
+    monkeypatch.chdir('/')  # a chapter runs in another folder
+    run = stages.open_run('micro', tmp_path, changes)
+    assert run.benchmarks == ('micro-gsm', 'sums-of-mine')
+    assert [run.is_drawn(name) for name in run.benchmarks] == [False, True]
+    assert sum(len(run.problems('sums-of-mine', split)) for split in SPLITS) == 40
+
+
 def test_a_small_run_has_the_same_bytes_twice_and_the_committed_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(results, 'as_printed', lambda s: replace(as_printed(s), steps=5))
     (tmp_path / 'nbs' / 'params').mkdir(parents=True)
@@ -131,7 +145,8 @@ def test_a_small_run_has_the_same_bytes_twice_and_the_committed_numbers(tmp_path
         for name, splits in stages.read_benchmarks(run).items():
             assert set(splits) == {*SPLITS} | (WALKS if name == 'micro-gsm' else set())
             benchmarks[name] = {key: first_sixty(table) for key, table in splits.items()}
-        names = stages.report(run, benchmarks, stages.compare_all(run, benchmarks))
+        compared = stages.compare_all(run, benchmarks)
+        names = stages.report(run, benchmarks, compared, gain_frame(benchmarks))
         made.append(files(run.tables) | files(run.figures))
     assert made[0] == made[1] and sorted(made[0]) == names
     monkeypatch.chdir(tmp_path)  # the clone whose newest run is drawn again

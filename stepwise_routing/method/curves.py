@@ -1,7 +1,7 @@
 """From a router to a `Curve`: right answers and costs of every problem at every threshold
 
-A curve is what a `Method` gives (chapter 05). Its first setting is the large model alone. All functions here give a
-function (split -> `Outcomes` or `Walks`, units, reading, seed) -> {unit: `Curve`}.
+A curve is what a `Method` gives (chapter 05). Its first setting is the large model alone. `at_thresholds` and the others
+give a function (split -> `Outcomes` or `Walks`, units, reading, seed) -> {unit: `Curve`}.
 """
 
 from collections.abc import Callable

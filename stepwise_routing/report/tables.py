@@ -16,6 +16,9 @@ from ..util import write_file
 MODELS = 'Small only', 'Large only'
 POLICIES = 'Ours (S^os)', 'Ours (S^API)', 'Ours, as printed'
 PRINTED = (*MODELS, 'SpecReason', 'RSD', 'STEER', *POLICIES, 'Min-prob threshold', CHOSEN)
+OURS = 'Ours (S^os)', 'Ours (S^API)', CHOSEN  # in the table of comparisons
+THRESHOLDS = 'Min-prob threshold', 'Mean-logit threshold'
+RIVALS = 'SpecReason', 'RSD', 'STEER', *THRESHOLDS, 'Large only'
 EXTERNAL = {'Small only': '–', 'Large only': '–', 'RSD': '✓', 'TRIM': '✓'}  # needs a third model?
 UNITS = {1: 'flops', 2: 'cents'}  # of cost, for each table of the paper
 PAPERS = {1: 'Ours (S^os)', 2: 'Ours (S^API)'}  # its policy: the score of its open and API settings
@@ -45,11 +48,6 @@ def frame(results: dict, rule: str = 'tuned') -> pd.DataFrame:
             line[name], line[f'{name}_low'], line[f'{name}_high'] = interval(values)
         table.append(line)
     return pd.DataFrame(table)
-
-
-OURS = ('Ours (S^os)', 'Ours (S^API)', CHOSEN)
-THRESHOLDS = 'Min-prob threshold', 'Mean-logit threshold'
-RIVALS = ('SpecReason', 'RSD', 'STEER', *THRESHOLDS, 'Large only')
 
 
 def comparison(results: dict, ours=OURS, rivals=RIVALS, rule: str = 'tuned') -> pd.DataFrame:

@@ -18,7 +18,6 @@ from ..data.questions import QuestionFile
 from ..data.recorded import MAX_STEPS, read_recorded
 from ..data.sources import SPLITS
 from ..data.steps import first_wrong
-from ..gain import gain_frame
 from ..method.judges import Grades, Rewards, draw_walks, judged_chains, walk_kappas
 from ..method.results import API, OS, all_methods, compare
 from ..method.rollouts import (
@@ -58,8 +57,8 @@ class Run:
     draw: int = 0  # micro problems a split that are drawn again; 0: the shipped ones
 
     @property
-    def benchmarks(self) -> tuple:  # names; that of a file of questions is its name without the end
-        return tuple(open_benchmark(name).name for name in self.settings.data.benchmarks)
+    def benchmarks(self) -> tuple:  # names
+        return self.settings.data.benchmarks
 
     @property
     def tables(self) -> Path:
@@ -101,8 +100,9 @@ def open_run(
 ) -> Run:
     "A run for a chapter. ValueError or FileNotFoundError in one line for a bad profile or change."
     settings = read_profile(profile, changes)
-    for benchmark in settings.data.benchmarks:
-        open_benchmark(benchmark)  # an error in one line for an unknown name or file
+    # an error in one line for an unknown name or file
+    names = tuple(open_benchmark(benchmark).name for benchmark in settings.data.benchmarks)
+    settings = replace(settings, data=replace(settings.data, benchmarks=names))
     runs = find_project().runs
     name = Path(profile).stem
     return Run(name, settings, Path(folder or runs / 'notebook'), runs / 'store' / name, draw)
@@ -343,7 +343,12 @@ def training_logs(run: Run, benchmarks: dict) -> dict:  # benchmark -> a log
     return {name: log for name, (_, _, log) in zip(benchmarks, trained)}
 
 
-def report(run: Run, benchmarks: dict, results: dict) -> list:  # names of files
+def report(
+    run: Run,
+    benchmarks: dict,  # as of `compare`
+    results: dict,  # of `compare`
+    gains: pd.DataFrame,  # of `gain_frame`
+) -> list:  # names of files
     "Write tables and figures of a run, and keep its results for `redraw`."
     import joblib
 
@@ -351,12 +356,11 @@ def report(run: Run, benchmarks: dict, results: dict) -> list:  # names of files
     from ..report.tables import write_tables
 
     notes = notes_of(run, benchmarks)
-    gain = gain_frame(benchmarks)
-    write_tables(results, gain, run.tables, notes)
+    write_tables(results, gains, run.tables, notes)
     facts = dict(profile=run.profile, draw=run.draw, version=__version__)
     facts |= dict(settings=asdict(run.settings))
     write_file(run.tables / 'provenance.json', json.dumps(facts, indent=1) + '\n')
-    parts = dict(results=results, gain=gain, logs=training_logs(run, benchmarks), notes=notes)
+    parts = dict(results=results, gain=gains, logs=training_logs(run, benchmarks), notes=notes)
     parts |= dict(alpha=run.settings.policy.alpha)
     write_figures(folder=run.figures, **parts)
     joblib.dump(parts, run.folder / 'results.joblib')
