@@ -1,14 +1,16 @@
 """How fast is it, and how does cost grow? `python bench/run.py [RECEIPT]`
 
 RECEIPT: receipt.json of a run, such as runs/NAME/receipt.json; its seconds are printed, too. Everything else is
-measured here, on one core, in about a minute. Compare the ratios of one run, not runs on different days.
+measured here, on one core, in about two minutes. Compare the ratios of one run, not runs on different days.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -30,7 +32,7 @@ from stepwise_routing.settings import Training, as_printed
 from stepwise_routing.util import resamples
 
 BENCHMARK = 'micro-gsm'
-SIZES = (1, 2, 4)  # times as many problems
+SIZES = (1, 2, 4)  # times as many problems, and as many larger models
 
 
 def seconds(work, *parts, **options) -> float:
@@ -81,7 +83,41 @@ def choice_of_threshold(outcomes) -> None:
     choose([Curve(list(kappas), result, result)], (counts, counts), alpha=0.02)
 
 
-def growth(models) -> pd.DataFrame:
+def with_larger(o, k: int):
+    "The same outcomes for k larger models, all like the large one."
+    places = [0, *[1] * k]
+    return replace(
+        o,
+        models=np.array([f'model {i}' for i in range(k + 1)]),
+        params=o.params[places],
+        dollars=o.dollars[places],
+        cut=o.cut[:, places],
+        large=np.repeat(o.large, k, 2),
+        right=np.repeat(o.right, k, 2),
+    )
+
+
+def growth_with_models() -> pd.DataFrame:
+    "Seconds of each part for 1, 2 and 4 larger models."
+    o = take(shipped_outcomes(BENCHMARK)['train'], slice(500))
+    rows = {}
+    for k in SIZES:
+        some = with_larger(o, k)
+        rows[f'{k}x'] = {
+            'train': seconds(train, some, API),
+            'replay and choose': seconds(choice_of_threshold, some),
+        }
+    return with_ratios(rows)
+
+
+def with_ratios(rows: dict) -> pd.DataFrame:
+    table = pd.DataFrame(rows)
+    for times in SIZES[1:]:
+        table[f'{times}x / 1x'] = table[f'{times}x'] / table['1x']
+    return table.round(2)
+
+
+def growth_with_problems(models) -> pd.DataFrame:
     "Seconds of each part for 1, 2 and 4 times as many problems."
     shipped = shipped_outcomes(BENCHMARK)['train']
     specs = [model.spec for model in models]
@@ -100,7 +136,7 @@ def growth(models) -> pd.DataFrame:
             'train, all in a batch': seconds(train, some, API, whole_batch),
             'replay and choose, 500 problems': seconds(choice_of_threshold, some),
         }
-    return pd.DataFrame(rows)
+    return with_ratios(rows)
 
 
 # ---- all
@@ -117,10 +153,8 @@ def main() -> None:
     models = open_models(['micro-small', 'micro-large'])
     speeds = policy_steps() | writing(models)
     print(pd.Series(speeds, name='').round(1).to_string())
-    table = growth(models)
-    for times in SIZES[1:]:
-        table[f'{times}x / 1x'] = table[f'{times}x'] / table['1x']
-    print(table.round(2).to_string())
+    print(f'\nmore problems\n{growth_with_problems(models).to_string()}')
+    print(f'\nmore larger models\n{growth_with_models().to_string()}')
 
 
 if __name__ == '__main__':

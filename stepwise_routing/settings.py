@@ -157,7 +157,8 @@ class Data(Section):
     benchmarks: Names = ('micro-gsm', 'micro-math', 'micro-omni', 'gsm8k')
     shipped: bool = True  # read the outcomes that the package ships; false: the models draw
     data_dir: str = ''  # folder with copies of the public benchmarks; '' asks the Hub
-    n_train: Count | None = None  # problems a benchmark that routers learn from; None: all
+    # problems of a benchmark that is drawn; None: all. What is shipped is always taken whole
+    n_train: Count | None = None  # that routers learn from
     n_calibration: Count | None = None  # that thresholds are chosen on
     n_test: Count | None = None  # that are reported
     max_steps: Count = 50  # of a chain

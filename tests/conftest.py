@@ -3,7 +3,6 @@
 Property tests take the same 25 examples each time (profile `dev`). `HYPOTHESIS_PROFILE=ci` takes 200 at random."""
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -12,26 +11,11 @@ from hypothesis import settings
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')  # two processes test side by side
 sys.path.insert(0, str(Path(__file__).parent / 'helpers'))
-sys.path.insert(
-    0, str(Path(__file__).parents[1] / 'nbs' / 'labs')
-)  # the generators of the micro problems
+sys.path.insert(0, str(Path(__file__).parents[1] / 'nbs' / 'labs'))  # generators of micro problems
 
 settings.register_profile('dev', max_examples=25, derandomize=True, database=None, deadline=None)
 settings.register_profile('ci', max_examples=200, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'dev'))
-
-
-@pytest.fixture
-def offline(monkeypatch):
-    "Whoever opens a connection or asks for an address fails."
-
-    def refused(*args, **kwargs):
-        raise AssertionError('somebody was called')
-
-    for name in ('create_connection', 'getaddrinfo'):
-        monkeypatch.setattr(socket, name, refused)
-    for name in ('connect', 'connect_ex', 'sendto'):
-        monkeypatch.setattr(socket.socket, name, refused)
 
 
 @pytest.fixture(scope='module')

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from statistics import NormalDist
 
@@ -19,6 +20,7 @@ DIGITS = 1e-5  # the tables have six digits
 RISK = 0.1
 MOST = 500  # thresholds a curve
 KEYS = ['unit', 'benchmark', 'method']
+SPLITS = 'train', 'calibration', 'test'
 WALKERS = 'SpecReason', 'RSD'
 EXPECTED = 'Small only', 'Random step', 'Random problem', 'Oracle'  # not guaranteed
 THREE = 'Min-prob threshold', 'Ours, linear', 'Ours, all features'
@@ -33,9 +35,7 @@ class Checks:
 
     def same(self, kind, where, here, there, digits=DIGITS):
         self.counts[kind] += 1
-        here, there = float(here), float(there)
-        both_unknown = not np.isfinite(here) and not np.isfinite(there)
-        if not both_unknown and not abs(here - there) <= digits * max(1e-3, abs(here), abs(there)):
+        if not math.isclose(here, there, rel_tol=digits, abs_tol=1e-3 * digits):
             self.wrong.append(f'{kind}: {where}: {here} here, {there} there')
 
 
@@ -49,73 +49,57 @@ def price(of, tokens, model, unit):  # tokens [..., kind]
     return 100e-6 * ((sent - cached) * of_prompt + cached * of_cached + written * of_written)
 
 
-def read(path):
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
-
-
 class Table:
     "The outcomes of a split at a price. K = 2."
 
     def __init__(self, of, unit):
-        self.of, self.unit, self.n = of, unit, len(of['problem'])
-        self.steps = [int(T) for T in of['steps']]
-        self.small, self.rest = (
-            price(of, of['small'], 0, unit),
-            price(of, of['large'][:, :, 0], 1, unit),
-        )
-        self.large = of['right'][:, 0, 0].astype(float), self.rest[:, 0]
-        self.found = {}
+        self.of, self.unit, self.steps = of, unit, of['steps'].astype(int)
+        self.right = of['right'][:, :, 0].astype(float)
+        self.small = price(of, of['small'], 0, unit)
+        self.rest = price(of, of['large'][:, :, 0], 1, unit)
+        self.large = self.right[:, 0], self.rest[:, 0]
 
     def column(self, name):
         return self.of[f'feature {name}'].astype(float)
 
+    @cache
     def ways(self, reading='continue', thrown=0):
         "Per problem [(right, cost)]: handed over after step 0, 1, ...; at last, never."
-        case = reading, thrown
-        if case not in self.found:
-            extra = thrown * price(self.of, (1, 0, 0, 0), 0, self.unit)
-            self.found[case] = [self.ways_of(i, reading, extra) for i in range(self.n)]
-        return self.found[case]
-
-    def ways_of(self, i, reading, extra):
-        T, right = self.steps[i], self.of['right'][i, :, 0]
-        found, spent = [], 0.0
-        for t in range(T):
-            spent += self.small[i, t]
+        extra = thrown * price(self.of, (1, 0, 0, 0), 0, self.unit)
+        found = []
+        for T, right, small, rest in zip(self.steps, self.right, self.small, self.rest):
+            t, spent = np.arange(T), small[:T].cumsum()
             is_last = t == T - 1
-            kept = t if is_last or reading == 'rewrite' else t + 1
-            found.append((right[kept], spent + (0 if is_last else extra) + self.rest[i, kept]))
-        return np.array([*found, (right[T], spent)], float)
+            kept = np.where(is_last | (reading == 'rewrite'), t, t + 1)
+            handed_over = np.c_[right[kept], spent + extra * ~is_last + rest[kept]]
+            found.append(np.vstack([handed_over, (right[T], spent[-1])]))
+        return found
 
 
-def running(doubt, T):
-    return np.maximum.accumulate(np.where(np.isnan(doubt[:T]), -np.inf, doubt[:T]))
+def with_large(table, of_problems):  # [problem, setting, (right, cost)]
+    "(right, cost) [setting, problem], below the large model alone."
+    values = np.transpose(of_problems, (2, 1, 0))
+    return [np.vstack([large, others]) for large, others in zip(table.large, values)]
 
 
-def settings_of(table, doubt):
-    "Thresholds that make a difference, one float above each doubt; the first one hands over at once."
-    seen = np.unique(np.concatenate([running(x, T) for x, T in zip(doubt, table.steps)]))
+def at_thresholds(pair, doubts, reading='continue', thrown=0):
+    "Thresholds: one float above each doubt on calibration; the first one hands over at once."
+    highest = []  # so far; a step without a score doubts nothing
+    for table, doubt in zip(pair, doubts):
+        rows = [np.r_[-np.inf, x[:T]] for x, T in zip(doubt, table.steps)]
+        highest.append([np.fmax.accumulate(row)[1:] for row in rows])
+    seen = np.unique(np.concatenate(highest[0]))
     if len(seen) > MOST:
         seen = seen[np.round(np.linspace(0, len(seen) - 1, MOST)).astype(int)]
-    return [seen[0], *np.nextafter(seen, np.inf)]
-
-
-def with_large(table, columns):  # of (right, cost) [setting] per problem
-    "The same [setting, problem], below the large model alone."
-    return [np.vstack([large, values]) for large, values in zip(table.large, np.stack(columns, 2))]
-
-
-def at_thresholds(table, doubt, kappas, reading, thrown):
-    columns = []
-    for x, T, ways in zip(doubt, table.steps, table.ways(reading, thrown)):
-        columns.append(ways[np.searchsorted(running(x, T), kappas)].T)
-    return with_large(table, columns)
+    kappas = [seen[0], *np.nextafter(seen, np.inf)]
+    cases = [zip(table.ways(reading, thrown), rows) for table, rows in zip(pair, highest)]
+    found = [[ways[np.searchsorted(row, kappas)] for ways, row in of] for of in cases]
+    return [*map(with_large, pair, found)]
 
 
 # ---- STEER
 def mixture(scores):
-    "(weights, means, deviations), the unsure component first; None: degenerate."
+    "(weights, means, deviations), the unsure component first; and is it degenerate?"
     from sklearn.mixture import GaussianMixture
 
     options = dict(n_init=5, random_state=0, tol=1e-5, max_iter=1000, init_params='k-means++')
@@ -136,26 +120,23 @@ def sure(fitted, x):
     a, b = 1 / deviations**2
     if not np.isclose(a, b):
         turn = (means[0] * a - means[1] * b) / (a - b)
-        x = max(x, turn) if deviations[1] > deviations[0] else min(x, turn)
-    unsure, certain = np.log(weights / deviations) - ((x - means) / deviations) ** 2 / 2
-    return 1 / (1 + math.exp(min(unsure - certain, 700)))
+        x = (np.maximum if deviations[1] > deviations[0] else np.minimum)(x, turn)
+    each = np.log(weights / deviations) - ((x[:, None] - means) / deviations) ** 2 / 2
+    return 1 / (1 + np.exp((each[:, 0] - each[:, 1]).clip(max=700)))
 
 
 def steer_doubts(train, tables):
-    inside = [row[:T] for row, T in zip(train.column('mean_logit'), train.steps)]
-    pooled, _ = mixture(np.concatenate(inside))
+    "Minus P(sure component) of each step, by the mixture of its index."
+    logits = train.column('mean_logit')
+    inside = np.arange(logits.shape[1]) < train.steps[:, None]
+    pooled, _ = mixture(logits[inside])
     fitted = []
-    for j in range(max(T for table in tables for T in table.steps)):
-        scores = np.array([row[j] for row in inside if len(row) > j])
+    for j in range(max(table.steps.max() for table in tables)):
+        scores = logits[train.steps > j, j] if j < logits.shape[1] else []
         own, is_degenerate = mixture(scores) if len(scores) >= 50 else (None, True)
         fitted.append(pooled if is_degenerate else own)
-    doubts = []
-    for table in tables:
-        doubt = np.full(table.small.shape, np.nan)
-        for row, logits, T in zip(doubt, table.column('mean_logit'), table.steps):
-            row[:T] = [-sure(fitted[j], logits[j]) for j in range(T)]
-        doubts.append(doubt)
-    return doubts
+    logits = [zip(fitted, table.column('mean_logit').T) for table in tables]
+    return [-np.transpose([sure(*case) for case in cases]) for cases in logits]
 
 
 # ---- all settings of the methods that are not trained
@@ -167,59 +148,50 @@ def stepwise(ways, large, p):
     return total + left * ways[-1]
 
 
-def whole(ways, large, p):
-    return p * large + (1 - p) * ways[-1]
-
-
 def best(ways):
     return min((way for way in ways if way[0]), key=lambda way: way[1], default=ways[-1])
 
 
 def curves_of(files, benchmark, unit):
-    "{method: (kappas, calibration, test)}, results [setting, problem] of (right, cost)."
-    splits = 'train', 'calibration', 'test'
-    train, *pair = (Table(files[f'{benchmark}-{split}'], unit) for split in splits)
+    "{method: (calibration, test)}, each (right, cost) [setting, problem]."
+    train, *pair = (Table(files[f'{benchmark}-{split}'], unit) for split in SPLITS)
 
-    def threshold(doubts, reading='continue', thrown=0):
-        kappas = settings_of(pair[0], doubts[0])
-        cases = zip(pair, doubts)
-        return [None, *kappas], *[at_thresholds(*case, kappas, reading, thrown) for case in cases]
-
-    def low(name, **more):
-        return threshold([-table.column(name) for table in pair], **more)
+    def low(name, reading='continue'):
+        return at_thresholds(pair, [-table.column(name) for table in pair], reading)
 
     def one(of_ways):
-        return [None], *[np.array([of_ways(w) for w in t.ways()]).T[:, None] for t in pair]
+        return [np.transpose([of_ways(ways) for ways in table.ways()])[:, None] for table in pair]
 
     def chance(expected):
-        chances, results = np.linspace(1, 0, 41), []
-        for table in pair:
-            cases = zip(table.ways(), np.array(table.large).T)
-            rows = [[expected(ways, large, p) for p in chances] for ways, large in cases]
-            results.append(with_large(table, [np.transpose(row) for row in rows]))
-        return [None, *chances], *results
+        p = np.linspace(1, 0, 41)[:, None]
+        cases = [zip(table.ways(), np.transpose(table.large)) for table in pair]
+        found = [[expected(*case, p) for case in of_table] for of_table in cases]
+        return [*map(with_large, pair, found)]
 
     def walked(name):
-        results = []
-        for table, split in zip(pair, splits[1:]):
-            of = files[f'{benchmark}-{split}-{name}']
-            cost = sum(price(of, of['tokens'][:, :, m], m, unit) for m in range(3))
-            both = np.stack([of['right'], cost])
-            results.append(with_large(table, list(np.moveaxis(both, 2, 0))))
-        return [None, *of['kappas']], *results
+        walks = [files[f'{benchmark}-{split}-{name}'] for split in SPLITS[1:]]
+        parts = [[price(of, of['tokens'][:, :, m], m, unit) for m in range(3)] for of in walks]
+        found = [np.transpose([of['right'], sum(cost)]) for of, cost in zip(walks, parts)]
+        return [*map(with_large, pair, found)]
 
-    found = {'Small only': one(lambda ways: ways[-1]), 'Oracle': one(best)}
-    found['Large only'] = [None], *[[x[None] for x in table.large] for table in pair]
-    found['Random step'], found['Random problem'] = chance(stepwise), chance(whole)
+    steer = steer_doubts(train, pair)
+    entropy = [table.column('next_entropy') for table in pair]
+    found = {
+        'Small only': one(lambda ways: ways[-1]),
+        'Large only': [np.array(table.large)[:, None] for table in pair],
+        'Oracle': one(best),
+        'Random step': chance(stepwise),
+        'Random problem': chance(lambda ways, large, p: p * large + (1 - p) * ways[-1]),
+        'Min-prob threshold': low('min_prob'),
+        'Min-prob threshold, rewrite': low('min_prob', 'rewrite'),
+        'Mean-logit threshold': low('mean_logit'),
+        'GlimpRouter': at_thresholds(pair, entropy, thrown=1),
+        'STEER': at_thresholds(pair, steer),
+        'STEER, rewrite': at_thresholds(pair, steer, 'rewrite'),
+    }
     found |= {name: walked(name) for name in WALKERS if f'{benchmark}-test-{name}' in files}
-    columns = {'Min-prob threshold': 'min_prob', 'Mean-logit threshold': 'mean_logit'}
-    found |= {name: low(column) for name, column in columns.items()}
-    found['Min-prob threshold, rewrite'] = low('min_prob', reading='rewrite')
-    found['GlimpRouter'] = threshold([table.column('next_entropy') for table in pair], thrown=1)
     if 'feature reward' in pair[0].of:
-        found['TRIM'] = low('reward', reading='rewrite')
-    doubts = steer_doubts(train, pair)
-    found |= {'STEER': threshold(doubts), 'STEER, rewrite': threshold(doubts, 'rewrite')}
+        found['TRIM'] = low('reward', 'rewrite')
     return found
 
 
@@ -230,132 +202,118 @@ def draws(n, n_boot, seed):
 
 
 def tuned(right, cost, counts, alpha):
-    accuracy, price = counts @ right.T / len(right[0]), counts @ cost.T / len(right[0])
-    chosen = []
-    for a, c in zip(accuracy, price):
-        good = np.flatnonzero(a >= a[0] - alpha - 1e-12)
-        chosen.append(good[np.argmin(c[good])])
-    return np.array(chosen)
+    accuracy, mean_cost = (counts @ values.T / len(values[0]) for values in (right, cost))
+    is_good = accuracy >= accuracy[:, :1] - alpha - 1e-12
+    return np.where(is_good, mean_cost, np.inf).argmin(1)
 
 
-def guaranteed(right, cost, counts, alpha, delta=RISK):
+def guaranteed(right, cost, counts, alpha):
     "By the normal bound."
     n, loss = len(right[0]), right[0] - right
-    mean, square = counts @ loss.T / n, counts @ (loss**2).T / n
-    bound = mean + NormalDist().inv_cdf(1 - delta) * np.sqrt((square - mean**2).clip(0) / (n - 1))
-    price, chosen = counts @ cost.T / n, []
-    for r in range(len(counts)):
-        unsafe = np.flatnonzero(bound[r, 1:] > alpha)
-        last = unsafe[0] if len(unsafe) else len(loss) - 1
-        chosen.append(last if price[r, last] < price[r, 0] else 0)
-    return np.array(chosen)
-
-
-def on_test(result, counts, chosen):  # -> accuracy, cost [1 + resample]
-    return [np.array([counts[r] @ x[s] for r, s in enumerate(chosen)]) / len(x[0]) for x in result]
+    mean, square, mean_cost = (counts @ values.T / n for values in (loss, loss**2, cost))
+    error = np.sqrt((square - mean**2).clip(0) / (n - 1))
+    is_unsafe = mean + NormalDist().inv_cdf(1 - RISK) * error > alpha
+    is_unsafe = np.c_[is_unsafe[:, 1:], np.full(len(counts), True)]
+    last = is_unsafe.argmax(1)  # before the first unsafe one
+    is_cheaper = mean_cost[np.arange(len(counts)), last] < mean_cost[:, 0]
+    return np.where(is_cheaper, last, 0)
 
 
 def ends(values):
+    "The sample's, and the ends of its 95 % interval."
     ordered = np.sort(values[1:])
-    at = [round(q * (len(ordered) - 1)) for q in (0.025, 0.975)]
-    return values[0], *ordered[at]
+    low, high = (round(q * (len(ordered) - 1)) for q in (0.025, 0.975))
+    return {'': values[0], '_low': ordered[low], '_high': ordered[high]}
 
 
 # ---- the checks
 def check_rows(checks, curves, unit, benchmark, tables, alpha, n_boot):
     "Choices, points and intervals of methods.csv, the cells of Tables 1 and 2, and the lines of curves.csv."
-    n, n_test = (len(curves['Large only'][i][0][0]) for i in (1, 2))
+    n, n_test = (right.shape[1] for right, _ in curves['Large only'])
     of_calibration, of_test = draws(n, n_boot, 1), draws(n_test, n_boot, 0)
     rules = dict(tuned=tuned)
     if n >= 300 and n * alpha >= 6:  # below, an exact test decides, which is not repeated here
         rules['guaranteed'] = guaranteed
-    large_cost = of_test @ curves['Large only'][2][1][0] / n_test
+    large_cost = of_test @ curves['Large only'][1][1][0] / n_test
     methods = tables['methods'].set_index([*KEYS, 'rule'])
     printed = {'flops': 'table1', 'cents': 'table2'}[unit]
-    cells, lines = tables[printed].set_index(KEYS), tables['curves'].groupby(KEYS)
-    for name, (kappas, calibration, test) in curves.items():
+    cells, lines = tables[printed].fillna(np.inf).set_index(KEYS), tables['curves'].groupby(KEYS)
+    for name, (calibration, test) in curves.items():
         key, where = (unit, benchmark, name), f'{unit}, {benchmark}, {name}'
+        n_settings = len(test[0])
         for rule, choose in rules.items():
             if rule == 'guaranteed' and name in EXPECTED:
                 continue
             chosen = choose(*calibration, of_calibration, alpha)
-            accuracy, cost = on_test(test, of_test, chosen)
+            accuracy, cost = ((of_test * values[chosen]).sum(1) / n_test for values in test)
             mine = dict(accuracy=100 * accuracy, cost=cost, share=cost / large_cost)
             for column, values in mine.items():
-                for end, number in zip(('', '_low', '_high'), ends(values)):
+                for end, number in ends(values).items():
                     kind = f'{column}{" interval" * bool(end)}, {rule}'
                     checks.same(kind, where, number, methods.loc[(*key, rule), column + end])
             if rule == 'tuned' and key in cells.index:
                 mine = dict(accuracy=100 * accuracy[0], cost=cost[0])
-                mine['per_cost'] = mine['accuracy'] / cost[0] if cost[0] else math.inf
-                mine['large_alone'] = len(kappas) > 1 and chosen[0] == 0
+                mine['per_cost'] = mine['accuracy'] / cost[0] if cost[0] else np.inf
+                mine['large_alone'] = n_settings > 1 and chosen[0] == 0
                 for column, number in mine.items():
                     checks.same(printed, f'{where}, {column}', number, cells.loc[key, column])
-        even = np.round(np.linspace(0, len(kappas) - 1, 40)).astype(int)
-        right, cost = (values.mean(1)[even] for values in test)
-        points = pd.DataFrame(
-            dict(share=cost / large_cost[0], accuracy=100 * right)
-        ).drop_duplicates()
-        drawn = lines.get_group(key)[['share', 'accuracy']]
+        even = np.round(np.linspace(0, n_settings - 1, 40)).astype(int)
+        accuracy, cost = (values.mean(1)[even] for values in test)
+        points = pd.DataFrame(dict(share=cost / large_cost[0], accuracy=100 * accuracy))
+        points = points.drop_duplicates().values
+        drawn = lines.get_group(key)[['share', 'accuracy']].values
         checks.same('points of a line', where, len(points), len(drawn))
-        for here, there in zip(points.values.ravel(), drawn.values.ravel()):
+        for here, there in zip(points.ravel(), drawn.ravel()):
             checks.same('line', where, here, there)
 
 
-def check_seeds(checks, tables, large):  # large: (unit, benchmark) -> cost of the large model
+def check_seeds(checks, tables, rows):
     "A row of a trained method is the mean of its seeds, in methods.csv and in Tables 1 and 2."
-    rows = tables['methods'].query('rule == "tuned"').set_index(KEYS)
     printed = pd.concat([tables['table1'], tables['table2']]).set_index(KEYS)
     for key, part in tables['seeds'].groupby(KEYS):
-        where = ', '.join(key)
         accuracy, share = part['accuracy'].mean(), part['share'].mean()
-        checks.same('seeds', f'{where}, accuracy', accuracy, rows.loc[key, 'accuracy'])
-        checks.same('seeds', f'{where}, share', share, rows.loc[key, 'share'])
-        cost = share * large[key[:2]]
-        checks.same('seeds', f'{where}, cost', cost, rows.loc[key, 'cost'])
-        if key in printed.index:
-            checks.same('seeds', f'{where}, accuracy', accuracy, printed.loc[key, 'accuracy'])
-            checks.same('seeds', f'{where}, cost', cost, printed.loc[key, 'cost'])
-            checks.same('seeds', f'{where}, A/C', accuracy / cost, printed.loc[key, 'per_cost'])
+        cost = share * rows.loc[(*key[:2], 'Large only'), 'cost']
+        mine = dict(accuracy=accuracy, cost=cost, share=share, per_cost=accuracy / cost)
+        for table in (rows, printed) if key in printed.index else (rows,):
+            for column in set(mine) & set(table):
+                where = ', '.join([*key, column])
+                checks.same('seeds', where, mine[column], table.loc[key, column])
 
 
-def check_chosen(checks, tables):
+def check_chosen(checks, rows):
     "Chosen features are one of three rows."
-    rows = tables['methods'].query('rule == "tuned"').set_index(KEYS)[['accuracy', 'cost']]
-    for case in {key[:2] for key in rows.index if key[2] == 'Ours, chosen features'}:
-        chosen = rows.loc[(*case, 'Ours, chosen features')]
-        three = [np.allclose(rows.loc[(*case, name)], chosen, rtol=1e-4) for name in THREE]
-        checks.same('chosen features', ', '.join(case), any(three), True)
+    for (*case, name), row in rows[['accuracy', 'cost']].iterrows():
+        if name == 'Ours, chosen features':
+            three = [rows.loc[(*case, of), row.index].astype(float) for of in THREE]
+            is_one = any(np.allclose(of, row, rtol=1e-4) for of in three)
+            checks.same('chosen features', ', '.join(case), is_one, True)
 
 
-def check_comparison(checks, tables):
+def check_comparison(checks, comparison, rows):
     "Ratios and points from the rows of both, and verdicts from the intervals of the ratios."
-    rows = tables['methods'].query('rule == "tuned"').set_index(KEYS)
-    for line in tables['comparison'].to_dict('records'):
+    for line in comparison.to_dict('records'):
         case = line['unit'], line['benchmark']
         where = ', '.join([*case, line['ours'], line['rival']])
         ours, rival = rows.loc[(*case, line['ours'])], rows.loc[(*case, line['rival'])]
         checks.same('ratio', where, ours['cost'] / rival['cost'], line['ratio'], 3 * DIGITS)
         points = ours['accuracy'] - rival['accuracy']
         checks.same('points', where, points / 100, line['points'] / 100, 0.02)
-        verdict = 'undecided'
-        if line['ratio_high'] < 1:
-            verdict = 'cheaper'
-        elif line['ratio_low'] > 1:
-            verdict = 'costlier'
+        is_decided = line['ratio_high'] < 1, line['ratio_low'] > 1
+        verdict = np.select(is_decided, ['cheaper', 'costlier'], 'undecided')
         checks.same('verdict', where, verdict == line['verdict'], True)
 
 
-def check_gain(checks, splits, benchmark, row):
+def check_gain(checks, splits, row):
     "Who fails, and how well the least score of a chain tells it: by ranks."
     chains = []
     for of in splits:
         for i, T in enumerate(of['steps']):
             wrong = of['right'][i, T, 0] == 0
             gain = wrong and of['right'][i, 0, 0] == 1
-            scores = [-of[f'feature {name}'][i, :T].min() for name in ('min_odds', 'mean_logit')]
-            chains.append((wrong, gain, *scores))
-    frame = pd.DataFrame(chains, columns=['wrong', 'gain', 'min-prob', 'S^os'])
+            odds, logits = (of[f'feature {name}'][i, :T] for name in ('min_odds', 'mean_logit'))
+            scores = {'min-prob': -odds.min(), 'S^os': -logits.min()}
+            chains.append(dict(wrong=wrong, gain=gain) | scores)
+    frame, benchmark = pd.DataFrame(chains), row['benchmark']
     checks.same('gain', f'{benchmark}, problems', len(frame), row['problems'])
     for asked in ('wrong', 'gain'):
         checks.same('gain', f'{benchmark}, {asked}', frame[asked].mean(), row[asked])
@@ -366,34 +324,31 @@ def check_gain(checks, splits, benchmark, row):
             checks.same('AUROC', f'{benchmark}, {asked}', area, row[f'{asked} by {score}'])
 
 
-def check_tables(tables, outcomes, alpha=0.02, n_boot=1000):
-    "All checks of a folder of tables against a folder of outcomes; returns `Checks`."
-    checks, large = Checks(), {}
-    tables = {path.stem: pd.read_csv(path) for path in sorted(Path(tables).glob('*.csv'))}
-    for benchmark in tables['methods']['benchmark'].unique():
-        files = {path.stem: read(path) for path in Path(outcomes).glob(f'{benchmark}-*.npz')}
-        for unit in tables['methods']['unit'].unique():
-            curves = curves_of(files, benchmark, unit)
-            large[unit, benchmark] = curves['Large only'][2][1][0].mean()
-            check_rows(checks, curves, unit, benchmark, tables, alpha, n_boot)
-        splits = [files[f'{benchmark}-{split}'] for split in ('train', 'calibration', 'test')]
-        check_gain(checks, splits, benchmark, tables['gain'].set_index('benchmark').loc[benchmark])
-    check_seeds(checks, tables, large)
-    check_chosen(checks, tables)
-    check_comparison(checks, tables)
+def check_tables(tables, outcomes):
+    "All checks of a folder of tables against a folder of outcomes."
+    settings = json.loads((Path(tables) / 'provenance.json').read_text())['settings']
+    alpha, n_boot = settings['policy']['alpha'], settings['results']['n_boot']
+    tables = {path.stem: pd.read_csv(path) for path in Path(tables).glob('*.csv')}
+    rows = tables['methods'].query('rule == "tuned"').set_index(KEYS)
+    checks, files = Checks(), {}
+    for path in Path(outcomes).glob('*.npz'):
+        with np.load(path) as file:
+            files[path.stem] = dict(file)
+    for unit, benchmark in dict.fromkeys(key[:2] for key in rows.index):
+        curves = curves_of(files, benchmark, unit)
+        check_rows(checks, curves, unit, benchmark, tables, alpha, n_boot)
+    for row in tables['gain'].to_dict('records'):
+        check_gain(checks, [files[f'{row["benchmark"]}-{split}'] for split in SPLITS], row)
+    check_seeds(checks, tables, rows)
+    check_chosen(checks, rows)
+    check_comparison(checks, tables['comparison'], rows)
     return checks
 
 
 def main(tables, outcomes):
-    path = Path(tables) / 'provenance.json'
-    settings = json.loads(path.read_text())['settings'] if path.exists() else {}
-    alpha = settings.get('policy', {}).get('alpha', 0.02)
-    n_boot = settings.get('results', {}).get('n_boot', 1000)
-    checks = check_tables(tables, outcomes, alpha, n_boot)
+    checks = check_tables(tables, outcomes)
     print(', '.join(f'{n} {kind}' for kind, n in checks.counts.items()))
-    print(f'{len(checks.wrong)} differ')
-    for line in checks.wrong[:20]:
-        print(line)
+    print(f'{len(checks.wrong)} differ', *checks.wrong[:20], sep='\n')
     return bool(checks.wrong or not checks.counts)
 
 

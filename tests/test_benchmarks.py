@@ -9,7 +9,7 @@ import pytest
 
 from stepwise_routing.data import benchmarks
 from stepwise_routing.data.benchmarks import Benchmark, load_problems, prompt_digest, register
-from stepwise_routing.data.questions import own_problems, with_earlier
+from stepwise_routing.data.questions import own_problems
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.confidence import chain_features
 from stepwise_routing.records import Problem, Step
@@ -42,8 +42,11 @@ def test_ones_own_benchmark_is_loaded_graded_and_observed_by_its_record():
 
 
 def test_an_unknown_name_or_number_is_one_line():
-    names = ('gms8k', 'test'), ('micro-gsm', 'tset'), ('micro-gsm', 'test', 10**6)
-    for given, line in zip(names, ("mean 'gsm8k'", "mean 'test'", 'n=1000000 is too many')):
+    for given, line in (
+        (('gms8k', 'test'), "mean 'gsm8k'"),
+        (('micro-gsm', 'tset'), "mean 'test'"),
+        (('micro-gsm', 'test', 10**6), 'n=1000000 is too many'),
+    ):
         with pytest.raises(ValueError, match=line):
             load_problems(*given)
 
@@ -95,11 +98,8 @@ def test_answers_are_known_for_all_questions_or_for_none(tmp_path):
     problems = own_problems(bare)
     assert {problem.answer for problem in problems} == {''}
     assert [p.id for p in problems] == [p.id for p in own_problems(ROWS)]
-    for same in (
-        [row | dict(answer=None) for row in bare],
-        [row | dict(answer='') for row in bare],
-    ):
-        assert own_problems(same) == problems
+    for empty in (None, ''):
+        assert own_problems([row | dict(answer=empty) for row in bare]) == problems
     assert own_problems(ROWS, fields=dict(answer=None)) == problems
     with pytest.raises(ValueError, match="3 of 40 questions have no answer, such as 'What is 0"):
         own_problems([*bare[:3], *ROWS[3:]])
@@ -131,11 +131,3 @@ def test_a_bad_row_is_one_line_with_file_and_row(text, tmp_path):
     with pytest.raises(ValueError, match='mine.jsonl, row 2: ') as error:
         own_problems(file)
     assert '\n' not in str(error.value) and len(str(error.value)) < 300 + len(str(file))
-
-
-def test_problems_of_an_earlier_call_come_first_and_keep_their_answers(tmp_path):
-    (tmp_path / 'problems.jsonl').write_text(GOOD)
-    new = own_problems([dict(question='3?', answer=3)])
-    assert [p.answer for p in with_earlier(tmp_path, new, 'own')] == ['4', '3']
-    with pytest.raises(ValueError, match='2.2'):
-        with_earlier(tmp_path, own_problems([dict(question='2+2?', answer=5)]), 'own')

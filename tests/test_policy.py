@@ -1,6 +1,5 @@
 "The network, the two thresholds of the paper, and the choice on calibration with its promise."
 
-import json
 import math
 from dataclasses import replace
 from itertools import product
@@ -13,7 +12,6 @@ from scipy.stats import norm
 from toy import quick_methods, toy, toy_benchmark
 
 from stepwise_routing.method.policy import (
-    CLASSES,
     DTYPE,
     FEW,
     RISK,
@@ -27,7 +25,6 @@ from stepwise_routing.method.policy import (
     log_odds,
     log_pi,
     passes_normal,
-    settings_of,
     soft_choice,
     tuned,
     update_threshold,
@@ -64,11 +61,10 @@ def test_a_fresh_policy_hands_over_now_and_then(models):
     theta = fresh_policy(net, 0)
     x = torch.randn(100, 3, dtype=DTYPE, generator=torch.Generator().manual_seed(0))
     pi = log_pi(log_odds(net(theta, x))).exp()
-    assert torch.allclose(pi.sum(-1), torch.ones(100, dtype=DTYPE))
-    assert torch.allclose(
-        pi[:, 1:].mean(0), torch.full((models - 1,), 0.1 / (models - 1), dtype=DTYPE), rtol=0.3
-    )
-    assert torch.equal(theta, fresh_policy(net, 0)) and not torch.equal(theta, fresh_policy(net, 1))
+    np.testing.assert_allclose(pi.sum(-1), 1)
+    np.testing.assert_allclose(pi[:, 1:].mean(0), 0.1 / (models - 1), rtol=0.3)
+    assert torch.equal(theta, fresh_policy(net, 0))
+    assert not torch.equal(theta, fresh_policy(net, 1))
 
 
 # ---- the soft choice
@@ -88,21 +84,7 @@ def test_s_is_as_the_definition_has_it(weights, kappa, temperature):
     assert torch.allclose(S, allowed / allowed.sum(), rtol=1e-9)
 
 
-def test_s_hardens_to_the_models_that_reach_kappa():
-    pi = torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.1, 0.2]], dtype=DTYPE)
-    hard = soft_choice(log_odds(pi.log()), 0.25, 1e-4).exp()
-    assert torch.allclose(hard, torch.tensor([[0.5, 0.5, 0], [1, 0, 0]], dtype=DTYPE), atol=1e-12)
-
-
 # ---- equation 5
-def test_kappa_by_hand():
-    assert update_threshold(0.25, 1.0, 0.02, 0.1, 0.5) == pytest.approx(0.25 - 0.1 * 0.98)
-    assert update_threshold(0.25, 0.0, 0.02, 0.1, 0.5) == pytest.approx(0.25 + 0.1 * 0.02)
-    assert update_threshold(0.25, 1.0, 0.02, 0.1, 0.5, printed=True) == pytest.approx(0.348)
-    assert update_threshold(0.25, 0.0, 0.02, 0.1, 0.5, printed=True) == pytest.approx(0.248)
-    assert update_threshold(0.01, 1.0, 0.02, 0.1, 0.5) == 0
-    assert update_threshold(0.32, 0.0, 0.02, 9.0, 1 / 3) == 1 / 3
-    assert update_threshold(0.01, 0.0, 0.02, 9.0, 0.5, printed=True) == 0
 
 
 def lost_at(kappa):
@@ -141,13 +123,6 @@ def test_a_policy_doubts_as_much_as_pi_hands_over(models):
             assert (policy(seen)[0] == doubt[i, :T]).all()
 
 
-def test_a_feature_that_never_varies_is_no_division_by_nought():
-    o = toy(10)
-    features = o.features | dict(step=0 * o.features['step'] + 4)
-    policy = fresh_router(features, COLUMNS, 2, (), 0)
-    assert policy.std[1] == 1 and np.isfinite(policy(features)[o.inside]).all()
-
-
 @both
 def test_a_saved_policy_comes_back_bit_by_bit(models, tmp_path):
     o = toy(20, models)
@@ -155,16 +130,13 @@ def test_a_saved_policy_comes_back_bit_by_bit(models, tmp_path):
     save_policy(policy, tmp_path / 'a', kappa=0.1 + 0.2, note='x')
     back, facts = load_policy(tmp_path / 'a')
     assert facts == dict(kappa=0.1 + 0.2, note='x')
-    assert back.theta.dtype == DTYPE and torch.equal(back.theta, policy.theta)
+    assert back.theta.dtype == DTYPE
     assert (back.columns, back.net) == (policy.columns, policy.net)
     assert back(o.features).tobytes() == policy(o.features).tobytes()
     save_policy(back, tmp_path / 'b', **facts)
-    for name in ('policy.json', 'theta.safetensors'):
-        assert (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes()
-    assert len([*(tmp_path / 'a').iterdir()]) == 2
-    assert json.loads((tmp_path / 'a' / 'policy.json').read_text())['columns'] == list(COLUMNS)
-    with pytest.raises(FileNotFoundError):
-        load_policy(tmp_path / 'none')
+    files = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in 'ab']
+    assert files[0] == files[1]
+    assert set(files[0]) == {'policy.json', 'theta.safetensors'}
 
 
 # ---- tuned
@@ -200,18 +172,6 @@ def test_an_unsafe_setting_is_rarely_taken(n, alpha):
     assert np.mean(taken) <= RISK
 
 
-def test_one_of_three_fails_no_more_often_than_one():
-    "Whichever of three routers is taken: each may fail with a third of delta."
-    rng = np.random.default_rng(1)
-    n, alpha = 400, 0.03
-    loss = rng.choice([1.0, 0.0, -1.0], (2000, 3, n), p=[0.061, 0.909, 0.03])
-    fails = {
-        delta: np.mean([any(safe(x, alpha, delta) for x in case) for case in loss])
-        for delta in (RISK, RISK / CLASSES)
-    }
-    assert fails[RISK / CLASSES] <= RISK < fails[RISK]
-
-
 def test_the_walk_stops_at_the_first_setting_that_may_lose_too_much():
     n = 1000
     good, bad, counts = np.zeros(n), np.ones(n), np.ones((1, n))
@@ -227,9 +187,8 @@ def test_the_walk_stops_at_the_first_setting_that_may_lose_too_much():
 def test_the_normal_bound_by_hand():
     loss = np.array([[0.0, 1, 0, 0]])
     bound = 0.25 + norm.ppf(0.9) * math.sqrt(0.75 / 3 / 4)
-    ones = np.ones((1, 4))
-    verdicts = [passes_normal(loss, ones, bound + x, 0.1)[0, 0] for x in (1e-9, -1e-9)]
-    assert verdicts == [True, False]
+    assert passes_normal(loss, np.ones((1, 4)), bound + 1e-9, 0.1)
+    assert not passes_normal(loss, np.ones((1, 4)), bound - 1e-9, 0.1)
 
 
 @pytest.mark.parametrize('n, alpha', [(1, 0.3), (4, 0.1), (8, 0.02), (8, 0.3)])
@@ -241,12 +200,6 @@ def test_the_bet_is_fair_by_counting_every_course_of_the_game(n, alpha):
     money = capital(courses, alpha, RISK)
     assert (money > 0).all() and probability @ money[:, -1] == pytest.approx(1)
     assert probability @ (money.max(1) >= 1 / RISK) <= RISK
-
-
-def test_a_stake_knows_the_past_alone():
-    rows = np.stack([np.zeros(20), np.r_[np.zeros(15), np.ones(5)]])
-    one, other = capital(rows, 0.05, RISK)
-    assert np.array_equal(one[:15], other[:15]) and not np.isclose(one[15], other[15])
 
 
 def test_few_problems_or_few_allowed_losses_are_tested_exactly():
@@ -329,13 +282,6 @@ def test_every_resample_and_every_seed_chooses_for_itself():
     assert len(used) > 10
 
 
-def test_nobody_looks_at_test_problems_while_choosing():
-    "Whoever touches None fails."
-    curve, counts = random_curve(0), resamples(310, 5)
-    blind, seen = (settings_of(c, counts, 0.05) for c in (curve._replace(test=None), curve))
-    assert all((blind[rule] == seen[rule]).all() for rule in RULES)
-
-
 def test_other_test_problems_change_no_threshold_and_no_choice():
     "All methods at once: fitted, swept and chosen the same, whatever the test split is."
     splits, other = toy_benchmark(80), toy_benchmark(80, seed=9)
@@ -359,14 +305,12 @@ def test_other_test_problems_change_no_threshold_and_no_choice():
 @given(st.lists(st.lists(st.integers(1, 8), min_size=4, max_size=4), min_size=1, max_size=4))
 def test_the_simplest_that_is_nearly_the_cheapest_is_taken(costs):
     costs = np.array(costs) / 8 * np.array([1, 1.04, 1.06, 1])[: len(costs), None]
-    choices = [
-        Choice(10 * i + np.arange(4.0), 100 * i + np.arange(4.0), cost, [(i, 0.0, 0.0)])
-        for i, cost in enumerate(costs)
-    ]
+    rows, choices = np.arange(4.0), []
+    for i, cost in enumerate(costs):
+        choices.append(Choice(10 * i + rows, 100 * i + rows, cost, [(i, 0.0, 0.0)]))
     found = simplest(choices)
-    for r in range(4):
-        want = next(i for i in range(len(costs)) if costs[i, r] <= 1.05 * costs[:, r].min())
-        assert (found.accuracy[r], found.cost[r]) == (10 * want + r, 100 * want + r)
-        assert found.calibration_cost[r] == costs[want, r]
-        if r == 0:
-            assert found.by_seed == [(want, 0.0, 0.0)]
+    wanted = [next(i for i, c in enumerate(row) if c <= 1.05 * row.min()) for row in costs.T]
+    assert found.accuracy.tolist() == [10 * i + r for r, i in enumerate(wanted)]
+    assert found.cost.tolist() == [100 * i + r for r, i in enumerate(wanted)]
+    assert found.calibration_cost.tolist() == [costs[i, r] for r, i in enumerate(wanted)]
+    assert found.by_seed == [(wanted[0], 0.0, 0.0)]

@@ -1,5 +1,6 @@
-"Tables, figures and transcripts of toy results: cells by hand, the same bytes twice, sizes, nothing that models write is obeyed."
+"Tables, figures and transcripts: cells by hand, captions that stand alone, and nothing that models write is obeyed."
 
+import itertools
 import re
 from dataclasses import replace
 from html import unescape
@@ -8,269 +9,157 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
-from toy import toy_benchmark
+from toy import quick_methods, toy_benchmark
 
-from stepwise_routing.method.policy import RULES, fresh_router
-from stepwise_routing.method.results import CHOSEN, Choice, Row
+from stepwise_routing.gain import gain_frame
+from stepwise_routing.method.policy import fresh_router
+from stepwise_routing.method.results import CHOSEN, compare
 from stepwise_routing.records import Problem, Step
-from stepwise_routing.report import figures, tables
-from stepwise_routing.report.style import our_look
-from stepwise_routing.report.transcripts import transcript
+from stepwise_routing.report import figures, tables, transcripts
 
-NAMES = (*tables.PRINTED, 'Random problem', 'Oracle')
-LARGE_COST = dict(flops=2e8, cents=0.0293)
-
-
-def toy_row(name, unit, i):
-    "Method number i costs 1 / i of the large model and has 90 - i % right; SpecReason is the large model alone."
-    is_alone = name in ('Large only', 'SpecReason')
-    share = 1 if is_alone else 0 if (name, unit) == ('Small only', 'cents') else 1 / (i + 1)
-    accuracy, n = 0.9 if is_alone else 0.9 - i / 100, 1 if name in tables.MODELS else 2
-    spread = np.r_[1, np.linspace(0.9, 1.1, 40)]
-    choice = Choice(
-        accuracy * spread,
-        LARGE_COST[unit] * share * spread,
-        share * spread,
-        [(None if is_alone else 0.5, accuracy, LARGE_COST[unit] * share)] * n,
-    )
-    points = np.linspace([LARGE_COST[unit], 0.9], [0.2 * LARGE_COST[unit], 0.5], 40)
-    if name in (*tables.MODELS, 'Oracle'):
-        points = np.tile(points[:1], (40, 1))
-    return Row(dict.fromkeys(RULES[:2], choice), None if name == CHOSEN else points)
-
-
-@pytest.fixture(scope='module')
-def results():
-    "Two benchmarks; the second one has no SpecReason."
-    return {
-        (unit, benchmark, name): toy_row(name, unit, i)
-        for unit in LARGE_COST
-        for benchmark in ('toy', 'gsm8k')
-        for i, name in enumerate(NAMES)
-        if (benchmark, name) != ('gsm8k', 'SpecReason')
-    }
-
-
-@pytest.fixture(scope='module')
-def gain():
-    line = dict(benchmark='toy', problems=1500, wrong=0.151, gain=0.144)
-    for name in (
-        'wrong by min-prob',
-        'wrong by S^os',
-        'gain by min-prob',
-        'gain by S^os',
-        'gain learnt',
-    ):
-        line |= {name: 0.9, f'{name}, low': 0.85, f'{name}, high': 0.95}
-    return pd.DataFrame([line])
-
-
+NAMES = (*tables.MODELS, 'SpecReason', 'RSD', 'Min-prob threshold', 'Random problem')
 LOGS = dict(toy=[(1.0, 0.2, 0.25), (0.6, 0.03, 0.24), (0.5, 0.02, 0.24)])
-NOTES = ['A note.', 'Drawn on a day with seed 4.']
 
 
-def written(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.fixture(scope='module')
+def report(tmp_path_factory):
+    "Results (SpecReason: the large model alone; ours: a threshold), gains, and a folder of what is written."
+    benchmarks = dict(toy=toy_benchmark(60), other=toy_benchmark(60, 7))
+    methods = [method for method in quick_methods() if method.name in NAMES]
+    found = compare(benchmarks, methods, n_boot=9, processes=1)
+    for unit, name in itertools.product(('flops', 'cents'), benchmarks):
+        large, walks = (found[unit, name, method] for method in ('Large only', 'SpecReason'))
+        found[unit, name, 'SpecReason'] = walks._replace(choices=large.choices)
+        for ours in (*tables.POLICIES, CHOSEN):
+            found[unit, name, ours] = found[unit, name, 'RSD']
+    gain, folder = gain_frame(benchmarks), tmp_path_factory.mktemp('report')
+    notes = ['A note.', 'Drawn on a day.']
+    tables.write_tables(found, gain, folder, notes)
+    figures.write_figures(found, gain, LOGS, folder, notes)
+    return found, gain, folder
 
 
 # ---- tables and figures
-def test_the_same_results_give_the_same_bytes(results, gain, tmp_path):
-    for name in 'ab':
-        tables.write_tables(results, gain, tmp_path / name / 'tables', NOTES)
-        figures.write_figures(results, gain, LOGS, tmp_path / name / 'figures', NOTES)
-    for kind in ('tables', 'figures'):
-        assert written(tmp_path / 'a' / kind) == written(tmp_path / 'b' / kind)
-    stems = (
-        [stem for stem in ('table1', 'table2') for _ in range(3)]
-        + ['methods', 'comparison', 'gain'] * 2
-        + ['curves', 'seeds']
-    )
-    assert sorted(name.split('.')[0] for name in written(tmp_path / 'a' / 'tables')) == sorted(
-        stems
-    )
-    drawn = written(tmp_path / 'a' / 'figures')
-    stems = 'accuracy_cost', 'accuracy_cents', 'training', 'gain'
-    assert set(drawn) == {f'{stem}.{kind}' for stem in stems for kind in ('pdf', 'png')} | {
-        'captions.md'
-    }
-    for pdf in (drawn[f'{stem}.pdf'] for stem in stems):  # letters that can be searched, no date
+def test_captions_stand_alone_and_letters_in_figures_can_be_searched(report):
+    folder = report[2]
+    pages = [*folder.glob('*[!s].md'), folder / 'methods.md']
+    assert len(pages) == 5
+    for page in pages:
+        assert re.match(r'\*\*.* A note\. Drawn on a day\.\n\n', page.read_text('utf-8'))
+    captions = (folder / 'captions.md').read_text('utf-8').strip().split('\n\n')
+    drawn = [caption.split('**')[1].strip('.') for caption in captions[:-1]]
+    assert drawn == ['accuracy_cost', 'accuracy_cents', 'training', 'gain']
+    assert captions[-1] == '**All figures.** A note. Drawn on a day.'
+    assert re.search(r'and cheaper\. These are .*SpecReason \(toy, other\)', captions[0])
+    for name in drawn:
+        pdf = (folder / f'{name}.pdf').read_bytes()
         assert b'CreationDate' not in pdf and b'/FontFile2' in pdf and b'/Type3' not in pdf
-    captions = drawn['captions.md'].decode().strip().split('\n\n')
-    assert [c.split('**')[1] for c in captions] == [*(f'{stem}.' for stem in stems), 'All figures.']
-    assert captions[-1].endswith('A note. Drawn on a day with seed 4.')
-    assert (
-        'no threshold was both good enough and cheaper. These are SpecReason (toy).' in captions[0]
-    )
-    for page in (tmp_path / 'a' / 'tables').glob('*.md'):
-        assert re.match(r'\*\*.* A note. Drawn on a day', page.read_text('utf-8'))
 
 
-def test_cells_by_hand(results):
-    table = tables.paper_form(results, 1)
-    text = tables.markdown(tables.paper_grid(table, 1))
-    rows = {
-        line.split(' | ')[0].strip('| '): line.strip('| \n').split(' | ')[1:]
-        for line in text.splitlines()
-    }
-    assert rows['Large only'] == ['–', '90.0', '200', '0.450', '90.0', '200', '0.450']
-    assert rows['SpecReason'] == ['✗', '90.0 §', '200', '0.450', '–', '–', '–']
-    assert (
-        rows['RSD'][:4] == ['✓', '87.0', '50.0', '1.74']
-        and 'Ours (S^os) †' in rows
-        and 'Oracle' not in rows
-    )
-    assert table.loc[
-        (table['method'] == 'RSD') & (table['benchmark'] == 'toy'), 'per_cost'
-    ].item() == pytest.approx(87 / 5e7)
-    cents = tables.paper_grid(tables.paper_form(results, 2), 2)
-    assert (
-        cents.loc['Small only', 'toy'].tolist() == ['90.0', '0.00', '–']
-        and 'Ours (S^API) †' in cents.index
-    )
-    assert cents.loc['Large only', 'toy'].tolist() == ['90.0', '0.0293', '30.7']
-    assert tables.losses(table) == '9.0 on toy, 9.0 on gsm8k'
-    verdicts = tables.comparison_form(results)  # need the whole interval
-    assert (verdicts['verdict'] == 'costlier').equals(verdicts['ratio_low'] > 1)
-    assert (verdicts['verdict'] == 'cheaper').equals(verdicts['ratio_high'] < 1) and (
-        verdicts['ratio_high'] < 1
-    ).any()
-    numbers = 131.4, 61.42, 0.0205, 1234.0, 0.0, np.nan, np.inf
-    assert [*map(tables.digits, numbers)] == ['131', '61.4', '0.0205', '1234', '0.00', '–', '–']
-    assert tables.rounded(1, '+')(0.26) == '+0.3' and tables.rounded(2)(1e290) == '–'
+def by_hand(unit, *lines):
+    names = ['benchmark', 'method', 'accuracy', 'cost', 'large_alone']
+    table = pd.DataFrame(lines, columns=names).assign(unit=unit)
+    return table.assign(per_cost=table['accuracy'] / table['cost'].replace(0, np.nan))
 
 
-def test_latex_has_formulas_and_no_bare_characters(results):
-    text = tables.latex(tables.paper_grid(tables.paper_form(results, 1), 1))
-    assert (
-        r'Ours ($S^{\mathrm{os}}$) $^\dagger$ & $\times$ & 85.0' in text
-        and r'\multicolumn{3}{c}{gsm8k}' in text
-    )
-    assert re.search(r'Large only[^\n]*\\\\\n\\midrule\nSpecReason', text) and text.count(
-        '{'
-    ) == text.count('}')
-    assert tables.tex('50 % of a_b & $5') == r'50 \% of a\_b \& \$5' and not re.search(
-        '[–✓✗↑↓†§]', text
-    )
+FLOPS = by_hand(
+    'flops',
+    ('toy', 'Large only', 90.0, 2e8, False),
+    ('toy', 'SpecReason', 90.0, 2e8, True),
+    ('toy', 'RSD', 87.0, 5e7, False),
+    ('toy', 'Ours (S^os)', 81.04, 1e8, False),
+    ('gsm8k', 'Large only', 50.0, 3e12, False),
+)
 
 
-@pytest.mark.parametrize('number, factor', [(1, 1), (2, 100)])
-def test_the_papers_accuracy_per_cost_follows_from_its_columns(number, factor):
-    "Every printed A/C but the one misprint; Table 1 is in percent, Table 2 a share."
+def test_cells_by_hand():
+    text = tables.markdown(tables.paper_grid(FLOPS, 1))
+    head, _, *lines = [line.strip('| \n').split(' | ') for line in text.splitlines()]
+    assert head[:3] == ['Ext.', 'toy Acc ↑', 'toy FLOPs ↓']
+    assert lines == [
+        ['Large only', '–', '90.0', '200', '0.450', '50.0', '3.00', '16.7'],
+        ['SpecReason', '✗', '90.0 §', '200', '0.450', '–', '–', '–'],
+        ['RSD', '✓', '87.0', '50.0', '1.74', '–', '–', '–'],
+        ['Ours (S^os) †', '✗', '81.0', '100', '0.810', '–', '–', '–'],
+    ]
+    assert tables.losses(FLOPS[:4]) == '9.0 on toy'
+    large, small = ('toy', 'Large only', 90.0, 0.0293, False), ('toy', 'Small only', 80.0, 0, False)
+    cents = tables.paper_grid(by_hand('cents', large, small), 2)['toy']
+    assert cents.values.tolist() == [['90.0', '0.0293', '30.7'], ['80.0', '0.00', '–']]
+
+
+def test_latex_has_formulas_and_no_bare_characters():
+    text = tables.latex(tables.paper_grid(FLOPS, 1))
+    assert r'Ours ($S^{\mathrm{os}}$) $^\dagger$ & $\times$ & 81.0' in text
+    assert r'\multicolumn{3}{c}{gsm8k}' in text
+    assert text.count('{') == text.count('}')
+    assert not re.search('[–✓✗↑↓†§]', text)
+    assert tables.tex('50 % of a_b & $5') == r'50 \% of a\_b \& \$5'
+
+
+@pytest.mark.parametrize('number, factor, misprints', [(1, 1, []), (2, 100, [('RSD', 'OmniMath')])])
+def test_the_papers_accuracy_per_cost_follows_from_its_columns(number, factor, misprints):
+    "Table 1 is in percent, Table 2 a share."
     table = tables.paper_table(number)
     paid = table[table['cost'] > 0]
-    odd = paid[
-        (paid['accuracy'] / factor / paid['cost'] - paid['per_cost']).abs()
-        >= 0.02 * paid['per_cost']
-    ]
-    assert len(table) == 18 and len(paid) == (18 if number == 1 else 15)
-    assert odd[['method', 'benchmark']].values.tolist() == (
-        [['RSD', 'OmniMath']] if number == 2 else []
-    )
+    off = paid['accuracy'] / factor / paid['cost'] / paid['per_cost'] - 1
+    odd = paid[off.abs() >= 0.02]
+    assert len(table) == 18
+    assert [*zip(odd['method'], odd['benchmark'])] == misprints
 
 
-def test_ours_stands_beside_the_paper(results):
-    table = tables.beside_paper(results, 1)
-    assert (
-        table.loc['Ours (S^os)', ('paper', 'GSM8K')] == '46 (-0.1)'
-        and table.loc['RSD', ('here', 'toy')] == '25 (-3.0)'
-    )
-    assert table.loc[CHOSEN, ('paper', 'GSM8K')] == '–' and table.index.tolist() == list(
-        tables.PRINTED
-    )
+def test_ours_stands_beside_the_paper(report):
+    table = tables.beside_paper(report[0], 1)
+    assert table.index.tolist() == [*tables.PRINTED]
+    assert table.loc['Ours (S^os)', ('paper', 'GSM8K')] == '46 (-0.1)'
+    assert table.loc['SpecReason', ('here', 'toy')] == '100 (+0.0)'
+    assert table.loc[CHOSEN, ('paper', 'GSM8K')] == '–'
 
 
-def test_captions_say_whose_models_these_are_and_what_was_cut():
-    def benchmark(model):
-        parts = dict(models=np.array([model, 'l']), dollars=np.array([[0, 0, 0], [0.4, 0.1, 1.6]]))
-        return {
-            name: replace(table, **parts)
-            for name, table in toy_benchmark(1000).items()
-            if isinstance(name, str)
-        }
-
-    one = benchmark('s')
-    said = tables.describe(dict(a=one, b=one), 0.02, 'Receipt.')
-    assert (
-        said[0] == 'a, b: s and l, 1,000 / 1,000 / 1,000 training, calibration and test problems.'
-    )
-    assert (
-        "not the paper's models" in said[1]
-        and '0.4 / 0.1 / 1.6' in said[2]
-        and 'Alpha: 2 points' in said[3]
-    )
-    assert (
-        f'a limit cut {one["test"].cut[:, 0].sum()} of s alone' in said[4]
-        and said[-1] == 'Receipt.'
-    )
-    assert not any(
-        'not the paper' in s for s in tables.describe(dict(a=benchmark('Qwen2.5-Math-1.5B')), 0.02)
-    )
+def test_notes_say_whose_models_these_are_and_what_was_cut():
+    splits = toy_benchmark(1000)
+    test = replace(splits['test'], models=np.array(['s', 'l']), dollars=np.eye(2, 3))
+    one = splits | dict(test=test)
+    models, whose, price, alpha, *cut, last = tables.describe(dict(a=one, b=one), 0.02, 'Receipt.')
+    assert models == 'a, b: s and l, 1,000 / 1,000 / 1,000 training, calibration and test problems.'
+    assert "not the paper's models" in whose
+    assert '0.0 / 1.0 / 0.0' in price and 'Alpha: 2 points' in alpha
+    assert f'a limit cut {test.cut[:, 0].sum()} of s alone' in cut[0] and last == 'Receipt.'
+    theirs = dict(test=replace(test, models=np.array(['Qwen2.5-Math-1.5B', 'l'])))
+    assert 'not the paper' not in ' '.join(tables.describe(dict(a=splits | theirs), 0.02))
 
 
-@pytest.mark.parametrize('columns, width', [(1, 2.7), (2, 5.5)])
-@pytest.mark.parametrize('log', [False, True])
-def test_figures_have_their_size_and_no_text_overlaps(results, gain, columns, width, log):
-    drawn = [
-        figures.accuracy_cost(results, 'cents', columns=columns, log=log),
-        figures.gain_figure(gain, columns),
-        figures.training_curves(LOGS, columns=columns),
-    ]
-    for fig in drawn:
-        with our_look():
-            fig.draw_without_rendering()
-        assert fig.get_figwidth() == width
-        assert min(text.get_fontsize() for text in fig.findobj(Text) if text.get_text()) >= 6.5
-        boxes = [text.get_window_extent() for text in fig.legends[0].get_texts()]
-        lowest = min(ax.get_tightbbox().y0 for ax in fig.axes)
-        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-        assert all(
-            fig.bbox.x0 <= box.x0 and box.x1 <= fig.bbox.x1 and box.y1 <= lowest for box in boxes
-        )
-        for ax in fig.axes:
-            ticks = [tick.get_window_extent() for tick in ax.get_xticklabels() if tick.get_text()]
-            assert not any(a.overlaps(b) for a, b in zip(ticks, ticks[1:]))
-    assert len(drawn[0].legends[0].get_texts()) == 3 + len(figures.SHOWN)
-    assert not log or len(drawn[0].axes[0].get_xticks()) > 3
-    x = np.random.default_rng(0).random((30, 4))
-    policy = fresh_router(
-        dict(min_prob=x, step=x, length=x), ('min_prob', 'step', 'length'), 2, (4,), 0
-    )
-    assert figures.policy_map(policy, 0.1, length=0.5).get_figwidth() == 2.7
+def test_figures_have_the_size_and_letters_of_a_page(report):
+    results, gain, _ = report
+    features = toy_benchmark(30)['train'].features
+    policy = fresh_router(features, ('min_prob', 'step'), 2, (4,), 0)
+    for columns, width in {1: 2.7, 2: 5.5}.items():
+        cost = figures.accuracy_cost(results, 'cents', columns=columns, log=True)
+        others = figures.gain_figure(gain, columns), figures.training_curves(LOGS, columns=columns)
+        for fig in (cost, *others):
+            letters = [text.get_fontsize() for text in fig.findobj(Text) if text.get_text()]
+            assert fig.get_figwidth() == width and min(letters) >= 6.5
+        assert len(cost.legends[0].get_texts()) == len(figures.SHOWN) + 2  # all but STEER
+    assert figures.policy_map(policy, 0.1).get_figwidth() == 2.7
 
 
+# ---- transcripts
 HOSTILE = '</p><script>alert(1)</script><img src=x onerror="alert(2)"> pays $5 and then $10 \\(x\\)\nlarge  2 = 3\x1b[2J\x9b31m\u202e'
 
 
 def test_a_transcript_says_who_wrote_what_and_obeys_nobody():
-    steps = [
-        Step(HOSTILE, 0, 'step', generated=9),
-        Step('5+5=12', 0, 'step', generated=4),
-        Step('ours', 1, 'stop', generated=2),
-    ]
-    shown = transcript(
-        Problem('toy', 'a', HOSTILE, '1'),
-        steps,
-        ['small', 'large'],
-        [0.1, 0.7, np.nan],
-        0.5,
-        (1,),
-        'right',
-    )
+    texts = [(HOSTILE, 0, 'step'), ('5+5=12', 0, 'step'), ('ours', 1, 'stop')]
+    steps = [Step(*text, generated=2) for text in texts]
+    problem, doubts = Problem('toy', 'a', HOSTILE, '1'), [0.1, 0.7, np.nan]
+    names = 'small', 'large'
+    shown = transcripts.transcript(problem, steps, names, doubts, 0.5, thrown=(1,), end='right')
     for text in (str(shown), re.sub(r'\x1b\[\d+m', '', shown.coloured())):
-        assert all(line.isprintable() for line in text.split('\n'))
-        assert [line.split()[1] for line in text.split('\n') if line.startswith('large')] == [
-            'ours'
-        ]
-        assert (
-            'doubt 0.10, below 0.50' in text
-            and '5+5=12 (thrown away)' in text
-            and 'doubt 0.70: hands over' in text
-        )
-        assert text.endswith('right') and '2 tokens' in text
+        lines = text.split('\n')
+        assert all(line.isprintable() for line in lines)
+        assert [line.split()[1] for line in lines if line.startswith('large')] == ['ours']
+        assert '2 tokens, doubt 0.10, below 0.50' in text and 'doubt 0.70: hands over' in text
+        assert '5+5=12 (thrown away)' in text and lines[-1] == 'right'
     page = shown._repr_html_()
-    assert (
-        set(re.findall(r'<(\w+)', page)) == {'div', 'p', 'b', 'small', 's', 'br', 'span'}
-        and '<s>5+5=12</s>' in page
-    )
+    assert {*re.findall(r'<(\w+)', page)} == {'div', 'p', 'b', 'small', 's', 'br', 'span'}
+    assert '<s>5+5=12</s>' in page and '<script>' in unescape(page)
     assert page.count('<span>$</span>5') == 2 and page.count('$') == page.count('<span>$</span>')
-    assert '<script>' in unescape(page)

@@ -1,21 +1,20 @@
 "A router behind the OpenAI protocol: a real server on a real port, and OpenAI's own client."
 
-import gc
 import json
 import signal
 import socket
 import subprocess
 import sys
 import time
-import weakref
-from types import SimpleNamespace
+from unittest.mock import Mock
 
+import asking
 import openai
 import pytest
-from asking import NAMES, QUESTION, ask, ask_at_once, body_of, client_of, post, stats_of, text, user
-from fake_api import PROBLEMS, FakeAPI, open_fake
+from asking import NAMES, QUESTION, ask, body_of, client_of, post, stats_of, text_of, user
+from fake_api import PRICE, PROBLEMS, FakeAPI, open_fake
 from toy_models import ToyModel, toy_models, toy_problems
-from toy_own import Dying, Slow, with_threshold
+from toy_own import Calling, with_threshold
 
 from stepwise_routing import serve
 from stepwise_routing.own import serving
@@ -26,13 +25,10 @@ QUESTIONS = [QUESTION, *(problem.question for problem in toy_problems(39, seed=9
 KEY = 'sesame-street-123'
 
 
-def toy_router(*models, reading='rewrite', **promised):
-    return with_threshold(models, -0.7, reading=reading, **promised)
-
-
 @pytest.fixture(scope='module')
 def router():
-    return toy_router(*toy_models(prices=(None, '0.4/0.1/1.6')), unit='cents', large_cost=0.01)
+    promised = dict(reading='rewrite', unit='cents', large_cost=0.01)
+    return with_threshold(toy_models(prices=(None, PRICE)), **promised)
 
 
 @pytest.fixture(scope='module')
@@ -41,123 +37,106 @@ def client(router):
         yield client
 
 
-# ---- what is answered
-
-
 @pytest.mark.parametrize('reading', ['continue', 'rewrite'])
 @pytest.mark.parametrize('seeded', [True, False])
 def test_streamed_is_whole_is_route(reading, seeded):
     "Usage is what the models wrote, and the notes say who wrote which step, and what was thrown away."
     models = toy_models(has_step_seeds=seeded)
-    router, all_thrown = toy_router(*models, reading=reading), 0
+    router, thrown = with_threshold(models, reading=reading), 0
     with client_of(router) as client:
         for question, want in zip(QUESTIONS[:25], router.route(QUESTIONS[:25])):
-            for model in models:
-                model.written.clear()
+            written = sum(len(model.written) for model in models)
             whole = ask(client, question)
-            assert sum(len(model.written) for model in models) == len(whole.stepwise)
+            notes, usage, finish = whole.stepwise, whole.usage, whole.choices[0].finish_reason
+            assert sum(len(model.written) for model in models) == written + len(notes)
             options = dict(stream=True, stream_options=dict(include_usage=True))
-            chunks = [*ask(client, question, **options)]
-            assert whole.choices[0].message.content == text(chunks) == want.text
-            assert chunks[0].choices[0].delta.role == 'assistant' and not chunks[-1].choices
-            assert chunks[-1].usage == whole.usage
-            (finish,) = {c.choices[0].finish_reason for c in chunks if c.choices} - {None}
-            assert finish == whole.choices[0].finish_reason
+            *chunks, last = ask(client, question, **options)
+            assert text_of(whole) == text_of(chunks) == want.text
+            assert chunks[0].choices[0].delta.role == 'assistant'
+            assert not last.choices and last.usage == usage
+            assert {c.choices[0].finish_reason for c in chunks} == {None, finish}
             assert (finish == 'stop') == (want.answer is not None)
-            notes = whole.stepwise
             assert [n for c in chunks for n in getattr(c, 'stepwise', None) or ()] == notes
-            thrown = [note for note in notes if not note['kept']]
-            assert [note['model'] for note in notes if note['kept']] == list(want.models)
-            assert {note['model'] for note in thrown} <= {'toy-0'}
-            usage, tokens = whole.usage, sum(note['tokens'] for note in notes)
+            assert [note['model'] for note in notes if note['kept']] == [*want.models]
+            tokens = sum(note['tokens'] for note in notes)
             assert usage.completion_tokens == sum(want.tokens) == tokens
-            thrown = sum(note['tokens'] for note in thrown)
-            assert usage.completion_tokens_details.rejected_prediction_tokens == thrown
-            all_thrown += thrown
-        assert all_thrown > 0 and all(chunk.choices for chunk in ask(client, stream=True))
+            of_thrown = [note['tokens'] for note in notes if not note['kept']]
+            assert usage.completion_tokens_details.rejected_prediction_tokens == sum(of_thrown)
+            thrown += sum(of_thrown)
+        assert thrown > 0 and all(chunk.choices for chunk in ask(client, stream=True))
 
 
-def test_usage_and_stats_are_the_bill(client):
+def test_usage_and_stats_are_the_bill(router):
     "By model, and in sum. What was saved is about the answers of the router alone."
-    before = stats_of(client)
-    usages = [ask(client, q, model=name).usage for name in NAMES for q in QUESTIONS[:6]]
-    after, kinds = stats_of(client), ('completion_tokens', 'prompt_tokens', 'cost')
-    for usage in usages:
-        for kind in kinds:
+    with client_of(router) as client:
+        usages = [ask(client, q, model=name).usage for name in NAMES for q in QUESTIONS[:6]]
+        stats = stats_of(client)
+    for kind in ('completion_tokens', 'prompt_tokens', 'cost'):
+        for usage in usages:
             total = sum(part[kind] for part in usage.by_model.values())
             assert total == pytest.approx(getattr(usage, kind))
+        for name, counts in stats['models'].items():
+            total = sum(usage.by_model[name][kind] for usage in usages)
+            count = counts['cents'] / 100 if kind == 'cost' else counts[kind]
+            assert count == pytest.approx(total)
     prompt, written = usage.prompt_tokens, usage.completion_tokens  # of the large model alone
     cents = ((prompt - prompt // 3) * 0.4 + prompt // 3 * 0.1 + written * 1.6) / 1e4
-    assert usage.by_model['toy-0']['completion_tokens'] == 0 and 100 * usage.cost == pytest.approx(
-        cents
-    )
-    for name, counts in after['models'].items():
-        for kind, of_stats, factor in zip(kinds, (*kinds[:2], 'cents'), (1, 1, 100)):
-            total = factor * sum(usage.by_model[name][kind] for usage in usages)
-            assert counts[of_stats] - before['models'][name][of_stats] == pytest.approx(total)
-    assert (after['requests'] - before['requests'], after['open']) == (18, 0)
-    old, new = before['router'], after['router']
-    assert (new['unit'], new['answers'] - old['answers']) == ('cents', 6)
-    paid = 100 * sum(usage.cost for usage in usages[:6])
-    assert new['cost'] - old['cost'] == pytest.approx(paid) and paid > 0
-    assert new['saved'] == pytest.approx(0.01 * new['answers'] - new['cost'])
+    assert usage.by_model['toy-0']['completion_tokens'] == 0
+    assert 100 * usage.cost == pytest.approx(cents)
+    assert (stats['requests'], stats['open']) == (18, 0)
+    cost = 100 * sum(usage.cost for usage in usages[:6])
+    routed = dict(answers=6, unit='cents', cost=cost, large_alone=0.06, saved=0.06 - cost)
+    assert stats['router'] == pytest.approx(routed) and cost > 0
 
 
 def test_names_seeds_and_turns(client, router):
     assert [model.id for model in client.models.list()] == [*NAMES]
-    assert post(client, None, '../health') == (200, b'{"status":"ok"}')
     for name, model in (('small', 'toy-0'), ('large', 'toy-1')):
         assert {note['model'] for note in ask(client, model=name).stepwise} == {model}
-    same = {ask(client, seed=7).choices[0].message.content for _ in range(2)}
-    assert same == {router.route(QUESTION, sample=7).text}
-    assert len({ask(client, seed=None).choices[0].message.content for _ in range(8)}) > 2
+    assert text_of(ask(client, seed=7)) == router.route(QUESTION, sample=7).text
+    assert len({text_of(ask(client, seed=None)) for _ in range(8)}) > 2
     turns = [*user(QUESTIONS[1]), dict(role='assistant', content='7')]
-    last = user([dict(type='text', text=QUESTION)])
-    reply = ask(client, messages=turns + last, temperature=0.1, stop=['x'])
-    assert reply.choices[0].message.content == router.route(QUESTION).text
+    turns += user([dict(type='text', text=QUESTION)])
+    reply = ask(client, messages=turns, temperature=0.1, stop=['x'])
+    assert text_of(reply) == router.route(QUESTION).text
 
 
-def test_many_at_once_are_what_they_are_alone(client, router):
+def test_many_at_once_are_what_they_are_alone(client, router, monkeypatch):
     "Streams and whole answers; models get lists."
     want = [router.route(question, sample=i).text for i, question in enumerate(QUESTIONS)]
-    sizes, write = [], router.models[0].write
-    router.models[0].write = lambda requests: sizes.append(len(requests)) or write(requests)
+    small = router.models[0]
+    write = Mock(side_effect=small.write)
+    monkeypatch.setattr(small, 'write', write)
     bodies = [body_of(q, seed=i, stream=i % 2 == 0) for i, q in enumerate(QUESTIONS)]
-    assert ask_at_once(client, bodies) == want
-    router.models[0].write = write
-    assert max(sizes) > 4
+    assert asking.ask_at_once(client, bodies) == want
+    assert max(len(call.args[0]) for call in write.call_args_list) > 4
 
 
 def test_a_refused_request_of_an_api_fails_alone(tmp_path):
     "Others that are asked at the same time get their answers, whole or as a stream, of each name."
-    known, replies = PROBLEMS[:12], Replies(tmp_path / 'replies.db')
-    with FakeAPI(known) as fake:
+    replies = Replies(tmp_path / 'replies.db')
+    with FakeAPI(PROBLEMS[:12]) as fake:
         [*fake.chains.values()][-1][-1] = 'No answer.'
         small = open_fake(fake.url, replies, index=0, retries=0, logprobs=True, name='little')
         large = open_fake(fake.url, replies, index=1, retries=0)
-        with client_of(toy_router(small, large, unit='cents')) as client:
-            names = [*NAMES] * 5
-            asked = [(p.question, names[i], i % 2 == 0) for i, p in enumerate(PROBLEMS[:15])]
-            got = ask_at_once(client, [body_of(q, model=m, stream=s) for q, m, s in asked])
+        with client_of(with_threshold([small, large], unit='cents')) as client:
+            asked = [(p.question, [*NAMES][i % 3], i % 2 == 0) for i, p in enumerate(PROBLEMS[:15])]
+            got = asking.ask_at_once(client, [body_of(q, model=m, stream=s) for q, m, s in asked])
             models, paid = stats_of(client)['models'].values(), fake.cents
-            assert ask(client, known[-1].question).choices[0].finish_reason == 'stop'
+            assert ask(client, PROBLEMS[11].question).choices[0].finish_reason == 'stop'
     assert got[:12] == [SEPARATOR.join(chain) for chain in fake.chains.values()]
-    assert all(isinstance(e, openai.APIError) and 'no reply of ' in str(e) for e in got[12:])
+    assert all('no reply of ' in str(error) for error in got[12:])
     assert sum(model['cents'] for model in models) == pytest.approx(paid) and paid > 0
 
 
-# ---- what is refused
-
 PICTURE = dict(role='user', content=[dict(type='image_url', image_url=dict(url='x'))])
 LISTS = [], user(' '), [PICTURE], [*user('x'), dict(role='assistant', content='y')], None
-WRONG = [('messages', messages) for messages in LISTS]
-WRONG += [('model', None), ('model', 'mime'), ('stream', 'maybe'), ('seed', 'x')]
+WRONG = [('model', None), ('model', 'mime'), ('stream', 'maybe'), ('seed', 'x')]
 
 
-@pytest.mark.parametrize('name, value', WRONG, ids=str)
+@pytest.mark.parametrize('name, value', [*WRONG, *(('messages', turns) for turns in LISTS)])
 def test_a_wrong_field_is_named(client, name, value):
-    body = body_of(**{name: value})
-    body = {name: value for name, value in body.items() if value is not None}
+    body = {name: value for name, value in body_of(**{name: value}).items() if value is not None}
     status, raw = post(client, json.dumps(body).encode())
     error = json.loads(raw)['error']
     assert status == (404 if value == 'mime' else 400) and error['type'] == 'invalid_request_error'
@@ -180,16 +159,13 @@ def test_the_key(opened, monkeypatch, capfd):
     router, folder = opened
     monkeypatch.setenv(serve.KEY_ENV, f'{KEY}\n')  # as a file of it ends
     with serving(folder, router.models, host='0.0.0.0') as url:
-        url = url.replace('0.0.0.0', '127.0.0.1')
-        with openai.OpenAI(base_url=url, api_key=KEY) as client:
-            want = router.route(QUESTION).text
-            assert ask(client).choices[0].message.content == want
-            assert len([*client.models.list()]) == 3
+        with openai.OpenAI(base_url=url.replace('0.0.0.0', '127.0.0.1'), api_key=KEY) as client:
+            assert text_of(ask(client)) == router.route(QUESTION).text
         for given in ({}, dict(Authorization='Bearer wrong'), dict(Authorization=KEY[:-1])):
             for path, body in (('chat/completions', b'{}'), ('models', None), ('../stats', None)):
                 status, raw = post(client, body, path, **given)
                 assert status == 401 and KEY not in raw.decode()
-        assert post(client, None, '../health')[0] == 200
+        assert post(client, None, '../health') == (200, b'{"status":"ok"}')
     assert KEY not in ''.join(capfd.readouterr())
 
 
@@ -204,14 +180,11 @@ def test_another_address_takes_a_key_and_a_taken_port_is_an_error(router, monkey
             serve.serve(serve.Service(router, NAMES), taken.getsockname()[1])
 
 
-# ---- clients that go, models that fail
-
-
 @pytest.mark.parametrize('stream', [True, False])
 def test_a_client_that_goes_ends_its_walk(stream):
     "Within a step; what was written until then is counted. A stream has its first step long before the last one."
-    models = Slow(0, end=0, cut=0), Slow(1, end=0, cut=0)
-    with client_of(toy_router(*models)) as client:
+    small, large = (Calling(i, lambda: time.sleep(0.05), end=0, cut=0) for i in range(2))
+    with client_of(with_threshold([small, large])) as client:
         if stream:
             with ask(client, model='large', stream=True) as chunks:
                 next(chunk for chunk in chunks if chunk.choices[0].delta.content)
@@ -222,50 +195,34 @@ def test_a_client_that_goes_ends_its_walk(stream):
         while stats_of(client)['open']:
             time.sleep(0.02)
         time.sleep(0.2)
-        written, stats = len(models[1].written), stats_of(client)
+        written, stats = len(large.written), stats_of(client)
         assert stats['models']['toy-1']['completion_tokens'] > 0 == stats['router']['answers']
         assert 0 < written < 30 and ask(client, model='small').choices
-        assert len(models[1].written) == written
+        assert len(large.written) == written
 
 
 @pytest.mark.parametrize('error', [RuntimeError('the server is away'), OSError('disk full')])
-def test_an_error_of_a_model_is_told_and_the_next_request_is_answered(error):
+@pytest.mark.parametrize('stream', [True, False])
+def test_an_error_of_a_model_is_told_and_the_next_request_is_answered(error, stream):
     "As a status where an answer is whole, as an event where it is streamed."
-    Dying.error, said = error, 'the server is away|OSError in toy-0'
-    with client_of(toy_router(Dying(0, end=0, cut=0), ToyModel(1))) as client:
-        for Dying.lives in (0, 2):
-            with pytest.raises(openai.InternalServerError, match=said) as caught:
-                ask(client, model='small')
-            assert caught.value.status_code == 503
-        for Dying.lives in (0, 2):
-            with pytest.raises(openai.APIError, match=said):
-                [*ask(client, model='small', stream=True)]
-        Dying.lives = 10**6
+    kind = openai.APIError if stream else openai.InternalServerError
+    dying = Calling(0, None, end=0, cut=0)
+    with client_of(with_threshold([dying, ToyModel(1)])) as client:
+        for lives in (0, 2):
+            dying.function = Mock(side_effect=[*[None] * lives, error])
+            with pytest.raises(kind, match='the server is away|OSError in toy-0'):
+                text_of(ask(client, model='small', stream=stream))
+        dying.function = Mock()
         assert ask(client).choices and stats_of(client)['open'] == 0
 
 
-def test_a_server_that_has_ended_holds_no_model():
-    router = toy_router(*toy_models())
-    model = weakref.ref(router.models[0])
-    with client_of(router) as client:
-        ask(client)
-    del router
-    end = time.monotonic() + 10
-    while model() and time.monotonic() < end:
-        gc.collect()
-    assert model() is None
-
-
-# ---- the command
-
-
-def test_a_server_says_first_what_it_promises(monkeypatch, capsys):
-    monkeypatch.setattr(serve, 'new_server', lambda _: SimpleNamespace(run=lambda _: None))
-    for cost, said in ((0.5, 'at 50% of the cost: On these 1 questions'), (0.97, 'hardly saves')):
-        costs = {'min-prob threshold': cost}
-        serve.serve(serve.Service(toy_router(*toy_models(), costs=costs), NAMES), port=0)
-        first, second = capsys.readouterr().out.splitlines()
-        assert said in first and second.startswith('serving http://127.0.0.1:')
+@pytest.mark.parametrize('cost, said', [(0.5, 'at 50% of the cost: On these'), (0.97, 'hardly')])
+def test_a_server_says_first_what_it_promises(monkeypatch, capsys, cost, said):
+    monkeypatch.setattr(serve, 'new_server', Mock())
+    router = with_threshold(toy_models(), costs={'min-prob threshold': cost})
+    serve.serve(serve.Service(router, NAMES), port=0)
+    first, second = capsys.readouterr().out.splitlines()
+    assert said in first and second.startswith('serving http://127.0.0.1:')
 
 
 SERVER = """
@@ -286,10 +243,9 @@ def test_the_command_serves_until_it_is_told_to_stop(opened, how):
     with subprocess.Popen([sys.executable, '-c', code], **options) as server:
         try:
             _, line = server.stdout.readline(), server.stdout.readline()
-            with openai.OpenAI(base_url=line.split()[-1], api_key='x') as client:
-                reply = ask(client)
+            reply = ask(openai.OpenAI(base_url=line.split()[-1], api_key='x'))
         finally:
             server.send_signal(how)
         errors = server.communicate(timeout=60)[1]
-    assert reply.choices[0].message.content == router.route(QUESTION).text
+    assert text_of(reply) == router.route(QUESTION).text
     assert server.returncode in (0, -signal.SIGTERM) and errors == ''

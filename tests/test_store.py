@@ -1,19 +1,23 @@
-"The store: what was put comes back bit for bit, from a file that is shared, killed or on a full disk."
+"What was drawn or paid for is kept bit for bit, once, in files that are killed, full, or opened again."
 
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from fake_api import PROBLEMS, WHOLE, FakeAPI, chain_of, open_fake
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stepwise_routing.records import Step
-from stepwise_routing.store import Store, settings_difference
+from stepwise_routing.store import Replies, Store, settings_difference
 
 HERE = Path(__file__).parent
 MODEL = dict(spec=dict(name='m', params=1, price=None), temperature=0.7)
@@ -30,8 +34,6 @@ steps = st.builds(
     prob=st.lists(numbers).map(tuple),
     max_logit=st.none() | st.lists(numbers).map(tuple),
     generated=st.integers(0, 10**6),
-    prompt=st.integers(0, 10**6),
-    cached=st.integers(0, 10**6),
     entropy=st.none() | numbers,
 )
 
@@ -48,43 +50,34 @@ def put_some(store, n, start=0):
     store.put_many((key_of(i), step_of(i)) for i in range(start, start + n))
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp('store')
+# ---- drawn steps
 
 
 @given(steps)
-def test_a_row_keeps_a_step_exactly(folder, step):
-    with Store(folder / 's.db', SETTINGS) as store:
-        store.db.execute('DELETE FROM edge')
+def test_a_row_keeps_a_step_exactly(tmp_path_factory, step):
+    with Store(tmp_path_factory.mktemp('s') / 's.db', SETTINGS) as store:
         store.put_many([(('p', 0, '01', 1), step)])
         back = store.get('p', 0, '01', 1)
-    assert back == step and repr(back) == repr(step)
+    assert back == step
+    assert repr(back) == repr(step)
 
 
-def test_the_first_draw_is_kept(tmp_path):
+def test_the_first_draw_is_kept_and_a_batch_is_kept_whole_or_not_at_all(tmp_path):
     path = tmp_path / 'deep' / 's.db'
     with Store(path, SETTINGS) as store:
         put_some(store, 5)
         old = store.get(*key_of(1))
         store.put_many([(key_of(1), replace(old, text='another draw')), (key_of(5), step_of(5))])
-        assert store.get(*key_of(1)) == old and len(store) == 6
         assert store.get('p1', 1, '0', 1) is None
+        with pytest.raises(AttributeError):
+            store.put_many([(key_of(6), step_of(6)), (key_of(7), replace(old, ends=(set(),)))])
     for options in (dict(), dict(settings=SETTINGS)):
         with Store(path, **options) as store:
-            assert store.get(*key_of(1)) == old and store.settings == SETTINGS
+            assert store.get(*key_of(1)) == old
+            assert store.settings == SETTINGS
             assert store.keys() == [key_of(i) for i in range(6)]
     with pytest.raises(FileNotFoundError, match='draw steps first'):
         Store(tmp_path / 'none.db')
-
-
-def test_a_batch_is_kept_whole_or_not_at_all(tmp_path):
-    with Store(tmp_path / 's.db', SETTINGS) as store:
-        put_some(store, 1)
-        broken = replace(step_of(2), ends=(set(),))
-        with pytest.raises(AttributeError):
-            store.put_many([(key_of(1), step_of(1)), (key_of(2), broken)])
-        assert store.keys() == [key_of(0)]
 
 
 def test_other_settings_are_refused_in_one_line_and_an_empty_store_takes_them(tmp_path):
@@ -98,61 +91,17 @@ def test_other_settings_are_refused_in_one_line_and_an_empty_store_takes_them(tm
         (dict(models=[]), 'settings.models'),
         (dict(models=[MODEL | dict(temperature=1.0)]), '.models[0].temperature is 0.7 there'),
     ):
-        with pytest.raises(ValueError) as e:
+        with pytest.raises(ValueError) as error:
             Store(path, SETTINGS | change)
-        assert field in str(e.value) and str(path) in str(e.value) and '\n' not in str(e.value)
-    with Store(path) as store:
-        assert store.settings == SETTINGS and len(store) == 1
+        line = str(error.value)
+        assert field in line
+        assert str(path) in line
+        assert '\n' not in line
     # equal in Python, not in JSON
     assert settings_difference(dict(a=1), dict(a=True)) == ('settings.a', 1, True)
 
 
-@dataclass(frozen=True)
-class Mark:
-    value: float
-    digits: tuple = ()
-
-
-def test_another_record_is_kept_exactly(tmp_path):
-    marks = [Mark(0.1), Mark(float('inf'), (1, 0.3))]
-    with Store(tmp_path / 'm.db', SETTINGS, record=Mark) as store:
-        store.put_many((key_of(i), mark) for i, mark in enumerate(marks))
-        assert [store.get(*key_of(i)) for i in range(2)] == marks
-
-
-# ---- several processes, a full disk, a kill
-CHILD = '''
-import sys; sys.path[:0] = [sys.argv[2]]
-from test_store import *
-store = Store(sys.argv[1], SETTINGS)
-'''
-
-
-def child(code, path, **options):
-    command = [sys.executable, '-c', CHILD + code, str(path), str(HERE)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
-
-
-SIDE_BY_SIDE = '''
-print('open', flush=True); start = int(sys.stdin.readline())
-for i in range(start, start + 60): put_some(store, 1, i)
-'''
-
-
-def test_processes_write_side_by_side(tmp_path):
-    path = tmp_path / 's.db'
-    with Store(path, SETTINGS) as store:
-        put_some(store, 1, 149)
-        writers = [child(SIDE_BY_SIDE, path, stdin=subprocess.PIPE) for _ in range(3)]
-        assert [w.stdout.readline() for w in writers] == ['open\n'] * 3
-        for writer, start in zip(writers, (0, 30, 90)):  # two write the same
-            writer.stdin.write(f'{start}\n')
-            writer.stdin.flush()
-        for writer in writers:
-            writer.communicate()
-        assert [w.returncode for w in writers] == [0] * 3
-        assert sorted(store.keys()) == sorted(map(key_of, range(150)))
-        assert all(store.get(*key_of(i)) == step_of(i) for i in range(150))
+# ---- a full disk, a kill
 
 
 def test_a_full_disk_loses_nothing_that_was_stored(tmp_path):
@@ -170,25 +119,80 @@ def test_a_full_disk_loses_nothing_that_was_stored(tmp_path):
         assert store.keys() == [key_of(i) for i in range(7)]
 
 
-WRITE = '''
+WRITE = """
+import sys; sys.path[:0] = sys.argv[2:]
+from test_store import *
+store = Store(sys.argv[1], SETTINGS)
 print(len(store), flush=True)
 for i in range(len(store), 10**6): put_some(store, 1, i); print(i, flush=True)
-'''
+"""
 
 
-@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGKILL')
 def test_nothing_that_was_put_is_lost_to_kill_9(tmp_path):
     path, rng = tmp_path / 's.db', random.Random(0)
+    command = [sys.executable, '-c', WRITE, path, HERE, HERE / 'helpers']
     for _ in range(2):
-        process = child(WRITE, path)
-        for _ in range(2):
-            first = process.stdout.readline()  # its length, and a put
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process.stdout.readline()  # its length
+        first = process.stdout.readline()
         time.sleep(rng.uniform(0.005, 0.05))
         process.send_signal(signal.SIGKILL)
-        printed = (first + process.stdout.read()).split('\n')[:-1]
-        process.wait()
-        process.stdout.close()
+        out, _ = process.communicate()
+        *_, last, _ = (first + out).split('\n')
         with Store(path) as store:
             n = len(store)
-            assert n >= int(printed[-1]) + 1 and store.keys() == [key_of(i) for i in range(n)]
+            assert n > int(last)
+            assert store.keys() == [key_of(i) for i in range(n)]
             assert all(store.get(*key_of(i)) == step_of(i) for i in range(n))
+
+
+# ---- paid replies
+
+
+class PaidReplies(RuleBasedStateMachine):
+    "Whatever is asked, fails, or is opened again: nothing is paid twice, and no call begins at the cap."
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.server = FakeAPI(PROBLEMS[:6]).__enter__()
+        self.open(cents=0.03)
+        self.model = open_fake(self.server.url, self.replies, concurrency=1, retries=0)
+
+    @rule(cents=st.sampled_from([0.01, 0.03, 0.06, 1]))
+    def open(self, cents):
+        "A new process, with the same cap or another one."
+        self.replies = Replies(Path(self.folder.name) / 'replies.db', cents)
+
+    @rule(places=st.lists(st.integers(0, 5), min_size=1), fault=st.sampled_from(['', '', '500']))
+    def ask(self, places, fault):
+        self.server.fault, self.model.replies = fault, self.replies
+        kept = len(self.replies)
+        is_open = self.replies.spent < self.replies.max_cents
+        before = len(self.server.bodies)
+        try:
+            chains = self.model.write([WHOLE[place] for place in places])
+        except RuntimeError as error:
+            is_at_cap = f'the cap of {self.replies.max_cents:g} cents is reached' in str(error)
+            assert is_at_cap or fault
+        else:
+            for place, chain in zip(places, chains):
+                assert [step.text for step in chain] == chain_of(PROBLEMS[place])
+        if not is_open:
+            assert len(self.server.bodies) == before
+        if fault:
+            assert len(self.replies) == kept
+
+    @invariant()
+    def each_call_is_paid_once_and_counted(self):
+        assert self.server.paid == Counter(dict.fromkeys(self.server.paid, 1))
+        assert len(self.replies) == len(self.server.paid)
+        assert self.replies.spent == pytest.approx(self.server.cents)
+
+    def teardown(self):
+        self.server.__exit__()
+        self.folder.cleanup()
+
+
+PaidReplies.TestCase.settings = settings(max_examples=10, stateful_step_count=10)
+test_paid_replies = PaidReplies.TestCase

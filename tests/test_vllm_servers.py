@@ -9,6 +9,7 @@ from subprocess import STDOUT, Popen
 
 import httpx
 import pytest
+from asking import ask, text_of
 from openai import OpenAI
 
 from stepwise_routing import own, store, util
@@ -46,7 +47,7 @@ def urls(tmp_path):
 
 
 def counted(url: str) -> list:
-    "What a server has counted: answers, tokens read, tokens written."
+    "Answers, tokens read, tokens written, as a server has counted them."
     lines = re.findall(r'\nvllm:(\w+)_total{.*} (\S+)', httpx.get(f'{url}/metrics').text)
     wanted = 'request_success', 'prompt_tokens', 'generation_tokens'
     return [sum(float(n) for name, n in lines if name == counter) for counter in wanted]
@@ -66,17 +67,16 @@ def test_servers_are_asked_once_and_paid_as_they_count(urls, tmp_path):
     own.train(folder)
     assert 0 < own.calibrate(folder, alpha=0.2).handed_over < 1
 
-    def ask(asked):  # (model, question): streamed, and again whole
-        body = dict(model=asked[0], messages=[dict(role='user', content=asked[1])], seed=0)
-        body['stream_options'] = dict(include_usage=True)
-        *parts, last = client.chat.completions.create(**body, stream=True)
-        whole = client.chat.completions.create(**body)
-        text = ''.join(part.choices[0].delta.content or '' for part in parts)
-        assert (text, last.usage) == (whole.choices[0].message.content, whole.usage)
-        return text, whole.usage
+    def both_ways(asked):
+        model, question = asked
+        body = dict(model=model, stream_options=dict(include_usage=True))
+        *parts, last = ask(client, question, **body, stream=True)
+        whole = ask(client, question, **body)
+        assert (text_of(parts), last.usage) == (text_of(whole), whole.usage)
+        return text_of(whole), whole.usage
 
     with own.serving(folder, models) as url, OpenAI(base_url=url, api_key='x') as client:
-        answers = [*ThreadPoolExecutor(8).map(ask, later)]
+        answers = [*ThreadPoolExecutor(8).map(both_ways, later)]
     routed = own.route(folder, [question for _, question in later[:20]], models)
     same = [(answer.text, pytest.approx(answer.cost / 100)) for answer in routed]
     assert [(text, usage.cost) for text, usage in answers[:20]] == same
@@ -84,6 +84,6 @@ def test_servers_are_asked_once_and_paid_as_they_count(urls, tmp_path):
     assert replies.run('SELECT count(*) FROM reply')[0] == after[0][0] + after[1][0]
     assert replies.spent == pytest.approx((0.4 * after[1][1] + 1.6 * after[1][2]) / 1e4)
     for size, new, old in zip(('small', 'large'), after, before):
-        bills = [usage.by_model[size] for _, usage in answers]
-        assert sum(bill['prompt_tokens'] for bill in bills) == new[1] - old[1]
-        assert sum(bill['completion_tokens'] for bill in bills) == new[2] - old[2]
+        for place, kind in enumerate(('prompt_tokens', 'completion_tokens'), 1):
+            billed = sum(usage.by_model[size][kind] for _, usage in answers)
+            assert billed == new[place] - old[place]

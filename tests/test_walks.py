@@ -6,37 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from toy_models import ToyModel, random_of, toy_models, toy_problems
 
-from stepwise_routing.method.baselines import fit_steer, low, rewriting_walk
-from stepwise_routing.method.judges import (
-    Grades,
-    Rewards,
-    draw_walks,
-    judged_chains,
-    walk_kappas,
-    walk_settings,
-)
+from stepwise_routing.method import baselines, judges, rollouts
 from stepwise_routing.method.policy import fresh_router
-from stepwise_routing.method.rollouts import (
-    READINGS,
-    UNITS,
-    draw_chains,
-    large_alone,
-    outcome_table,
-    replay,
-    replay_walks,
-    run_walks,
-    thresholds,
-    walk,
-)
 from stepwise_routing.models.base import Preference, Request, Reward
 from stepwise_routing.models.kept import Kept
-from stepwise_routing.records import ModelSpec, boxed, edge_seed, score_messages
+from stepwise_routing.records import ModelSpec, boxed, score_messages
 from stepwise_routing.store import Store
 
-both = pytest.mark.parametrize('models', [2, 3])
 PRICES = ('gpt-4o-mini', 'gpt-4.1-mini', 'gpt-4.1-mini')
 
 
@@ -51,102 +30,105 @@ def is_right(problem, steps):
 
 def drawn(models, problems, max_steps=30):
     "The table of what these models write."
-    chains, rests = draw_chains(problems, models, max_steps)
+    chains, rests = rollouts.draw_chains(problems, models, max_steps)
     specs = [model.spec for model in models]
-    return outcome_table(problems, chains, rests, specs, 'test', by_text), chains, rests
+    table = rollouts.outcome_table(problems, chains, rests, specs, 'test', by_text)
+    return table, chains, rests
 
 
 # ---- a live walk and the table
+
+
+def coin(o):
+    "As good as chance, but the same for the same step."
+    return lambda features: np.sin(1e6 * features['min_odds'])
+
+
 def untrained(o):
     policy = fresh_router(o.features, ('min_odds', 'step', 'final'), len(o.models), (4,), 0)
     return replace(policy, theta=4 * policy.theta)
 
 
-ROUTERS = dict(low=lambda o: low('min_prob'), steer=fit_steer, policy=untrained)
+ROUTERS = dict(
+    coin=coin,
+    low=lambda o: baselines.low('min_prob'),
+    steer=baselines.fit_steer,
+    policy=untrained,
+    stakes=lambda o: baselines.fit_stakes(o, 'flops', 'continue'),
+)
+CASES = [(name, models) for name in ROUTERS for models in (2, 3)]
+CASES.remove(('stakes', 3))  # it knows two models
 
 
-@both
-@pytest.mark.parametrize('reading', READINGS)
-@pytest.mark.parametrize('router', ROUTERS)
-def test_a_live_walk_is_what_the_table_says(models, reading, router):
+@pytest.mark.parametrize('router, models', CASES)
+@pytest.mark.parametrize('reading', rollouts.READINGS)
+def test_a_live_walk_is_what_the_table_says(router, models, reading):
     "Right answers and bills at every unit, for chains that end, are cut, or hold empty steps."
     pair, problems = toy_models(models, end=0.15, prices=PRICES), toy_problems(70)
     o, chains, _ = drawn(pair, problems, max_steps=6)
     routed = ROUTERS[router](o)
     doubt = routed(o.features)
-    kappas = thresholds(doubt)
+    kappas = rollouts.thresholds(doubt)
     for kappa in (kappas[0], *kappas[[5, len(kappas) // 2, -9]], kappas[-1]):
-        walks = [walk(p, routed, kappa, models, reading, max_steps=6) for p in problems]
-        walked = run_walks(walks, pair)
-        for unit in UNITS:
-            want = replay(o, doubt, [kappa], unit, reading)
+        walks = [rollouts.walk(p, routed, kappa, models, reading, max_steps=6) for p in problems]
+        walked = rollouts.run_walks(walks, pair)
+        for unit in rollouts.UNITS:
+            want = rollouts.replay(o, doubt, [kappa], unit, reading)
             bills = [(chain.tokens * o.prices(unit)).sum() for chain in walked]
-            np.testing.assert_allclose(bills, want.cost[0], rtol=1e-12)
-        right = [is_right(p, c.steps) for p, c in zip(problems, walked)]
+            if unit == 'cents':
+                np.testing.assert_allclose(bills, want.cost[0], rtol=1e-12)
+            else:
+                assert bills == want.cost[0].tolist()  # whole numbers: every bit
+        right = [is_right(p, chain.steps) for p, chain in zip(problems, walked)]
         assert right == want.right[0].tolist()
         paths = [''.join(str(step.model) for step in chain.steps) for chain in walked]
         assert all(list(path) == sorted(path) and len({*path}) <= 2 for path in paths)
     assert paths == ['0' * len(chain) for chain in chains], 'at last, nobody hands over'
 
 
-@both
+@pytest.mark.parametrize('models', [2, 3])
 def test_a_table_is_made_of_the_steps_that_were_drawn(models):
     pair, problems = toy_models(models, prices=PRICES, end=0.2), toy_problems(25)
     o, chains, rests = drawn(pair, problems, max_steps=6)
     assert o.steps.tolist() == [len(chain) for chain in chains]
     for i, (problem, chain) in enumerate(zip(problems, chains)):
+        T, before = len(chain), 0
         for t, step in enumerate(chain):
-            before = chain[t - 1].prompt + chain[t - 1].generated if t else 0
-            want = step.generated, max(step.prompt - before, 0), step.prompt, step.cached
-            assert o.small[i, t].tolist() == [*want]
+            read_anew = max(step.prompt - before, 0)
+            before = step.prompt + step.generated
+            assert o.small[i, t].tolist() == [step.generated, read_anew, step.prompt, step.cached]
             assert o.features['length'][i, t] == step.generated
         for k in range(models - 1):
-            for t in range(len(chain)):
-                rest = rests[k][i][t]
+            for t, rest in enumerate(rests[k][i]):
                 first, written = rest[0], sum(step.generated for step in rest)
-                want = written, first.prompt, first.prompt, first.cached
-                assert o.large[i, t, k].tolist() == [*want] and first.model == k + 1
+                want = [written, first.prompt, first.prompt, first.cached]
+                assert o.large[i, t, k].tolist() == want
+                assert first.model == k + 1
                 assert o.right[i, t, k] == is_right(problem, rest)
-            assert not o.large[i, len(chain) :, k].any()
-            small_right = is_right(problem, chain)
-            assert (o.right[i, len(chain) :, k] == small_right).all()
+            assert not o.large[i, T:, k].any()
+            assert (o.right[i, T:, k] == is_right(problem, chain)).all()
         ends = [chain, *(rests[k][i][0] for k in range(models - 1))]
-        assert o.cut[i].tolist() == [x[-1].finish != 'stop' for x in ends]
-    assert o.cut.any() and not o.cut.all()
-    large = large_alone(o, 'flops')
-    assert (large.cost == 2 * o.params[-1] * o.large[:, 0, -1, 0]).all()
-
-
-def test_a_model_without_a_price_is_free_and_the_largest_may_be_given_one():
-    problems = toy_problems(2)
-    for prices, price, want in (
-        ((None, 'gpt-4.1-mini'), '', [[0, 0, 0], [0.4, 0.1, 1.6]]),
-        ((), 'gpt-4o-mini', [[0, 0, 0], [0.15, 0.075, 0.6]]),
-        ((), '', [[0, 0, 0], [0, 0, 0]]),
-    ):
-        pair = toy_models(prices=prices)
-        specs = [model.spec for model in pair]
-        drawn = draw_chains(problems, pair, 30)
-        o = outcome_table(problems, *drawn, specs, 'train', by_text, price, [[True]] * 2)
-        assert o.dollars.tolist() == want
-        assert o.step_right[:, 0].all() and not o.step_right[:, 1:].any()
+        assert o.cut[i].tolist() == [end[-1].finish != 'stop' for end in ends]
+    assert o.cut.any()
+    assert not o.cut.all()
 
 
 # ---- every step is drawn once
+
+
 def kept_draw(pair, store, problems):
     "(Small chains, rests), and what was drawn for them now."
     before = [len(model.written) for model in pair]
-    chains = draw_chains(problems, [Kept(model, store) for model in pair], 30)
+    chains = rollouts.draw_chains(problems, [Kept(model, store) for model in pair], 30)
     new = [model.written[n:] for model, n in zip(pair, before)]
     return chains, sum(new, [])
 
 
 def check_stored(store, problems, chains, rests):
     "Chains have an end, and each step is the one that the store has in its place."
-    for i, (problem, chain) in enumerate(zip(problems, chains)):
-        for t in range(len(chain)):
-            assert store.get(problem.id, 0, '0' * t, 0) == chain[t]
-            rest = rests[0][i][t]
+    for problem, chain, of_chain in zip(problems, chains, rests[0]):
+        for t, (step, rest) in enumerate(zip(chain, of_chain, strict=True)):
+            assert store.get(problem.id, 0, '0' * t, 0) == step
             assert rest[-1].final or t + len(rest) == 30
             for u, step in enumerate(rest):
                 assert store.get(problem.id, 0, '0' * t + '1' * u, 1) == step
@@ -160,9 +142,9 @@ def test_a_store_that_was_cut_anywhere_goes_on_and_nothing_is_drawn_twice(tmp_pa
     whole = Store(tmp_path / 'whole.db', dict(of='toys'))
     wanted, new = kept_draw(pair, whole, problems)
     keys = whole.keys()
-    assert sorted(keys) == sorted(new) and len({*new}) == len(new)
+    assert sorted(keys) == sorted(new)
+    assert len({*new}) == len(new)
     assert kept_draw(pair, whole, problems) == (wanted, [])
-    check_stored(whole, problems, *wanted)
     rows = [(key, whole.get(*key)) for key in keys]
     is_inside = [path.endswith(str(model)) for _, _, path, model in keys]
     assert sum(is_inside) > 20, 'a cut there is between two steps of one model'
@@ -196,28 +178,7 @@ def test_equal_requests_of_a_list_are_drawn_once_and_in_blocks(tmp_path, monkeyp
     with pytest.raises(ConnectionError):
         Kept(model, broken).write(requests)
     sizes = [len(chain) for chain in alone]
-    assert kept == [0, sum(sizes[:4]), sum(sizes[:8])] and len(broken) == kept[-1]
-
-
-def test_a_chain_is_the_same_whole_or_step_by_step_and_seeds_follow_from_its_place():
-    pair, (problem, *_) = toy_models(end=0.1, cut=0), toy_problems(1)
-    steps, seeds = pair[0].write_one(Request(problem)), []
-    whole = pair[1].write_one(Request(problem, steps, 3, True))
-    for _ in whole:
-        request = Request(problem, steps, 3)
-        seeds.append(request.seed(0, 1))
-        steps += pair[1].write_one(request)
-    assert steps[1:] == whole and len({*seeds}) == len(whole) > 1
-    assert seeds == [edge_seed('toy', problem.id, 3, '0' + '1' * i, 1) for i in range(len(whole))]
-
-
-def test_walks_together_are_walks_alone():
-    pair, problems = toy_models(3), toy_problems(12)
-    router = low('min_prob')
-    alone = [run_walks([walk(p, router, -0.7, 3)], pair)[0] for p in problems]
-    together = run_walks([walk(p, router, -0.7, 3) for p in problems], pair)
-    assert [chain.steps for chain in alone] == [chain.steps for chain in together]
-    assert all((a.tokens == b.tokens).all() for a, b in zip(alone, together))
+    assert kept == [0, sum(sizes[:4]), sum(sizes[:8])]
 
 
 # ---- SpecReason and RSD: stand-ins whose answers follow from the text
@@ -289,20 +250,21 @@ class World:
         self.method = method
         self.pair = [Plain(i, params=SIZE[i], prices=prices, **options) for i in (0, 1)]
         self.asked = PRM() if method == 'RSD' else self.pair[1]
-        self.path = folder / f'{method}.db'
-        record = Reward if method == 'RSD' else Preference
-        self.store = Store(self.path, dict(of='toys'), record)
-        self.judge = (Rewards if method == 'RSD' else Grades)(self.asked, self.store)
+        kinds = dict(RSD=(judges.Rewards, Reward), SpecReason=(judges.Grades, Preference))
+        judge, record = kinds[method]
+        self.judge = judge(self.asked, Store(folder / 'asked.db', dict(of='toys'), record))
         self.models = *self.pair, self.judge
 
     def walks(self, problems, kappa, **ask):
-        walks = [rewriting_walk(p, kappa, self.judge.payer, **ask) for p in problems]
-        return [chain for chain, _ in run_walks(walks, self.models)]
+        walks = [baselines.rewriting_walk(p, kappa, self.judge.payer, **ask) for p in problems]
+        return [chain for chain, _ in rollouts.run_walks(walks, self.models)]
 
-    def close(self):
-        self.store.close()
-        for path in self.path.parent.glob(f'{self.path.name}*'):
-            path.unlink()
+    def score(self, problem, steps):
+        "Of the last step: its reward, or the mean digit."
+        if self.method == 'RSD':
+            return self.asked.value(problem, [step.text for step in steps])
+        p = self.asked.prob(score_messages(problem, steps), 10)
+        return sum(digit * x for digit, x in enumerate(p)) / 9
 
 
 # ---- the second implementation
@@ -330,8 +292,7 @@ def pieces(question, chain, count):
 
 def by_hand(world, problem, threshold, max_steps):
     "(chain, tokens): draft, ask, keep it or let the large model write the step. No walk, no request list."
-    rsd, chain = world.method == 'RSD', []
-    tokens, caches = np.zeros((3, 4), int), defaultdict(Cache)
+    chain, tokens, caches = [], np.zeros((3, 4), int), defaultdict(Cache)
 
     def writes(m):
         step = world.pair[m].write_one(Request(problem, tuple(chain), max_steps=max_steps))[0]
@@ -344,15 +305,14 @@ def by_hand(world, problem, threshold, max_steps):
 
     def score(draft):
         whole = [*chain, draft]
-        if rsd:
+        if world.method == 'RSD':
             prompt, known = caches['prm'].read(pieces(len(problem.question) // 2, whole, weight))
             tokens[2] += 0, prompt - known, prompt, 0
-            return world.asked.value(problem, [step.text for step in whole])
-        parts = [*pieces(len(problem.question), whole, size), ('ask', ASK)]
-        prompt, known = caches[1].read(parts)
-        tokens[1] += 1, prompt - known, prompt, prompt // 4 if world.asked.spec.price else 0
-        p = world.asked.prob(score_messages(problem, whole), 10)
-        return sum(digit * x for digit, x in enumerate(p)) / 9
+        else:
+            parts = [*pieces(len(problem.question), whole, size), ('ask', ASK)]
+            prompt, known = caches[1].read(parts)
+            tokens[1] += 1, prompt - known, prompt, prompt // 4 if world.asked.spec.price else 0
+        return world.score(problem, whole)
 
     while len(chain) < max_steps:
         step = writes(0)
@@ -364,7 +324,6 @@ def by_hand(world, problem, threshold, max_steps):
     return tuple(chain), tokens
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(['RSD', 'SpecReason']),
     threshold=st.sampled_from([-0.1, 0.0, 0.5, 0.7, 1.0]) | st.floats(0, 1.1),
@@ -375,15 +334,14 @@ def by_hand(world, problem, threshold, max_steps):
     prices=st.sampled_from([(), (None, 'gpt-4.1-mini'), PRICES]),
 )
 def test_rewriting_walks_are_those_of_a_second_implementation(
-    tmp_path, method, threshold, salt, end, empty, max_steps, prices
+    tmp_path_factory, method, threshold, salt, end, empty, max_steps, prices
 ):
-    world = World(tmp_path, method, prices=prices, end=end, empty=empty)
+    world = World(tmp_path_factory.mktemp('w'), method, prices=prices, end=end, empty=empty)
     problems = toy_problems(5, salt)
     for p, chain in zip(problems, world.walks(problems, -threshold, max_steps=max_steps)):
         steps, tokens = by_hand(world, p, threshold, max_steps)
         assert chain.steps == steps
         assert chain.tokens.tolist() == tokens.tolist()
-    world.close()
 
 
 @pytest.mark.parametrize('method', ['RSD', 'SpecReason'])
@@ -391,42 +349,23 @@ def test_walks_at_all_settings_are_walks_at_each(tmp_path, method):
     "And the table of walks has their bills; the judge is asked once about every step."
     world, problems = World(tmp_path, method, prices=PRICES, end=0.15), toy_problems(20)
     o, chains, _ = drawn(world.pair, problems)
-    scores = judged_chains(world.judge, problems, chains)
-    kappas = walk_kappas(np.concatenate(scores))
-    assert (np.diff(kappas) > 0).all() and len(kappas) > 30
+    scores = judges.judged_chains(world.judge, problems, chains)
+    kappas = judges.walk_kappas(np.concatenate(scores))
+    assert (np.diff(kappas) > 0).all()
+    assert len(kappas) > 30
     for p, chain, row in zip(problems, chains, scores):
-        want = [by_hand_score(world, p, chain[: t + 1]) for t in range(len(chain))]
+        want = [world.score(p, chain[: t + 1]) for t in range(len(chain))]
         np.testing.assert_allclose(row, want, rtol=1e-12)
     spec = world.asked.spec if method == 'RSD' else None
-    walks = draw_walks(method, o, problems, world.models, kappas, spec, by_text)
-    assert walks.right.shape == (len(kappas), 20) and walks.tokens.shape == (len(kappas), 20, 3, 4)
+    walks = judges.draw_walks(method, o, problems, world.models, kappas, spec, by_text)
     answers = world.asked.asked
     for s in (0, len(kappas) // 3, -1):
         for i, chain in enumerate(world.walks(problems, kappas[s])):
             assert (walks.tokens[s, i] == chain.tokens).all()
             assert walks.right[s, i] == is_right(problems[i], chain.steps)
     assert world.asked.asked == answers, 'asked once, and kept'
-    settings_of = [walk_settings(p, kappas, world.judge.payer) for p in problems]
-    for row in run_walks(settings_of, world.models):
-        assert len(row) == len(kappas)
-    cost = replay_walks(walks, 'flops').cost
-    want = (walks.tokens[..., 0] * 2 * np.array([*SIZE[:2], SIZE[2] * (method == 'RSD')])).sum(2)
-    assert (cost == want).all()
+    sizes = 2 * np.array(SIZE) * [1, 1, method == 'RSD']
+    cost = rollouts.replay_walks(walks, 'flops').cost
+    assert (cost == (walks.tokens[..., 0] * sizes).sum(2)).all()
     kept = [chain.steps for chain in world.walks(problems, kappas[-1])]
     assert kept == chains, 'the cheapest keeps every step'
-
-
-def by_hand_score(world, problem, steps):
-    if world.method == 'RSD':
-        return world.asked.value(problem, [step.text for step in steps])
-    p = world.asked.prob(score_messages(problem, steps), 10)
-    return sum(digit * x for digit, x in enumerate(p)) / 9
-
-
-def test_a_threshold_keeps_the_step_that_lies_on_it():
-    kappas = walk_kappas(np.array([0.2, 0.9, 0.45]))
-    cuts = -kappas[::-1]
-    assert {*np.linspace(0, 1, 11).round(6)} <= {*cuts.round(6)}
-    assert not (-0.45 >= kappas[np.isclose(kappas, -0.45)]).any(), (
-        'a score on a cut is not rejected'
-    )

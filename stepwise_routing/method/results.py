@@ -225,7 +225,9 @@ def compare(
     n_boot: int = 1000,  # resamples, in each of which the choice is made again
     processes: int = 2,
 ) -> dict:  # (unit, benchmark, method) -> `Row`
-    "All methods on all benchmarks, by one rule."
+    "All methods on all benchmarks, by one rule. ValueError if two methods have the same name."
+    if len({method.name for method in methods}) < len(methods):
+        raise ValueError('two methods have the same name: give yours another one')
     cases = [(method, name) for method in methods for name in benchmarks]
     cases.sort(key=lambda case: -len(case[0].seeds))  # the longest first
     work = (delayed(evaluate)(m, benchmarks[name], units, alpha, n_boot) for m, name in cases)

@@ -38,7 +38,7 @@ def draw_method(ax, method, row: Row, rule: str, large) -> None:  # large: `Choi
     has_line = len(np.unique(row.line, axis=0)) > 1
     if has_line:
         ax.plot(*line_of(row, large.cost[0]).T, color=method.colour, lw=0.9, alpha=0.8)
-    choice = row.choices[rule]
+    choice = row.choices.get(rule, row.choices['tuned'])  # models alone and chance have no other
     cost, *cost_ends = interval(100 * choice.cost / large.cost)
     accuracy, *accuracy_ends = interval(100 * choice.accuracy)
     ax.plot(cost_ends, [accuracy, accuracy], color=method.colour, lw=1.5, alpha=0.35)
@@ -94,7 +94,7 @@ def accuracy_cost(
             ax.set_xlabel("cost, % of the large model's")
         for ax in axes[::columns]:
             ax.set_ylabel('right, %')
-        legend_below(fig, axes[0], ncols=5 if columns == 2 else 2)
+        legend_below(fig, ncols=5 if columns == 2 else 2)
     return fig
 
 
@@ -123,7 +123,7 @@ def training_curves(
         for ax, title in zip(axes, titles):
             ax.set_title(title)
             ax.set_xlabel('round')
-        legend_below(fig, axes[0], ncols=2 * columns)
+        legend_below(fig, ncols=2 * columns)
     return fig
 
 
@@ -198,7 +198,7 @@ def gain_figure(gain, columns: int = 2):  # of `gain_frame` -> matplotlib figure
             ax.set(title=question, ylim=(0.2, 1.02), xlim=(-0.5, len(gain) - 0.5))
         for ax in axes[::columns]:
             ax.set_ylabel('AUROC')
-        legend_below(fig, axes[1], ncols=3 if columns == 2 else 2)
+        legend_below(fig, ncols=3 if columns == 2 else 2)
     return fig
 
 

@@ -72,11 +72,15 @@ def panels(
     return fig, axes[:n]
 
 
-def legend_below(fig, ax, ncols: int) -> None:
-    "One legend for all panels, from the names in one of them, in rows of at most ncols that are equally full."
-    handles, names = ax.get_legend_handles_labels()
-    rows = -(-len(names) // ncols)
-    fig.legend(handles, names, loc='outside lower center', ncols=-(-len(names) // rows))
+def legend_below(fig, ncols: int) -> None:
+    "One legend for all panels, in rows of at most ncols that are equally full."
+    handles = {}
+    for ax in fig.axes:
+        for handle, name in zip(*ax.get_legend_handles_labels()):
+            handles.setdefault(name, handle)
+    rows = -(-len(handles) // ncols)
+    columns = -(-len(handles) // rows)
+    fig.legend(handles.values(), handles, loc='outside lower center', ncols=columns)
 
 
 def picture(fig, kind: str) -> bytes:  # kind: "pdf" or "png"

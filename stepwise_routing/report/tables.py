@@ -66,7 +66,8 @@ def comparison(results: dict, ours=OURS, rivals=RIVALS, rule: str = 'tuned') -> 
                 line |= dict(zip(('ratio', 'ratio_low', 'ratio_high'), ratio))
                 line |= dict(zip(('points', 'points_low', 'points_high'), points))
                 table.append(line)
-    return pd.DataFrame(table)
+    names = [f'{name}{end}' for name in ('ratio', 'points') for end in ENDS]
+    return pd.DataFrame(table, columns=['unit', 'benchmark', 'ours', 'rival', *names])
 
 
 def seed_frame(results: dict, rule: str = 'tuned') -> pd.DataFrame:

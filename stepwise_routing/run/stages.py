@@ -324,8 +324,11 @@ def notes_of(run: Run, benchmarks: dict) -> list:  # of sentences
     "What every caption says: models, problems, alpha, and when the problems were drawn."
     from ..report.tables import describe
 
-    is_shipped = run.settings.data.shipped and not run.draw
-    receipts = [read_frozen().sentence] if is_shipped else []
+    receipts = []
+    if any(name in MICRO and not run.is_drawn(name) for name in run.benchmarks):
+        receipts.append(read_frozen().sentence)
+        if run.settings != Settings():
+            receipts.append('This run has other settings than those.')
     return describe(benchmarks, run.settings.policy.alpha, *receipts)
 
 

@@ -1,11 +1,10 @@
 "OpenAI's own client, and a bare one, against a server in a thread."
 
-import asyncio
 import contextlib
 import json
-import urllib.error
-import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import openai
 
 from stepwise_routing import serve
@@ -33,39 +32,32 @@ def ask(client, question=QUESTION, **body):
     return client.chat.completions.create(**body_of(question, **body))
 
 
+def text_of(reply):
+    "The text of an answer, whole or as a stream."
+    if hasattr(reply, 'choices'):
+        return reply.choices[0].message.content
+    return ''.join(c.choices[0].delta.content or '' for c in reply if c.choices)
+
+
 def ask_at_once(client, bodies):
     "The texts of all answers, or their errors."
 
-    async def all_of_them():
-        url = str(client.base_url)
-        async with openai.AsyncOpenAI(base_url=url, api_key='x', max_retries=0) as many:
+    def one(body):
+        try:
+            return text_of(ask(client, **body))
+        except openai.APIError as error:
+            return error
 
-            async def one(body):
-                reply = await many.chat.completions.create(**body)
-                if body.get('stream'):
-                    return text([chunk async for chunk in reply])
-                return reply.choices[0].message.content
-
-            return await asyncio.gather(*map(one, bodies), return_exceptions=True)
-
-    return asyncio.run(all_of_them())
-
-
-def text(chunks):
-    return ''.join(c.choices[0].delta.content or '' for c in chunks if c.choices)
-
-
-def stats_of(client):
-    return json.loads(post(client, None, '../stats')[1])
+    return [*ThreadPoolExecutor(len(bodies)).map(one, bodies)]
 
 
 def post(client, body, path='chat/completions', **head):
     "Status and body of the answer to a request that is sent as it is; without a body, GET."
-    head = {'content-type': 'application/json'} | head
-    asked = urllib.request.Request(f'{client.base_url}{path}'.replace('v1/../', ''), body, head)
-    try:
-        reply = urllib.request.urlopen(asked, timeout=30)
-    except urllib.error.HTTPError as error:
-        reply = error
-    with reply:
-        return reply.status, reply.read()
+    url, head = f'{client.base_url}{path}', {'content-type': 'application/json'} | head
+    method = 'GET' if body is None else 'POST'
+    reply = httpx.request(method, url, content=body, headers=head, timeout=30)
+    return reply.status_code, reply.content
+
+
+def stats_of(client):
+    return json.loads(post(client, None, '../stats')[1])

@@ -123,9 +123,7 @@ def optimum(alpha: float, models: int = 2) -> tuple:
     assert found.status == 0, f'no router loses as little as {alpha}'
     occupancy = found.x.reshape(larger + 1, n).T
     total = occupancy.sum(1, keepdims=True)
-    return found.fun, np.divide(
-        occupancy, total, out=np.zeros((n, larger + 1)), where=total > 1e-12
-    )
+    return found.fun, occupancy / np.where(total > 1e-12, total, np.inf)
 
 
 def evaluate(chances, models: int = 2) -> tuple:  # [state, model]

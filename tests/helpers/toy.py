@@ -8,16 +8,7 @@ from stepwise_routing.method.results import OS, all_methods, policy_curves
 from stepwise_routing.method.rollouts import Outcomes, Walks
 from stepwise_routing.settings import Training, as_printed
 
-CENTS = (
-    0.4,
-    0.1,
-    1.6,
-)  # dollars a million prompt, cached and generated tokens of the largest model
-
-
-def as_in_files(values):
-    "With the digits of float32, as tables have them."
-    return values.astype(np.float32).astype(float)
+CENTS = 0.4, 0.1, 1.6  # dollars a million prompt, cached, generated tokens of the largest model
 
 
 def toy(n: int = 200, models: int = 2, split: str = 'test', seed: int = 0) -> Outcomes:
@@ -58,7 +49,10 @@ def toy(n: int = 200, models: int = 2, split: str = 'test', seed: int = 0) -> Ou
         params=1e6 * 5.0 ** np.arange(models),
         dollars=np.outer(np.arange(models) / larger, CENTS),
         problem=np.array([f'{split}-{i}' for i in range(n)]),
-        features={name: as_in_files(np.where(inside, x, np.nan)) for name, x in features.items()},
+        features={
+            name: np.where(inside, x, np.nan).astype(np.float32).astype(float)
+            for name, x in features.items()
+        },
         small=np.stack([small, 40 * (t[:-1] == 0) * inside, sent, sent // 3], -1),
         large=np.stack([large, prompt, prompt, prompt // 4], -1),
         right=right.astype(np.uint8),

@@ -15,11 +15,6 @@ def random_of(*key):
     return random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
-def float32(numbers):
-    "As files keep them."
-    return tuple(np.array(numbers, np.float32).tolist())
-
-
 def toy_problems(n, seed=0, benchmark='toy'):
     "n problems `a + b`, each with its own difficulty (how often a step goes wrong)."
     r, problems = random.Random(f'{benchmark}-{seed}'), []
@@ -27,9 +22,8 @@ def toy_problems(n, seed=0, benchmark='toy'):
         a, b = r.randint(2, 99), r.randint(2, 99)
         question = f'What is {a} + {b}? ({i})'
         difficulty = round(r.random(), 2)
-        problems.append(
-            Problem(benchmark, f'{benchmark}-{seed}-{i}', question, str(a + b), difficulty)
-        )
+        name = f'{benchmark}-{seed}-{i}'
+        problems.append(Problem(benchmark, name, question, str(a + b), difficulty))
     return problems
 
 
@@ -109,7 +103,8 @@ class ToyModel:
         is_sure = is_right and r.random() < 0.8
         prob = [min(1.0, max(1e-4, r.gauss(0.9 if is_sure else 0.6, 0.1))) for _ in ends]
         logit = [r.gauss(20 if is_sure else 15, 2) for _ in ends]
-        return self.billed(problem, before, text, finish, ends, float32(prob), float32(logit))
+        prob, logit = (tuple(np.float32(x).tolist()) for x in (prob, logit))  # as files keep them
+        return self.billed(problem, before, text, finish, ends, prob, logit)
 
     def billed(self, problem, before, text, finish, ends, prob, logit):
         prompt = len(problem.question) + sum(len(step.ends) for step in before)

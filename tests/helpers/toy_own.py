@@ -1,6 +1,5 @@
 "One's own pair of toy models: collected, trained and calibrated; a router whose threshold nobody calibrated."
 
-import time
 from pathlib import Path
 
 import pytest
@@ -12,55 +11,28 @@ from stepwise_routing.own import CLASSES, Own, calibrate, collect, min_prob, tra
 from stepwise_routing.store import Store
 
 
-class Loud(ToyModel):
-    "It says when it is asked."
+class Calling(ToyModel):
+    "It calls a function before it writes a list: one that prints, waits or raises an error."
+
+    def __init__(self, index, function, **options):
+        super().__init__(index, **options)
+        self.function = function
 
     def write(self, requests):
-        print('asked')
+        self.function()
         return super().write(requests)
 
 
-class Interrupted(ToyModel):
-    "Somebody presses Ctrl-C when it has written so many steps."
-
-    most = 200
-
-    def step(self, *args):
-        if len(self.written) > self.most:
-            raise KeyboardInterrupt
-        return super().step(*args)
-
-
-class Slow(ToyModel):
-    "It takes its time."
-
-    def write(self, requests):
-        time.sleep(0.05)
-        return super().write(requests)
-
-
-class Dying(ToyModel):
-    "It answers so many lists of requests, then there is an error."
-
-    lives, error = 0, None
-
-    def write(self, requests):
-        Dying.lives -= 1
-        if Dying.lives < 0:
-            raise Dying.error
-        return super().write(requests)
-
-
-def rows(n=120, seed=0):
+def rows(n=120):
     "Questions and answers, no two alike."
-    return [dict(question=p.question, answer=p.answer) for p in toy_problems(n, seed)]
+    return [dict(question=p.question, answer=p.answer) for p in toy_problems(n)]
 
 
-def ready(folder, n=120, alpha=0.1):
+def ready(folder, n=120):
     "A folder with a router that promises nothing for new questions."
     collect(folder, rows(n), toy_models())
-    train(folder, alpha, steps=10, seeds=1)
-    return calibrate(folder, alpha, guarantee=False)
+    train(folder, 0.1, steps=10, seeds=1)
+    return calibrate(folder, 0.1, guarantee=False)
 
 
 def put(folder, outcomes):
@@ -75,9 +47,10 @@ def content(folder) -> dict:
         return {key: store.get(*key) for key in store.keys()}
 
 
-def files(folder) -> dict:
-    "What `collect` writes in the end."
-    return {name: (folder / name).read_bytes() for name in ('outcomes.npz', 'problems.jsonl')}
+def files(folder) -> list:
+    "Its settings, and what `collect` writes in the end."
+    names = 'own.json', 'outcomes.npz', 'problems.jsonl'
+    return [(folder / name).read_bytes() for name in names]
 
 
 def refused(said, call, *args, **options):
@@ -87,7 +60,7 @@ def refused(said, call, *args, **options):
     assert '\n' not in str(error.value)
 
 
-def with_threshold(models, kappa, router=min_prob, reading='continue', name='own', **promised):
+def with_threshold(models, kappa=-0.7, router=min_prob, reading='continue', name='own', **promised):
     "An `OwnRouter` whose threshold nobody calibrated."
     facts = dict(router=CLASSES[0], kappa=kappa, reading=reading, unit='flops', alpha=0.1)
     facts |= dict(guarantee=False, agreement=False, n=1, right=0.0, large_right=0.0)
