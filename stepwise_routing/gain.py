@@ -39,7 +39,9 @@ UNMATCHED = (
 def gain_inputs(
     outcomes: Outcomes,
 ) -> tuple:  # wrong, gain bool [problem]; scores [problem, number]
-    "Is the small chain wrong; is only the large model right; seven numbers about the small chain."
+    """Is the small chain wrong; is only the large model right; seven numbers about the small chain.
+
+    A chain that does not show a number has the highest one: no threshold hands it over."""
     problem = np.arange(len(outcomes))
     small_right = outcomes.right[problem, outcomes.steps.astype(int), -1] == 1
     large_right = outcomes.right[:, 0, -1] == 1
@@ -53,7 +55,9 @@ def gain_inputs(
         length[:, 0],
         outcomes.steps,
     )
-    return ~small_right, large_right & ~small_right, np.stack(numbers, 1)
+    numbers = np.stack(numbers, 1)
+    surest = np.where(np.isnan(numbers), np.nanmax(numbers, 0), numbers)
+    return ~small_right, large_right & ~small_right, surest
 
 
 def learnt(label, inputs) -> np.ndarray:  # [problem]
@@ -226,7 +230,7 @@ def unit_of(table: Outcomes) -> str:
 def unsure(numbers, gain) -> dict:  # name -> [problem], high where a chain is unsure
     "One number a chain: its least sure token, its lowest mean logit; and a mixture of seven numbers, if there are enough."
     found = {'least sure token': -numbers[:, 0], 'mean logit': -numbers[:, 1]}
-    seen = ~np.isnan(numbers).any(0)  # an API shows no logits
+    seen = ~np.isnan(numbers).any(0)  # by any chain; an API shows no logits
     if len(gain) >= LEARNABLE and min(gain.sum(), (~gain).sum()) >= 2 * FEW_GAINS:
         found[LEARNT] = learnt(gain, numbers[:, seen])
     return {name: score for name, score in found.items() if not np.isnan(score).any()}

@@ -60,6 +60,8 @@ def read_own(folder) -> Own:
 
 def draw_settings(name: str, models) -> tuple:  # (dict, its digest)
     "What the steps of these models depend on."
+    if name not in benchmarks.REGISTERED:
+        benchmarks.register_own()
     found = store.draw_settings(name, models, prompt=benchmarks.prompt_digest(name))
     return found, util.digest(json.dumps(found))
 
@@ -222,16 +224,19 @@ def show_price(
     left = undrawn(c)
     if not left:
         return ''
-    cents, seconds = left * gain.price_of(table, c.specs, read_speeds(c.folder))
+    cents, seconds = gain.price_of(table, c.specs, read_speeds(c.folder))
+    replies = paid_replies(kept.model for kept in c.models)
+    spent = replies.spent if replies is not None else 0.0
+    cents = (len(c.problems) * cents - spent).clip(0)  # replies are kept that no question has yet
+    seconds = left * seconds
     needs = [f'{cents[0]:.2g} to {cents[1]:.2g} US cents'] if cents.any() else []
     minutes = seconds / 60
     needs += [] if np.isnan(minutes[0]) else [f'{minutes[0]:.1f} to {minutes[1]:.1f} minutes']
     needed = f'; they need about {" and ".join(needs)}' if needs else ''
     print(f'collect: {left} questions are left{needed}')
-    replies = paid_replies(kept.model for kept in c.models)
-    if replies is not None and replies.spent + cents[0] > replies.max_cents:
+    if replies is not None and spent + cents[0] > replies.max_cents:
         return (
-            f'{replies.spent:.2g} cents are spent, {cents[0]:.2g} or more are needed, and max_cents is '
+            f'{spent:.2g} cents are spent, {cents[0]:.2g} or more are needed, and max_cents is '
             f'{replies.max_cents:g}: raise it, or give fewer questions'
         )
     return ''
@@ -458,6 +463,7 @@ def rule_of(guarantee: bool, compared: int) -> str:
 
 def choose(folder, alpha: float, guarantee: bool) -> tuple:  # (router, `live.Promise`)
     "The simplest router whose cost is at most 5 % above the cheapest, on the calibration problems."
+    alpha = settings.checked('alpha', alpha, settings.Probability)
     routers, reading = load_trained(folder)
     tables = set_aside(folder, routers)
     rule = rule_of(guarantee, len(routers))

@@ -143,7 +143,7 @@ class Store:
 class Replies:
     """A file of paid replies and what they cost, for many models, threads and processes. One cap for all of it.
 
-    The cap counts kept replies. What a killed run had in flight is paid, and not counted.
+    The cap counts kept replies. What a killed run had in flight, and what came after a timeout, is paid and not counted.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import time
 import fake_api
 import numpy as np
 import pytest
-from fake_api import IN_FLIGHT, PRICE, PROBLEMS, WHOLE, FakeAPI, chain_of, open_fake
+from fake_api import IN_FLIGHT, ODD_USAGE, PRICE, PROBLEMS, WHOLE, FakeAPI, chain_of, open_fake
 
 from stepwise_routing.models.api import CONTINUE, ApiModel
 from stepwise_routing.models.base import Request
@@ -154,7 +154,7 @@ LASTING = ['429', '500', '401', 'cut', 'torn', 'html', 'no usage', 'no choices',
 ABOUT_TOKENS = ['no log-probabilities', 'thoughts', 'thoughts alone']
 
 
-@pytest.mark.parametrize('fault', LASTING + ABOUT_TOKENS)
+@pytest.mark.parametrize('fault', [*LASTING, *ODD_USAGE, *ABOUT_TOKENS])
 def test_a_fault_that_stays_is_one_line_and_nothing_is_kept(fault, replies):
     with FakeAPI(PROBLEMS, fault) as server:
         model = open_fake(server.url, replies, logprobs=True, retries=1)

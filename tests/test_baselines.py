@@ -9,7 +9,7 @@ from scipy.stats import norm
 from toy import toy
 
 from stepwise_routing.method import baselines
-from stepwise_routing.method.rollouts import READINGS, UNITS, exits, large_alone, thresholds
+from stepwise_routing.method.rollouts import UNITS, exits, large_alone, thresholds
 
 # ---- STEER
 mixtures = st.builds(
@@ -136,17 +136,3 @@ def test_what_the_past_says():
 
 
 # ---- chance, with three models (two: independent.py)
-@pytest.mark.parametrize('reading', READINGS)
-def test_chance_is_the_mean_of_many_drawn_walks(reading):
-    o, rng = toy(60, models=3), np.random.default_rng(0)
-    right, cost = exits(o, 'flops', reading)
-    for p in (0.0, 0.3, 1.0):
-        drawn = np.zeros((2, 60))
-        for _ in range(3000):
-            hands_over = (rng.random(o.inside.shape) < p) & o.inside
-            exit = np.where(hands_over.any(1), 2 * hands_over.argmax(1), right.shape[1] - 1)
-            drawn += np.array([right, cost])[:, np.arange(60), exit] / 3000
-        got = baselines.random_step(o, p, 'flops', reading)
-        assert abs(got.right - drawn[0]).max() < 0.04
-        assert abs(got.cost / drawn[1] - 1).max() < 0.05
-        assert np.sum(got, 1) == pytest.approx(drawn.sum(1), rel=0.004)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stepwise_routing import own
 from stepwise_routing.data import benchmarks
 from stepwise_routing.data.benchmarks import Benchmark, load_problems, prompt_digest, register
-from stepwise_routing.data.questions import own_problems
+from stepwise_routing.data.questions import own_problems, with_earlier
 from stepwise_routing.data.sources import SPLITS
 from stepwise_routing.method.confidence import chain_features
 from stepwise_routing.records import Problem, Step
@@ -56,7 +57,8 @@ def test_ones_own_file_registers_for_commands_and_chapters(tmp_path, monkeypatch
     lines = 'import stepwise_routing.data.benchmarks as b\nb.register(b.Benchmark("riddles"))\n'
     (tmp_path / 'nbs' / 'own_benchmarks.py').write_text(lines)
     monkeypatch.chdir(tmp_path)
-    assert benchmarks.open_benchmark('riddles').name == 'riddles'
+    own.draw_settings('riddles', [])  # as all calls of `own` do
+    assert 'riddles' in benchmarks.REGISTERED
 
 
 # ---- files of questions
@@ -108,6 +110,33 @@ def test_answers_are_known_for_all_questions_or_for_none(tmp_path):
     (tmp_path / 'bare.json').write_text(json.dumps(bare))
     with pytest.raises(ValueError, match='has no answers, and a run grades them'):
         load_problems(str(tmp_path / 'bare.json'), 'train')
+
+
+@pytest.mark.parametrize('separator', [',', ', ', ';', '\t'])
+def test_a_table_of_another_program_is_read_and_no_question_is_lost(separator, tmp_path):
+    table = tmp_path / 'MINE.CSV'
+    lines = [separator.join(['id', 'question', 'answer'])]
+    for i in range(3):
+        lines.append(separator.join([str(i), f'"Is {i}{separator}or 7?"', str(i)]))
+    table.write_text('\n'.join(lines))
+    wanted = [f'Is {i}{separator}or 7?' for i in range(3)]
+    assert [problem.question for problem in own_problems(table)] == wanted
+    broken = [lines[2].replace('"', ''), lines[2].replace('7?"', '7?'), '"' + lines[2]]
+    for line in broken:  # no quotes; one quote, left open or in front
+        table.write_text('\n'.join([lines[0], lines[1], line, lines[3]]))
+        with pytest.raises(ValueError, match='MINE.CSV, row 2: [^\n]*quote'):
+            own_problems(table)
+
+
+def test_json_without_rows_and_a_folder_with_another_file_are_refused(tmp_path):
+    file = tmp_path / 'problems.json'
+    for text in ('null', '5', '{"data": []}'):
+        file.write_text(text)
+        with pytest.raises(ValueError, match='no list of rows'):
+            own_problems(file)
+    (tmp_path / 'problems.jsonl').write_text(GOOD)
+    with pytest.raises(ValueError, match='problems.jsonl would be overwritten'):
+        with_earlier(tmp_path, own_problems(ROWS), 'own')
 
 
 GOOD = '{"question": "2+2?", "answer": 4}\n'

@@ -68,20 +68,6 @@ def test_what_is_wrong_with_a_pair_is_said():
     assert look(take(table, table.right[:, 0, 0].nonzero()[0][:1])).n == 1
 
 
-def test_hardly_any_gains_say_nothing():
-    "Unless chance saves enough, a larger probe is asked for: the rarer the gain, the larger."
-    table = take(shipped_outcomes('micro-math')['test'], slice(40))
-    table = replace(table, params=np.array([0.85, 1]), dollars=0 * table.dollars)
-    needed = [40]
-    for gains in (4, 2, 1):
-        right = np.ones_like(table.right)
-        right[np.arange(40), table.steps.astype(int)] = np.arange(40)[:, None] >= gains
-        probe = look(replace(table, right=right))
-        assert probe.verdict == gain.MORE and f'{gains} of 40 questions gain' in probe.reason
-        needed += asked_for(probe)
-    assert needed == sorted({*needed}) and len(needed) == 4 and needed[-1] < 2000
-
-
 @pytest.mark.parametrize('n', [40, 300])
 def test_a_model_that_shows_less_is_judged_by_what_it_shows(n):
     "An API without logits; one without any log-probabilities."

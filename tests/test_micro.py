@@ -5,9 +5,8 @@ import re
 from fractions import Fraction
 
 import pytest
-import torch
 from hypothesis import example, given, settings, strategies as st
-from micro_world import documents, drafts, families, ship, training
+from micro_world import drafts, families, ship
 from micro_world.programs import solve
 from micro_world.slips import corrupt
 
@@ -91,29 +90,3 @@ def test_the_shipped_files_are_made_by_the_lab_and_have_no_earlier_question():
         earlier = ship.earlier_questions(name)
         assert len(earlier) > 5000
         assert earlier.isdisjoint(p.question for p in sum(SHIPPED[name].values(), []))
-
-
-def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path):
-    tokenizer = training.micro_tokenizer()
-    run = dict(steps=6, muon_lr=0.01, adam_lr=3e-3, weight_decay=0.01, warmup=2)
-
-    def draw(chunk):
-        rng = random.Random(chunk)
-        stream = documents.documents(rng, documents.MIXES['small'])
-        rows = training.encode_documents(tokenizer, [next(stream) for _ in range(60)])
-        return training.batches(rows, 512, rng)[:2]
-
-    def opened(name):
-        model = training.new_model((32, 1, 2, 1, 64), tokenizer)
-        return training.Trainer(run, tmp_path / name, model, draw)
-
-    once, first = opened('once'), opened('twice')
-    training.train(once)
-    for _ in range(3):
-        first.train_step()
-    first.save()
-    second = opened('twice')
-    training.train(second)
-    assert second.step == 6
-    for a, b in zip(once.model.parameters(), second.model.parameters()):
-        assert torch.equal(a, b)

@@ -16,7 +16,7 @@ from toy_own import refused
 
 torch = pytest.importorskip('torch')
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from stepwise_routing.data.benchmarks import load_problems
@@ -394,9 +394,8 @@ def plain_rewards(folder):
 def test_rewards_in_a_list_are_those_of_a_plain_pass_each(tmp_path, chains, kind):
     folder = PACKAGE / 'micro_models' / 'prm'
     if kind == 'one value':
-        folder = save_random(
-            tmp_path, tiny('Qwen2', num_key_value_heads=2), reward.Qwen2ForPrmModel
-        )
+        config = tiny('Qwen2', num_key_value_heads=2)
+        folder = save_random(tmp_path, config, reward.Qwen2ForPrmModel)
     requests = []
     for (problem, _), chain in chains.items():
         requests += [Request(problem, chain[: t + 1]) for t in range(len(chain))]
@@ -409,6 +408,15 @@ def test_rewards_in_a_list_are_those_of_a_plain_pass_each(tmp_path, chains, kind
         value, tokens = by_hand(question, texts)
         assert abs(found.value - value) < 1e-4
         assert (found.tokens, found.new) == (tokens, tokens - by_hand(question, texts[:-1])[1])
+
+
+def test_a_reward_model_without_its_head_is_refused(tmp_path):
+    folder = shutil.copytree(PACKAGE / 'micro_models' / 'prm', tmp_path / 'headless')
+    tensors = load_file(folder / 'model.safetensors')
+    del tensors['score.2.bias']
+    save_file(tensors, folder / 'model.safetensors', metadata=dict(format='pt'))
+    with pytest.raises(ValueError, match='score.2.bias'):
+        opening.open_reward(str(folder))
 
 
 def test_a_chain_beyond_the_context_has_no_reward_and_a_step_cannot_end_its_turn():

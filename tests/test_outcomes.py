@@ -14,7 +14,6 @@ from stepwise_routing.method.rollouts import (
     exits,
     highest_so_far,
     load,
-    replay,
     save,
     shipped_outcomes,
     take,
@@ -94,19 +93,6 @@ def test_a_threshold_lies_one_float_above_a_doubt():
 
 
 # ---- rows and files
-
-
-@pytest.mark.parametrize('models', [2, 3])
-def test_some_rows_replay_as_in_the_whole_table(models):
-    o, rows = toy(40, models), np.array([7, 3, 3, 39])
-    some = take(o, rows)
-    doubt = np.random.default_rng(1).random((*o.inside.shape, models - 1)).round(1)
-    whole = replay(o, doubt, [0.3, 0.8], 'cents', 'rewrite')
-    part = replay(some, doubt[rows], [0.3, 0.8], 'cents', 'rewrite')
-    for all_values, values in zip(whole, part):
-        assert (values == all_values[:, rows]).all()
-    assert some.problem.tolist() == [f'test-{i}' for i in rows]
-    assert take(replace(o, step_right=None), rows).step_right is None
 
 
 def content(table) -> list:

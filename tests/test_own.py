@@ -21,6 +21,7 @@ from stepwise_routing.models.open import ModelOptions, open_models
 from stepwise_routing.own import calibrate, collect, own_table, probe, route, train
 from stepwise_routing.records import ModelSpec
 from stepwise_routing.run.cli import main
+from stepwise_routing.store import Replies
 
 
 def right_answers(problems, answers):
@@ -149,10 +150,16 @@ def test_a_paid_model_is_not_paid_twice_and_keeps_the_cap(tmp_path, monkeypatch,
         with pytest.raises(RuntimeError, match='the cap of 0.02 cents is reached'):
             collect(tmp_path, given, models, max_cents=0.02)
         assert 0.02 <= fake.cents and len(fake.paid) < 12
+        capsys.readouterr()
         refused('max_cents is 0.1: raise', collect, tmp_path, given, models, max_cents=0.1)
+        before = capsys.readouterr().out
         assert len(fake.paid) == 12  # what is left costs more, so nobody is asked for it
+        Replies(tmp_path / 'replies.db').put('of an interrupted call', {}, 0.05)
         collect(tmp_path, given, models)
-        assert f'{fake.cents:.3g} US cents are paid' in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f'{fake.cents + 0.05:.3g} US cents are paid' in said
+        needed = [float(re.findall('about (.*) to', text)[0]) for text in (before, said)]
+        assert needed[0] - needed[1] == pytest.approx(0.05, abs=0.011), 'none is paid again'
         assert collect(tmp_path, given, models, max_cents=0)['new_steps'] == 0
         train(tmp_path)
         promise = calibrate(tmp_path, 0.5, guarantee=False)
@@ -240,6 +247,7 @@ def test_a_mistake_is_one_line(tmp_path):
     refused('n is 0', probe, mine, rows(40), toys, n=0)
     train(mine)
     calibrate(mine, 0.5, guarantee=False)
+    refused('alpha is 1:', calibrate, mine, 1)
     refused('does not fit other models', route, mine, 'What?', [ToyModel(0), ToyModel(2)])
     refused('a question should be text', route, mine, ' ', toys)
     micro = 'micro-small', 'micro-large'

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from recorded_pair import draw, judge, programs, read_along, record
+from recorded_pair import judge, programs, read_along
 
 from stepwise_routing.data.benchmarks import grade_by_rules, is_right
 from stepwise_routing.data.recorded import FOLDER, MAX_STEPS, read_recorded
@@ -14,7 +14,6 @@ from stepwise_routing.method import rollouts
 from stepwise_routing.method.baselines import small_alone
 from stepwise_routing.models.base import Request
 from stepwise_routing.records import Step
-from stepwise_routing.store import Store
 from stepwise_routing.util import PACKAGE
 
 RECORDED = read_recorded('gsm8k')
@@ -87,24 +86,3 @@ def test_programs_are_recorded_and_never_run():
     text = 'Here:\n```python\ndef f(x):\n    return x\n\nassert f(1) == 1\n```\n'
     steps = [Step(line, 0, 'step') for line in text.splitlines()]
     assert programs.program_of(problems[0], steps) == 'def f(x):\n    return x\n'
-
-
-def test_what_is_drawn_is_recorded_and_nothing_is_drawn_twice(monkeypatch, tmp_path):
-    turns = [[(split, as_gsm8k(RECORDED.problems[split][i])) for split in SPLITS] for i in range(4)]
-    steps, receipt = tmp_path / 'steps.db', tmp_path / 'receipt.json'
-    receipt.write_text('{}')
-
-    def run(lab, *words):
-        monkeypatch.setattr(lab, 'turns_of', lambda n, data_dir: turns[:n])
-        monkeypatch.setattr('sys.argv', ['lab', *map(str, words)])
-        lab.main()
-        with Store(steps) as store:
-            return store.keys()
-
-    words = draw, steps, 'micro-small', 'micro-large', '--turns', 2, '--block', 1
-    keys = run(*words)
-    assert run(*words) == keys
-    run(record, steps, '--receipt', receipt, '--out', tmp_path / 'gsm8k.jsonl.xz')
-    made = read_recorded('gsm8k', tmp_path)
-    assert [len(made.problems[split]) for split in SPLITS] == [2, 2, 2]
-    assert {key for key, _ in made.edges} == {*keys}

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -116,25 +115,13 @@ def test_ours_stands_beside_the_paper(report):
     assert table.loc[CHOSEN, ('paper', 'GSM8K')] == '–'
 
 
-def test_notes_say_whose_models_these_are_and_what_was_cut():
-    splits = toy_benchmark(1000)
-    test = replace(splits['test'], models=np.array(['s', 'l']), dollars=np.eye(2, 3))
-    one = splits | dict(test=test)
-    models, whose, price, alpha, *cut, last = tables.describe(dict(a=one, b=one), 0.02, 'Receipt.')
-    assert models == 'a, b: s and l, 1,000 / 1,000 / 1,000 training, calibration and test problems.'
-    assert "not the paper's models" in whose
-    assert '0.0 / 1.0 / 0.0' in price and 'Alpha: 2 points' in alpha
-    assert f'a limit cut {test.cut[:, 0].sum()} of s alone' in cut[0] and last == 'Receipt.'
-    theirs = dict(test=replace(test, models=np.array(['Qwen2.5-Math-1.5B', 'l'])))
-    assert 'not the paper' not in ' '.join(tables.describe(dict(a=splits | theirs), 0.02))
-
-
 def test_figures_have_the_size_and_letters_of_a_page(report):
     results, gain, _ = report
     features = toy_benchmark(30)['train'].features
     policy = fresh_router(features, ('min_prob', 'step'), 2, (4,), 0)
     for columns, width in {1: 2.7, 2: 5.5}.items():
-        cost = figures.accuracy_cost(results, 'cents', columns=columns, log=True)
+        look = dict(rule='guaranteed', columns=columns, log=True)
+        cost = figures.accuracy_cost(results, 'cents', **look)
         others = figures.gain_figure(gain, columns), figures.training_curves(LOGS, columns=columns)
         for fig in (cost, *others):
             letters = [text.get_fontsize() for text in fig.findobj(Text) if text.get_text()]

@@ -129,6 +129,8 @@ def test_a_router_of_your_own_joins_in_ten_lines(splits, results):
     few = [method for method in METHODS if method.name in ('Large only', 'STEER')]
     found = compare(dict(one=splits), [*few, mine], **HOW)
     assert_same_rows(found, results, dict(Mine='Min-prob threshold'))
+    with pytest.raises(ValueError, match='same name'):
+        compare(dict(one=splits), [mine, mine], **HOW)
     versus = comparison(found, ('Mine',), ('STEER', 'Large only', 'RSD'))
     assert versus['rival'].tolist() == ['STEER', 'Large only'] * 2
 

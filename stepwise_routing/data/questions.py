@@ -45,7 +45,8 @@ def named(row: dict, ours: str, theirs: str):
     if theirs in row:
         return row[theirs]
     found = ', '.join(map(str, row))
-    example = next(iter(row), 'text') if ours == 'question' else next(reversed(row), 'text')
+    names = [name for name in row if name] or ['text']
+    example = names[0] if ours == 'question' else names[-1]
     none = ", or fields={'answer': None} if no answers are known" * (ours == 'answer')
     raise ValueError(
         f'no field {theirs!r} among {found}: say which one it is, '
@@ -61,7 +62,7 @@ def own_problem(
     "One row as a `Problem`. ValueError says what is wrong with the row."
     if isinstance(row, Problem):
         row = vars(row)
-        fields = {}
+        fields = {name: None for name in fields if fields[name] is None}
     if not isinstance(row, dict):
         raise ValueError('not a JSON object')
     theirs = fields.get('question', 'question')
@@ -114,6 +115,8 @@ def with_earlier(
     file = Path(folder) / 'problems.jsonl'
     if not file.is_file():
         return new
+    if not (Path(folder) / 'own.json').is_file():
+        raise ValueError(f'{file} would be overwritten: use another folder')
     earlier = own_problems(file, name)
     if bool(earlier[0].answer) != bool(new[0].answer):
         kind = 'with' if earlier[0].answer else 'without'

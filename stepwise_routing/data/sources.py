@@ -102,15 +102,37 @@ def file_rows(path) -> list:
         raise bad_row(
             path, row, 'not UTF-8: the file is damaged, or saved in another way'
         ) from None
-    if path.suffix == '.csv':
-        return list(csv.DictReader(io.StringIO(text, newline='')))
+    kind = path.suffix.lower()
+    if kind == '.csv':
+        return table_rows(path, text)
     rows = []
-    for number, part in enumerate([text] if path.suffix == '.json' else text.split('\n'), 1):
+    for number, part in enumerate([text] if kind == '.json' else text.split('\n'), 1):
         try:
             rows += [json.loads(part)] if part.strip() else []
         except (ValueError, RecursionError) as error:
             raise bad_row(path, number, f'not JSON ({error}); is the file cut off?') from None
-    return rows[0] if path.suffix == '.json' and rows else rows
+    if kind != '.json' or not rows:
+        return rows
+    if not isinstance(rows[0], list):
+        raise ValueError(f'{path} is JSON, but no list of rows: [{{"question": ...}}, ...]')
+    return rows[0]
+
+
+def table_rows(path, text: str) -> list:
+    "Rows of a table, whose columns are separated by what its first line has most of: commas, semicolons or tabs."
+    separator = max(',;\t', key=text.split('\n', 1)[0].count)
+    options = dict(delimiter=separator, skipinitialspace=True, strict=True)
+    rows = []
+    try:
+        for row in csv.DictReader(io.StringIO(text, newline=''), **options):
+            if None in row:
+                raise ValueError(f'more cells than names: put text with {separator!r} into quotes')
+            rows.append(row)
+    except csv.Error as error:
+        raise bad_row(path, len(rows) + 1, f'{error}; is a quote left open?') from None
+    except ValueError as error:
+        raise bad_row(path, len(rows) + 1, error) from None
+    return rows
 
 
 # ---- who is in which split

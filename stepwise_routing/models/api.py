@@ -23,6 +23,7 @@ from .base import Preference, Request, reply_steps, step_text
 
 CONTINUE = 'Continue exactly after the last step. Do not repeat any step.'
 TOP = 20  # likeliest tokens that a server shows
+MOST_TOKENS = 10**9  # of a reply; more is no count
 LOST = '\ufffd'  # stands for bytes that are no character
 # a token such as <|im_start|>, which vLLM leaves out of the text
 SPECIAL = re.compile(r'<[^<>\s]+>')
@@ -72,7 +73,7 @@ def token_probs(tokens, text: str) -> list:
         if SPECIAL.fullmatch(piece) and not text.startswith(piece, end):
             piece = ''
         end += len(piece)
-        probs.append((piece, math.exp(token['logprob'])))
+        probs.append((piece, math.exp(min(token['logprob'], 0.0))))
     return probs
 
 
@@ -92,6 +93,17 @@ def check_prompt(prompt: str | None) -> None:
             "its chat template cuts the blank line behind a step: start the server with --chat-template FILE, "
             'a copy without "trim"'
         )
+
+
+def read_usage(usage: dict) -> tuple:  # (prompt, cached, generated) tokens
+    "What a reply costs, in tokens. ValueError where nobody can know."
+    details = usage.get('prompt_tokens_details') or {}
+    cached = details.get('cached_tokens') or 0
+    counts = usage['prompt_tokens'], cached, usage['completion_tokens']
+    is_known = all(type(count) is int and 0 <= count < MOST_TOKENS for count in counts)
+    if not is_known or cached > counts[0]:
+        raise ValueError(f'its usage says {counts} tokens of prompt, cached and written')
+    return counts
 
 
 class ApiModel:
@@ -116,7 +128,7 @@ class ApiModel:
         logprobs: bool = False,  # only a small model needs them
         can_continue: bool = False,  # can the server go on with an assistant's message? vLLM can, OpenAI cannot
         concurrency: int = 32,  # calls in flight
-        timeout: float = 60.0,  # seconds, for a call
+        timeout: float = 600.0,  # seconds for a call; a longer one is lost, and may be billed
         retries: int = 6,  # of 429, 5xx, timeouts and broken connections
         **body,  # other fields of each request, such as top_p or extra_body
     ):
@@ -182,7 +194,9 @@ class ApiModel:
                 reply = self.client.chat.completions.create(**self.body | body)
                 if isinstance(reply, str):
                     raise ValueError('a page, and no reply; most base_urls end with /v1')
-                reply = reply.to_dict()
+                reply = reply.to_dict() if reply else {}
+            if reply.get('error') or not reply.get('choices'):
+                raise ValueError(f'it has no choices: {reply.get("error", "")}')
             if not reply.get('usage'):
                 raise ValueError('its usage is missing, so nobody knows what it costs')
             text, _, usage, probs = self.read(reply)
@@ -224,15 +238,16 @@ class ApiModel:
         The finish is "step" if the stop string may have ended it.
         """
         choice = reply['choices'][0]
-        usage = reply['usage']
-        cached = (usage.get('prompt_tokens_details') or {}).get('cached_tokens') or 0
+        usage = read_usage(reply['usage'])
         text = (choice['message'].get('content') or '').replace(LOST, '')
         ended_by = choice.get('stop_reason', SEPARATOR)  # OpenAI does not tell, vLLM does
         finish = 'step' if ended_by == SEPARATOR else 'stop'
         if choice['finish_reason'] == 'length':
             finish = 'length'
         probs = token_probs((choice.get('logprobs') or {}).get('content') or (), text)
-        return text, finish, (usage['prompt_tokens'], cached, usage['completion_tokens']), probs
+        if text and not usage[2]:
+            raise ValueError('its usage says that nothing was written')
+        return text, finish, usage, probs
 
     # ---- writing
 

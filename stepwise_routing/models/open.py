@@ -48,7 +48,7 @@ class ModelOptions(Section):
     params: NotNegative = 0.0  # API: number of parameters, for FLOPs
     can_continue: bool = False  # API: can the server go on with an assistant's message? vLLM can
     concurrency: Count = 32  # API: calls in flight
-    timeout: Positive = 60.0  # API: seconds for a call
+    timeout: Positive = 600.0  # API: seconds for a call; a longer one is lost, and may be billed
     retries: Whole = 6  # API: of a call that failed
 
     @property

@@ -23,6 +23,13 @@ PROBLEMS = [Problem('own', str(i), f'What is the number {i}?', str(i)) for i in 
 WHOLE = [Request(problem, to_end=True) for problem in PROBLEMS]
 PROBABILITIES = (0.9, 0.5, 0.75, 1.0)  # of the tokens of a reply, again and again
 FIRST_TOKENS = {' Correct': 0.3, 'correct': 0.2, 'in': 0.1, 'c': 0.1, '': 0.1, 'The': 0.05}
+ODD_USAGE = {  # faults
+    'tokens null': dict(completion_tokens=None),
+    'tokens below 0': dict(completion_tokens=-1),
+    'tokens endless': dict(completion_tokens=10**30),
+    'tokens none': dict(completion_tokens=0),
+    'all cached': dict(prompt_tokens_details=dict(cached_tokens=10**6)),
+}
 
 
 def open_fake(url: str, replies: Replies, **options) -> ApiModel:
@@ -177,6 +184,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(b'<html>Welcome</html>', kind='text/html')
         if fault == 'no usage':
             del reply['usage']
+        if fault in ODD_USAGE:
+            reply['usage'] |= ODD_USAGE[fault]
         if fault == 'no choices':
             reply['choices'] = []
         data = json.dumps(reply).encode()
