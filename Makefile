@@ -1,7 +1,8 @@
 # make install     into .venv, and no more
 # make reproduce   install if needed, then tables/ and figures/ from the shipped outcomes, and all chapters
 # make test        install if needed, then ruff, import-linter, the lessons that no run executes, all tests but the slow ones
-# make weekly      other programs ask our server (litellm, lm-eval: .clients), and it asks theirs (vLLM on a CPU, Linux: .vllm)
+# make weekly      other programs ask our server (litellm, lm-eval: .clients), and it asks theirs (vLLM on a CPU, Linux: .vllm);
+#                  property tests with 200 random examples; how much of the library the tests reach
 # make notebooks   run all notebooks and store their outputs
 # make bench       seconds per stage, policy steps and tokens a second; ratios within one run
 # make hooks       check that notebooks, modules and README agree before each commit
@@ -36,6 +37,8 @@ weekly: $(STAMP) .vllm/$(VLLM)
 	test -x .clients/bin/python || $(PYTHON) -m venv .clients
 	.clients/bin/python -m pip install -q 'litellm' 'lm-eval[api]' -c constraints-clients.txt
 	$(BIN)/python -m pytest -m slow tests/test_clients.py tests/test_vllm_servers.py
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --timeout 300
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --timeout 300 --cov=stepwise_routing --cov-fail-under=95
 
 notebooks: $(STAMP)
 	$(BIN)/stepwise-routing reproduce --write-back
