@@ -36,8 +36,9 @@ Whole = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Units = Annotated[int, Field(ge=1, le=4096)]  # of a layer
 FROM_LIST = Strict(False)  # a tuple may be given as a list, as YAML does
-Names = Annotated[tuple[str, ...], FROM_LIST]
+Names = Annotated[tuple[str, ...], FROM_LIST, Field(min_length=1)]
 Text = Annotated[str, Field(pattern=r'^\P{C}*$')]  # without line ends and escape codes
+Grader = Annotated[str, Field(pattern='^(math-verify|xverify:.+)$')]
 Models = Annotated[tuple[Text, Text], FROM_LIST]  # small and large
 CHECKS = ConfigDict(strict=True, extra='forbid', allow_inf_nan=False)
 
@@ -162,7 +163,7 @@ class Data(Section):
     n_calibration: Count | None = None  # that thresholds are chosen on
     n_test: Count | None = None  # that are reported
     max_steps: Count = 50  # of a chain
-    grader: str = 'math-verify'  # or "xverify:NAME@COMMIT", which opens vLLM
+    grader: Grader = 'math-verify'  # or "xverify:NAME@COMMIT", which opens vLLM
     grader_memory: Share = 0.15  # xVerify: share of the GPU's memory
 
 

@@ -26,6 +26,12 @@ def test_every_profile_reads_and_names_models_by_their_commit(profile):
         assert '/' not in name or re.search('@[0-9a-f]{40}$', name)
 
 
+def test_another_price_bills_what_is_shipped():
+    run = stages.open_run(changes={'models.price': '1/2/3', 'data.benchmarks': ['micro-gsm']})
+    for table in stages.read_benchmarks(run)['micro-gsm'].values():
+        assert table.dollars[:2].tolist() == [[0, 0, 0], [1, 2, 3]]
+
+
 def test_a_change_of_the_command_line_reaches_training():
     changes = as_changes(['policy.alpha=.05', 'policy.hidden=[8]', 'policy.delta=1e-5'])
     trained = replace(Training(), alpha=0.05, hidden=(8,), delta=1e-5)
@@ -55,6 +61,11 @@ MISTAKES = {  # words of the command line, or the text of the profile `bad`
     'reproduce -p policy.alpha': '^stepwise-routing: -p policy.alpha: write -p NAME=VALUE.*\n$',
     'reproduce -p data.benchmarks=[micro-gms]': "^stepwise-routing: .*'micro-gsm'.*\n$",
     'reproduce -p alpha=.1': "^stepwise-routing: -p: .*did you mean 'policy.alpha'.*\n$",
+    'reproduce -p data.n_test=9 -p models.temperature=0': (
+        '^stepwise-routing: data.n_test, models.temperature: what is shipped was drawn .*\n$'
+    ),
+    'reproduce -p data.grader=regex': '^stepwise-routing: -p: data.grader is .*regex.*\n$',
+    'reproduce -p models.price=gpt-4.1-minni': "^stepwise-routing: .*'gpt-4.1-mini'.*\n$",
     'figures': '^stepwise-routing: no run has results yet: .*\n$',
     'policy: {alpha: 2}': '^stepwise-routing: bad.yaml: policy.alpha is 2: .*less than 1\n$',
     'policy: {alpah: .1}': "^stepwise-routing: bad.yaml: .*'policy.alpah'.*'policy.alpha'.*\n$",

@@ -128,7 +128,8 @@ def test_a_file_of_questions_is_drawn_beside_what_is_shipped(tmp_path, monkeypat
     rows = [f'{{"question": "What is {i} + 1?", "answer": "{i + 1}"}}' for i in range(40)]
     (tmp_path / 'sums-of-mine.jsonl').write_text('\n'.join(rows))
     monkeypatch.chdir(tmp_path)
-    changes = with_whole_paths({'data.benchmarks': ['micro-gsm', 'sums-of-mine.jsonl']})
+    changes = {'data.benchmarks': ['micro-gsm', 'sums-of-mine.jsonl']}
+    changes = with_whole_paths('micro', changes)
     monkeypatch.chdir('/')  # a chapter runs in another folder
     run = stages.open_run('micro', tmp_path, changes)
     assert run.benchmarks == ('micro-gsm', 'sums-of-mine')

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime, timezone
 from pathlib import Path
 
 from .. import __version__
 from ..data.benchmarks import is_question_file
+from ..settings import read_profile
 from ..util import find_project, write_file
 from .stages import Run, open_run
 
@@ -70,12 +71,16 @@ def run_chapter(nbs: Path, name: str, folder: Path, parameters: dict) -> float: 
     return seconds
 
 
-def interrupt_kernels() -> None:
-    "Stop the cells that run now. The terminal's Ctrl-C does not reach a kernel."
+def interrupt(chapters: list) -> None:  # of futures
+    "Stop all chapters. The terminal's Ctrl-C does not reach a kernel, and one that starts does not hear the first one."
     import psutil
 
-    for kernel in psutil.Process().children():
-        kernel.send_signal(signal.SIGINT)
+    for chapter in chapters:
+        chapter.cancel()
+    while wait(chapters, timeout=0).not_done:
+        for kernel in psutil.Process().children():
+            kernel.send_signal(signal.SIGINT)
+        wait(chapters, timeout=3)
 
 
 # ---- outputs back into the chapters
@@ -135,12 +140,12 @@ def git_commit(root: Path) -> str:
 # ---- the run
 
 
-def with_whole_paths(changes: dict) -> dict:
+def with_whole_paths(profile: str, changes: dict) -> dict:
     "Files of questions by their whole paths: chapters run in another folder."
-    names = changes.get('data.benchmarks')
-    if not isinstance(names, list):
+    names = read_profile(profile, changes).data.benchmarks
+    if not any(map(is_question_file, names)):
         return changes
-    paths = [str(Path(name).resolve()) if is_question_file(str(name)) else name for name in names]
+    paths = [str(Path(name).resolve()) if is_question_file(name) else name for name in names]
     return changes | {'data.benchmarks': paths}
 
 
@@ -156,7 +161,7 @@ def reproduce(
 ) -> Run:
     "Run all chapters. RuntimeError in one line if one stops; call it again: drawn steps are kept."
     project = find_project()
-    changes = with_whole_paths(changes or {})
+    changes = with_whole_paths(profile, changes or {})
     stamp = datetime.now(timezone.utc).strftime('%Y%m%d-%H%M%S')
     profile = str(Path(profile).resolve()) if profile.endswith('.yaml') else profile
     run = open_run(profile, project.runs / f'{Path(profile).stem}-{stamp}', changes, draw)
@@ -171,11 +176,13 @@ def reproduce(
 
     first = STAGES[0], *LESSONS  # the draws begin first
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        chapters = [pool.submit(chapter, name) for name in first]
         try:
-            seconds = dict(zip(first, pool.map(chapter, first)))
-            seconds[STAGES[1]] = pool.submit(chapter, STAGES[1]).result()
+            seconds = {name: begun.result() for name, begun in zip(first, chapters)}
+            chapters.append(pool.submit(chapter, STAGES[1]))
+            seconds[STAGES[1]] = chapters[-1].result()
         except KeyboardInterrupt:
-            interrupt_kernels()
+            interrupt(chapters)
             raise
 
     is_default = profile == 'micro' and not changes and not draw

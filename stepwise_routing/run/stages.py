@@ -35,7 +35,7 @@ from ..method.training import train
 from ..models.base import Preference, Reward
 from ..models.kept import Kept
 from ..models.open import ModelOptions, is_api, open_model, open_models, open_reward
-from ..records import verdict_messages
+from ..records import find_price, verdict_messages
 from ..settings import Settings, read_profile
 from ..store import Replies, Store, draw_settings
 from ..util import find_project, write_file
@@ -105,7 +105,30 @@ def open_run(
     settings = replace(settings, data=replace(settings.data, benchmarks=names))
     runs = find_project().runs
     name = Path(profile).stem
-    return Run(name, settings, Path(folder or runs / 'notebook'), runs / 'store' / name, draw)
+    folder = Path(folder or runs / 'notebook')
+    return checked_run(Run(name, settings, folder, runs / 'store' / name, draw))
+
+
+FOLLOWED = 'benchmarks', 'shipped', 'price'  # of data and models, by what is shipped
+
+
+def checked_run(run: Run) -> Run:
+    "The run. ValueError for settings of draws if nothing is drawn, and for an unknown price."
+    if run.settings.models.price:
+        find_price(run.settings.models.price)
+    if any(map(run.is_drawn, run.benchmarks)):
+        return run
+    ignored = []
+    for section in ('data', 'models', 'baselines'):
+        shipped, asked = (vars(getattr(s, section)) for s in (Settings(), run.settings))
+        names = [name for name in asked if name not in FOLLOWED and asked[name] != shipped[name]]
+        ignored += [f'{section}.{name}' for name in names]
+    if ignored:
+        raise ValueError(
+            f'{", ".join(ignored)}: what is shipped was drawn with other settings; set data.shipped to '
+            'false, and the models draw'
+        )
+    return run
 
 
 # ---- models
@@ -252,12 +275,23 @@ def read_benchmarks(run: Run) -> dict:  # name -> {split: `Outcomes`, (method, s
         if run.is_drawn(benchmark):
             found[benchmark] = drawn_outcomes(run, benchmark)
             continue
-        found[benchmark] = shipped_outcomes(benchmark)
-        if not found[benchmark]:
+        shipped = shipped_outcomes(benchmark)
+        if not shipped:
             raise FileNotFoundError(
                 f'no outcomes of {benchmark} are shipped: set data.shipped to false'
             )
+        found[benchmark] = {
+            name: priced(table, run.settings.models.price) for name, table in shipped.items()
+        }
     return found
+
+
+def priced(table, price: str):  # of `Outcomes` or `Walks`
+    "The same for a large model with this price. '': as it is."
+    dollars = table.dollars.copy()
+    if price:
+        dollars[1] = find_price(price)[:3]
+    return replace(table, dollars=dollars)
 
 
 # ---- the live check
