@@ -1,8 +1,7 @@
-"The micro world: true equations, labels that find the slip, disjoint splits, a training that can be interrupted."
+"The micro world: labels that find the slip, disjoint splits, files that the lab makes."
 
 import random
 import re
-from fractions import Fraction
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -12,35 +11,12 @@ from micro_world.slips import corrupt
 
 from stepwise_routing.data.benchmarks import MICRO, load_problems
 from stepwise_routing.data.frozen import read_frozen
-from stepwise_routing.data.steps import check_line, equations_hold, first_wrong, right_steps
-from stepwise_routing.records import boxed
+from stepwise_routing.data.steps import check_line, first_wrong, right_steps
 from stepwise_routing.util import PACKAGE
 
 SHIPPED = {b: {split: load_problems(b, split) for split in ship.SIZES} for b in MICRO}
 EVERY = {f.__name__: (b, f) for b, of_it in families.FAMILIES.items() for f in of_it}
 anyone = dict(name=st.sampled_from([*EVERY]), level=st.integers(1, 6), seed=st.integers(0, 10**6))
-
-
-def value(text):
-    "An oracle of its own for what a step says: plain text arithmetic, nothing shared with the library."
-    text = re.sub(r'floor\((\d+)/(\d+)\)', r'(\1//\2)', text).replace(' mod ', '%')
-    assert re.fullmatch(r'[\d+\-*/%() ]+', text), text
-    return eval(re.sub(r'\d+', lambda m: f'Fraction({int(m[0])})', text), dict(Fraction=Fraction))
-
-
-@settings(max_examples=300)
-@given(**anyone)
-def test_every_equation_of_a_solution_is_true(name, level, seed):
-    steps = solve(EVERY[name][1](random.Random(seed), level))
-    sides = r'((?:floor\(\d+/\d+\)|[\d()+\-*/]|(?<=\d) mod (?=\d))+)=(-?\d+)'
-    equations = [pair for step in steps for pair in re.findall(sides, step)]
-    assert len(equations) >= len(steps) - 1
-    assert all(value(left) == int(right) for left, right in equations)
-    for step in steps:
-        assert equations_hold(step)
-        for a, m, r in re.findall(r'(\d+) mod (\d+): \d+\*\d+=\d+, \d+-\d+=(\d+)', step):
-            assert int(a) % int(m) == int(r)
-    assert [boxed(step) is not None for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 # A label knows the text alone, and solutions repeat themselves: in 16^4 mod 12, "4*4=16" is due three times. So a check
