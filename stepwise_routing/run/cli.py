@@ -4,6 +4,7 @@ The work of a command is in the modules that it calls; they are imported when it
 """
 
 import contextlib
+import signal
 import sys
 from typing import Annotated
 
@@ -34,12 +35,15 @@ GUARANTEE = typer.Option(help='for new questions, with 90 %; or for these alone'
 
 @contextlib.contextmanager
 def told_to_stop():
-    "Ctrl-C in a command that goes on when it is called again."
+    "Ctrl-C, or SIGTERM, in a command that goes on when it is called again."
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         print('interrupted; the same command goes on: what was drawn is kept', file=sys.stderr)
         raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # ---- results
