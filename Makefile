@@ -10,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 VLLM := 0.32.0
-FORMATTED := stepwise_routing nbs/0*.ipynb nbs/labs/micro_world nbs/labs/recorded_pair bench
+FORMATTED := stepwise_routing nbs/0*.ipynb nbs/labs/micro_world nbs/labs/recorded_pair bench tests
 
 .PHONY: install reproduce test style lessons weekly notebooks bench hooks
 .DEFAULT_GOAL := reproduce
