@@ -150,7 +150,7 @@ def test_a_fault_that_passes_ends_no_run(fault, replies):
         assert len(server.bodies) == 18
 
 
-LASTING = ['429', '500', '401', 'cut', 'torn', 'html', 'no usage', 'no choices', 'down']
+LASTING = ['429', '500', '401', '404', 'cut', 'torn', 'html', 'no usage', 'no choices', 'down']
 ABOUT_TOKENS = ['no log-probabilities', 'thoughts', 'thoughts alone']
 
 
@@ -163,9 +163,17 @@ def test_a_fault_that_stays_is_one_line_and_nothing_is_kept(fault, replies):
         with one_line(RuntimeError, f'no reply of fake at {server.url}') as error:
             model.write(WHOLE[:2])
         assert ('***' in str(error.value)) == fault.isdigit() and len(replies) == 0
+        assert ('NAME in openai:NAME' in str(error.value)) == (fault == '404')
         if fault != 'down':
             server.fault = ''
             assert texts(model.write(WHOLE[:1])[0]) == CHAINS[0]
+
+
+def test_a_reply_that_a_limit_cut_is_a_cut_chain(replies):
+    with FakeAPI(PROBLEMS, 'limit') as server:
+        server.chains = {PROBLEMS[0].question: ['One.', 'Tw']}
+        (chain,) = open_fake(server.url, replies).write(WHOLE[:1])
+    assert [(step.text, step.finish) for step in chain] == [('One.', 'step'), ('Tw', 'length')]
 
 
 def test_no_call_begins_after_a_fault(replies):

@@ -115,7 +115,7 @@ class FakeAPI:
         return SEPARATOR.join(rest), None
 
     def reply(self, body: dict, fault: str) -> dict:
-        choice = dict(index=0, finish_reason='stop')
+        choice = dict(index=0, finish_reason='length' if fault == 'limit' else 'stop')
         text, ended_by = self.text(body)
         if fault == 'blank' and 'stop' in body:
             text, ended_by = '', SEPARATOR
