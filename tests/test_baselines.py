@@ -1,4 +1,4 @@
-"STEER's mixtures, the regression on stakes, chance and the oracle: against definitions and simulation."
+"STEER's mixtures and the regression on stakes, against definitions. Chance and the oracle: independent.py."
 
 from dataclasses import replace
 
@@ -133,6 +133,3 @@ def test_what_the_past_says():
     np.testing.assert_array_equal(past['longest'], [[5, 9, 9, nan]])
     np.testing.assert_array_equal(past['first_odds'], [[2, 2, 2, nan]])
     np.testing.assert_array_equal(past['first_length'], [[5, 5, 5, nan]])
-
-
-# ---- chance, with three models (two: independent.py)

@@ -1,4 +1,4 @@
-"What is shipped of the real pair: complete, graded as it would be today; and the lab that draws such a pair."
+"What is shipped of the real pair: complete, and graded as it would be today."
 
 import json
 from dataclasses import replace
