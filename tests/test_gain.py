@@ -84,6 +84,18 @@ def test_a_model_that_shows_less_is_judged_by_what_it_shows(n):
     assert bare.right == probe.right and bare.reason in str(bare)
 
 
+def test_one_chain_that_shows_nothing_hides_no_confidence():
+    "Such as that of a question longer than the context."
+    table = take(shipped_outcomes('micro-gsm')['test'], slice(300))
+    features = {name: values.copy() for name, values in table.features.items()}
+    for name in ('min_odds', 'min_prob', 'mean_logit'):
+        features[name][0] = np.nan
+    probe, whole = look(replace(table, features=features)), look(table)
+    assert THRESHOLD in whole.reason
+    assert (probe.verdict, probe.reason) == (whole.verdict, whole.reason)
+    assert list(probe.areas.index) == list(whole.areas.index)
+
+
 # ---- the price
 @pytest.mark.parametrize('k', [2, 3])
 def test_what_collect_pays_lies_at_its_price(k):

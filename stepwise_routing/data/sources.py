@@ -126,12 +126,11 @@ def table_rows(path, text: str) -> list:
     try:
         for row in csv.DictReader(io.StringIO(text, newline=''), **options):
             if None in row:
-                raise ValueError(f'more cells than names: put text with {separator!r} into quotes')
+                reason = f'more cells than names: put text with {separator!r} into quotes'
+                raise bad_row(path, len(rows) + 1, reason)
             rows.append(row)
     except csv.Error as error:
         raise bad_row(path, len(rows) + 1, f'{error}; is a quote left open?') from None
-    except ValueError as error:
-        raise bad_row(path, len(rows) + 1, error) from None
     return rows
 
 
